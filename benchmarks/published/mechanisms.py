@@ -20,7 +20,7 @@ from typing import Any
 
 from published import deepseek_r1, others, runs
 from published.decode import DECODE_GRAPH, PROMPTS_FIRST
-from published.deepseek_r1_w8a8 import BY_DEFAULT, OVERLAPPED, SERIAL
+from published.deepseek_r1_w8a8 import OVERLAPPED, SERIAL
 from published.mechanisms_table import Compared, page_of
 from result import Kind, Result, Row
 from vllm_davinci.meta.deployments.run import prepared_processes, run_apart
@@ -36,7 +36,7 @@ FIRST_MLA = {
 Taken = Callable[[dict[str, Any]], dict[str, Any]]
 R1: dict[str, tuple[Mapping[str, Any], tuple[str, ...], Taken]] = {
     "serial": (runs.SERIAL_ORDER, runs.PREFILL, runs.prefill_of),
-    "split": (BY_DEFAULT, runs.PREFILL, runs.prefill_of),
+    "split": (runs.PUBLISHED, runs.PREFILL, runs.prefill_of),
     "sent": ({**runs.SERIAL_ORDER, **runs.ALL_TO_ALL}, runs.PREFILL, runs.prefill_of),
     "sent-split": ({**runs.PUBLISHED, **runs.ALL_TO_ALL}, runs.PREFILL, runs.prefill_of),
     "decode": (FIRST_MLA, (*runs.DECODE, runs.NO_ASYNC), runs.decode_of),

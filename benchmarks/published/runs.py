@@ -18,7 +18,7 @@ PROMPT_TOKENS = 4096
 EXPERT_PARALLEL, NO_ASYNC = "--enable-expert-parallel", "--no-async-scheduling"
 PREFILL = (
     *(f"--requests={2 * REQUESTS}", f"--concurrency={REQUESTS}", "--output-tokens=1"),
-    *(f"--prompt-tokens={PROMPT_TOKENS}", "--enforce-eager", EXPERT_PARALLEL),
+    *(f"--prompt-tokens={PROMPT_TOKENS}", EXPERT_PARALLEL),
 )
 # Of the published command: prompts of 4096 tokens and 1536 new ones; here their mean, from where a
 # few steps are taken.

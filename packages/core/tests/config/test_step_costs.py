@@ -152,6 +152,15 @@ def test_thresholds_that_are_given_are_not_replaced(
     assert resolved(asked, Files(costs), monkeypatch, overlap=overlap, dbo=dbo) is None
 
 
+def test_files_of_one_data_parallel_rank_are_not_for_a_way_to_the_experts(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given = {"moe_communication": "all_to_all"}
+    assert resolved(asked, Files(costs), monkeypatch, overlap="auto", **given) is None
+    asked.parallel_config.data_parallel_size = 2
+    assert resolved(asked, Files(costs), monkeypatch, overlap="auto", **given) == costs
+
+
 def test_null_asks_for_the_fixed_rules(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):

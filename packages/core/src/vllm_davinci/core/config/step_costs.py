@@ -69,6 +69,8 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     given = [name for name in _THRESHOLDS if name in config.dbo.model_fields_set]
     if given:
         return CostsChoice(None, f"dbo.{given[0]} was given, which durations would replace")
+    if parallel.data_parallel_size == 1 and config.moe_communication != AUTO:
+        return CostsChoice(None, "moe_communication was given, of which files say nothing")
     provider = components.step_costs_provider()
     if provider is None:
         return CostsChoice(None, f"{components.COSTS.package} is not installed")
