@@ -1,4 +1,4 @@
-"""What a program marks in a profile, from aclprof's functions to the timeline."""
+"""Marks of a program in a profile, from aclprof's functions to the timeline."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _host(process: int, tasks: Sequence[Task]) -> Iterator[Event]:
 
 
 def _marks(process: int, marks: Sequence[Mark]) -> Iterator[Event]:
-    """What the program marked, on the thread that began it."""
+    """Marks of the program, each on the thread that began it."""
     pid = _pid(process, _MARKS, 0)
     yield from _process(pid, "MsprofTx", "CPU", _MARKS)
     for thread in sorted({mark.thread for mark in marks}):
