@@ -84,7 +84,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Mark:
-    """An instant or a span that a program marked (aclprofMark, aclprofPush, aclprofRangeStart, steps).
+    """An instant or a span that a program marked (aclprofMark, aclprofPush, steps, ...).
 
     Times are nanoseconds since 1970; an instant ends when it begins.
     """
