@@ -118,7 +118,7 @@ bool Executor::keep(const StreamPtr& stream, TaskPtr& task, const std::string& c
   }
   observers_.tell(&Observer::on_launch, *stream, *task, call_site);
   graph.order.launched(stream->id);
-  graph.append(std::move(task));
+  graph.append(std::move(task), stream->id);
   return true;
 }
 

@@ -125,7 +125,8 @@ void Executor::synchronize_device(int device, Limit limit) {
   {
     Lock lock(queues_.mutex);
     for (const StreamPtr& stream : queues_.streams()) {
-      if (stream->device == device && stream->capture != nullptr) {
+      if (stream->device != device || stream->capture == nullptr) continue;
+      if (!stream->capture->bound.has_value()) {
         throw CaptureFailure(
             CaptureRule::kHostWait,
             "vnpu: the device cannot be synchronised while a stream captures, here since" +

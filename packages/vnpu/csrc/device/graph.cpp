@@ -84,8 +84,9 @@ Access Graph::TaskGroup::access(bool write) const {
   return {address, address + sizeof(TaskGroup), write};
 }
 
-void Graph::append(TaskPtr task) {
+void Graph::append(TaskPtr task, int stream) {
   std::lock_guard lock(mutex_);
+  streams_of_nodes_.push_back(stream);
   if (std::string_view(task->name) == "value wait") has_gates_ = true;
   nodes_.push_back(std::move(task));
 }
@@ -98,6 +99,11 @@ void Graph::replace(size_t index, TaskPtr task) {
 TaskPtr Graph::node(size_t index) const {
   std::lock_guard lock(mutex_);
   return index < nodes_.size() ? nodes_[index] : nullptr;
+}
+
+int Graph::stream_of_node(size_t index) const {
+  std::lock_guard lock(mutex_);
+  return streams_of_nodes_.at(index);
 }
 
 size_t Graph::size() const {
@@ -124,6 +130,10 @@ void GraphReplay::end() {
 
 Progress GraphReplay::advance() {
   const Observers& observers = Observers::instance();
+  if (graph_->bound.has_value() && !course_.has_value()) {
+    course_.emplace(*graph_);
+    next_ = course_->next();
+  }
   try {
     for (;;) {
       if (current_ == nullptr) {
@@ -134,8 +144,9 @@ Progress GraphReplay::advance() {
       observers.tell(&Observer::on_node_advance, *current_);
       if (current_->step() == Progress::kBlocked) return Progress::kBlocked;
       observers.tell(&Observer::on_node_end, *current_);
+      if (course_.has_value()) course_->pass(next_, *current_);
+      next_ = course_.has_value() ? course_->next() : next_ + 1;
       current_ = nullptr;
-      ++next_;
     }
   } catch (...) {
     end();

@@ -2,15 +2,20 @@
 
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "device/capture.h"
+#include "device/graph_course.h"
 #include "device/task.h"
 
 namespace vnpu {
+
+class Event;
 
 enum class CaptureState { kActive, kReady };
 
@@ -38,9 +43,10 @@ class Graph {
     Access access(bool write) const;
   };
 
-  void append(TaskPtr task);
+  void append(TaskPtr task, int stream = -1);
   void replace(size_t index, TaskPtr task);
   TaskPtr node(size_t index) const;  // null past the end
+  int stream_of_node(size_t index) const;
   size_t size() const;
   // Before the first execution: throws kTooManyStreams or kTooManyEvents where the device has too
   // few.
@@ -62,6 +68,12 @@ class Graph {
   int group_stream = -1;  // that has a task group open
   size_t open_group_begin = 0;
   std::vector<std::shared_ptr<TaskGroup>> groups;
+  // Streams from which it is built, and whether each runs from the beginning; none of a capture.
+  std::optional<std::map<int, bool>> bound;
+  // Of other streams and graphs: a replay waits for the first, as they are recorded when it is
+  // launched, and records the others when it is done.
+  std::vector<std::shared_ptr<Event>> external_waits;
+  std::vector<std::shared_ptr<Event>> external_records;
 
   std::atomic<int> replays{0};  // that are not over
 
@@ -72,6 +84,7 @@ class Graph {
   int events_ = 0;   // likewise
   bool is_counted_ = false;
   std::vector<TaskPtr> nodes_;
+  std::vector<int> streams_of_nodes_;
   std::atomic<bool> has_gates_{false};
 };
 
@@ -93,6 +106,7 @@ class GraphReplay final : public Task {
   void end();
 
   GraphPtr graph_;
+  std::optional<GraphCourse> course_;  // of a graph that was built from streams
   size_t next_ = 0;
   TaskPtr current_;
   bool ended_ = false;

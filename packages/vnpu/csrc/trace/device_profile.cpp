@@ -83,6 +83,17 @@ void make_directory(const std::filesystem::path& path) {
   if (error) refuse(path, error.message().c_str());
 }
 
+std::string json_escaped(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    char code[8];
+    std::snprintf(code, sizeof(code), "\\u%04x", static_cast<unsigned char>(c));
+    const bool is_plain = static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\';
+    escaped += is_plain ? std::string(1, c) : code;
+  }
+  return escaped;
+}
+
 std::FILE* open(const std::filesystem::path& path) {
   std::FILE* const file = std::fopen(path.c_str(), "w");
   if (file == nullptr) refuse(path, std::strerror(errno));
@@ -106,6 +117,7 @@ DeviceProfile::DeviceProfile(const std::string& directory, const std::vector<uin
     make_directory(data);
     files_[static_cast<int>(device)] = File(open(data / "tasks.jsonl"));
   }
+  marks_ = File(open(root / "host" / "data" / "marks.jsonl"));
   activities().take();  // what an earlier profile was too early for
   {
     const std::lock_guard lock(mutex);
@@ -126,6 +138,18 @@ DeviceProfile::~DeviceProfile() {
 void DeviceProfile::write_current() {
   const std::lock_guard lock(mutex);
   if (current != nullptr) current->write();
+}
+
+int64_t DeviceProfile::now() { return now_ns(); }
+
+void DeviceProfile::add(const Mark& mark) {
+  const std::lock_guard lock(mutex);
+  if (current == nullptr) return;
+  std::fprintf(current->marks_.get(),
+               R"({"message":"%s","process":%d,"thread":%d,"begin_ns":%lld,"end_ns":%lld})"
+               "\n",
+               json_escaped(mark.message).c_str(), ::getpid(), mark.thread,
+               static_cast<long long>(mark.begin), static_cast<long long>(mark.end));
 }
 
 void DeviceProfile::write() {

@@ -16,7 +16,8 @@ namespace vnpu::trace {
 // profiler:
 //   PROF_NUMBER_TIME_LETTERS/host/start_info         which time of day the host's clock began with
 //   PROF_NUMBER_TIME_LETTERS/device_N/data/tasks.jsonl   one task on each line, when it has ended
-// The task lines are vnpu's own format, which `msprof` of vnpu's toolkit exports to CANN's files
+//   PROF_NUMBER_TIME_LETTERS/host/data/marks.jsonl   what the program marked, one on each line
+// The lines are vnpu's own format, which `msprof` of vnpu's toolkit exports to CANN's files
 // (vllm_davinci.vnpu.msprof). Times are nanoseconds since 1970, by the raw monotonic clock from the
 // start of the process on: that is how torch_npu times its own events.
 class DeviceProfile {
@@ -26,6 +27,17 @@ class DeviceProfile {
   DeviceProfile(const std::string& directory, const std::vector<uint32_t>& devices);
   // Ends, and writes what has ended until now.
   ~DeviceProfile();
+
+  // Something that the program says of itself: an instant, where it begins and ends at once.
+  struct Mark {
+    std::string message;
+    int thread;
+    int64_t begin;
+    int64_t end;
+  };
+  static int64_t now();
+  // Writes a mark into the profile that is being taken, if any.
+  static void add(const Mark& mark);
 
  private:
   struct Close {
@@ -41,6 +53,7 @@ class DeviceProfile {
   static DeviceProfile* current;
 
   std::map<int, File> files_;  // by device
+  File marks_;
 };
 
 }  // namespace vnpu::trace

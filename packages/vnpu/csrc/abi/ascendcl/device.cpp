@@ -213,7 +213,7 @@ VNPU_ACL(aclrtGetDeviceCapability,
       case ACL_FEATURE_TSCPU_TASK_UPDATE_SUPPORT_AIC_AIV:
         *is_supported = ACL_DEV_FEATURE_SUPPORT;
         return;
-      case ACL_FEATURE_SYSTEM_MEMQ_EVENT_CROSS_DEV:  // there are no queues of tensors
+      case ACL_FEATURE_SYSTEM_MEMQ_EVENT_CROSS_DEV:  // queues of tensors have no events
         *is_supported = ACL_DEV_FEATURE_NOT_SUPPORT;
         return;
     }

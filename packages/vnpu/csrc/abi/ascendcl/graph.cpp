@@ -1,51 +1,17 @@
 // Graph capture and replay (aclmdlRI).
 
-#include <map>
-#include <mutex>
 #include <utility>
 
 #include "abi/ascendcl/declarations.h"
+#include "abi/ascendcl/graphs.h"
 #include "device/system.h"
 
 using namespace vnpu;
 using abi::executor;
+using abi::Graphs;
 using abi::guarded;
 
 namespace {
-
-// Graphs that have a handle (an aclmdlRI is the Graph's address).
-class Graphs {
- public:
-  static Graphs& instance() {
-    static Graphs* const graphs = new Graphs();
-    return *graphs;
-  }
-  void add(const GraphPtr& graph) {
-    std::lock_guard lock(mutex_);
-    live_[graph.get()] = graph;
-  }
-  GraphPtr find(aclmdlRI handle) {
-    std::lock_guard lock(mutex_);
-    const auto it = live_.find(handle);
-    if (it == live_.end()) {
-      throw Failure(FailureKind::kInvalidHandle, "vnpu: this is not a live graph.");
-    }
-    return it->second;
-  }
-  void remove(aclmdlRI handle) {
-    if (find(handle)->replays > 0) {
-      throw CaptureFailure(CaptureRule::kRunning,
-                           "vnpu: a graph is destroyed while a replay of it is queued or runs. "
-                           "Synchronise its stream first.");
-    }
-    std::lock_guard lock(mutex_);
-    live_.erase(handle);
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const void*, GraphPtr> live_;
-};
 
 using GroupPtr = std::shared_ptr<Graph::TaskGroup>;
 
@@ -95,8 +61,21 @@ VNPU_ACL(aclmdlRICaptureEnd, (aclrtStream stream, aclmdlRI* model)) {
 }
 VNPU_ACL(aclmdlRIExecuteAsync, (aclmdlRI model, aclrtStream stream)) {
   return guarded("aclmdlRIExecuteAsync", [&] {
-    executor().submit(abi::stream_of(stream),
-                      std::make_shared<GraphReplay>(Graphs::instance().find(model)));
+    executor().replay(abi::stream_of(stream), Graphs::instance().find(model));
+  });
+}
+VNPU_ACL(aclmdlRIExecute, (aclmdlRI model, int32_t timeout_ms)) {
+  return guarded("aclmdlRIExecute", [&] {
+    if (timeout_ms == 0 || timeout_ms < -1) {
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: aclmdlRIExecute waits " + std::to_string(timeout_ms) +
+                        " ms; -1 waits without a limit, and any other number is above 0.");
+    }
+    Executor::Limit limit;
+    if (timeout_ms > 0) limit = std::chrono::milliseconds(timeout_ms);
+    const StreamPtr& stream = abi::stream_of(nullptr);
+    executor().replay(stream, Graphs::instance().find(model));
+    executor().synchronize(stream, limit);
   });
 }
 VNPU_ACL(aclmdlRIDestroy, (aclmdlRI model)) {

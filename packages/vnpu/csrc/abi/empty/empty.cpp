@@ -1,3 +1,2 @@
-// libge_runner, libgraph, libacl_tdt_channel: libtorch_npu links them and uses nothing of them
-// here.
+// libge_runner, libgraph: libtorch_npu links them and uses nothing of them here.
 extern "C" __attribute__((visibility("default"))) const char vnpu_is_the_provider[] = "vnpu";

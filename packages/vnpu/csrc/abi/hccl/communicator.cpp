@@ -139,6 +139,11 @@ VNPU_HCCL(HcclResult, HcclCommInitClusterInfoConfig,
   });
 }
 
+VNPU_HCCL(HcclResult, HcclCommInitClusterInfo,
+          (const char* cluster_info, uint32_t rank, HcclComm* communicator)) {
+  return HcclCommInitClusterInfoConfig(cluster_info, rank, nullptr, communicator);
+}
+
 VNPU_HCCL(HcclResult, HcclCreateSubCommConfig,
           (HcclComm * communicator, uint32_t ranks, uint32_t* rank_ids, uint64_t id, uint32_t rank,
            HcclCommConfig* config, HcclComm* derived)) {

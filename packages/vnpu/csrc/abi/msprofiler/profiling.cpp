@@ -114,3 +114,21 @@ VNPU_ACL(aclprofStop, (const aclprofConfig* config)) {
     state.running = nullptr;
   });
 }
+
+// A path is where profiles go. The rest is about what a chip's driver samples, its hardware's
+// counters and the host's, and about how much is kept of it: there are none here.
+VNPU_ACL(aclprofSetConfig, (aclprofConfigType type, const char* value, size_t length)) {
+  return vnpu::abi::guarded("aclprofSetConfig", [&] {
+    constexpr size_t kMostBytes = 256;
+    require(type >= ACL_PROF_ARGS_MIN + 1 && type < ACL_PROF_ARGS_MAX,
+            "vnpu: aclprofSetConfig has no setting " + std::to_string(type) + ".");
+    require(value != nullptr && length > 0 && length <= kMostBytes,
+            "vnpu: aclprofSetConfig takes a value of 1 to " + std::to_string(kMostBytes) +
+                " bytes, not of " + std::to_string(length) + ".");
+    Profiling& state = profiling();
+    std::lock_guard lock(state.mutex);
+    require(state.running == nullptr,
+            "vnpu: aclprofSetConfig while profiling runs; call it before aclprofStart.");
+    if (type == ACL_PROF_PATH) state.directory.assign(value, length);
+  });
+}

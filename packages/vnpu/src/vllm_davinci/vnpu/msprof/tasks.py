@@ -2,9 +2,14 @@
 
 import json
 import pathlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from vllm_davinci.vnpu.errors import TraceError
+
+Row = TypeVar("Row")
 
 _HCOM_NAMES = {
     "all_reduce": "hcom_allReduce_",
@@ -78,11 +83,26 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """An instant or a span that a program marked (aclprofMark, aclprofPush, steps, ...).
+
+    Times are nanoseconds since 1970; an instant ends when it begins.
+    """
+
+    message: str
+    process: int
+    thread: int
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
 class Profile:
-    """All tasks of a PROF_* directory, by their begin."""
+    """All tasks and marks of a PROF_* directory, by their begin."""
 
     devices: tuple[int, ...]
     tasks: tuple[Task, ...]
+    marks: tuple[Mark, ...] = ()
 
 
 def read_profile(directory: pathlib.Path) -> Profile:
@@ -99,7 +119,7 @@ def read_profile(directory: pathlib.Path) -> Profile:
     tasks = [
         task
         for device, path in sorted(files.items())
-        for task in map(_with_cann_name, _read_tasks(device, path))
+        for task in map(_with_cann_name, _read_lines(path, partial(Task, device=device)))
     ]
     tasks.sort(key=lambda task: (task.begin_ns, task.end_ns))
     numbers: dict[tuple[int, int], int] = {}
@@ -107,21 +127,24 @@ def read_profile(directory: pathlib.Path) -> Profile:
         stream = (task.device, task.stream)
         numbers[stream] = numbers.get(stream, -1) + 1
         tasks[index] = replace(task, number=numbers[stream])
-    return Profile(devices=tuple(sorted(files)), tasks=tuple(tasks))
+    path = directory / "host" / "data" / "marks.jsonl"
+    marks = _read_lines(path, Mark) if path.exists() else []
+    marks.sort(key=lambda mark: (mark.begin_ns, -mark.end_ns))
+    return Profile(devices=tuple(sorted(files)), tasks=tuple(tasks), marks=tuple(marks))
 
 
-def _read_tasks(device: int, path: pathlib.Path) -> list[Task]:
-    tasks = []
+def _read_lines(path: pathlib.Path, make: Callable[..., Row]) -> list[Row]:
+    rows = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                tasks.append(Task(device=device, **json.loads(line)))
+                rows.append(make(**json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise TraceError(
                     f"{path}, line {number} is no task: {error}. A process that is killed leaves "
                     "its last line unfinished: remove that line, or take the profile again."
                 ) from None
-    return tasks
+    return rows
 
 
 def _with_cann_name(task: Task) -> Task:

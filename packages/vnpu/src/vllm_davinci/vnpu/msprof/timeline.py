@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from vllm_davinci.vnpu.intervals import union, without
 from vllm_davinci.vnpu.msprof.tables import NO_MODEL, microseconds
-from vllm_davinci.vnpu.msprof.tasks import Profile, Task
+from vllm_davinci.vnpu.msprof.tasks import Mark, Profile, Task
 
 Event = dict[str, object]
 
 # Where CANN's msprof puts its processes, from top to bottom (ProcessSortIndex).
+_MARKS = 6
 _CANN = 7
 _HARDWARE = 14
 _COMMUNICATION = 16
@@ -28,6 +29,8 @@ def _events(profile: Profile) -> Iterator[Event]:
     processes = {task.process for task in profile.tasks}
     for process in processes:
         yield from _host(process, [task for task in profile.tasks if task.process == process])
+    for process in sorted({mark.process for mark in profile.marks}):
+        yield from _marks(process, [mark for mark in profile.marks if mark.process == process])
     process = min(processes, default=0)
     for device in profile.devices:
         tasks = [task for task in profile.tasks if task.device == device]
@@ -53,6 +56,19 @@ def _host(process: int, tasks: Sequence[Task]) -> Iterator[Event]:
             "connection_id": launch,
         }
         yield _slice("Node@launch", pid, task.thread, task.launched_ns, 0, arguments)
+
+
+def _marks(process: int, marks: Sequence[Mark]) -> Iterator[Event]:
+    """Marks of the program, each on the thread that began it."""
+    pid = _pid(process, _MARKS, 0)
+    yield from _process(pid, "MsprofTx", "CPU", _MARKS)
+    for thread in sorted({mark.thread for mark in marks}):
+        yield from _thread(pid, thread, f"Thread {thread}")
+    for mark in marks:
+        kind = "marker" if mark.begin_ns == mark.end_ns else "range"
+        duration = mark.end_ns - mark.begin_ns
+        arguments: Event = {"event_type": kind, "message": mark.message}
+        yield _slice(mark.message, pid, mark.thread, mark.begin_ns, duration, arguments)
 
 
 def _hardware(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Event]:
