@@ -15,7 +15,7 @@ class NPUCommunicator(UbatchCommunicator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sum = dist.AllreduceOptions()
-        self._sum.reduceOp, self._sum.asyncOp = dist.ReduceOp.SUM, True
+        self._sum.reduceOp, self._sum.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), True
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""
