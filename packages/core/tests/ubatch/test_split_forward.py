@@ -1,6 +1,7 @@
 """A step as ubatches: contexts, inputs and outputs, without an engine."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from vllm_davinci.core import components
 from vllm_davinci.core.components.protocols import Split, StreamScheduler
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.ubatch.forward_context import SwitchingContext, part_contexts
-from vllm_davinci.core.ubatch.planned_step import SplitStep
+from vllm_davinci.core.ubatch.moe_entry import SlotPerUBatch
+from vllm_davinci.core.ubatch.planned_step import PlannedStep, SplitStep
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 
 
@@ -62,6 +64,35 @@ def test_a_switching_context_reads_and_writes_the_part_that_runs():
     assert (first.moe_layer_index, second.moe_layer_index) == (11, 22)
     for field in fields(ForwardContext):
         assert getattr(context, field.name) is getattr(second, field.name)
+    show = context.shower([first, second])
+    show(0)
+    context.moe_layer_index += 30
+    show(1)
+    assert (context.moe_layer_index, first.moe_layer_index) == (22, 41)
+
+
+def test_layers_that_share_a_tensor_share_its_parts_and_stay_in_order(split: Split):
+    shared, own = torch.arange(12), torch.arange(12) + 100
+    layers = {"0": shared, "1": own, "2": shared}
+    parts = PlannedStep(SplitStep(split)).slots(layers, 12)
+    assert [list(part) for part in parts] == [["0", "1", "2"]] * 3
+    for part, begin in zip(parts, (0, 4, 8), strict=True):
+        assert part["0"] is part["2"]
+        assert part["0"].tolist() == list(range(begin, begin + 4))
+        assert part["1"].tolist() == list(range(begin + 100, begin + 104))
+
+
+def test_what_an_interrupted_step_left_is_forgotten(
+    split: Split, scheduler: StreamScheduler, vllm_config: VllmConfig
+):
+    slot, model = SlotPerUBatch(scheduler), Model(scheduler)
+    model.slot, model.fails_at = slot, 1
+    with pytest.raises(ValueError, match="metadata 1"):
+        run(model, split, vllm_config, [slot])
+    assert slot._values == {}
+    model.fails_at = None
+    run(model, split, vllm_config, [slot])
+    assert slot._values == {part: f"metadata {part}" for part in range(3)}
 
 
 def test_each_part_gets_its_own_context(split: Split, vllm_config: VllmConfig):
@@ -100,6 +131,7 @@ class Model:
         self.scheduler = scheduler
         self.seen: list[tuple[str, int]] = []
         self.fails_at: int | None = None
+        self.slot: Any = {}
 
     def __call__(
         self,
@@ -117,17 +149,19 @@ class Model:
         for layer in range(2):
             name = get_forward_context().attn_metadata["layer"]
             self.seen.append((name, layer))
+            self.slot[0] = name
             if layer == 1 and name == f"metadata {self.fails_at}":
                 raise ValueError(name)
             self.scheduler.communicate(lambda: total.add_(1))
         return total, IntermediateTensors({"hidden_states": total * 2})
 
 
-def run(model: Model, split: Split, vllm_config: VllmConfig) -> Any:
+def run(model: Model, split: Split, vllm_config: VllmConfig, slots: Sequence[Any] = ()) -> Any:
     ids = torch.arange(14.0)
     positions = torch.arange(3 * 14.0).view(3, 14)
     received = IntermediateTensors({"hidden_states": torch.arange(14.0) * 100})
     runner = SplitForward(model.scheduler, vllm_config)
+    runner._slots = list(slots)
     with override_forward_context(whole_context(3)):
         whole = get_forward_context()
         try:

@@ -12,6 +12,11 @@ from vllm_davinci.core.distributed.ubatch_communicator import UbatchCommunicator
 class NPUCommunicator(UbatchCommunicator):
     """Collectives of one group of NPUs; they keep what they are given unless they say otherwise."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sum = dist.AllreduceOptions()
+        self._sum.reduceOp, self._sum.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), True
+
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""
         return self.all_reduce_in_place(input_.clone(memory_format=torch.contiguous_format))
@@ -22,7 +27,8 @@ class NPUCommunicator(UbatchCommunicator):
         return input_
 
     def _begin_sum(self, values: torch.Tensor) -> Any:
-        return dist.all_reduce(values, group=self.device_group, async_op=True)
+        # As dist.all_reduce asks the group, without its wrappers: there are two in each layer.
+        return self.device_group.allreduce([values], self._sum)
 
     def begin_all_reduce(self, input_: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Sum over the group, in input_'s own memory, once the returned function is called.

@@ -1,6 +1,6 @@
 """vLLM's forward context: one per ubatch, all of them seen through one object."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,6 +28,15 @@ class SwitchingContext(ForwardContext):
     def show(self, part: ForwardContext) -> None:
         """From now on this object is `part`: it shares its attributes."""
         self.__dict__ = part.__dict__
+
+    def shower(self, parts: Sequence[ForwardContext]) -> Callable[[int], None]:
+        """A function that shows a part by its number: every hand-over calls it."""
+        attributes = [part.__dict__ for part in parts]
+
+        def show(index: int) -> None:
+            self.__dict__ = attributes[index]
+
+        return show
 
 
 def part_contexts(

@@ -16,14 +16,14 @@ class SlotPerUBatch:
     """One value for each ubatch, in place of the list that vLLM indexes by its own ubatch."""
 
     def __init__(self, scheduler: StreamScheduler) -> None:
-        self._scheduler = scheduler
+        self._current_ubatch = scheduler.current_ubatch
         self._values: dict[int | None, Any] = {}
 
     def __getitem__(self, index: int) -> Any:
-        return self._values.get(self._scheduler.current_ubatch())
+        return self._values.get(self._current_ubatch())
 
     def __setitem__(self, index: int, value: Any) -> None:
-        self._values[self._scheduler.current_ubatch()] = value
+        self._values[self._current_ubatch()] = value
 
     def clear(self) -> None:
         """Forgets what an interrupted step left."""

@@ -83,6 +83,12 @@ def _cut_once(
     by_layer: dict[str, T], parts: Sequence[P], cut: Callable[[T, P], T]
 ) -> list[dict[str, T]]:
     """Per part, what each layer has of it; layers that share a whole share its parts."""
-    wholes = {id(whole): whole for whole in by_layer.values()}
-    cuts = [{key: cut(whole, part) for key, whole in wholes.items()} for part in parts]
-    return [{name: of[id(whole)] for name, whole in by_layer.items()} for of in cuts]
+    layers_of: dict[int, list[str]] = {}
+    for name, whole in by_layer.items():
+        layers_of.setdefault(id(whole), []).append(name)
+    cuts: list[dict[str, Any]] = [dict.fromkeys(by_layer) for _ in parts]  # in their order
+    for names in layers_of.values():
+        whole = by_layer[names[0]]
+        for each, part in zip(cuts, parts, strict=True):
+            each.update(dict.fromkeys(names, cut(whole, part)))
+    return cuts

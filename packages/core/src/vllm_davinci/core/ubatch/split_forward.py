@@ -94,11 +94,7 @@ class SplitForward:
             get_forward_context(), split, self._vllm_config, step.num_tokens_across_dp
         )
         running = SwitchingContext.showing(contexts[0])
-
-        def show(index: int) -> None:
-            running.show(contexts[index])
-            if self._label is not None:
-                self._label(f"ubatch {index}")
+        show = self._labelled(running.shower(contexts))
 
         ids, embeds = split.slice(input_ids), split.slice(inputs_embeds)
         position_parts = split.slice(positions, dim=-1)
@@ -121,12 +117,26 @@ class SplitForward:
                 limit_memory_bound(self.norm_vector_cores(split.ubatches[-1].tokens.stop)),
             ):
                 outputs = self._interleave.run(forwards, show)
-        finally:
+        except BaseException:
             for slot in self._slots:
                 slot.clear()
+            raise
+        finally:
             if self._label is not None:
                 self._label("")
         return _merge(split, outputs)
+
+    def _labelled(self, show: Callable[[int], None]) -> Callable[[int], None]:
+        """`show`, and on a timeline the number of the ubatch that runs."""
+        label = self._label
+        if label is None:
+            return show
+
+        def show_labelled(index: int) -> None:
+            show(index)
+            label(f"ubatch {index}")
+
+        return show_labelled
 
 
 def _forward_of_part(index: int, forward: Forward, **inputs: Any) -> Callable[[], Any]:
