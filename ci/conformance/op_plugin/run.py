@@ -27,6 +27,7 @@ SUITE = Suite(
     plugins=("ranks_from_a_server",),
     together=12,
     alone=r"jit_compile=True",
+    file_limit=700.0,  # two tests that take minutes on a busy machine
 )
 
 if __name__ == "__main__":
