@@ -24,8 +24,10 @@ SUITE = Suite(
     import_from=("test",),
     environment={"MASTER_ADDR": "127.0.0.1"},
     arguments=("-o", "python_functions=none"),  # their tests are methods
+    plugins=("ranks_from_a_server",),
     together=12,
     alone=r"jit_compile=True",
+    file_limit=700.0,  # two tests that take minutes on a busy machine
 )
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+// Begins what a wait for a rank says that does not come, with CANN's code of it: error_code.json of
+// its runtime, Communication_Error_Timeout.
+constexpr const char* kNotNotified = "vnpu: EI0002: ";
 constexpr milliseconds kLivenessInterval{50};
 constexpr milliseconds kArrivalInterval{20};
 // For the other hosts to hear that a rank leaves.
@@ -191,7 +194,7 @@ void Group::check(Wait& wait, const std::function<bool(uint32_t)>& missing,
   }
   if (late.empty()) return;
   fail(FailureKind::kRemoteTimeout,
-       "vnpu: " + describe(rank_) + " waited " + std::to_string(limits_.execute.count()) +
+       kNotNotified + describe(rank_) + " waited " + std::to_string(limits_.execute.count()) +
            " s in " + what() + " of group " + name_ + " for " + late +
            ". Look at what those processes do; a longer wait: HCCL_EXEC_TIMEOUT=SECONDS." +
            (call_site.empty() ? "" : "\n  " + what() + " was launched at" + call_site) + newest);
@@ -208,12 +211,13 @@ void Group::fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& mi
   const std::string end = end_of(rank);
   // Its last act may have been what we wait for.
   if (end.empty() || !missing(rank)) return;
-  fail(FailureKind::kRemoteLost,
-       "vnpu: " + describe(rank) + end + " while " + describe(rank_) + " waited for it in " +
-           what() + " of group " + name_ +
-           (state(rank) == RankState::kLeft
-                ? ". All ranks must make the same calls before they destroy a group."
-                : ". Its own output, or the kernel's log, says why."));
+  // On a chip a wait for a rank that left in good order times out.
+  const bool has_left = state(rank) == RankState::kLeft;
+  fail(has_left ? FailureKind::kRemoteTimeout : FailureKind::kRemoteLost,
+       (has_left ? kNotNotified : "vnpu: ") + describe(rank) + end + " while " + describe(rank_) +
+           " waited for it in " + what() + " of group " + name_ +
+           (has_left ? ". All ranks must make the same calls before they destroy a group."
+                     : ". Its own output, or the kernel's log, says why."));
 }
 
 void Group::throw_if_failed() const {

@@ -111,6 +111,32 @@ report(lambda: dist.all_reduce(x))
     assert "waited 2 s in all_reduce #2" in raised
     assert "for rank 1 (pid " in raised
     assert "HCCL_EXEC_TIMEOUT" in raised
+    assert "error code is 507048" in raised
+    assert "EI0002: " in raised
+
+
+def test_a_program_that_ends_while_it_waits_for_a_rank_that_has_left_warns_of_a_timeout() -> None:
+    ended = run_ranks(
+        """
+import torch_npu
+
+x = torch.ones(8).npu()
+dist.all_reduce(x)
+torch.npu.synchronize()
+if rank == 1:
+    dist.destroy_process_group()
+else:
+    dist.all_reduce(x)
+    print(torch_npu._C._npu_shutdown_synchronize())  # what torch_npu does at a process's end
+""",
+        2,
+        TORCH_NPU_WARNING_DISABLE="0",
+    )
+    # It warns of no status that it throws for, as of a lost link (507056).
+    assert "error code is 507048" in ended[0].output
+    assert "EI0002: rank 1 (pid " in ended[0].output
+    assert "has left the group" in ended[0].output
+    assert "EI0002" not in ended[1].output
 
 
 def test_a_rank_that_does_not_join_is_named_when_the_time_is_up() -> None:

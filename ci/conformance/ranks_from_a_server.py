@@ -3,7 +3,8 @@
 Tests of collectives start their ranks anew for each shape, and ask for "spawn": a fresh
 interpreter, whose imports take nearly all of the test's time. Here each is a child of a fork
 server, which has done them and has touched no device. Its environment is that of the process which
-starts it.
+starts it. An exit code of 255 is multiprocessing's word for a child whose server has ended, as for
+want of memory: the kernel ends these processes first (`outcome_plugin.py`).
 """
 
 from __future__ import annotations
