@@ -57,7 +57,7 @@ class WalkedDepth:
 
 @functools.cache
 def _offset_of_count() -> int | None:
-    """Of the count in a thread's state, in bytes. None where an operator does not change it."""
+    """Offset of the count in a thread's state, in bytes. None where an operator does not change it."""
     offset = _changed_by_taking_the_lock()
     return offset if offset is not None and _shows_operators(_count_at(offset)) else None
 

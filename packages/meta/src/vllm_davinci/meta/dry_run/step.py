@@ -26,7 +26,7 @@ class Step:
 
     @property
     def time(self) -> StepTime:
-        """What it took, of a step that ran without vLLM's own Python."""
+        """The time that it took, of a step that ran without vLLM's own Python."""
         total_ps = self.modelled.host_ps
         return StepTime(len(self.tokens), total_ps, total_ps - self.modelled.waited_ps)
 
