@@ -184,26 +184,6 @@ def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_pa
     assert {"expert_dispatch", "expert_combine"} <= names, names
 
 
-def test_experts_that_ranks_share_out_have_their_part_of_the_rows(
-    int8_config_only: Path, tmp_path: Path
-) -> None:
-    """Whole experts by either option take the same time: less than parts of all experts do, of
-    which each rank has the rows of all tokens."""
-
-    def first_step_ps(*options: str) -> int:
-        report = tmp_path / "report.json"
-        work = ("--requests=4", "--prompt-tokens=512", "--output-tokens=1", "--enforce-eager")
-        layout = ("--tensor-parallel-size=4", "--quantization=ascend", f"--json={report}")
-        done = dry_run(int8_config_only, *work, *layout, *options)
-        assert done.status == 0, done.stderr[-3000:]
-        step: dict[str, Any] = json.loads(report.read_text())["steps"][0]
-        return int(step["modelled"]["busy_ps"]["cube"])
-
-    flag = first_step_ps("--enable-expert-parallel")
-    option = first_step_ps('--additional-config={"expert_tensor_parallel_size": 1}')
-    assert option == flag
-
-
 def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--deployment=qwen3-0.6b-a2", "--output-tokens=2", f"--json={report}"]

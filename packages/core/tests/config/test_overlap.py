@@ -19,6 +19,7 @@ MULTISTREAM = {
     "torchair_graph_config.enable_multistream_moe": True,
 }
 
+SPARSE = "DeepseekV32ForCausalLM"
 WHOLE = {"sequence_parallel.enabled": False}
 
 
@@ -30,7 +31,7 @@ class Model:
         self.architecture = "DeepseekV3ForCausalLM" if is_deepseek else architecture
         self.is_hybrid = self.has_inner_state = architecture == "JambaForCausalLM"
         self.hf_text_config = SimpleNamespace(n_shared_experts=1 if is_deepseek else None)
-        if architecture == "DeepseekV32ForCausalLM":
+        if architecture == SPARSE:
             self.hf_text_config.index_topk = 2048
 
 
@@ -139,16 +140,8 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
             WHOLE,
             "dbo.enabled = false: layers keep states",
         ),
-        (
-            {"tp": 2, "architecture": "DeepseekV32ForCausalLM"},
-            {},
-            "dbo.enabled = false: attention is sparse",
-        ),
-        (
-            {"tp": 2, "architecture": "DeepseekV32ForCausalLM"},
-            {},
-            "enable_multistream_mla = false: attention is sparse",
-        ),
+        ({"tp": 2, "architecture": SPARSE}, {}, "dbo.enabled = false: attention is sparse"),
+        ({"tp": 2, "architecture": SPARSE}, {}, "multistream_mla = false: attention is sparse"),
         (
             {"tp": 1, "dp": 2},
             {"dbo.enabled": True, "torchair_graph_config.enable_multistream_moe": True, **WHOLE},

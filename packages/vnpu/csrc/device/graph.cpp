@@ -131,7 +131,9 @@ void GraphReplay::end() {
 Progress GraphReplay::advance() {
   const Observers& observers = Observers::instance();
   if (graph_->bound.has_value() && !course_.has_value()) {
-    course_.emplace(*graph_);
+    std::vector<int> streams(graph_->size());
+    for (size_t i = 0; i < streams.size(); ++i) streams[i] = graph_->stream_of_node(i);
+    course_.emplace(*graph_, *graph_->bound, std::move(streams));
     next_ = course_->next();
   }
   try {

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "device/failure.h"
-#include "device/graph.h"
 #include "device/memory.h"
 
 namespace vnpu {
@@ -29,13 +28,15 @@ Progress LabelSwitch::advance() {
   return Progress::kDone;
 }
 
-GraphCourse::GraphCourse(const Graph& graph) : graph_(graph) {
-  for (const auto& [stream, runs] : *graph.bound) lines_[stream].runs = runs;
-  for (size_t i = 0; i < graph.size(); ++i) lines_[graph.stream_of_node(i)].nodes.push_back(i);
+GraphCourse::GraphCourse(const Graph& graph, const std::map<int, bool>& bound,
+                         std::vector<int> streams)
+    : graph_(graph), streams_(std::move(streams)) {
+  for (const auto& [stream, runs] : bound) lines_[stream].runs = runs;
+  for (size_t i = 0; i < streams_.size(); ++i) lines_[streams_[i]].nodes.push_back(i);
 }
 
 size_t GraphCourse::next() const {
-  size_t first = graph_.size();
+  size_t first = streams_.size();
   for (const auto& [stream, line] : lines_) {
     if (line.runs && line.next < line.nodes.size()) first = std::min(first, line.nodes[line.next]);
   }
@@ -43,18 +44,17 @@ size_t GraphCourse::next() const {
 }
 
 void GraphCourse::pass(size_t node, const Task& task) {
-  Line& own = lines_[graph_.stream_of_node(node)];
+  Line& own = lines_[streams_[node]];
   ++own.next;
   const auto* leap = dynamic_cast<const LabelSwitch*>(&task);
   if (leap == nullptr) return;
   const GraphLabel& label = leap->target();
   if (label.graph.lock().get() != &graph_) {
-    throw Failure(FailureKind::kInvalidArgument, "vnpu: a switch of graph " +
-                                                     std::to_string(graph_.id) +
-                                                     " leads to a label in another graph.");
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: a switch of a graph leads to a label in another graph.");
   }
   own.runs = false;
-  Line& other = lines_[graph_.stream_of_node(label.node)];
+  Line& other = lines_[streams_[label.node]];
   other.runs = true;
   const auto place = std::ranges::lower_bound(other.nodes, label.node);
   other.next = static_cast<size_t>(place - other.nodes.begin());

@@ -51,7 +51,8 @@ class LabelSwitch final : public Task {
 // that was launched first.
 class GraphCourse {
  public:
-  explicit GraphCourse(const Graph& graph);
+  // bound: the graph's streams, and whether each runs from the begin; streams: of each node
+  GraphCourse(const Graph& graph, const std::map<int, bool>& bound, std::vector<int> streams);
   // The next node; the graph's size where none is left.
   size_t next() const;
   // The node is done. Throws kInvalidArgument where it has led to another graph.
@@ -65,6 +66,7 @@ class GraphCourse {
   };
 
   const Graph& graph_;
+  std::vector<int> streams_;  // of each node
   std::map<int, Line> lines_;  // by stream
 };
 

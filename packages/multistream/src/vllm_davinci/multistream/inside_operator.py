@@ -37,7 +37,7 @@ class Depth(Protocol):
 
 
 def depth_of_thread() -> Depth:
-    """That of the current thread. Only this thread may read it."""
+    """Depth of the current thread. Only this thread may read it."""
     offset = _offset_of_count()
     return WalkedDepth() if offset is None else _count_at(offset)
 
@@ -57,7 +57,7 @@ class WalkedDepth:
 
 @functools.cache
 def _offset_of_count() -> int | None:
-    """Offset of the count in a thread's state, in bytes. None where an operator does not change it."""
+    """Bytes to the count in a thread's state. None where an operator does not change it."""
     offset = _changed_by_taking_the_lock()
     return offset if offset is not None and _shows_operators(_count_at(offset)) else None
 
