@@ -16,8 +16,9 @@ from vllm_davinci.meta.step_costs.provider import file_name, is_current
 LIMIT_S = 1800.0
 # An engine that may split any step has windows of fused launches and activations for both ubatches.
 # Where the row leaves no memory for those, its engine plans with less, and then with still less.
-_LESS_MEMORY = (0.87, 0.8)
-_NO_ROOM = ("Free memory on device", "torch.OutOfMemoryError")  # vLLM's words, and torch's
+_LESS_MEMORY = (0.87, 0.84, 0.8, 0.7)
+# Words of vLLM, of torch, and of torch_npu's log.
+_NO_ROOM = ("Free memory on device", "torch.OutOfMemoryError", "PTA memory error")
 _ONE_RANK = "one rank has nothing to decide"
 # Options of `vllm serve` without which an engine has one rank.
 _RANKS = {
@@ -76,7 +77,7 @@ def _modelled(name: str, context: ForkServerContext) -> tuple[dict[str, Any] | N
         options = (f"--deployment={name}", f"--step-costs={file}")
         reason = run_apart(context, options, log, LIMIT_S)
         for share in _LESS_MEMORY:
-            if reason is None or not reason.startswith(_NO_ROOM):
+            if reason is None or not any(words in reason for words in _NO_ROOM):
                 break
             less = f"--gpu-memory-utilization={share}"
             reason = run_apart(context, (*options, less), log, LIMIT_S)
