@@ -66,7 +66,7 @@ def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
     contexts = _contexts()
     running = SwitchingContext.showing(contexts[0])
     with override_forward_context(running):
-        return run.run(forwards, running.shower(contexts))
+        return run.run(forwards, lambda index: running.show(contexts[index]))
 
 
 def hand_overs(count: int) -> list[float]:

@@ -25,7 +25,6 @@ import greenlet
 from vllm_davinci.multistream.device import Event, Stream
 from vllm_davinci.multistream.errors import MultistreamError
 from vllm_davinci.multistream.events import EventPool
-from vllm_davinci.multistream.inside_operator import Depth, depth_of_thread
 from vllm_davinci.multistream.lifetime import KeepAlive
 from vllm_davinci.multistream.streams import Role, StreamPool
 
@@ -67,18 +66,18 @@ class UBatchGreenlet(greenlet.greenlet):
 
     def let_others_run(self) -> None:
         """Comes back when it is this one's turn again."""
-        run, following = self.interleave, self.following
+        run = self.interleave
         if run.is_aborting:  # a ubatch that caught its end, or communicates while it unwinds
             raise _Abort("another ubatch of this step failed")
+        following = self.following
         if following is self:
             return
         run.num_switches += 1
         try:
             following.switch()
         finally:
-            on_switch = run.on_switch
-            if on_switch is not None:
-                on_switch(self.index)
+            if run.on_switch is not None:
+                run.on_switch(self.index)
 
 
 class Interleave:
@@ -100,8 +99,6 @@ class Interleave:
         self.on_switch: Callable[[int], None] | None = None
         self.in_exchange = False
         self.is_aborting = False
-        self.depth: Depth = depth_of_thread()
-        self.depth_of_run = self.depth.value
 
     def run(
         self,
@@ -121,8 +118,6 @@ class Interleave:
         self.on_switch = on_switch
         self.compute = self._device.current_stream()
         self.communication = self.streams.stream(Role.COMMUNICATION)
-        self.depth = depth_of_thread()
-        self.depth_of_run = self.depth.value
         self.events.begin_step()
         self.num_switches = self.num_unswitched = 0
         for index, forward in enumerate(forwards):

@@ -1,9 +1,12 @@
 """Where ubatches take turns: the one call that everything makes that communicates."""
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Literal, Protocol
 
-from greenlet import getcurrent
+import greenlet
+import torch._ops
 
 from vllm_davinci.multistream.interleave import UBatchGreenlet
 
@@ -17,9 +20,14 @@ class Work(Protocol):
         """Makes the current stream wait for it."""
 
 
+# A greenlet must not be left while a C++ frame of a torch operator is on its stack: pybind11 would
+# end the process. Operators implemented in Python are called by functions of this module.
+_OPERATOR_MODULE = torch._ops.__dict__
+
+
 def current_ubatch() -> int | None:
     """The index of the ubatch that is running, None outside of Interleave.run."""
-    part = getcurrent()
+    part = greenlet.getcurrent()
     return part.index if isinstance(part, UBatchGreenlet) else None
 
 
@@ -54,24 +62,23 @@ def communicate(
     does inside of a torch operator that is implemented in Python, where a ubatch cannot yield;
     collectives are counted there.
     """
-    part = getcurrent()
-    if not isinstance(part, UBatchGreenlet):
+    part = greenlet.getcurrent()
+    if not isinstance(part, UBatchGreenlet) or part.interleave.in_exchange:
+        return _in_line(launch, on, then)
+    if _inside_operator():
+        if then is None and on != "exchange":  # whose own collectives are counted
+            part.interleave.num_unswitched += 1
         return _in_line(launch, on, then)
     run = part.interleave
-    if run.in_exchange:
-        return _in_line(launch, on, then)
-    if run.depth.value != run.depth_of_run:  # see inside_operator
-        if then is None and on != "exchange":  # whose own collectives are counted
-            run.num_unswitched += 1
-        return _in_line(launch, on, then)
     if on == "library":  # the most frequent, so without a call of its own
         if run.postponed:
             run.launch_postponed(part.index)
         work: Work = launch()
-        if waits:
-            try:
+        try:
+            if waits:
                 part.let_others_run()
-            finally:
+        finally:
+            if waits:
                 work.wait()  # also while it is unwound: see Interleave.launch_beside
         return None
     if then is not None:
@@ -87,3 +94,13 @@ def _in_line(launch: Callable[[], Any], on: Where, then: Callable[[Any], Any] | 
         result.wait()
         return None
     return result if then is None else then(result)
+
+
+def _inside_operator() -> bool:
+    # Globals tell a module at less cost than the file's name; most of a hand-over is this walk.
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals is _OPERATOR_MODULE:
+            return True
+        frame = frame.f_back
+    return False
