@@ -44,6 +44,8 @@ def test_a_file_for_this_engine_is_taken(asked: VllmConfig, tmp_path: Path):
         ("architecture", "LlamaForever"),
         ("expert_tensor_parallel_size", 8),
         ("order", "published"),
+        ("routed_experts", 384),
+        ("attention_heads", 1),
     ],
 )
 def test_a_file_for_another_is_refused_by_what_differs(

@@ -165,6 +165,8 @@ def test_models_with_latent_attention_may_fetch(
     described: dict[str, Any], fetches: bool, tmp_path: Path
 ):
     (tmp_path / "config.json").write_text(json.dumps(described))
-    *_, option = step_costs.with_schedules(str(tmp_path), ["--max-num-seqs=8"])
+    given = ["--max-num-seqs=8", "--enable-prefix-caching"]
+    kept, caching, option = step_costs.with_schedules(str(tmp_path), given)
+    assert (kept, caching) == (given[0], "--no-enable-prefix-caching")
     config = json.loads(option.removeprefix("--additional-config="))
     assert ("weight_prefetch_config" in config) is fetches

@@ -27,6 +27,14 @@ AUTO = "auto"
 # Options of `dbo` that decide about steps where no durations do.
 _THRESHOLDS = ("min_total_tokens_to_split", "min_prefill_tokens_to_split")
 
+# Sizes by which models of one architecture differ, and how their configurations name them.
+_SIZES = {
+    "attention_heads": ("num_attention_heads",),
+    "routed_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "experts_per_token": ("num_experts_per_tok", "moe_topk"),
+    "intermediate_size": ("moe_intermediate_size", "intermediate_size"),
+}
+
 logger = init_logger(__name__)
 
 
@@ -129,10 +137,15 @@ def engine_of_costs(
 ) -> dict[str, str | int | bool]:
     """Lists what durations of steps depend on, by name, as such a file states it."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    text = model.hf_text_config
     return {
         "architecture": model.architectures[0],
         "hidden_size": model.get_hidden_size(),
-        "layers": int(model.hf_text_config.num_hidden_layers),
+        "layers": int(text.num_hidden_layers),
+        **{
+            name: next((int(size) for key in keys if (size := getattr(text, key, None))), 0)
+            for name, keys in _SIZES.items()
+        },
         "quantization": str(model.quantization or "none"),
         "dtype": str(model.dtype).removeprefix("torch."),
         "chip": platforms.current_platform.get_device_name(),

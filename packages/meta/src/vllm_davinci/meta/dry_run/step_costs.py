@@ -246,7 +246,10 @@ def with_room(model: str, engine_arguments: list[str], most_tokens: int) -> list
 
 
 def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
-    """The options of an engine that may split steps anywhere, and decides nothing by costs."""
+    """The options of an engine that may split steps anywhere, and decides nothing by costs.
+
+    Its prompts are all alike, so that none may be found in the cache.
+    """
     parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
     parser.add_argument("--additional-config", type=json.loads, default={})
     known, others = parser.parse_known_args(engine_arguments)
@@ -258,7 +261,8 @@ def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
         config["weight_prefetch_config"] = {
             "enabled": True, **config.get("weight_prefetch_config", {})
         }  # fmt: skip
-    return [*others, f"--additional-config={json.dumps(config)}"]
+    kept = [option for option in others if option.replace("_", "-") != "--enable-prefix-caching"]
+    return [*kept, "--no-enable-prefix-caching", f"--additional-config={json.dumps(config)}"]
 
 
 def _has_latent_attention(model: str) -> bool:
