@@ -74,6 +74,11 @@ def test_engines_that_share_experts_in_another_way_or_replay_graphs_have_other_f
     assert whole["expert_tensor_parallel_size"] == 1
 
 
+def test_sizes_that_differ_from_layer_to_layer_count_by_the_largest(asked: VllmConfig):
+    asked.model_config.hf_text_config.num_experts_per_tok = [2, 8]
+    assert described(asked)["experts_per_token"] == 8
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"steps": []}', '{"engine": 3}'])
 def test_a_file_that_does_not_say_whom_it_is_for_is_refused(
     asked: VllmConfig, tmp_path: Path, content: str

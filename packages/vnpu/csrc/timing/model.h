@@ -48,7 +48,7 @@ class Model final : public Observer {
   struct Report {
     Time host = 0;    // the host's clock
     Time waited = 0;  // of it, what the host has waited for the device
-    Usage usage;    // of the device
+    Usage usage;      // of the device
   };
   // Waits, in modelled time, for all that the device has to do.
   Report report(int device);

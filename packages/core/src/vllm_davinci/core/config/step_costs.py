@@ -143,7 +143,7 @@ def engine_of_costs(
         "hidden_size": model.get_hidden_size(),
         "layers": int(text.num_hidden_layers),
         **{
-            name: next((int(size) for key in keys if (size := getattr(text, key, None))), 0)
+            name: next((_largest(size) for key in keys if (size := getattr(text, key, None))), 0)
             for name, keys in _SIZES.items()
         },
         "quantization": str(model.quantization or "none"),
@@ -159,6 +159,11 @@ def engine_of_costs(
         "replays_decodes": replays_decodes(vllm_config),
         "order": "published" if config.overlap == "published" else "lean",
     }
+
+
+def _largest(size: int | list[int]) -> int:
+    """The size, or of one for each layer the largest."""
+    return max(size) if isinstance(size, list) else int(size)
 
 
 def replays_decodes(vllm_config: "VllmConfig") -> bool:
