@@ -1,6 +1,7 @@
 """Files of durations: found by the engine that they are for, while their model is installed."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,9 @@ def test_files_of_the_package_have_the_names_of_their_engines():
         assert file.name == file_name(content["engine"])
         assert content["deployment"] in all_deployments()
         assert content["steps"] and content["decodes"]
+        fastest = [min(row["by_method"].values()) for row in content["decodes"]]
+        # More requests never take much less: each reads the weights that fewer read, too.
+        assert all(more > 0.95 * fewer for fewer, more in pairwise(fastest)), file.name
 
 
 def test_what_no_machine_holds_is_told(kept: Path):
