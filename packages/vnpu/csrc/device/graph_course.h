@@ -66,7 +66,7 @@ class GraphCourse {
   };
 
   const Graph& graph_;
-  std::vector<int> streams_;  // of each node
+  std::vector<int> streams_;   // of each node
   std::map<int, Line> lines_;  // by stream
 };
 
