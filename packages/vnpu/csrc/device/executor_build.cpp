@@ -3,6 +3,7 @@
 // other.
 
 #include <algorithm>
+#include <map>
 
 #include "device/executor.h"
 #include "device/graph_course.h"
@@ -10,8 +11,9 @@
 namespace vnpu {
 namespace {
 
-void check_is_built(const Graph& graph) {
-  if (graph.bound.has_value() && graph.state == CaptureState::kActive) return;
+// Whether each stream that is bound so far runs from the begin.
+std::map<int, bool>& bound_so_far(Graph& graph) {
+  if (graph.bound.has_value() && graph.state == CaptureState::kActive) return *graph.bound;
   throw Failure(FailureKind::kInvalidArgument,
                 "vnpu: graph " + std::to_string(graph.id) +
                     " is not being built: it was captured, or is whole already.");
@@ -36,13 +38,13 @@ GraphPtr Executor::begin_build(int device) {
 
 void Executor::bind(const StreamPtr& stream, const GraphPtr& graph, bool is_head) {
   const Lock lock(queues_.mutex);
-  check_is_built(*graph);
+  std::map<int, bool>& bound = bound_so_far(*graph);
   if (stream->capture != nullptr) {
     throw CaptureFailure(CaptureRule::kCapturing, "vnpu: stream " + std::to_string(stream->id) +
                                                       " captures already, or is bound to a graph.");
   }
   if (graph->origin_stream < 0) graph->origin_stream = stream->id;
-  (*graph->bound)[stream->id] = is_head;
+  bound[stream->id] = is_head;
   stream->capture = graph;
 }
 
@@ -54,13 +56,13 @@ void Executor::unbind(const StreamPtr& stream, const GraphPtr& graph) {
 
 void Executor::end_tasks(const StreamPtr& stream, const GraphPtr& graph) {
   const Lock lock(queues_.mutex);
-  check_is_built(*graph);
+  bound_so_far(*graph);
   check_is_bound(*stream, *graph);
 }
 
 void Executor::end_build(const GraphPtr& graph) {
   const Lock lock(queues_.mutex);
-  check_is_built(*graph);
+  bound_so_far(*graph);
   graph->state = CaptureState::kReady;
   observers_.tell(&Observer::on_capture_end, *graph);
   for (const StreamPtr& each : queues_.streams()) {
