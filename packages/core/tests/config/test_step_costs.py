@@ -143,8 +143,10 @@ def test_a_file_that_is_found_refines_what_is_on_and_turns_nothing_on(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert resolved(asked, Files(costs), monkeypatch) == costs
+    assert not get_config(asked).dbo.model_fields_set  # or it would be told that they do nothing
+    assert resolved(asked, Files(costs), monkeypatch, dbo={"enabled": True}) == costs
     dbo = get_config(asked).dbo
-    assert (dbo.enabled, dbo.split, dbo.first_share) == (False, "token", 0.53)
+    assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.53)
     given = {"enabled": True, "split": "request"}
     assert resolved(asked, Files(costs), monkeypatch, dbo=given) == costs
     dbo = get_config(asked).dbo

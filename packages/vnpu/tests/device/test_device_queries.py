@@ -50,6 +50,19 @@ for feature in (1, 21, 99):
     assert lines == ["True 1", "True 0", "False 0"]
 
 
+def test_results_that_overflow_are_infinities_and_no_other_mode_is_taken() -> None:
+    saturation, infinities = 0, 1
+    lines = output_of_calls(
+        f"""
+for mode in ({saturation}, {infinities}):
+    print(acl.aclrtSetDeviceSatMode(mode))
+acl.aclrtGetDeviceSatMode(ctypes.byref(number))
+print(number.value)
+"""
+    )
+    assert lines == ["207000", "0", str(infinities)]
+
+
 def test_nowhere_to_write_is_an_error() -> None:
     """One of CANN's own examples asks for it."""
     assert output_of_calls("print(acl.aclrtGetRunMode(None))") == ["107000"]

@@ -277,7 +277,15 @@ VNPU_ACL(aclGetCannAttribute, (aclCannAttr, int32_t* value)) {
   *value = 1;
   return 0;
 }
-VNPU_ACL(aclrtSetDeviceSatMode, (aclrtFloatOverflowMode)) { return 0; }
+VNPU_ACL(aclrtSetDeviceSatMode, (aclrtFloatOverflowMode mode)) {
+  return guarded("aclrtSetDeviceSatMode", [&] {
+    if (mode == ACL_RT_OVERFLOW_MODE_INFNAN) return;
+    throw Failure(FailureKind::kNotSupported,
+                  "vnpu: mode " + std::to_string(mode) +
+                      ": results that overflow become infinities here, and never the largest "
+                      "number. Leave the device in ACL_RT_OVERFLOW_MODE_INFNAN.");
+  });
+}
 VNPU_ACL(aclrtGetDeviceSatMode, (aclrtFloatOverflowMode * mode)) {
   *mode = ACL_RT_OVERFLOW_MODE_INFNAN;  // IEEE arithmetic is what ATen does
   return 0;

@@ -50,14 +50,15 @@ def chosen_by_preset(
         for key, value in presets.items()
         if not value or _applies(key, vllm_config, against_sequence_parallel)
     ]
-    return [
-        *asked,
-        *(
-            choice
-            for choice in fastest
-            if choice.key not in {*_SWITCHES, *presets} and not _is_given(config, choice)
-        ),
+    splits = with_settings(config, asked).dbo.enabled
+    refined = [
+        choice
+        for choice in fastest
+        if choice.key not in {*_SWITCHES, *presets}
+        and (splits or not choice.key.startswith("dbo."))
+        and not _is_given(config, choice)
     ]
+    return [*asked, *refined]
 
 
 def with_settings(config: DavinciConfig, settings: Sequence[Setting]) -> DavinciConfig:

@@ -22,12 +22,8 @@ class SwitchingContext(ForwardContext):
     def showing(cls, part: ForwardContext) -> "SwitchingContext":
         """One whose attributes are those of `part` at first."""
         context = cls.__new__(cls)
-        context.show(part)
+        context.__dict__ = part.__dict__
         return context
-
-    def show(self, part: ForwardContext) -> None:
-        """From now on this object is `part`: it shares its attributes."""
-        self.__dict__ = part.__dict__
 
     def shower(self, parts: Sequence[ForwardContext]) -> Callable[[int], None]:
         """A function that shows a part by its number: every hand-over calls it."""

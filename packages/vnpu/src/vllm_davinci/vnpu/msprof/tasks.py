@@ -141,8 +141,9 @@ def _read_lines(path: pathlib.Path, make: Callable[..., Row]) -> list[Row]:
                 rows.append(make(**json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise TraceError(
-                    f"{path}, line {number} is no task: {error}. A process that is killed leaves "
-                    "its last line unfinished: remove that line, or take the profile again."
+                    f"{path}, line {number} is not as vnpu writes it: {error}. A process that is "
+                    "killed leaves its last line unfinished: remove that line, or take the profile "
+                    "again."
                 ) from None
     return rows
 
