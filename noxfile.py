@@ -30,8 +30,8 @@ TOOLS = ("build", "test", "typecheck", "lint")
 CORES = len(os.sched_getaffinity(0))
 TEST_PROCESSES = max(1, min(4, CORES))
 IN_PARALLEL = (
-    # A file stays in one process, whose tests share engines, and the long ones begin.
-    (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile", "--no-loadscope-reorder"),
+    # A file stays in one process, whose tests share engines; a line a file shows how far all are.
+    (f"--lanes={TEST_PROCESSES}", "--override-ini=console_output_style=classic"),
     # Else each computes with as many threads as there are cores, which wait for each other.
     {"OMP_NUM_THREADS": str(CORES // TEST_PROCESSES)},
 )
@@ -147,10 +147,11 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests: each package's, contract, end to end. `-- PYTEST ARGUMENTS` narrows them.
+    """Run the tests of what users do daily, in 12 minutes. `-- PYTEST ARGUMENTS` narrows them.
 
-    Thorough cases take turns, by date: `-- --sample-date=YYYY-MM-DD` repeats a day's,
-    `-- -m thorough` runs all of them and nothing else.
+    `-- --all` runs every case, `-- --group GROUP` a group of those that run at night (`today`: one
+    by date), `-- -m thorough` the grids. `-- --record-times` writes tests/times.json, by which
+    files are dealt.
     """
     commands = prepare(session)
     names_files = any(Path(argument.split("::")[0]).exists() for argument in session.posargs)

@@ -34,7 +34,7 @@ BENCHMARK_LIMIT_S = 3600.0
 # Sessions of the noxfile with their arguments. Those that this checkout's noxfile lacks are left
 # out.
 SESSIONS = (
-    ("tests", "-m", "thorough"),
+    ("tests", "--all"),
     ("other_machine", "all"),
     ("isolated",),
     ("cpp_tests",),

@@ -145,6 +145,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     assert streams[True] and streams[True].isdisjoint(streams[False])
 
 
+@pytest.mark.nightly("planning")
 def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path: Path) -> None:
     """The usual layout of decodes: 64 data-parallel ranks, each with 128 heads."""
     config = json.loads((config_only / "config.json").read_text())
@@ -166,6 +167,7 @@ def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path
     assert all(step["modelled"]["communication_ps"] > 0 for step in found["steps"])
 
 
+@pytest.mark.nightly("planning")
 def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_path: Path) -> None:
     """910B takes groups of 16 ranks and more: 8 of each data-parallel rank here."""
     config = model_zoo.BY_NAME["qwen3_moe_hidden1024"].config()
@@ -184,6 +186,7 @@ def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_pa
     assert {"expert_dispatch", "expert_combine"} <= names, names
 
 
+@pytest.mark.nightly("planning")
 def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--deployment=qwen3-0.6b-a2", "--output-tokens=2", f"--json={report}"]
@@ -195,6 +198,7 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     assert not Path(found["model"]).exists()  # it was there for the run
 
 
+@pytest.mark.nightly("planning")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -216,6 +220,7 @@ def test_what_cannot_be_is_refused_with_what_to_change(
     assert message in " ".join(done.stderr.split()), done.stderr[-2000:]
 
 
+@pytest.mark.nightly("planning")
 @pytest.mark.parametrize(
     ("layout", "sends"),
     [
@@ -257,6 +262,7 @@ def test_other_layouts_serve_requests_in_a_closed_loop(
     assert 0 < served["mean_tpot_ms"] < served["mean_ttft_ms"]
 
 
+@pytest.mark.nightly("planning")
 def test_a_server_answers_in_modelled_time(config_only: Path, tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", COMMAND, "dry-run", f"--model={config_only}"]

@@ -112,6 +112,7 @@ KILLED = """
 """
 
 
+@pytest.mark.nightly("faults")
 def test_a_program_learns_that_its_engines_were_killed(tiny_llama: Path):
     ended = run_alone(
         KILLED.format(model=str(tiny_llama)),
@@ -138,6 +139,7 @@ ABANDONED = """
 """
 
 
+@pytest.mark.nightly("faults")
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_an_engine_whose_program_was_killed_ends(ranks: int, tiny_llama: Path):
     ended = run_alone(ABANDONED.format(model=str(tiny_llama), ranks=ranks), **FORKED_WORKERS)
@@ -166,6 +168,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.nightly("faults")
 @pytest.mark.parametrize(
     ("moment", "delay_s", "environment"),
     [

@@ -49,9 +49,12 @@ def is_installed() -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(
-    not is_installed(), reason="needs mooncake-transfer-engine-npu: conformance -- mooncake_npu"
-)
+pytestmark = [
+    pytest.mark.nightly("hosts"),
+    pytest.mark.skipif(
+        not is_installed(), reason="needs mooncake-transfer-engine-npu: conformance -- mooncake_npu"
+    ),
+]
 
 
 def started(program: str, device: int) -> subprocess.Popen[str]:

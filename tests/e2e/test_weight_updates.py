@@ -23,6 +23,7 @@ from vllm_davinci_testing.engines.generating import bits
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
+NIGHTLY = pytest.mark.nightly("weights")
 WORKER = "vllm_davinci_testing.engines.updating_worker.UpdatingWorker"
 SMALL: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -91,8 +92,10 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
     ("name", "options"),
     [
         pytest.param("tiny_llama", {}, id="dense"),
-        pytest.param("tiny_deepseek", {"tensor_parallel_size": 2}, id="mla_experts_tp2"),
-        pytest.param("tiny_llama", LORA, id="dense_adapters"),
+        pytest.param(
+            "tiny_deepseek", {"tensor_parallel_size": 2}, id="mla_experts_tp2", marks=NIGHTLY
+        ),
+        pytest.param("tiny_llama", LORA, id="dense_adapters", marks=NIGHTLY),
         pytest.param(
             "tiny_deepseek",
             {"tensor_parallel_size": 2, **LORA},
@@ -143,6 +146,7 @@ def test_updated_weights_are_those_of_a_fresh_engine(
                 update(engine, "npu_ipc", new, addresses)
 
 
+@NIGHTLY
 def test_quantized_weights_are_not_updated(
     tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path
 ):
