@@ -291,6 +291,9 @@ class GuardedOutput(AsyncModelRunnerOutput):
     def get_output(self) -> Any:
         return self._guard.receive(self._output)
 
+    def get_kv_connector_output(self) -> Any:
+        return self._output.get_kv_connector_output()
+
 
 def _after(seconds: float, work: Callable[..., None], *arguments: Any) -> None:
     timer = threading.Timer(seconds, work, arguments)
