@@ -235,7 +235,7 @@ def conformance(session: nox.Session) -> None:
 def upstream(session: nox.Session) -> None:
     """Try another vLLM without a change of ours; a report of what moved.
 
-    `-- VERSION` names one; the default is the newest release that installs.
+    `-- VERSION` names one; the default is the newest release that installs. `--suite`: all tests.
     """
     prepare(session)
     session.run(sys.executable, "ci/upstream.py", *session.posargs, external=True)

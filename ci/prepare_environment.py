@@ -21,7 +21,6 @@ from builds_beside import builds_beside
 from progress import StepFailedError, Steps
 from versions import ROOT, read_toml
 
-INSTALL_LIMIT_S = 1800.0
 # In the environment's directory: what was installed, and that the directory is ours to replace.
 STAMP = "installed.json"
 # In order of dependence: what a package needs stands before it.
@@ -126,7 +125,7 @@ def prepare(
             installed["requirements"] = wanted
         elif missing:
             steps.start(f"tools: {', '.join(groups)}")
-            steps.run([*pip, "install", *missing], limit_s=INSTALL_LIMIT_S)
+            steps.run([*pip, "install", *missing])
         installed["tools"] = "\n".join(sorted({*filter(None, tools), *missing}))
         _write_stamp(stamp_path, installed)
         # Compiled packages last: what they are built from is ready when the others are installed.
@@ -159,7 +158,6 @@ def _create(directory: Path, python: Path, pip: list[str | Path], steps: Steps) 
             f"torch-npu=={versions.TORCH_NPU_VERSION}",
             *wheel_cache.BUILD_REQUIREMENTS,
         ],
-        limit_s=INSTALL_LIMIT_S,
     )
 
 
@@ -181,7 +179,6 @@ def _install_vllm(
             *tools,
             *(own_requirements() if vllm_version != versions.VLLM_VERSION else ()),
         ],
-        limit_s=INSTALL_LIMIT_S,
     )
 
 
@@ -201,18 +198,16 @@ def _install(
     if not wheel_cache.is_compiled(package):
         steps.run(
             [*pip, "install", "--no-build-isolation", *alone, "-e", package],
-            limit_s=INSTALL_LIMIT_S,
         )
     elif wheel is None:
         options = _editable_options(package, python, pip, steps)
         steps.run(
             [*pip, "install", "-v", "--no-build-isolation", *options, "-e", package],
-            limit_s=INSTALL_LIMIT_S,
             environment=wheel_cache.build_environment(python),
         )
     else:
-        steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel], limit_s=600)
-        steps.run([*pip, "install", *alone, wheel], limit_s=INSTALL_LIMIT_S)
+        steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel])
+        steps.run([*pip, "install", *alone, wheel])
 
 
 def _editable_options(
@@ -226,7 +221,7 @@ def _editable_options(
     steps.note(f"compiled files from the wheel cache: {wheel.name}")
     unpacked = build_directory.with_name(f"{build_directory.name}-unpacked")
     shutil.rmtree(unpacked, ignore_errors=True)
-    steps.run([*pip, "install", "--no-deps", "--target", unpacked, wheel], limit_s=600)
+    steps.run([*pip, "install", "--no-deps", "--target", unpacked, wheel])
     compiled = unpacked / "vllm_davinci" / package.name
     # A folder of its own: the build that compiles goes on where it was.
     return [

@@ -38,8 +38,8 @@ BUILD_REQUIREMENTS = (
     "setuptools-scm>=8",
     "wheel",
 )
-LOCK_LIMIT_S = 1800.0
-BUILD_LIMIT_S = 1800.0
+# Another session builds meanwhile, as long as that takes on a busy machine.
+LOCK_LIMIT_S = 4 * 3600.0
 # Compiling against torch's headers takes up to this much per translation unit (seen with g++ 12).
 BYTES_PER_COMPILER = 2 << 30
 # Neither goes into a wheel's code.
@@ -158,9 +158,7 @@ def _cached(key: str, command: list[str | Path], environment: dict[str, str], st
             steps.note(f"from the wheel cache: {found[0].name}")
             return found[0]
         with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
-            steps.run(
-                [*command, "--wheel-dir", scratch], limit_s=BUILD_LIMIT_S, environment=environment
-            )
+            steps.run([*command, "--wheel-dir", scratch], environment=environment)
             built = sorted(Path(scratch).glob("*.whl"))
             if len(built) != 1:
                 raise StepFailedError(f"expected one wheel for {key}, the build left {built}")
@@ -173,19 +171,19 @@ def locked(path: Path, what: str) -> Iterator[None]:
     """Hold an exclusive lock on `path`; wait up to LOCK_LIMIT_S for `what` to finish."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
-        deadline_s = time.monotonic() + LOCK_LIMIT_S
-        told = False
+        began_s = told_s = time.monotonic()
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline_s:
+                now_s = time.monotonic()
+                if now_s > began_s + LOCK_LIMIT_S:
                     raise StepFailedError(
                         f"waited {LOCK_LIMIT_S:.0f} s for {what} (lock file {path})"
                     ) from None
-                if not told:
-                    print(f"          waiting for {what}", flush=True)
-                    told = True
+                if now_s >= told_s:
+                    print(f"          waiting for {what}: {now_s - began_s:.0f} s", flush=True)
+                    told_s = now_s + 60
                 time.sleep(0.5)
         yield

@@ -45,7 +45,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 # Settings that each of the two changes.
 CHANGED = {
-    "gemma3": ("disable_chunked_mm_input", "enable_prefix_caching", "WholeImageScheduler"),
+    "gemma3": ("disable_chunked_mm_input", "enable_prefix_caching"),
     "paligemma": ("disable_chunked_mm_input", "enable_prefix_caching", "enable_chunked_prefill"),
 }
 WHY = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,11 @@ class CheckpointSource(WeightSource):
     def __init__(self, checkpoint: Path) -> None:
         self._tensors = weight_buckets.tensors_of(checkpoint)
 
+    @cached_property
     def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in self._tensors]
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((name, each.to("npu")) for name, each in self._tensors)
 
 

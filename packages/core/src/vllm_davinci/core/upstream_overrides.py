@@ -569,21 +569,11 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM's sampler reads output tokens on the device",
     ),
     Override(
-        what="no image of a model whose images see each other both ways is cut",
-        where=(
-            "core.scheduler.whole_images:WholeImageScheduler._try_schedule_encoder_inputs",
-            "core.config.both_ways:keep_together",
-        ),
-        why="vLLM cuts an image at which a chunk begins, and leaves images longer than the window "
-        "out of those that are read both ways",
-        upstream={
-            "v1/core/sched/scheduler.py": (
-                "_try_schedule_encoder_inputs",
-                "and num_computed_tokens < start_pos",
-            ),
-            RUNNER: ("mm_prefix_clamp_sliding_window",),
-        },
-        goes_when="disable_chunked_mm_input holds wherever a chunk begins",
+        what="images longer than the window are read both ways",
+        where=("core.config.both_ways:keep_together",),
+        why="vLLM leaves them out but for models whose definition says otherwise",
+        upstream={RUNNER: ("mm_prefix_clamp_sliding_window",)},
+        goes_when="the definitions of the models that we serve say so",
     ),
     Override(
         what="all of a prompt with an image sees itself both ways, where the model is made so",

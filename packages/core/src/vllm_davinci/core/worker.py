@@ -200,7 +200,7 @@ class NPUWorker(Worker):
         taken_bytes = self.init_snapshot.free_memory - free_bytes
         return int(self.requested_memory - taken_bytes)
 
-    def _compile_or_warm_up_model(self) -> CompilationTimes:
+    def _capture_and_warm_up(self) -> CompilationTimes:
         """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""
         self.model_runner.capture_model()
         if get_pp_group().is_last_rank:
@@ -240,7 +240,7 @@ class NPUWorker(Worker):
         self._guarded(super().initialize_from_config, *args, **kwargs)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        times: CompilationTimes = self._guarded(self._compile_or_warm_up_model)
+        times: CompilationTimes = self._guarded(self._capture_and_warm_up)
         return times
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:

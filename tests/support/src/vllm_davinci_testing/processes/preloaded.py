@@ -17,7 +17,7 @@ MODULES = {
     "vllm": (
         "vllm.entrypoints.cli.main",
         "vllm.entrypoints.cli.serve",
-        "vllm.entrypoints.launchers.cli_args",
+        "vllm.entrypoints.common.cli_args",
         "vllm.entrypoints.llm",
         "vllm.model_executor.models.llama",
         "vllm.v1.engine.async_llm",

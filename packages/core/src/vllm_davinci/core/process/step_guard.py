@@ -1,10 +1,9 @@
 """One rank's error ends the step of all ranks, or the engine.
 
 vLLM logs an exception of a rank that does not reply, and goes on. That rank's next collective would
-then meet the one that the others still wait in, one step behind: tokens would come out, and be
-wrong. So a rank that raises tells the others (core.distributed.fault_channel) and launches nothing
-more until every rank has raised at the same point. Where one has not, all ranks end
-(docs/decisions/0013-one-ranks-error.md).
+then meet the one that the others still wait in, one step behind, and tokens would be wrong. So a
+rank that raises tells the others (core.distributed.fault_channel) and launches nothing more until
+every rank has raised at the same point. Where one has not, all ranks end: decisions/0013.
 """
 
 import logging
@@ -290,6 +289,9 @@ class GuardedOutput(AsyncModelRunnerOutput):
 
     def get_output(self) -> Any:
         return self._guard.receive(self._output)
+
+    def get_kv_connector_output(self) -> Any:
+        return self._output.get_kv_connector_output()
 
 
 def _after(seconds: float, work: Callable[..., None], *arguments: Any) -> None:
