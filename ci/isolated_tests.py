@@ -14,11 +14,8 @@ import sys
 from pathlib import Path
 
 import wheel_cache
-from prepare_environment import (
-    INSTALL_LIMIT_S,
-    installed_projects,
-    present_packages,
-)
+from installer import INSTALL_LIMIT_S
+from prepare_environment import installed_projects, present_packages
 from progress import StepFailedError, Steps, wait_for_all
 from versions import ROOT, TORCH_VERSION, read_toml
 
