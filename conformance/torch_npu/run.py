@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parents[1]), str(HERE.parent)]
+ROOT = HERE.parents[1]
+sys.path += [str(ROOT / "ci"), str(HERE.parent)]
 
 from file_suite import Suite  # noqa: E402 - in the folder above
 

@@ -12,7 +12,7 @@ MOST_NAMES = 3  # of one file's tests in a cell
 
 def conformance_page(records: list[dict[str, Any]]) -> str:
     """Results of other people's suites, of the last recorded run of each."""
-    text = "# Other people's suites\n\n" + GENERATED.format(source="ci/conformance/*/results.json")
+    text = "# Other people's suites\n\n" + GENERATED.format(source="conformance/*/results.json")
     text += (
         "Tests that others wrote for chips, run over the virtual NPU as it is by default: strict, "
         "Ascend910B3, CANN 8.5. Shares are of all tests of the files that ran, those that ask for "
@@ -37,8 +37,6 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
         if excluded := record.get("excluded"):
             left_out = "; ".join(f"{number}, which {why}" for why, number in excluded.items())
             text += f"Files that are not run: {cell(left_out)}.\n\n"
-        if sources := record.get("sources"):
-            text += _sources(sources) + "\n"
         backend = record.get("backend")
         there = [f"pass on {backend}"] if backend else []
         columns = ["why tests do not pass", "tests", *there, ""]
@@ -50,11 +48,6 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
             if backend:
                 cells.append(str(len(set(tests) & set(record["pass_on_backend"]))))
             text += f"| {' | '.join(cells)} | {cell(', '.join(_short_names(tests)))} |\n"
-        if not_built := record.get("not_built"):
-            text += "\n| why programs could not be built | programs |  |\n| --- | --- | --- |\n"
-            for why, programs in not_built.items():
-                names = ", ".join(_short_names(programs))
-                text += f"| {cell(why)} | {len(programs)} | {cell(names)} |\n"
     return text
 
 
@@ -75,21 +68,6 @@ def _shares(record: dict[str, Any]) -> str:
         _share(record["files_lacking_an_operator"], record["files"]),
     ]
     return f"| {' | '.join(cells)} |\n"
-
-
-def _sources(sources: list[dict[str, Any]]) -> str:
-    """Table of the programs of each source, and how many passed."""
-    kinds = sorted({kind for source in sources for kind in source["left_out"]})
-    columns = ["sources", "version", "programs", *kinds, "not built", "built", "passed"]
-    text = f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
-    for source in sources:
-        left_out = [source["left_out"].get(kind, 0) for kind in kinds]
-        built = source["built"]
-        not_built = source["programs"] - sum(left_out) - built
-        passed = _share(source["passed"], built) if built else "0"
-        numbers = [source["programs"], *left_out, not_built, built, passed]
-        text += f"| {source['name']} | {source['version']} | {' | '.join(map(str, numbers))} |\n"
-    return text
 
 
 def _share(part: int, whole: int) -> str:

@@ -1,4 +1,4 @@
-"""Graphs built from streams, labels, events beyond a graph, graphs as files."""
+"""Events beyond a graph, graphs as files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.programs import output_of
 
-INVALID, HANDLE, NOT_CAPTURING, CAPTURING = "107000", "107017", "107029", "107027"
+INVALID, NOT_CAPTURING = "107000", "107029"
 
 PREAMBLE = """
 import ctypes, torch, torch_npu
@@ -40,89 +40,6 @@ outs = [torch.zeros(4, device="npu") for _ in range(4)]
 torch.npu.synchronize()
 plain = stream(0)
 """
-BUILT = (
-    PREAMBLE
-    + """
-choice = torch.zeros(1, dtype=torch.int32, device="npu")
-first, second = stream(), stream()
-labels = (c_void_p * 3)(*[made("aclrtCreateLabel") for _ in range(3)])
-listed = c_void_p()
-call("aclrtCreateLabelList", labels, c_size_t(3), byref(listed))
-model = made("aclmdlRIBuildBegin", 0)
-call("aclmdlRIBindStream", model, first, 0)
-call("aclmdlRIBindStream", model, second, 0x7FFFFFFF)
-# switch; [0] out0; [1] out1 on the first stream, [2] out2, on the second
-call("aclrtSwitchLabelByIndex", c_void_p(choice.data_ptr()), 3, listed, first)
-for number, on in ((0, first), (1, first), (2, second)):
-    call("aclrtSetLabel", c_void_p(labels[number]), on)
-    copy(outs[number], values[number + 1], on)
-for on in (first, second):
-    call("aclmdlRIEndTask", model, on)
-torch.npu.synchronize()
-print(float(outs[0].sum()))
-call("aclmdlRIBuildEnd", model, None)
-
-def run(index):
-    choice.fill_(index)
-    for out in outs: out.zero_()
-    torch.npu.synchronize()
-    call("aclmdlRIExecuteAsync", model, plain)
-    call("aclrtSynchronizeStream", plain)
-    return [float(out[0].cpu()) for out in outs[:3]]
-"""
-)
-
-
-@pytest.mark.parametrize("policy", ["eager", "threads", "fuzz:1"])
-def test_a_switch_goes_on_at_the_label_of_its_index(policy: str) -> None:
-    lines = output_of(
-        BUILT + "for index in (0, 1, 2, 9): print(run(index))", VirtualDeviceConfig(schedule=policy)
-    )
-    assert lines == ["0.0", "[1.0, 2.0, 0.0]", "[0.0, 2.0, 0.0]", *["[0.0, 0.0, 3.0]"] * 2]
-
-
-def test_a_built_graph_is_executed_and_waited_for_within_a_limit() -> None:
-    lines = output_of(
-        BUILT
-        + """
-choice.fill_(2)
-torch.npu.synchronize()
-print(acl.aclmdlRIExecute(model, 0), acl.aclmdlRIExecute(model, -1), float(outs[2][0].cpu()))
-"""
-    )
-    assert lines[1:] == [f"{INVALID} 0 3.0"]
-
-
-def test_building_refuses_what_its_pages_exclude() -> None:
-    lines = output_of(
-        BUILT
-        + """
-print(acl.aclmdlRIBindStream(model, first, 0), acl.aclmdlRIBuildEnd(model, None))
-other = made("aclmdlRIBuildBegin", 0)
-print(acl.aclmdlRIBindStream(other, plain, 0), acl.aclmdlRIBindStream(other, None, 0))
-print(acl.aclmdlRIUnbindStream(other, first), acl.aclmdlRIEndTask(other, first))
-call("aclmdlRIBindStream", other, first, 0)
-print(acl.aclmdlRIBindStream(made("aclmdlRIBuildBegin", 0), first, 0))
-print(acl.aclrtSetLabel(c_void_p(labels[0]), first), acl.aclrtSetLabel(c_void_p(labels[0]), plain))
-print(acl.aclrtSwitchLabelByIndex(c_void_p(choice.data_ptr()), 2, listed, first),
-      acl.aclrtSwitchLabelByIndex(c_void_p(choice.data_ptr()), 3, listed, plain))
-print(acl.aclrtCreateLabelList(labels, c_size_t(0), byref(c_void_p())))
-call("aclrtDestroyLabelList", listed)
-print(acl.aclrtDestroyLabelList(listed), acl.aclrtSetLabel(first, first))
-"""
-    )
-    assert lines[1:] == [
-        f"{INVALID} {INVALID}",
-        f"{INVALID} {INVALID}",
-        f"{INVALID} {INVALID}",
-        CAPTURING,
-        f"{INVALID} {INVALID}",
-        f"{INVALID} {INVALID}",
-        INVALID,
-        f"{HANDLE} {HANDLE}",
-    ]
-
-
 EXTERNAL = (
     PREAMBLE
     + """

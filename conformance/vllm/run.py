@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parents[1]), str(HERE.parent), str(HERE.parents[2] / "benchmarks")]
+ROOT = HERE.parents[1]
+sys.path += [str(ROOT / "ci"), str(HERE.parent), str(ROOT / "benchmarks")]
 
 import hub  # noqa: E402 - beside this file
 from file_suite import Backend  # noqa: E402 - in the folder above

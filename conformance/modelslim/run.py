@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "ci"), str(ROOT / "checkpoints")]  # which has recipes of its own
 
 import environment  # noqa: E402 - beside this file

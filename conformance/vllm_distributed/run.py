@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 VLLM = HERE.parent / "vllm"
-sys.path += [str(VLLM), str(HERE.parents[1]), str(HERE.parent), str(HERE.parents[2] / "benchmarks")]
+sys.path += [str(VLLM), str(ROOT / "ci"), str(HERE.parent), str(ROOT / "benchmarks")]
 
 import hub  # noqa: E402 - of the suite beside this one
 from vllm_suite import WITH_RAY, vllm_suite  # noqa: E402
