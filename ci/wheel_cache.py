@@ -98,6 +98,8 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": version,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            # Its metadata and its wheel are made in two processes, which both import torch.
+            "PYTHONDONTWRITEBYTECODE": "",
         },
         steps,
     )
