@@ -215,11 +215,10 @@ def isolated(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Run other people's tools and suites against ours: `-- SUITE [--checkout DIR] [NAMES]`.
 
-    Without a suite: those that need no checkout of other people's tests. `cann_examples` takes
-    several checkouts, and with `--programs` the programs that were built of them.
+    Without a suite: those that need no checkout of other people's tests.
     """
     commands = prepare(session)
-    suites = sorted(path.parent for path in (ROOT / "ci" / "conformance").glob("*/run.py"))
+    suites = sorted(path.parent for path in (ROOT / "conformance").glob("*/run.py"))
     known = [suite.name for suite in suites]
     need_none = [suite.name for suite in suites if not (suite / "reasons.toml").exists()]
     chosen = session.posargs[:1] or need_none
@@ -227,7 +226,7 @@ def conformance(session: nox.Session) -> None:
         session.error(f"no suite {', '.join(unknown)}: there are {', '.join(known)}")
     for suite in chosen:
         run_on_vnpu(
-            session, commands, "python", f"ci/conformance/{suite}/run.py", *session.posargs[1:]
+            session, commands, "python", f"conformance/{suite}/run.py", *session.posargs[1:]
         )
 
 
@@ -254,14 +253,14 @@ def demo(session: nox.Session) -> None:
     VLLM_LOGGING_LEVEL=INFO shows vLLM's own log as well.
     """
     commands = prepare(session, groups=())
-    run_on_vnpu(session, commands, "vllm-davinci", "doctor")
-    generate = ("python", "examples/generate.py", DEEPSEEK_CHECKPOINT, *session.posargs)
-    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
-    session.log("vLLM completes prompts on one device; it loads for some ten seconds first")
-    run_on_vnpu(session, commands, *generate, VLLM_LOGGING_LEVEL=level)
-    session.log("the same on two devices, each with half of the model")
-    two = (*generate, "--tensor-parallel-size=2")
-    run_on_vnpu(session, commands, *two, VLLM_LOGGING_LEVEL=level)
+    session.log("a report on this environment; meanwhile vLLM loads, for some ten seconds")
+    # Python keeps the bytecode of what was imported while C++ was compiled.
+    variables = {
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    command = ("python", "ci/demo.py", DEEPSEEK_CHECKPOINT, *session.posargs)
+    run_on_vnpu(session, commands, *command, **variables)
     session.log(f"go on with: source {SERVING.relative_to(ROOT)}/bin/activate")
     session.log("            vnpu run -- python examples/generate.py checkpoints/tiny_llama")
     session.log("or start the OpenAI server: python3 -m nox -s serve")

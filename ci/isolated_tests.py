@@ -14,10 +14,7 @@ import sys
 from pathlib import Path
 
 import wheel_cache
-from prepare_environment import (
-    installed_projects,
-    present_packages,
-)
+from prepare_environment import installed_projects, present_packages
 from progress import StepFailedError, Steps, wait_for_all
 from versions import ROOT, TORCH_VERSION, read_toml
 

@@ -7,6 +7,7 @@ named after everything that went into it, so a second environment only copies it
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -97,6 +98,8 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": version,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            # Its metadata and its wheel are made in two processes, which both import torch.
+            "PYTHONDONTWRITEBYTECODE": "",
         },
         steps,
     )
@@ -104,7 +107,6 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
 
 def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
     """A compiled package's wheel, from the cache or built with `python`."""
-    build_directory = ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
     return _cached(
         _key(package),
         [
@@ -115,12 +117,41 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
             "-v",
             "--no-deps",
             "--no-build-isolation",
-            f"-Cbuild-dir={build_directory}",
+            f"-Cbuild-dir={build_directory(package)}",
             package,
         ],
         build_environment(python),
         steps,
     )
+
+
+def compile_without_torch(package: Path, python: Path, steps: Steps) -> None:
+    """Compile what of a package needs no headers of torch, in the folder where its wheel is built.
+
+    Nothing where the wheel is kept, or the package has no such part. An error is left to the
+    wheel's own build, which says more.
+    """
+    if kept_wheel(package) is not None or not has_part_without_torch(package):
+        return
+    environment = build_environment(python)
+    options = ("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWITHOUT_TORCH=ON")
+    directory = build_directory(package)
+    commands: tuple[list[str | Path], ...] = (
+        ["cmake", "-S", package, "-B", directory, *options, f"-DPython_EXECUTABLE={python}"],
+        ["cmake", "--build", directory],
+    )
+    with contextlib.suppress(StepFailedError):
+        for command in commands:
+            steps.run(command, limit_s=BUILD_LIMIT_S, environment=environment)
+
+
+def has_part_without_torch(package: Path) -> bool:
+    text = (package / "CMakeLists.txt").read_text(encoding="utf-8")
+    return "option(WITHOUT_TORCH " in text
+
+
+def build_directory(package: Path) -> Path:
+    return ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
 
 
 def kept_wheel(package: Path) -> Path | None:

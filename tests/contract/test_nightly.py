@@ -62,14 +62,10 @@ def test_what_is_known_to_be_missed_is_a_goal_of_a_benchmark(nightly: ModuleType
 
 def test_suites_run_at_night_where_their_checkouts_lie(nightly: ModuleType, tmp_path: Path):
     assert nightly.checkout_parts(tmp_path) == []
-    for folder in ("vllm", "cann_examples/ops-nn", "cann_examples/programs", "another"):
-        (tmp_path / folder).mkdir(parents=True)
-    examples, vllm = nightly.checkout_parts(tmp_path)
+    for folder in ("vllm", "another"):
+        (tmp_path / folder).mkdir()
+    (vllm,) = nightly.checkout_parts(tmp_path)
     assert vllm.arguments == ("conformance", "vllm", "--checkout", str(tmp_path / "vllm"))
-    assert examples.arguments[2:] == (
-        "--checkout", str(tmp_path / "cann_examples" / "ops-nn"),
-        "--programs", str(tmp_path / "cann_examples" / "programs"),
-    )  # fmt: skip
 
 
 def test_calls_of_operators_and_engines_have_a_night_on_a_910c(

@@ -60,7 +60,6 @@ LISTED = {
     f"{CSRC}abi/ascendcl/stream.cpp": OWN_LIMIT,
     f"{CSRC}collective/": "HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT",
     "packages/vnpu/src/vllm_davinci/vnpu/hosts/membership.py": "HCCL_CONNECT_TIMEOUT",
-    f"{CSRC}device/message_queues.cpp": f"{OWN_LIMIT}, or VNPU_WAIT_LIMIT",
     f"{CSRC}device/schedule/threads.cpp": IDLE,
     f"{CSRC}device/task_queues": f"VNPU_WAIT_LIMIT; in a background thread, {IDLE}",
     f"{CSRC}trace/timeline.cpp": OWN_LIMIT,
