@@ -628,7 +628,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="a Ctrl-C that vLLM swallows while its engine starts is repeated",
-        where=("core.process.interrupt:let_interrupts_end_the_start",),
+        where=("core.process.shutdown:interrupt",),
         why="the client then waits for an engine that the same Ctrl-C has ended",
         upstream={
             "utils/network_utils.py": ("zmq_socket_ctx", "KeyboardInterrupt"),
@@ -640,7 +640,7 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="a server whose engine died leaves with status 1; of one that was told to end, the "
         "engine's end is no error in the log",
-        where=("core.process.server_exit:EngineDeath",),
+        where=("core.process.shutdown:EngineDeath",),
         why="vLLM leaves with status 0, and has no callback for either event",
         upstream={
             "entrypoints/launchers/launcher.py": ("shutdown triggered",),

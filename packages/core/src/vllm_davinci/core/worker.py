@@ -50,9 +50,8 @@ from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_e
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
-from vllm_davinci.core.process.abandoned_engine import end_with_program
 from vllm_davinci.core.process.engine_exit import finish_teardown
-from vllm_davinci.core.process.lost_engine import end_with_other_engines
+from vllm_davinci.core.process.liveness import end_with_other_engines, end_with_program
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
 
