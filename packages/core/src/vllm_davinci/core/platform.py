@@ -38,6 +38,7 @@ from vllm_davinci.core.expert_balance.settings import settle_expert_balance
 from vllm_davinci.core.fused_moe.options import check_experts
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.middleware import add_to_server
+from vllm_davinci.core.process.plain_errors import shorten_errors_of_commands
 from vllm_davinci.core.process.shutdown import fail_when_engine_dies, take_over_signals
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class NPUPlatform(Platform):
         register()
         if parser is not None:
             add_to_server(parser)
+            shorten_errors_of_commands()
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
