@@ -266,7 +266,8 @@ from vllm_davinci.core.process import shutdown
 from vllm_davinci.core.process.shutdown import SignalledEnd
 
 shutdown.ENDS_WITHIN_S = 0.3
-signal.signal(signal.SIGTERM, lambda number, frame: print("before", flush=True))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: print("before", flush=True))
 begin = {begin}
 SignalledEnd(0.0, begin)
 for number in {numbers}:

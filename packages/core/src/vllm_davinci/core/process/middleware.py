@@ -6,6 +6,7 @@ and ends the requests that are open when the server is told to end.
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,8 @@ class EndedRequests:
         self._is_ending = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":  # vLLM has put its signal handlers into place just before
+        if scope["type"] == "lifespan" and threading.current_thread() is threading.main_thread():
+            # vLLM has put its signal handlers into place just before.
             self._follow_signals(scope["app"].state)
         if scope["type"] != "http":
             await self._app(scope, receive, send)

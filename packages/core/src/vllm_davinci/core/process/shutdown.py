@@ -129,7 +129,8 @@ class Remains:
             with suppress(psutil.Error):
                 sockets = process.net_connections("unix")
                 self._sockets |= {Path(each.laddr) for each in sockets if each.laddr[:1] == "/"}
-        atexit.register(self._remove_sockets, os.getpid())
+        self._owner = os.getpid()
+        atexit.register(self.remove_sockets)
 
     def end(self) -> None:
         """Kills the processes that have not ended, and removes their sockets' files."""
@@ -140,10 +141,11 @@ class Remains:
                 ]
                 process.kill()
         psutil.wait_procs(self.processes, KILLED_WITHIN_S)
-        self._remove_sockets(os.getpid())
+        self.remove_sockets()
 
-    def _remove_sockets(self, owner: int) -> None:
-        for file in self._sockets if os.getpid() == owner else ():
+    def remove_sockets(self) -> None:
+        """Removes the files of sockets, whose connections stay; not in a fork of this process."""
+        for file in self._sockets if os.getpid() == self._owner else ():
             if file.is_socket():
                 file.unlink(missing_ok=True)
 
@@ -171,6 +173,7 @@ def _end_engines() -> None:
     if not engines:
         return
     remains = Remains(psutil.Process(pid) for pid in engines if psutil.pid_exists(pid or 0))
+    remains.remove_sockets()
     _after(ENDS_WITHIN_S, remains.end)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, lambda number, frame: remains.end())
