@@ -45,6 +45,7 @@ LISTED = {
     f"{CORE}kv_transfer/host_pages.py": DEVICE,
     f"{CORE}kv_transfer/mooncake_worker.py": f"{DEVICE}; of another engine: {OWN_LIMIT}",
     f"{CORE}kv_transfer/worker.py": DEVICE,
+    f"{CORE}log.py": OWN_LIMIT,
     f"{CORE}model_runner.py": DEVICE,
     f"{CORE}process/step_guard.py": OWN_LIMIT,
     f"{CORE}quantization/quant_matmul.py": DEVICE,

@@ -27,6 +27,7 @@ from vllm_davinci_testing.engines.server_process import (
     processes_of_session,
     shared_memory,
 )
+from vllm_davinci_testing.engines.signalled_server import LONG_STEP
 from vllm_davinci_testing.processes.forked import run_alone
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -179,7 +180,9 @@ INTERRUPTED = """
         pytest.param(
             "Loading weights took", 0.1, FORKED_WORKERS, id="loading", marks=pytest.mark.thorough
         ),
-        pytest.param("moment: generating", 1.0, FORKED_WORKERS, id="generating"),
+        pytest.param(
+            "moment: generating", 1.0, {**FORKED_WORKERS, **LONG_STEP}, id="in_a_long_step"
+        ),
     ],
 )
 def test_an_interrupt_ends_everything(

@@ -47,12 +47,11 @@ from vllm_davinci.core.distributed.host_address import name_host_address
 from vllm_davinci.core.distributed.host_waits import limit_host_waits
 from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
 from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
-from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.log import init_logger, progress
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
-from vllm_davinci.core.process.abandoned_engine import end_with_program
 from vllm_davinci.core.process.engine_exit import finish_teardown
-from vllm_davinci.core.process.lost_engine import end_with_other_engines
+from vllm_davinci.core.process.liveness import end_with_other_engines, end_with_program
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
 
@@ -178,7 +177,8 @@ class NPUWorker(Worker):
                 get_config(self.vllm_config).expert_piece_tokens,
                 self.scheduler_config.max_num_batched_tokens,
             )
-        available_bytes: int = super().determine_available_memory()
+        with progress(logger, "The profile run, a step of the largest size,", self.rank == 0):
+            available_bytes: int = super().determine_available_memory()
         self.piece_bytes = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
         graphs = self.model_runner.graphs.profile_memory()
         if self.cache_config.kv_cache_memory_bytes is None:

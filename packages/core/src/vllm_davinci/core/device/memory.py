@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import torch_npu
 
+from vllm_davinci.core import components
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.log import init_logger
 
@@ -116,6 +118,7 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     request_bytes = sum(spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values())
     needed_bytes = request_bytes + block_bytes
     if available_bytes >= needed_bytes:
+        _warn_of_host_memory(available_bytes)
         return
     missing_bytes = needed_bytes - available_bytes
     total_bytes = worker.init_snapshot.total_memory
@@ -156,3 +159,22 @@ def format_bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.2f} {unit}"
     return f"{count} bytes"
+
+
+def _warn_of_host_memory(kv_cache_bytes: int) -> None:
+    """Says where a virtual device's KV cache could take more memory than its host has.
+
+    A virtual device takes the host's memory when it is written: the cache grows token by token.
+    kv_cache_bytes: of this rank
+    """
+    if components.active_device() is None or not components.device_computes():
+        return
+    free_bytes = psutil.virtual_memory().available
+    if kv_cache_bytes > free_bytes:
+        logger.warning(
+            "The KV cache may grow to %.1f GiB, and this host, whose memory the virtual device "
+            "takes as tokens are written, has %.1f GiB left. Bound it for long runs: "
+            "--kv-cache-memory-bytes, or `vnpu run --memory` for the whole device.",
+            kv_cache_bytes / 2**30,
+            free_bytes / 2**30,
+        )

@@ -6,10 +6,8 @@ rank that raises tells the others (core.distributed.fault_channel) and launches 
 every rank has raised at the same point. Where one has not, all ranks end: decisions/0013.
 """
 
-import logging
 import os
 import re
-import sys
 import threading
 import traceback
 from collections import deque
@@ -30,7 +28,7 @@ from vllm_davinci.core.errors import RankFaultError
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.engine_exit import is_of_engine
 from vllm_davinci.core.process.fault_report import leave_report
-from vllm_davinci.core.process.stopped_ranks import StoppedRanks
+from vllm_davinci.core.process.liveness import StoppedRanks, leave_at_once
 
 logger = init_logger(__name__)
 
@@ -275,10 +273,7 @@ class StepGuard:
         if self._channel.is_closed:
             return  # in order, which vLLM sees to
         self._end_stopped()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._exit(1)
+        leave_at_once(1, self._exit)
 
 
 class GuardedOutput(AsyncModelRunnerOutput):

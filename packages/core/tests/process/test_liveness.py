@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vllm_davinci.core.distributed.fault_channel import Fault
-from vllm_davinci.core.process import stopped_ranks
-from vllm_davinci.core.process.stopped_ranks import StoppedRanks
+from vllm_davinci.core.process import liveness
+from vllm_davinci.core.process.liveness import StoppedRanks
 
 STOPPED = Fault(1, "host", 4242)
 
@@ -15,7 +15,7 @@ class Engine:
     """An engine as the watch sees it; the thread of the watch sleeps through the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stopped_ranks, "LOOKS_EVERY_S", 3600.0)
+        monkeypatch.setattr(liveness, "LOOKS_EVERY_S", 3600.0)
         monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")
         self.stopped: list[Fault] = []
         self.calls, self.is_busy = 5, False
