@@ -1,8 +1,8 @@
 """Captures a runner's model once per size, as far as the device has room."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +48,22 @@ class CapturableRunner(Protocol):
     def _cleanup_profiling_kv_cache(self) -> None: ...
 
 
+@contextmanager
+def small_kv_cache(runner: CapturableRunner) -> Iterator[bool]:
+    """A KV cache of few blocks meanwhile; False where a rank has no room for one, as then it has
+    none for a real one. Every rank calls it."""
+    try:
+        with set_current_vllm_config(runner.vllm_config):
+            runner._init_minimal_kv_cache_for_profiling()
+        is_there = True
+    except torch.OutOfMemoryError:
+        is_there = False
+    try:
+        yield least_of_all_ranks(is_there) > 0
+    finally:
+        runner._cleanup_profiling_kv_cache()
+
+
 class GraphCapture:
     """The graphs of one runner: which sizes there are, what they take, how often they ran.
 
@@ -75,11 +91,11 @@ class GraphCapture:
         return self._wrapper
 
     def measure_workspaces(self) -> None:
-        """Keeps the bytes of the workspaces that torch_npu has given each stream by now.
+        """Keeps the bytes of the workspaces that torch_npu has given each stream since, at most.
 
         vLLM does not count them: it measures after they have been given back.
         """
-        self._workspace_bytes = _release_workspaces()
+        self._workspace_bytes = max(self._workspace_bytes, _release_workspaces())
 
     def profile_memory(self) -> GraphMemory:
         """Captures the two largest sizes over a small KV cache and drops them again.
@@ -91,8 +107,12 @@ class GraphCapture:
         workspaces = self._workspace_bytes
         if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
             return GraphMemory(0, 0, workspaces)
-        if not self._has_room_for_trial():
-            return GraphMemory(0, 0, workspaces)
+        with small_kv_cache(self._runner) as is_there:
+            if is_there:
+                self._memory = self._captured_memory(workspaces)
+        return self._memory or GraphMemory(0, 0, workspaces)
+
+    def _captured_memory(self, workspaces: int) -> GraphMemory | None:
         taken: list[int] = []
         model = self._wrapper
         assert model is not None
@@ -115,23 +135,7 @@ class GraphCapture:
             for keys in self._dispatcher.cudagraph_keys.values():
                 keys.clear()
             self._dispatcher.keys_initialized = False
-            self._runner._cleanup_profiling_kv_cache()
-        if taken:
-            self._memory = GraphMemory(taken[0], taken[-1], workspaces)
-        return self._memory or GraphMemory(0, 0, workspaces)
-
-    def _has_room_for_trial(self) -> bool:
-        """Allocates a small KV cache. A device without room for it has none for a real one."""
-        try:
-            with set_current_vllm_config(self._vllm_config):
-                self._runner._init_minimal_kv_cache_for_profiling()
-            is_there = True
-        except torch.OutOfMemoryError:
-            is_there = False
-        if least_of_all_ranks(is_there):
-            return True
-        self._runner._cleanup_profiling_kv_cache()
-        return False
+        return GraphMemory(taken[0], taken[-1], workspaces) if taken else None
 
     def capture(
         self,

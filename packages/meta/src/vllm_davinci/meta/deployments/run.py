@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.meta.deployments.table import Deployment
+from vllm_davinci.meta.dry_run.time_limit import time_limit
 
-LIMIT_S = 1200.0
 _PREFIX = "vllm-davinci dry-run: "
 _MOST_CHARACTERS = 400
+_FEWEST_TOKENS = 256  # of a step, whatever its limits are
 _MEMORY = ("weight", "activation", "other", "graph", "piece", "cache")
 
 
@@ -56,10 +57,13 @@ class Outcome:
         return row.refused in self.reason
 
 
-def run_all(rows: Iterable[Deployment], directory: Path, resume: bool = False) -> Iterator[Outcome]:
+def run_all(
+    rows: Iterable[Deployment], directory: Path, resume: bool = False, limit_s: float | None = None
+) -> Iterator[Outcome]:
     """Dry-runs one row after the other. Reports, logs and outcomes go into the directory.
 
-    resume: rows whose outcome is there already are not run again
+    resume:  rows whose outcome is there already are not run again
+    limit_s: for each row; None: by its steps
     """
     directory.mkdir(parents=True, exist_ok=True)
     context = prepared_processes()
@@ -68,7 +72,7 @@ def run_all(rows: Iterable[Deployment], directory: Path, resume: bool = False) -
         if resume and path.is_file():
             yield Outcome(**json.loads(path.read_text(encoding="utf-8")))
             continue
-        outcome = _run(row, directory, context)
+        outcome = _run(row, directory, context, limit_s or time_limit(_steps(row)))
         path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
         yield outcome
 
@@ -80,11 +84,16 @@ def prepared_processes() -> ForkServerContext:
     return context
 
 
-def _run(row: Deployment, directory: Path, context: ForkServerContext) -> Outcome:
+def _steps(row: Deployment) -> int:
+    """Steps that the row's requests take at most, each of whose prompts may come in many."""
+    return row.requests * (-(-row.prompt_tokens // _FEWEST_TOKENS) + row.output_tokens)
+
+
+def _run(row: Deployment, directory: Path, context: ForkServerContext, limit_s: float) -> Outcome:
     report, log = (directory / f"{row.name}.{kind}" for kind in ("report.json", "log"))
     report.unlink(missing_ok=True)
     options = (f"--deployment={row.name}", f"--json={report}")
-    reason = run_apart(context, options, log, LIMIT_S)
+    reason = run_apart(context, options, log, limit_s)
     if reason is not None or not report.is_file():
         return Outcome(row.name, reason or "there is no report")
     return outcome_of(row.name, json.loads(report.read_text(encoding="utf-8")))
