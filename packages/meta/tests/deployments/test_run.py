@@ -34,6 +34,11 @@ REPORT = {
         "cache_bytes": 2 << 30,
         "total_bytes": 64 << 30,
         "cache_tokens": 7000,
+        "largest_steps": {
+            "64 tokens of prompts, whole": 1 << 30,
+            "64 tokens of prompts, cut at 50%": 3 << 29,
+            "63 tokens of decodes and a prompt, cut at 50%": 1 << 29,
+        },
     },
     # Two prompts in pieces beside the first one's tokens, then tokens alone.
     "steps": [step([64], 9, 8), step([1, 63], 7, 6), step([1, 1], 3, 2), step([1, 1], 5, 4)],
@@ -45,6 +50,7 @@ def test_figures_are_of_steps_with_prompts_and_of_steps_without() -> None:
     assert found.reason is None
     assert (found.ranks, found.cache_tokens) == (16, 7000)
     assert (found.used_bytes, found.memory_bytes) == (6 << 30, 64 << 30)
+    assert (found.whole_bytes, found.split_bytes) == (1 << 30, 3 << 29)
     assert (found.first_token_ms, found.first_token_bound_ms) == (16, 14)
     assert (found.token_ms, found.token_bound_ms) == (4, 3)
 
@@ -100,8 +106,8 @@ def test_the_page_has_a_line_for_each_row() -> None:
     assert lines[:3] == ["# Deployments", "", "Figures of today."]
     assert "of 2 models; 1 start and serve their requests, 1 do not." in page
     assert (
-        f"| {NAME} | mixed | 16 x ascend910b3 | 6.0 of 64 | 7,000 | 4 x 1024 | 16.0 (14.0) "
-        "| 4.0 (3.0) |"
+        f"| {NAME} | mixed | 16 x ascend910b3 | 6.0 of 64 | 1.0 / 1.5 | 7,000 | 4 x 1024 "
+        "| 16.0 (14.0) | 4.0 (3.0) |"
     ) in lines
     assert "| gpt-oss-120b-a2-tp4 | mixed | ascend910b3 | no sinks / none |" in lines
 

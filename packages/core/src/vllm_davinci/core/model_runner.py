@@ -31,7 +31,8 @@ from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.expert_balance.runner import BalancingRunner
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
-from vllm_davinci.core.graph.capture import GraphCapture, small_kv_cache
+from vllm_davinci.core.graph.capture import GraphCapture
+from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode

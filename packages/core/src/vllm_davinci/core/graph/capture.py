@@ -1,15 +1,15 @@
 """Captures a runner's model once per size, as far as the device has room."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 import torch_npu
 from vllm.compilation.counter import compilation_counter
 from vllm.compilation.monitor import set_cudagraph_capturing_enabled
-from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import is_global_first_rank
 from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
@@ -23,6 +23,7 @@ from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.graph.drafter import DrafterGraphs
 from vllm_davinci.core.graph.plan import CapturePlan, GraphMemory, LayerCounts, plan_capture
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
+from vllm_davinci.core.graph.small_kv_cache import RunnerWithCache, small_kv_cache
 from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
@@ -30,38 +31,19 @@ from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
 logger = init_logger(__name__)
 
 
-class CapturableRunner(Protocol):
+class CapturableRunner(RunnerWithCache, Protocol):
     """Stands for what a capture takes of vLLM's runner; its methods are called in this order.
 
     cudagraph_dispatcher:     asks for sizes and chooses one for each step
     uniform_decode_query_len: tokens of a request that decodes
     """
 
-    vllm_config: VllmConfig
     cudagraph_dispatcher: CudagraphDispatcher
     uniform_decode_query_len: int
 
-    def _init_minimal_kv_cache_for_profiling(self) -> None: ...
     def _freeze_gc(self) -> AbstractContextManager[None]: ...
     def _warmup_and_capture(self, desc: BatchDescriptor, **options: Any) -> None: ...
     def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
-    def _cleanup_profiling_kv_cache(self) -> None: ...
-
-
-@contextmanager
-def small_kv_cache(runner: CapturableRunner) -> Iterator[bool]:
-    """A KV cache of few blocks meanwhile; False where a rank has no room for one, as then it has
-    none for a real one. Every rank calls it."""
-    try:
-        with set_current_vllm_config(runner.vllm_config):
-            runner._init_minimal_kv_cache_for_profiling()
-        is_there = True
-    except torch.OutOfMemoryError:
-        is_there = False
-    try:
-        yield least_of_all_ranks(is_there) > 0
-    finally:
-        runner._cleanup_profiling_kv_cache()
 
 
 class GraphCapture:

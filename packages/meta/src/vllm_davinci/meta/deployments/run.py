@@ -31,6 +31,8 @@ class Outcome:
     ranks:          of the engine
     used_bytes:     that a device plans with, of memory_bytes
     cache_tokens:   of one data-parallel rank
+    whole_bytes, split_bytes: that a step takes at most beside weights and cache, whole and in
+                    ubatches; 0 where no step is split
     first_token_ms: until every request has its first token
     token_ms:       of a step that only decodes
     ..._bound_ms:   the same if all that can overlap did
@@ -42,6 +44,8 @@ class Outcome:
     used_bytes: int = 0
     memory_bytes: int = 0
     cache_tokens: int = 0
+    whole_bytes: int = 0
+    split_bytes: int = 0
     first_token_ms: float = 0.0
     first_token_bound_ms: float = 0.0
     token_ms: float = 0.0
@@ -145,6 +149,10 @@ def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
     last = max((at for at, is_prompt in enumerate(has_prompt) if is_prompt), default=-1)
     first, later = steps[: last + 1], steps[last + 1 :]
 
+    largest = {form: [0] for form in ("whole", "split")}
+    for kind, size in memory["largest_steps"].items():
+        largest["whole" if kind.endswith("whole") else "split"].append(size)
+
     def ms(chosen: list[dict[str, Any]], take: Any, total: Any) -> float:
         return total(take(step) for step in chosen) / 10**9 if chosen else 0.0
 
@@ -160,6 +168,8 @@ def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
         used_bytes=sum(memory[f"{part}_bytes"] for part in _MEMORY),
         memory_bytes=memory["total_bytes"],
         cache_tokens=memory["cache_tokens"],
+        whole_bytes=max(largest["whole"]),
+        split_bytes=max(largest["split"]),
         first_token_ms=ms(first, taken, sum),
         first_token_bound_ms=ms(first, bound, sum),
         token_ms=ms(later, taken, statistics.median),
