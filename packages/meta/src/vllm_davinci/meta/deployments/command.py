@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.limit is not None and (not options.limit > 0 or _runs_nothing(options)):
         problem = f"--limit {options.limit:g}: seconds above 0, with --run or --step-costs"
     if problem is not None:
-        console.print(f"vllm-davinci deployments: {problem}", markup=False)
+        console.print(f"vllm-davinci deployments: {problem}", markup=False, soft_wrap=True)
         return 2
     try:
         rows = _chosen(options)
