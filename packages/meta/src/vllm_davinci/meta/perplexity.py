@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rich.console import Console
 
 from vllm_davinci.meta import core_access
+from vllm_davinci.meta.given_arguments import problem_of_engine
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -73,6 +74,9 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     except (OSError, UnicodeDecodeError) as error:
         tell(f"{error}. Name UTF-8 text files.")
         return 2
+    if (problem := problem_of_engine(options.model, engine_arguments)) is not None:
+        tell(problem)
+        return 1
     # The answer alone goes to the output; vLLM's processes would write there, too.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     core_access.prepare()
