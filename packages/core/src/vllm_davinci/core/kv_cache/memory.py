@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.paged_cache import PagedCache
 from vllm_davinci.core.components.fused_ops import fused_op
@@ -30,7 +31,7 @@ from vllm_davinci.core.kv_cache.shared_pages import (
 )
 from vllm_davinci.core.linear_attention.state_pages import StatePages
 
-LayerCache = PagedCache | MLACache | StatePages
+LayerCache = PagedCache | MLACache | StatePages | RowCache
 
 
 class KVCacheMemory:
@@ -73,7 +74,8 @@ class KVCacheMemory:
         bytes differ from vLLM's own views but belong to the same block of the same region; cache
         groups that overlay each other stay apart. Where some of these hold states, a page has a
         block's keys and its values, or with MLA a state has its piece of each part
-        (`shared_pages`).
+        (`shared_pages`). Caches of rows are packed: the pages of all layers of a group are one
+        block after another (`attention.compressed.row_cache`).
 
         shared_layers: layer -> the one whose cache it shares
         context:       in which the memory is allocated
@@ -83,12 +85,20 @@ class KVCacheMemory:
         pages: dict[str, torch.Tensor] = {}
         of_latents = latent_sizes(self._layers[name] for name in _planned_layers(kv_cache_config))
         in_pages = has_pages(kv_cache_config)
+        packed: torch.Tensor | None = None
         if kv_cache_config.kv_cache_tensors:
             with context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
                 memory = torch.zeros(size_bytes, dtype=torch.int8, device=self._device)
             for planned in kv_cache_config.kv_cache_tensors:
                 for index, layer_name in enumerate(planned.layers):
+                    layer = self._layers[layer_name]
+                    if isinstance(layer, RowCacheLayer):
+                        packed, start = memory, planned.offset + index * planned.layer_stride
+                        caches[layer_name] = RowCache.in_memory(
+                            memory, layer.kind, start, planned.block_stride
+                        )
+                        continue
                     region = _layer_region(memory, planned, index, kv_cache_config.num_blocks)
                     spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
                     if isinstance(spec, MambaSpec):
@@ -105,8 +115,10 @@ class KVCacheMemory:
             caches[layer_name] = caches[target_name]
         for layer_name, cache in caches.items():
             self._layers[layer_name].bind_kv_cache(cache)
-            if not in_pages:
+            if not in_pages and packed is None:
                 self._parts.extend(cache.parts)
+        if packed is not None:
+            self._parts.append(packed.view(torch.int32).view(kv_cache_config.num_blocks, -1))
         if in_pages:
             self._parts.extend(pages.values())
         self._num_blocks = kv_cache_config.num_blocks
