@@ -88,7 +88,8 @@ class Harness:
         spec: Any = layer.get_kv_cache_spec(self._config)
         page, row = spec.page_size_bytes, layer.kind.row_bytes
         block = 3 * row + page
-        memory = torch.full((NUM_BLOCKS * block,), 0x7F, dtype=torch.int8, device=self._device)
+        # All bits set are no number, in which a read of what was never written shows.
+        memory = torch.full((NUM_BLOCKS * block,), -1, dtype=torch.int8, device=self._device)
         layer.bind_kv_cache(RowCache.in_memory(memory, layer.kind, 2 * row, block))
         self._layers.append(layer)
         width = -(-512 // spec.block_size)

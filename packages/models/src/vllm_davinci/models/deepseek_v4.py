@@ -24,10 +24,10 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from vllm_davinci.core.attention.compressed.rope import RopeTable, inverse_frequencies
+from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.layers.residual_streams import StreamConnection, StreamHead, StreamRule
-from vllm_davinci.models.deepseek_v4_attention import DeepseekV4Attention
+from vllm_davinci.models.deepseek_v4_attention import DeepseekV4Attention, rope_tables
 
 
 class DeepseekV4MLP(nn.Module):
@@ -74,7 +74,7 @@ class DeepseekV4MoE(nn.Module):
             prefix=f"{prefix}.gate",
         )
         self.gate.tid2eid = self.gate.e_score_correction_bias = None
-        if layer < config.num_hash_layers:
+        if layer < num_hash_layers(config):
             table = torch.zeros(config.vocab_size, top_k, dtype=torch.int32)
             self.gate.tid2eid = nn.Parameter(table, requires_grad=False)
         else:
@@ -219,14 +219,10 @@ def expert_mapping(model: nn.Module) -> list[tuple[str, str, int, str]]:
     return mapping
 
 
-def rope_tables(config: Any, num_positions: int) -> dict[bool, RopeTable]:
-    """The tables of layers without and with compressed rows, which have YaRN's scaling alone."""
-    size, scaling = config.qk_rope_head_dim, config.rope_parameters
-    if scaling is not None and isinstance(scaling.get("compress"), dict):
-        scaling = scaling["compress"]
-    plain = inverse_frequencies(config.rope_theta, size, None)
-    scaled = inverse_frequencies(config.compress_rope_theta, size, scaling)
-    return {False: RopeTable(plain, num_positions), True: RopeTable(scaled, num_positions)}
+def num_hash_layers(config: Any) -> int:
+    """How many of the first layers have a table of each token's experts."""
+    kinds = getattr(config, "mlp_layer_types", None)
+    return int(config.num_hash_layers) if kinds is None else kinds.count("hash_moe")
 
 
 class NPUDeepseekV4ForCausalLM(nn.Module):

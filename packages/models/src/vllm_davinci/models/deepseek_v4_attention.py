@@ -21,7 +21,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_davinci.core.attention.compressed.compressor import OVERLAPPING, Compressor
 from vllm_davinci.core.attention.compressed.layer import CompressedAttention
-from vllm_davinci.core.attention.compressed.rope import CosSin, RopeTable
+from vllm_davinci.core.attention.compressed.rope import CosSin, RopeTable, inverse_frequencies
 from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.errors import UnsupportedFeatureError
@@ -78,7 +78,7 @@ class DeepseekV4Attention(nn.Module):
         dtype = vllm_config.model_config.dtype
         self._size, self._eps = config.head_dim, config.rms_norm_eps
         self._sizes = [config.q_lora_rank, self._size]
-        ratio = config.compress_ratios[layer]
+        ratio = compress_ratio(config, layer)
         self._rope = ropes[ratio > 1]
         ranks = get_tensor_model_parallel_world_size()
         heads, groups = config.num_attention_heads, config.o_groups
@@ -152,7 +152,7 @@ class DeepseekV4Attention(nn.Module):
         """
         if step is None:
             return self._project_back(self._profile(positions, x), self._rope.at(positions))
-        num_tokens = step.num_tokens
+        num_rows, num_tokens = len(x), step.num_tokens
         x, positions = x[:num_tokens], positions[:num_tokens]
         cos_sin = self._rope.at(positions)
         query, rows, q_c = self._project(x, cos_sin)
@@ -163,7 +163,8 @@ class DeepseekV4Attention(nn.Module):
             self.indexer.compressor.write_rows(x, step)
             index = self.indexer.project(x, q_c, cos_sin)
         out = self.rows.attend(query, rows, self.attn_sink, step, index)
-        return self._project_back(out, cos_sin)
+        result = self._project_back(out, cos_sin)
+        return nn.functional.pad(result, (0, 0, 0, num_rows - num_tokens))
 
     def _project(
         self, x: torch.Tensor, cos_sin: CosSin
@@ -196,6 +197,27 @@ class DeepseekV4Attention(nn.Module):
             self.indexer.project(x, q_c, cos_sin)
         self.rows.take_most_memory(query)
         return query
+
+
+def compress_ratio(config: Any, layer: int) -> int:
+    """Tokens of a layer's compressed rows; 0 or 1 without such rows.
+
+    config: as released, or with transformers' names, which it also gets from released ones
+    """
+    ratios = getattr(config, "compress_ratios", None)
+    if ratios is None:
+        return int(config.compress_rates.get(config.layer_types[layer], 0))
+    return int(ratios[layer])
+
+
+def rope_tables(config: Any, num_positions: int) -> dict[bool, RopeTable]:
+    """The tables of layers without and with compressed rows, which have YaRN's scaling alone."""
+    size, scaling = config.qk_rope_head_dim, config.rope_parameters
+    if scaling is not None and isinstance(scaling.get("compress"), dict):
+        scaling = scaling["compress"]
+    plain = inverse_frequencies(config.rope_theta, size, None)
+    scaled = inverse_frequencies(config.compress_rope_theta, size, scaling)
+    return {False: RopeTable(plain, num_positions), True: RopeTable(scaled, num_positions)}
 
 
 def make_compressor(

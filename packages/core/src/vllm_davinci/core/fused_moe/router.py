@@ -21,7 +21,7 @@ SQRT_SOFTPLUS = "sqrtsoftplus"
 SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
     "sigmoid": torch.sigmoid,
-    SQRT_SOFTPLUS: lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+    SQRT_SOFTPLUS: lambda logits: torch.nn.functional.softplus(logits).pow(0.5),
 }
 # Added to the sum of weights by which they are divided, where torch's operators do it.
 SMALLEST_SUM = 1e-20

@@ -73,7 +73,7 @@ class CompressedAttention(nn.Module):
             assert index is not None
             chosen = self._choice.choose(*index, step)
         out = torch.empty_like(query)
-        most = 0 if compressor is None else max(span.end for span in step.spans) // compressor.ratio
+        most = 0 if compressor is None else step.longest // compressor.ratio
         width = self._num_window + (most if chosen is None else chosen.shape[1])
         at_once = queries_at_once(query.shape[1], query.shape[2], width)
         for start in range(0, step.num_tokens, at_once):

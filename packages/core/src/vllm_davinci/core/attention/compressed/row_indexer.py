@@ -28,7 +28,7 @@ class RowChoice:
         """
         ratio = self._keys.ratio
         num_visible = (step.all.positions + 1) // ratio
-        most = max((span.end // ratio for span in step.spans), default=0)
+        most = step.longest // ratio
         if most <= self._num_chosen:  # all are chosen, whatever their scores
             return visible_rows(num_visible, most)
         chosen = num_visible.new_full((step.num_tokens, self._num_chosen), -1)

@@ -59,6 +59,11 @@ class StepTokens:
         return cls(spans[-1].rows.stop if spans else 0, spans, device)
 
     @property
+    def longest(self) -> int:
+        """All tokens of the longest request."""
+        return max((span.end for span in self.spans), default=0)
+
+    @property
     def all(self) -> Tokens:
         return self.closing(1)
 
