@@ -124,20 +124,21 @@ class DeepseekV4Attention(nn.Module):
         set_weight_attrs(self.attn_sink, {"weight_loader": _load_own_heads})
         self.compressor: Compressor | None = None
         self.indexer: RowIndexer | None = None
-        most = 0
+        choice, most = None, 0
         if ratio > 1:
             name, rope = f"{prefix}.compressor", self._rope
             self.compressor = make_compressor(vllm_config, ratio, self._size, rope, name)
             most = vllm_config.model_config.max_model_len // ratio
         if ratio == OVERLAPPING:
             self.indexer = RowIndexer(vllm_config, self._rope, f"{prefix}.indexer")
+            choice = RowChoice(self.indexer.compressor, config.index_topk)
             most = min(most, config.index_topk)
         self.rows = CompressedAttention(
             size=self._size,
             dtype=dtype,
             window=config.sliding_window,
             compressor=self.compressor,
-            choice=self.indexer and RowChoice(self.indexer.compressor, config.index_topk),
+            choice=choice,
             most_rows=most,
             prefix=prefix,
         )
