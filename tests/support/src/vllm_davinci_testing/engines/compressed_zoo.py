@@ -33,7 +33,8 @@ RELEASED: dict[str, Any] = {
     "q_lora_rank": 48,
     "o_groups": 4,
     "o_lora_rank": 24,
-    "index_n_heads": 8,
+    # With few, all of a key's products may be negative, and many keys have the score 0.
+    "index_n_heads": 32,
     "index_head_dim": 32,
     "index_topk": NUM_CHOSEN,
     "sliding_window": WINDOW,
