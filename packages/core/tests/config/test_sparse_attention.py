@@ -64,3 +64,33 @@ def test_blocks_may_go_on_in_the_hosts_memory():
     config = configuration(index_topk=2048)
     config.kv_transfer_config = SimpleNamespace(kv_connector="NPUOffloadingConnector")
     refuse_beside_sparse_attention(config)
+
+
+WITH_ROWS: dict[str, tuple[str, str, Any]] = {
+    "--speculative-config": ("", "speculative_config", SimpleNamespace()),
+    "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
+    "--data-parallel-size": ("parallel_config", "data_parallel_size", 2),
+    "--enable-eplb": ("parallel_config", "enable_eplb", True),
+    "quantized checkpoints (ascend)": ("model_config", "quantization", "ascend"),
+    "--enable-prompt-embeds": ("model_config", "enable_prompt_embeds", True),
+    "--decode-context-parallel-size": ("parallel_config", "decode_context_parallel_size", 2),
+}
+
+
+@pytest.mark.parametrize("named", [None, *WITH_ROWS])
+def test_what_has_not_been_tried_with_compressed_rows_is_refused(named: str | None):
+    config = configuration(index_topk=512, model_type="deepseek_v4")
+    config.speculative_config = None
+    config.cache_config = SimpleNamespace(kv_offloading_size=None)
+    vars(config.parallel_config).update(
+        data_parallel_size=1, enable_eplb=False, decode_context_parallel_size=1
+    )
+    vars(config.model_config).update(quantization=None, enable_prompt_embeds=False)
+    if named is None:
+        refuse_beside_sparse_attention(config)
+        return
+    part, field, value = WITH_ROWS[named]
+    setattr(getattr(config, part) if part else config, field, value)
+    with pytest.raises(ConfigurationError) as seen:
+        refuse_beside_sparse_attention(config)
+    assert named in str(seen.value)

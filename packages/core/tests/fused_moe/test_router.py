@@ -1,14 +1,17 @@
 """Routing rules and the expert stage equal their definitions in plain torch."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.models.deepseek_v4 import modeling_deepseek_v4
 
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
-from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
+from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts, with_chosen
 
 NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE = 16, 48, 24
 
@@ -94,6 +97,68 @@ def test_a_model_with_its_own_routing_function_is_asked(device: torch.device):
     assert ids.cpu().tolist() == [[14, 15]] * 4
 
 
+VOCAB_SIZE = 11
+
+
+def deepseek_v4_router(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A router of transformers with random weights, and rows for it."""
+    config = SimpleNamespace(
+        num_experts_per_tok=3,
+        num_local_experts=NUM_EXPERTS,
+        hidden_size=HIDDEN_SIZE,
+        scoring_func="sqrtsoftplus",
+        routed_scaling_factor=1.5,
+        vocab_size=VOCAB_SIZE,
+    )
+    router = getattr(modeling_deepseek_v4, name)(config)
+    router.weight.data.normal_(generator=generator(1))
+    return router, torch.randn(9, HIDDEN_SIZE, generator=generator(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_square_root_of_softplus_chooses_as_in_deepseek_v4(
+    dtype: torch.dtype, device: torch.device
+):
+    router, x = deepseek_v4_router("DeepseekV4TopKRouter")
+    router.e_score_correction_bias.normal_(generator=generator(3))
+    logits, expected, ids = router(x)
+    bias = router.e_score_correction_bias.to(device)
+    rule = RoutingRule(3, "sqrtsoftplus", scaling_factor=1.5, correction_bias=bias)
+    assert not rule.is_one_launch
+    weights, chosen = select_experts(x.to(device, dtype), logits.to(device), rule)
+    assert (weights.dtype, chosen.dtype) == (dtype, torch.int32)
+    order, expected_order = chosen.cpu().long().sort(), ids.sort()
+    assert torch.equal(order.values, expected_order.values)
+    torch.testing.assert_close(
+        weights.cpu().float().gather(1, order.indices),
+        expected.gather(1, expected_order.indices).detach(),
+        atol=1e-6 if dtype == torch.float32 else 5e-3,
+        rtol=1e-5 if dtype == torch.float32 else 5e-3,
+    )
+
+
+def test_a_table_chooses_by_token_and_logits_weigh(device: torch.device):
+    router, x = deepseek_v4_router("DeepseekV4HashRouter")
+    table = torch.randint(NUM_EXPERTS, (VOCAB_SIZE, 3), generator=generator(4))
+    router.tid2eid.copy_(table)
+    tokens = torch.randint(VOCAB_SIZE, (9,), generator=generator(5))
+    logits, expected, ids = router(x, tokens)
+    rule = RoutingRule(3, "sqrtsoftplus", scaling_factor=1.5, by_table=True)
+    carried = with_chosen(logits.to(device), table.int().to(device), tokens.to(device))
+    weights, chosen = select_experts(x.to(device), carried, rule)
+    assert torch.equal(chosen.cpu().long(), ids)
+    torch.testing.assert_close(weights.cpu(), expected.detach(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**31 - 1])
+def test_padding_of_any_number_has_experts_of_the_table(token: int, device: torch.device):
+    table = torch.full((VOCAB_SIZE, 3), NUM_EXPERTS - 1, dtype=torch.int32, device=device)
+    logits = torch.zeros(2, NUM_EXPERTS, device=device)
+    carried = with_chosen(logits, table, torch.tensor([0, token], device=device))
+    _, ids = select_experts(logits, carried, RoutingRule(3, "sqrtsoftplus", by_table=True))
+    assert ids.cpu().eq(NUM_EXPERTS - 1).all()
+
+
 def routed(
     experts: Experts, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
@@ -126,11 +191,18 @@ class Stage:
         )
 
     def defined(
-        self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, first: int, num_local: int
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        first: int,
+        num_local: int,
+        limit: float = math.inf,
     ) -> torch.Tensor:
         total = torch.zeros(x.shape)
         for expert in range(first, first + num_local):
             gate, up = (x.float() @ self.gate_up[expert].float()).chunk(2, -1)
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             rows = torch.nn.functional.silu(gate) * up @ self.down[expert].float()
             share = (weights.float() * (ids == expert)).sum(-1, keepdim=True)
             total += torch.where(share != 0, share * rows, 0)
@@ -155,6 +227,20 @@ def test_the_expert_stage_equals_its_definition(
     experts = stage.on_device(first, num_local)
     actual = routed(experts, x.to(device), weights.to(device), ids.to(device))
     torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_limit_caps_gates_and_clips_factors(device: torch.device):
+    stage = Stage()
+    x, weights, ids = routed_tokens(23)
+    limit = 0.5  # which about half of the numbers pass
+    whole = stage.on_device(0, NUM_EXPERTS)
+    experts = dataclasses.replace(whole, limit=limit)
+    assert not experts.has_fused_op(torch.float32)
+    expected = stage.defined(x, weights, ids, 0, NUM_EXPERTS, limit)
+    arguments = x.to(device), weights.to(device), ids.to(device)
+    actual = routed(experts, *arguments)
+    torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(routed(whole, *arguments).cpu(), expected, atol=1e-2)
 
 
 def test_the_expert_stage_in_bfloat16_is_close_to_its_definition(device: torch.device):

@@ -118,12 +118,14 @@ def test_rows_that_are_sorted_already_equal_the_definition(dtype: torch.dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("limit", [None, 0.5])
 def test_experts_whose_activation_takes_no_integers_round_between_their_products(
-    dtype: torch.dtype,
+    dtype: torch.dtype, limit: float | None
 ):
     weights = Weights(dtype)
     experts = weights.on_device()
-    experts = replace(experts, product_scale=experts.gate_up_scale.to(experts.down_scale.dtype))
+    scale = experts.gate_up_scale.to(experts.down_scale.dtype)
+    experts = replace(experts, product_scale=scale, limit=limit)
     counts = torch.tensor([3, 0, 5, 1, 2, 4])
     rows = torch.randn(15, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
     actual = experts(rows.npu(), counts.npu()).cpu()
@@ -133,6 +135,9 @@ def test_experts_whose_activation_takes_no_integers_round_between_their_products
         sums = (integers.long() @ weights.gate_up[number].long().t()).float()
         wide = sums * weights.gate_up_scale[number].to(experts.down_scale.dtype).float()
         rounded = (wide * scale[:, None]).to(dtype)
+        if limit is not None:
+            gate, up = rounded.chunk(2, -1)
+            rounded = torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit)], -1)
         activated = torch_npu.npu_swiglu(rounded.npu()).cpu()
         integers, scale = dynamic_quant(activated)
         sums = (integers.long() @ weights.down[number].long().t()).float()

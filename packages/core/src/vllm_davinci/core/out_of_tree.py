@@ -1,7 +1,7 @@
 """Registration with vLLM in every process: layer classes, quantization methods, models."""
 
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
-from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.activation import SiluAndMul, SiluAndMulWithClamp
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
@@ -38,7 +38,7 @@ from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.fused_moe.transformers_layer import NPUTransformersRoutedExperts
-from vllm_davinci.core.layers.activation import NPUSiluAndMul
+from vllm_davinci.core.layers.activation import NPUSiluAndMul, NPUSiluAndMulWithClamp
 from vllm_davinci.core.layers.embedding import NPUVocabParallelEmbedding
 from vllm_davinci.core.layers.linear import (
     NPUColumnParallelLinear,
@@ -66,6 +66,7 @@ from vllm_davinci.core.weight_transfer.registration import register as register_
 LAYERS: dict[str, type] = {
     RMSNorm.__name__: NPURMSNorm,
     SiluAndMul.__name__: NPUSiluAndMul,
+    SiluAndMulWithClamp.__name__: NPUSiluAndMulWithClamp,
     RotaryEmbedding.__name__: NPURotaryEmbedding,
     **VARIANTS,
     VocabParallelEmbedding.__name__: NPUVocabParallelEmbedding,

@@ -23,6 +23,7 @@ DRAFTERS = {
 MODELS = {
     **SEQUENCE_PARALLEL,
     **DRAFTERS,
+    "DeepseekV4ForCausalLM": "vllm_davinci.models.deepseek_v4:NPUDeepseekV4ForCausalLM",
     "InternS1ForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),

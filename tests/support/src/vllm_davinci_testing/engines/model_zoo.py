@@ -14,6 +14,11 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
+from vllm_davinci_testing.engines.compressed_zoo import (
+    COMPRESSED,
+    fill_streams_and_tables,
+    release,
+)
 from vllm_davinci_testing.engines.deepseek_zoo import DEEPSEEK, HEADS128
 from vllm_davinci_testing.engines.hybrid_zoo import HYBRIDS
 from vllm_davinci_testing.engines.mixture_zoo import MIXTURES
@@ -78,7 +83,7 @@ ZOO = (
 )
 
 
-EVERY = (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS, *SPARSE, ALL_CHOSEN)
+EVERY = (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS, *SPARSE, ALL_CHOSEN, *COMPRESSED)
 BY_NAME = {model.name: model for model in EVERY}
 
 
@@ -88,7 +93,11 @@ def write_checkpoint(model: ZooModel, directory: Path) -> Path:
         torch.manual_seed(model.seed)
         network = transformers.AutoModelForCausalLM.from_config(model.config(), dtype=torch.float32)
         fill_with_normal_weights(network)
+        if model in COMPRESSED:
+            fill_streams_and_tables(network)
     network.save_pretrained(directory)
+    if model in COMPRESSED:
+        release(directory, model.options)
     write_tokenizer(directory)
     return directory
 

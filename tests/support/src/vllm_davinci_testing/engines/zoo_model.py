@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,5 +45,5 @@ class ZooModel:
             bos_token_id=BOS_ID,
             eos_token_id=EOS_ID,
             pad_token_id=EOS_ID,
-            **self.options,
+            **copy.deepcopy(self.options),  # transformers adds to what is in it
         )

@@ -36,9 +36,34 @@ def refuse_beside_sparse_attention(vllm_config: "VllmConfig") -> None:
         ),
         f"{stages} pipeline stages, of which the first layers may share the choice of the stage "
         "before (--pipeline-parallel-size)": bool(shares) and stages > 1,
+        **(_refused_with_rows(vllm_config) if has_compressed_rows(model) else {}),
     }
     if asked := [feature for feature, is_asked in refused.items() if is_asked]:
         raise ConfigurationError(
             f"not available in {RELEASE} for {', '.join(model.architectures)}, whose attention is "
             f"sparse: {', '.join(asked)}. Start without it."
         )
+
+
+def has_compressed_rows(model: "ModelConfig") -> bool:
+    """Whether rows of the model's cache stand for groups of tokens."""
+    return getattr(model.hf_text_config, "model_type", None) == "deepseek_v4"
+
+
+def _refused_with_rows(vllm_config: "VllmConfig") -> dict[str, bool]:
+    """By option, whether it is asked for: those that have not been tried with such rows."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return {
+        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
+        "a KV cache that goes on elsewhere (--kv-transfer-config, --kv-offloading-size)": (
+            vllm_config.kv_transfer_config is not None
+            or vllm_config.cache_config.kv_offloading_size is not None
+        ),
+        "data parallelism (--data-parallel-size)": parallel.data_parallel_size > 1,
+        "expert balancing (--enable-eplb)": parallel.enable_eplb,
+        f"quantized checkpoints ({model.quantization})": model.quantization is not None,
+        "prompts of embeddings (--enable-prompt-embeds)": model.enable_prompt_embeds,
+        "a context divided among ranks (--decode-context-parallel-size)": (
+            parallel.decode_context_parallel_size > 1
+        ),
+    }

@@ -33,6 +33,7 @@ class Experts(ABC):
 
     first, num_local: this rank holds the physical experts [first, first + num_local) of
                       num_experts
+    limit:            of the gated activation's inputs, see `gated_activation`; None without
 
     A subclass gives `_compute`; one that compiled operators compute gives `fused_ops` and
     `_weights` too.
@@ -55,6 +56,7 @@ class Experts(ABC):
     first: int
     num_local: int
     num_experts: int
+    limit: float | None = None
 
     def __call__(
         self,
@@ -137,8 +139,11 @@ class Experts(ABC):
         return sums
 
     def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
-        """One of `fused_ops` for tokens of `dtype`, where an installed package has it."""
-        return None if self.fused_ops is None else fused_op(self.fused_ops[number])
+        """One of `fused_ops` for tokens of `dtype`, where an installed package has it. None of
+        them limits what it activates."""
+        if self.fused_ops is None or self.limit is not None:
+            return None
+        return fused_op(self.fused_ops[number])
 
     @property
     def _weights(self) -> dict[str, torch.Tensor]:
@@ -191,9 +196,22 @@ class FloatExperts(Experts):
         gate_up = grouped_matmul(rows, self.gate_up, tokens_per_expert)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = torch_npu.npu_swiglu(gate_up)
+        activated = gated_activation(gate_up, self.limit)
         result = grouped_matmul(activated, self.down, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
+
+
+def gated_activation(gate_up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """silu(gate) * up, where a limit caps the gate at it and clips up at both sides.
+
+    gate_up: [num_rows, 2 * n], gate before up
+    Returns [num_rows, n]. Source: DeepSeek-V4's swiglu_limit.
+    """
+    if limit is None:
+        return torch_npu.npu_swiglu(gate_up)
+    return torch_npu.npu_clipped_swiglu(
+        gate_up, alpha=1.0, limit=limit, bias=0.0, interleaved=False
+    )
 
 
 def grouped_matmul(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch_npu
@@ -24,7 +24,7 @@ from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.replicas import ReplicaTable
-from vllm_davinci.core.fused_moe.router import RoutingRule
+from vllm_davinci.core.fused_moe.router import RoutingRule, experts_table, with_chosen
 from vllm_davinci.core.fused_moe.shared_experts import shared_experts_overlap
 from vllm_davinci.core.fused_moe.ungated_experts import UngatedExperts
 
@@ -58,8 +58,9 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
         return self.moe_forward is not None and self.moe_forward.shared is not None
 
     @abstractmethod
-    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
-        """The experts of a layer whose tensors are loaded; place: first, num_local, num_experts."""
+    def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
+        """The experts of a layer whose tensors are loaded; place: first, num_local, num_experts,
+        and the limit of their activation."""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
         """Lays the weights out for the grouped products and prepares the forward."""
@@ -70,6 +71,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
             first=layer.local_num_experts * layer.moe_config.ep_rank,
             num_local=layer.local_num_experts,
             num_experts=layer.global_num_experts,
+            limit=layer.swiglu_limit,
         )
         rule = RoutingRule.of_layer(layer)
         self._factor_of_sum *= _take_factor_of_sum(rule, layer)
@@ -91,8 +93,11 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See FusedMoEForward."""
+        """See FusedMoEForward. input_ids: [num_tokens], of layers whose experts a table has"""
         assert self.moe_forward is not None
+        if (table := experts_table(layer)) is not None:
+            assert input_ids is not None, f"{layer.layer_name} chooses experts by token ids"
+            router_logits = with_chosen(router_logits, table, input_ids)
         return self.moe_forward(x, router_logits)
 
 
@@ -104,7 +109,7 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
         if self.moe_forward is None:
             super().process_weights_after_loading(layer)
 
-    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+    def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
         gate_up = transposed_in_memory(layer.w13_weight)
         down = transposed_in_memory(layer.w2_weight)
         if layer.moe_config.has_bias:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 NORM_SOFTMAX, NORM_SIGMOID = 0, 1
 GROUP_SCORE_MAX, GROUP_SCORE_TOP2_SUM = 0, 1
 
+SQRT_SOFTPLUS = "sqrtsoftplus"
+# How logits become scores, by the names that configurations have for it.
+SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda logits: logits.softmax(dim=-1),
+    "sigmoid": torch.sigmoid,
+    SQRT_SOFTPLUS: lambda logits: torch.nn.functional.softplus(logits).pow(0.5),
+}
+# Added to the sum of weights by which they are divided, where torch's operators do it.
+SMALLEST_SUM = 1e-20
+
 # (x, router_logits, top_k, renormalize) -> (weights, expert ids)
 CustomRouting = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -24,11 +34,13 @@ CustomRouting = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 class RoutingRule:
     """A model's rule for choosing experts.
 
-    scoring:         "softmax" or "sigmoid" over the router's logits
+    scoring:         one of SCORES, over the router's logits
     renormalize:     the chosen experts' weights sum to one, before scaling
     num_expert_group, topk_group: experts are chosen within the best groups only; 1, 1 without
     correction_bias: [num_experts], added to the scores for the choice, not for the weights
     custom:          the model's own function, instead of all of the above
+    by_table:        a table has each token's experts already: they come as the last top_k columns
+                     of the logits, see `with_chosen`
     """
 
     top_k: int
@@ -39,19 +51,21 @@ class RoutingRule:
     scaling_factor: float = 1.0
     correction_bias: torch.Tensor | None = None
     custom: CustomRouting | None = None
+    by_table: bool = False
 
     @classmethod
     def of_layer(cls, layer: "RoutedExperts") -> "RoutingRule":
         """The rule vLLM's model gave to its layer."""
-        if layer.scoring_func not in ("softmax", "sigmoid"):
+        if layer.scoring_func not in SCORES:
             raise UnsupportedFeatureError(
-                f"{layer.layer_name} scores experts by {layer.scoring_func!r}. Known are 'softmax' "
-                "and 'sigmoid'; choose another model."
+                f"{layer.layer_name} scores experts by {layer.scoring_func!r}. Known are "
+                f"{', '.join(map(repr, SCORES))}; choose another model."
             )
         grouped = layer.use_grouped_topk
         bias = layer.e_score_correction_bias
-        # vLLM scales where groups or a bias are, and nowhere else.
-        scaled = grouped or bias is not None
+        by_table = experts_table(layer) is not None
+        # vLLM scales where groups or a bias are, or a table, and nowhere else.
+        scaled = grouped or bias is not None or by_table or layer.scoring_func == SQRT_SOFTPLUS
         return cls(
             top_k=layer.top_k,
             scoring=layer.scoring_func,
@@ -61,16 +75,23 @@ class RoutingRule:
             scaling_factor=layer.routed_scaling_factor if scaled else 1.0,
             correction_bias=None if bias is None else bias.detach().as_subclass(torch.Tensor),
             custom=layer.custom_routing_function,
+            by_table=by_table,
         )
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing but the scores decides."""
         return (
-            self.num_expert_group == 1
+            not self.is_composed
+            and self.num_expert_group == 1
             and self.correction_bias is None
             and self.scaling_factor == 1.0
         )
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether no operator has the rule, so that torch's operators compute it."""
+        return self.by_table or self.scoring == SQRT_SOFTPLUS
 
     @property
     def is_one_launch(self) -> bool:
@@ -78,7 +99,7 @@ class RoutingRule:
 
         They always renormalize sigmoid scores, and those of a softmax only when it is plain.
         """
-        if self.custom is not None:
+        if self.custom is not None or self.is_composed:
             return False
         return self.renormalize == (self.scoring == "sigmoid" or self.is_plain)
 
@@ -89,7 +110,7 @@ def select_experts(
     """The experts of each token, best first.
 
     x:             [num_tokens, hidden_size]; its dtype becomes the weights'
-    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16
+    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16; with a table's experts after them
     Returns weights [num_tokens, top_k] with x's dtype and ids [num_tokens, top_k], int32.
     Scores are computed in fp32; of equal scores the lower number wins. A NaN in one token's
     logits changes that token's choice only.
@@ -106,7 +127,9 @@ def select_experts(
     bias = rule.correction_bias
     if bias is not None and bias.dtype != router_logits.dtype:
         router_logits = router_logits.to(bias.dtype)
-    if rule.is_plain and rule.scoring == "softmax":
+    if rule.is_composed:
+        weights, ids = _composed(router_logits, rule)
+    elif rule.is_plain and rule.scoring == "softmax":
         # The softmax over the chosen logits alone is the renormalized softmax over all.
         weights, ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
             router_logits, k=rule.top_k, renorm=int(rule.renormalize)
@@ -141,3 +164,41 @@ def _gating_top_k(
     if rule.renormalize:
         chosen = chosen / chosen.sum(-1, keepdim=True)
     return chosen * rule.scaling_factor, ids
+
+
+def _composed(router_logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts by a table, or by the square root of softplus; without groups."""
+    logits, ids = router_logits, None
+    if rule.by_table:
+        num_experts = logits.shape[1] - rule.top_k
+        logits, chosen = logits.split([num_experts, rule.top_k], dim=-1)
+        ids = chosen.to(torch.int64)
+    scores = SCORES[rule.scoring](logits.float())
+    if ids is None:
+        choice = scores if rule.correction_bias is None else scores + rule.correction_bias
+        ids = choice.topk(rule.top_k, dim=-1).indices
+    weights = scores.gather(-1, ids)
+    if rule.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True).add_(SMALLEST_SUM)
+    return weights * rule.scaling_factor, ids.to(torch.int32)
+
+
+def experts_table(layer: "RoutedExperts") -> torch.Tensor | None:
+    """[vocab_size, top_k], int32: the experts of each token id; None where logits decide."""
+    table: torch.Tensor | None = getattr(layer, "hash_indices_table", None)
+    return table
+
+
+def with_chosen(
+    router_logits: torch.Tensor, table: torch.Tensor, input_ids: torch.Tensor
+) -> torch.Tensor:
+    """Router logits with the experts of a table after them, which then travel with the tokens.
+
+    router_logits: [num_tokens, num_experts]; become fp32, which holds numbers of experts exactly
+    input_ids:     [num_tokens], where rows that are padding may have any number: those outside the
+                   table take the first row
+    Returns [num_tokens, num_experts + top_k].
+    """
+    is_known = (input_ids >= 0) & (input_ids < table.shape[0])
+    chosen = table.index_select(0, input_ids.masked_fill(~is_known, 0))
+    return torch.cat([router_logits.float(), chosen.float()], dim=-1)

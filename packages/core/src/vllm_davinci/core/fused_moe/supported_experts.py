@@ -30,7 +30,9 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
     wants = {
         f"activation {layer.activation.value!r} (of experts {biased} biases, only {names} "
         f"{'are' if len(known) > 1 else 'is'} known)": layer.activation not in known,
-        "a limit inside SwiGLU": layer.swiglu_limit is not None,
+        "a limit inside an activation other than SwiGLU": (
+            layer.swiglu_limit is not None and layer.activation is not MoEActivation.SILU
+        ),
         "weights on the input of more than one expert per token": (
             layer.apply_router_weight_on_input and layer.top_k > 1
         ),
@@ -71,8 +73,8 @@ def _refusal_of_selection(
     rule: RoutingRule, num_experts: int, dtype: torch.dtype, bias_dtype: torch.dtype | None
 ) -> str | None:
     """rule: without its bias, which has zeros of bias_dtype here"""
-    if rule.custom is not None:
-        return None  # the model's own, in plain torch
+    if rule.custom is not None or rule.is_composed:
+        return None  # in plain torch
     new = functools.partial(torch.zeros, device="npu")
     if bias_dtype is not None:
         rule = dataclasses.replace(rule, correction_bias=new(num_experts, dtype=bias_dtype))

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.paged_cache import PagedCache
 from vllm_davinci.core.components.fused_ops import fused_op
@@ -30,7 +31,7 @@ from vllm_davinci.core.kv_cache.shared_pages import (
 )
 from vllm_davinci.core.linear_attention.state_pages import StatePages
 
-LayerCache = PagedCache | MLACache | StatePages
+LayerCache = PagedCache | MLACache | StatePages | RowCache
 
 
 class KVCacheMemory:
@@ -73,44 +74,75 @@ class KVCacheMemory:
         bytes differ from vLLM's own views but belong to the same block of the same region; cache
         groups that overlay each other stay apart. Where some of these hold states, a page has a
         block's keys and its values, or with MLA a state has its piece of each part
-        (`shared_pages`).
+        (`shared_pages`). Caches of rows are packed: the pages of all layers of a group are one
+        block after another (`attention.compressed.row_cache`).
 
         shared_layers: layer -> the one whose cache it shares
         context:       in which the memory is allocated
         Returns each layer's cache.
         """
         caches: dict[str, LayerCache] = {}
-        pages: dict[str, torch.Tensor] = {}
-        of_latents = latent_sizes(self._layers[name] for name in _planned_layers(kv_cache_config))
-        in_pages = has_pages(kv_cache_config)
+        whole: list[torch.Tensor] = []
         if kv_cache_config.kv_cache_tensors:
             with context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
                 memory = torch.zeros(size_bytes, dtype=torch.int8, device=self._device)
-            for planned in kv_cache_config.kv_cache_tensors:
-                for index, layer_name in enumerate(planned.layers):
-                    region = _layer_region(memory, planned, index, kv_cache_config.num_blocks)
-                    spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
-                    if isinstance(spec, MambaSpec):
-                        parts = state_parts(region, spec.page_size_bytes, of_latents)
-                        caches[layer_name] = StatePages(parts, spec.shapes, spec.dtypes)
-                    else:
-                        caches[layer_name] = self._cache(
-                            layer_name, region, spec, block_size, in_pages
-                        )
-                    # In words of 4 bytes: the operator that fills blocks takes no int8.
-                    words = region.view(torch.int32)
-                    pages[layer_name] = words.view(kv_cache_config.num_blocks, -1)
+            if self._is_packed(kv_cache_config):
+                caches = self._packed(memory, kv_cache_config)
+                whole = [memory]
+            else:
+                caches, whole = self._in_regions(memory, kv_cache_config, kernel_block_sizes)
         for layer_name, target_name in shared_layers.items():
             caches[layer_name] = caches[target_name]
         for layer_name, cache in caches.items():
             self._layers[layer_name].bind_kv_cache(cache)
-            if not in_pages:
+            if not whole:
                 self._parts.extend(cache.parts)
-        if in_pages:
-            self._parts.extend(pages.values())
+        # In words of 4 bytes: the operator that fills blocks takes no int8.
+        self._parts.extend(
+            each.view(torch.int32).view(kv_cache_config.num_blocks, -1) for each in whole
+        )
         self._num_blocks = kv_cache_config.num_blocks
         return caches
+
+    def _is_packed(self, kv_cache_config: KVCacheConfig) -> bool:
+        layers = [self._layers[name] for name in _planned_layers(kv_cache_config)]
+        return any(isinstance(layer, RowCacheLayer) for layer in layers)
+
+    def _packed(
+        self, memory: torch.Tensor, kv_cache_config: KVCacheConfig
+    ) -> dict[str, LayerCache]:
+        """Caches of rows: views of all memory."""
+        return {
+            name: RowCache.in_memory(
+                memory,
+                self._layers[name].kind,
+                planned.offset + index * planned.layer_stride,
+                planned.block_stride,
+            )
+            for planned in kv_cache_config.kv_cache_tensors
+            for index, name in enumerate(planned.layers)
+        }
+
+    def _in_regions(
+        self, memory: torch.Tensor, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
+    ) -> tuple[dict[str, LayerCache], list[torch.Tensor]]:
+        """The others, and where a block is one run of bytes the regions that hold them."""
+        caches: dict[str, LayerCache] = {}
+        regions: list[torch.Tensor] = []
+        in_pages = has_pages(kv_cache_config)
+        of_latents = latent_sizes(self._layers[name] for name in _planned_layers(kv_cache_config))
+        for planned in kv_cache_config.kv_cache_tensors:
+            for index, layer_name in enumerate(planned.layers):
+                region = _layer_region(memory, planned, index, kv_cache_config.num_blocks)
+                spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
+                if isinstance(spec, MambaSpec):
+                    parts = state_parts(region, spec.page_size_bytes, of_latents)
+                    caches[layer_name] = StatePages(parts, spec.shapes, spec.dtypes)
+                else:
+                    caches[layer_name] = self._cache(layer_name, region, spec, block_size, in_pages)
+                regions.append(region)
+        return caches, regions if in_pages else []
 
     def _cache(
         self,

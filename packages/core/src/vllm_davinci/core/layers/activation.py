@@ -2,7 +2,7 @@
 
 import torch
 import torch_npu
-from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.activation import SiluAndMul, SiluAndMulWithClamp
 
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, TracedActivation
 
@@ -27,3 +27,13 @@ class NPUSiluAndMul(SiluAndMul):
         if isinstance(x, TracedActivation):
             return TracedActivation(torch_npu.npu_swiglu(x.floats), x.readers.add_activation())
         return torch_npu.npu_swiglu(x)
+
+
+class NPUSiluAndMulWithClamp(SiluAndMulWithClamp):
+    """The same of a gate that is capped and of factors that are clipped, in one launch."""
+
+    def forward_oot(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., 2 * d]. Returns [..., d]: gate * sigmoid(alpha * gate) * (up + beta)."""
+        return torch_npu.npu_clipped_swiglu(
+            x, alpha=self.alpha, limit=self.swiglu_limit, bias=self.beta, interleaved=False
+        )

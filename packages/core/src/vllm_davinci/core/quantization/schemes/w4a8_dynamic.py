@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch_npu
 
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import Experts, gated_activation, grouped_matmul
 from vllm_davinci.core.fused_moe.method import transposed_in_memory
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization.experts_method import loaded
@@ -48,7 +48,7 @@ _WEIGHT = TensorSpec("weight", Extent.PACKED_ROWS, (torch.int8,))
 class W4A8DynamicFusedMoEMethod(W8A8DynamicFusedMoEMethod):
     """Weights of 4 bits, every token quantized with its own scale."""
 
-    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+    def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
         gate_up, down = loaded(layer, "w13_weight_scale"), loaded(layer, "w2_weight_scale")
         inner, hidden = gate_up.shape[1] // 2, down.shape[1]
         if product_takes_halves(hidden, 2 * inner, self._dtype) and product_takes_halves(
@@ -141,7 +141,7 @@ class HalvedExperts(Experts):
         if scales is None:
             rows, scales = torch_npu.npu_dynamic_quant(rows)
         gate_up = self.gate_up(rows, scales, tokens_per_expert, self.dtype)
-        activated, scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up))
+        activated, scales = torch_npu.npu_dynamic_quant(gated_activation(gate_up, self.limit))
         return self.down(activated, scales, tokens_per_expert, self.dtype)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch_npu
@@ -18,7 +18,12 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, RowDeltas, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import (
+    Experts,
+    RowDeltas,
+    gated_activation,
+    grouped_matmul,
+)
 from vllm_davinci.core.layers.quantized_activation import InputScale
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
@@ -106,7 +111,7 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
 class W8A8FusedMoEMethod(QuantizedFusedMoEMethodBase):
     """int8 weights, inputs quantized with each expert's scale and offset from the checkpoint."""
 
-    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+    def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
         # Ranks that share an expert are summed; the bias of its second product must be in the sum
         # once.
         adds_bias = layer.moe_config.moe_parallel_config.tp_rank == 0
@@ -185,7 +190,7 @@ class StaticExperts(Experts):
         gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = torch_npu.npu_swiglu(gate_up)
+        activated = gated_activation(gate_up, self.limit)
         result = self.down(activated, expert_of_row, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
 

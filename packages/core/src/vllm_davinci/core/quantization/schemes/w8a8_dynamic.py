@@ -18,7 +18,12 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, RowDeltas, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import (
+    Experts,
+    RowDeltas,
+    gated_activation,
+    grouped_matmul,
+)
 from vllm_davinci.core.layers.quantized_activation import (
     InputScale,
     Output,
@@ -90,12 +95,13 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
 class W8A8DynamicFusedMoEMethod(QuantizedFusedMoEMethodBase):
     """int8 weights, every token quantized with its own scale."""
 
-    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+    def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
         gate_up_scale = loaded(layer, "w13_weight_scale").squeeze(-1)
         product_scale = None
-        if gate_up_scale.device.type == "npu" and not activation_takes_integers(
-            *gate_up_scale.shape
-        ):
+        takes_integers = place.get("limit") is None and (
+            gate_up_scale.device.type != "npu" or activation_takes_integers(*gate_up_scale.shape)
+        )
+        if not takes_integers:
             product_scale = _as_product_takes(gate_up_scale, self._dtype)
         return DynamicExperts(
             gate_up=self.arranged(layer.w13_weight),
@@ -120,7 +126,8 @@ class DynamicExperts(Experts):
                    else fp32
     dtype:         of the result
     product_scale: gate_up_scale in the dtype of down_scale where the activation takes no integers
-                   of this size, else None: the first product then returns 16-bit numbers
+                   of this size, or has a limit, else None: the first product then returns 16-bit
+                   numbers
     """
 
     takes_integers: ClassVar[bool] = True
@@ -157,7 +164,8 @@ class DynamicExperts(Experts):
             rows, scales = torch_npu.npu_dynamic_quant(rows)
         if self.product_scale is not None:
             gate_up = self._gate_up(rows, scales, tokens_per_expert, self.product_scale)
-            activated, activated_scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up))
+            activated = gated_activation(gate_up, self.limit)
+            activated, activated_scales = torch_npu.npu_dynamic_quant(activated)
             return self._down(activated, activated_scales, tokens_per_expert)
         sums = grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
         activated, activated_scales = torch_npu.npu_dequant_swiglu_quant(
@@ -179,7 +187,7 @@ class DynamicExperts(Experts):
         gate_up = self._gate_up(integers, scales, tokens_per_expert, scale)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = torch_npu.npu_swiglu(gate_up)
+        activated = gated_activation(gate_up, self.limit)
         rounded, rounded_scales = torch_npu.npu_dynamic_quant(activated)
         result = self._down(rounded, rounded_scales, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)

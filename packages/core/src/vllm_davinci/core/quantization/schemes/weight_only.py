@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-import torch_npu
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, RowDeltas, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import (
+    Experts,
+    RowDeltas,
+    gated_activation,
+    grouped_matmul,
+)
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
 from vllm_davinci.core.quantization.rounding import FloatLayer, stored_per_channel
@@ -75,7 +79,7 @@ class WeightOnlyFusedMoEMethod(QuantizedFusedMoEMethodBase):
 
     scheme: WeightOnly
 
-    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+    def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
         return WeightOnlyExperts(
             gate_up=self._projection(layer, "w13"), down=self._projection(layer, "w2"), **place
         )
@@ -143,7 +147,7 @@ class WeightOnlyExperts(Experts):
         gate_up = self.gate_up(rows, tokens_per_expert)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = torch_npu.npu_swiglu(gate_up)
+        activated = gated_activation(gate_up, self.limit)
         result = self.down(activated, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
 

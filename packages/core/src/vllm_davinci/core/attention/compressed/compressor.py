@@ -1,0 +1,123 @@
+"""Learned pooling: one row for each group of tokens, whatever steps the tokens come in.
+
+The projections of the newest tokens are rows of a cache of their own, from which a group's row is
+computed with its last token. So a row depends neither on how a prompt was cut into chunks nor on
+what was in the cache already.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm_davinci.core.attention.compressed.rope import RopeTable
+from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
+
+# Tokens of a page of projections, by ratio: pages of all layers of a group then fill about as many
+# bytes as a block of the other groups has in DeepSeek-V4-Flash.
+STATE_BLOCK_SIZES = {4: 8, 128: 16}
+# Most elements of the projections that are gathered at once.
+ELEMENTS = 2**24
+
+
+class Compressor(nn.Module):
+    """Rows of `size` entries for groups of `ratio` tokens.
+
+    overlaps: a row mixes the group before, too: its tokens by the first half of their features,
+              the group's own ones by the second
+    rows:     where they are kept, [.., size] in the model's dtype
+
+    Parameters: `fused_wkv_wgate` gives values, then gates, of each token; `ape` is added to the
+    gates by place in the group, fp32 [ratio, features]; `norm` is the norm of a row.
+    """
+
+    def __init__(
+        self,
+        ratio: int,
+        size: int,
+        *,
+        projection: nn.Module,
+        norm: nn.Module,
+        rope: RopeTable,
+        dtype: torch.dtype,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        self.ratio, self.size = ratio, size
+        self.overlaps = ratio == OVERLAPPING
+        self.num_features = size * (1 + self.overlaps)
+        self.fused_wkv_wgate, self.norm = projection, norm
+        self._rope = rope
+        ape = torch.empty(ratio, self.num_features, dtype=torch.float32)
+        self.ape = nn.Parameter(ape, requires_grad=False)
+        self._num_entries = ratio * (1 + self.overlaps)
+        state = RowKind(
+            2 * self.num_features,
+            torch.float32,
+            window=self._num_entries,
+            block_size=STATE_BLOCK_SIZES.get(ratio, ratio),
+        )
+        self.states = RowCacheLayer(state, f"{prefix}.states")
+        self.cache = RowCacheLayer(RowKind(size, dtype, tokens_per_row=ratio), f"{prefix}.rows")
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, hidden_size]. Returns [num_tokens, 2 * num_features], fp32."""
+        projected: Any = self.fused_wkv_wgate(x)
+        return projected[0].float()
+
+    def write_rows(self, x: torch.Tensor, step: StepTokens) -> None:
+        """Keeps what the step's tokens give, and writes the rows of the groups that they complete.
+
+        x: [num_tokens, hidden_size]
+        """
+        projected = self.project(x)
+        tokens = step.all
+        projected[:, self.num_features :] += self.ape[tokens.positions % self.ratio]
+        self.states.write(self.states.numbers(tokens.positions, tokens.requests), projected)
+        last = step.closing(self.ratio)
+        at_once = max(1, ELEMENTS // (self._num_entries * 2 * self.num_features))
+        for start in range(0, len(last.rows), at_once):
+            part = Tokens(*(each[start : start + at_once] for each in last))
+            self.cache.write(self.cache.numbers(part.positions, part.requests), self._rows(part))
+
+    def _rows(self, last: Tokens) -> torch.Tensor:
+        """The rows of the groups that end with these tokens: [n, size]."""
+        back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
+        positions = last.positions.unsqueeze(1) + back
+        # Before the first token of all there are none; their numbers name the first one's row.
+        entries = self.states.numbers(positions.clamp(min=0), last.requests.unsqueeze(1))
+        gathered = self.states.rows.index_select(0, entries.flatten())
+        pooled = pool(gathered.view(*entries.shape, -1), positions >= 0, self.overlaps)
+        return self.finish(pooled, last.positions + (1 - self.ratio))
+
+    def finish(self, pooled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
+        normed = self.norm(pooled.to(self.cache.kind.dtype))
+        return self._rope.rotate(normed.unsqueeze(1), self._rope.at(positions)).squeeze(1)
+
+
+# The ratio whose groups overlap. Source: DeepSeek-V4, 2.3.1.
+OVERLAPPING = 4
+
+
+def pool(entries: torch.Tensor, is_there: torch.Tensor, overlaps: bool) -> torch.Tensor:
+    """Sums of the values, weighed by a softmax of the gates over a row's tokens, per feature.
+
+    entries:  [n, tokens of a row, 2 * features], fp32: values, then gates
+    is_there: [n, tokens of a row]
+    overlaps: of the first half of the tokens the first half of the features counts, of the second
+              half the second
+    Returns [n, size], fp32.
+    """
+    values, gates = entries.chunk(2, dim=-1)
+    gates = gates.masked_fill(~is_there.unsqueeze(-1), float("-inf"))
+    if overlaps:
+        values, gates = (_own_halves(each) for each in (values, gates))
+    return gates.softmax(dim=1).mul_(values).sum(dim=1)
+
+
+def _own_halves(entries: torch.Tensor) -> torch.Tensor:
+    before, own = entries.chunk(2, dim=1)
+    half = entries.shape[-1] // 2
+    return torch.cat([before[..., :half], own[..., half:]], dim=1)

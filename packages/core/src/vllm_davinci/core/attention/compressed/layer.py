@@ -1,0 +1,105 @@
+"""Attention over the last tokens' rows and over compressed ones, of one layer."""
+
+import torch
+from torch import nn
+
+from vllm_davinci.core.attention.compressed.compressor import Compressor
+from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
+from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, visible_rows
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
+from vllm_davinci.core.attention.gathered import attend_to_rows, queries_at_once, take_most_memory
+
+# Tokens of a page of the last tokens' rows.
+WINDOW_BLOCK_SIZE = 64
+
+
+class CompressedAttention(nn.Module):
+    """The caches of a layer, and what its queries see in them.
+
+    window:     the last tokens that a query sees as they are, itself among them
+    compressor: of the rows that stand for groups of tokens; None in layers that see the window only
+    choice:     chooses among these; None where a query sees all that are complete
+    most_rows:  of these that a query sees
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        dtype: torch.dtype,
+        window: int,
+        compressor: Compressor | None,
+        choice: RowChoice | None,
+        most_rows: int,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        self._scale = size**-0.5
+        self._num_window, self._most_rows = window, most_rows
+        kind = RowKind(size, dtype, window=window, block_size=WINDOW_BLOCK_SIZE)
+        self.window = RowCacheLayer(kind, f"{prefix}.window")
+        self._compressor = (compressor,)  # a module of whoever owns its weights
+        self._choice = choice
+
+    @property
+    def step(self) -> StepTokens | None:
+        """The step's tokens; None in one that serves no requests."""
+        metadata = self.window.metadata
+        return None if metadata is None else metadata.step
+
+    def take_most_memory(self, query: torch.Tensor) -> None:
+        """query: [num_tokens, heads, size]. For the profile run."""
+        take_most_memory(query, self._num_window + self._most_rows)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        rows: torch.Tensor,
+        sinks: torch.Tensor,
+        step: StepTokens,
+        index: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Writes the tokens' own rows, and attends. Compressed rows are written already.
+
+        query: [num_tokens, heads, size]; rows: [num_tokens, size], both rotated
+        index: queries and weights for `RowChoice.choose`, in layers that choose
+        Returns a new tensor like query.
+        """
+        tokens, compressor = step.all, self._compressor[0]
+        own = self.window.numbers(tokens.positions, tokens.requests)
+        self.window.write(own, rows)
+        chosen = None
+        if self._choice is not None:
+            assert index is not None
+            chosen = self._choice.choose(*index, step)
+        out = torch.empty_like(query)
+        most = 0 if compressor is None else step.longest // compressor.ratio
+        width = self._num_window + (most if chosen is None else chosen.shape[1])
+        at_once = queries_at_once(query.shape[1], query.shape[2], width)
+        for start in range(0, step.num_tokens, at_once):
+            part = slice(start, start + at_once)
+            of_part = Tokens(*(each[part] for each in tokens))
+            numbers, is_visible = self._of_window(of_part)
+            if compressor is not None and most:
+                groups = (
+                    visible_rows((of_part.positions + 1) // compressor.ratio, most)
+                    if chosen is None
+                    else chosen[part]
+                )
+                first = groups.clamp(min=0) * compressor.ratio
+                more = compressor.cache.numbers(first, of_part.requests.unsqueeze(1))
+                numbers = torch.cat([numbers, more], dim=1)
+                is_visible = torch.cat([is_visible, groups >= 0], dim=1)
+            # What is not visible may never have been written; a token's own row has numbers.
+            numbers = torch.where(is_visible, numbers, own[part].unsqueeze(1))
+            out[part] = attend_to_rows(
+                query[part], self.window.rows, numbers, is_visible, self._scale, sinks
+            )
+        return out
+
+    def _of_window(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of the last tokens' rows, and whether there are such tokens: [n, window] each."""
+        back = torch.arange(1 - self._num_window, 1, device=tokens.positions.device)
+        positions = tokens.positions.unsqueeze(1) + back
+        requests = tokens.requests.unsqueeze(1)
+        return self.window.numbers(positions.clamp(min=0), requests), positions >= 0

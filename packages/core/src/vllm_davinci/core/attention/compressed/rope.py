@@ -1,0 +1,68 @@
+"""Rotary embedding of the last entries of a row, pair by pair, forward and back."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class CosSin(NamedTuple):
+    """Cosines and sines of some positions: [n, 1, pairs] each, fp32."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def backwards(self) -> "CosSin":
+        return CosSin(self.cos, -self.sin)
+
+
+class RopeTable(nn.Module):
+    """Cosines and sines of all positions, in fp32: rounded ones move far tokens by whole turns."""
+
+    table: torch.Tensor  # [num_positions, 2 * pairs]
+
+    def __init__(self, inverse_frequencies: torch.Tensor, num_positions: int) -> None:
+        super().__init__()
+        with torch.device("cpu"):  # where sines of large numbers are exact
+            angles = torch.arange(num_positions).float()[:, None] * inverse_frequencies.cpu()
+            table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        self.register_buffer("table", table.to(torch.get_default_device()), persistent=False)
+
+    def at(self, positions: torch.Tensor) -> CosSin:
+        """positions: [n], int64"""
+        return CosSin(*self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1))
+
+    @staticmethod
+    def rotate(x: torch.Tensor, by: CosSin) -> torch.Tensor:
+        """x: [n, heads, size], whose last 2 * pairs entries turn. Returns a new tensor like it."""
+        size = 2 * by.cos.shape[-1]
+        still, turned = x[..., :-size], x[..., -size:].float().unflatten(-1, (-1, 2))
+        first, second = turned.unbind(-1)
+        pairs = first * by.cos - second * by.sin, second * by.cos + first * by.sin
+        return torch.cat([still, torch.stack(pairs, dim=-1).flatten(-2).to(x.dtype)], dim=-1)
+
+
+def inverse_frequencies(base: float, size: int, scaling: Mapping[str, Any] | None) -> torch.Tensor:
+    """Radians per position of each pair of `size` entries: [size / 2], fp32, on the CPU.
+
+    scaling: YaRN's keys in a configuration; None without. Cosines and sines are not scaled.
+    Source: Peng et al. 2023, YaRN, 3.2; bit by bit those of transformers.
+    """
+    with torch.device("cpu"):
+        powers = base ** (torch.arange(0, size, 2).float() / size)
+        plain = 1.0 / powers
+        if scaling is None or scaling.get("rope_type", scaling.get("type")) != "yarn":
+            return plain
+
+        def place_of(num_rotations: float) -> float:
+            length = scaling["original_max_position_embeddings"]
+            turns = math.log(length / (num_rotations * 2 * math.pi))
+            return size * turns / (2 * math.log(base))
+
+        low = max(math.floor(place_of(scaling.get("beta_fast") or 32)), 0)
+        high = min(math.ceil(place_of(scaling.get("beta_slow") or 1)), size - 1)
+        ramp = (torch.arange(size // 2).float() - low) / ((high - low) or 0.001)
+        kept = 1 - ramp.clamp(0, 1)
+        return (1.0 / (scaling["factor"] * powers)) * (1 - kept) + plain * kept

@@ -1,0 +1,241 @@
+"""Caches of rows: one kind of rows of one layer, in pages that lie beside those of other kinds.
+
+Kinds differ in width, dtype, tokens per row and lifetime, so their pages differ in size. vLLM packs
+the pages of all layers of a cache group into one block of bytes, block after block. Nothing here
+reads a page as a whole: rows are written and gathered by their numbers, so one view of all memory
+in rows of a width serves all layers that have such rows. See
+docs/decisions/0017-rows-in-packed-pages.md.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImplBase,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
+from vllm_davinci.core.attention.metadata import host_seq_lens
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What a row is, and for how long it is kept.
+
+    width:          entries of a row
+    tokens_per_row: one row stands for so many tokens, and is written with the last of them
+    window:         the last tokens whose rows are kept, the newest one among them; None keeps all
+    block_size:     tokens of a page; None takes the engine's
+    """
+
+    width: int
+    dtype: torch.dtype
+    tokens_per_row: int = 1
+    window: int | None = None
+    block_size: int | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+
+class RowCache(NamedTuple):
+    """The memory of a layer's rows of one kind.
+
+    rows:           [num_rows, width]: all memory of the cache, the same for layers of one width
+                    and dtype
+    first_row:      of the layer's page in block 0
+    rows_per_block: from there to the first row of its page in the next block
+    """
+
+    rows: torch.Tensor
+    first_row: int
+    rows_per_block: int
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        return (self.rows,)
+
+    @classmethod
+    def in_memory(
+        cls, memory: torch.Tensor, kind: RowKind, first_byte: int, block_bytes: int
+    ) -> "RowCache":
+        """memory: all bytes; first_byte: of the page in block 0; block_bytes: to the next page"""
+        size = kind.row_bytes
+        assert first_byte % size == 0 and block_bytes % size == 0, (first_byte, block_bytes, size)
+        whole = memory[: memory.numel() // size * size].view(kind.dtype)
+        return cls(whole.view(-1, kind.width), first_byte // size, block_bytes // size)
+
+
+@dataclass
+class RowCacheMetadata(AttentionMetadata):
+    """Where requests keep rows of one cache group.
+
+    block_table: [num_reqs, max_blocks], int32
+    starts:      rows of the step before each request, and at last all
+    seq_lens:    all tokens of each request
+    """
+
+    block_table: torch.Tensor
+    starts: list[int]
+    seq_lens: list[int]
+
+    @cached_property
+    def step(self) -> StepTokens:
+        """The step's tokens, which all groups have in common: a model asks one of them."""
+        return StepTokens.of_lengths(self.starts, self.seq_lens, self.block_table.device)
+
+
+class RowCacheLayer(nn.Module, AttentionLayerBase):
+    """Rows of one kind of one layer, under a name of its own in vLLM's plan of the cache."""
+
+    supports_dcp = False
+
+    def __init__(self, kind: RowKind, prefix: str) -> None:
+        super().__init__()
+        self.kind, self.prefix = kind, prefix
+        config = get_current_vllm_config()
+        layers = config.compilation_config.static_forward_context
+        if prefix in layers:
+            raise ValueError(f"Two layers have the name {prefix}.")
+        layers[prefix] = self
+        self._block_size = kind.block_size or config.cache_config.block_size
+        self._cache: RowCache | None = None
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return RowCacheBackend
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        kind = self.kind
+        # The engine's size is settled after the layer is made.
+        self._block_size = kind.block_size or vllm_config.cache_config.block_size
+        common: dict[str, Any] = {
+            "block_size": self._block_size,
+            "num_kv_heads": 1,
+            "max_tp_shards": 1,
+            "dcp_sharded": False,
+            "head_size": kind.width,
+            "head_size_v": 0,
+            "dtype": kind.dtype,
+            "tokens_per_state": kind.tokens_per_row,
+            # A block then begins with a whole row of each kind.
+            "block_stride_alignment": kind.row_bytes,
+        }
+        if kind.window is None:
+            return MLAAttentionSpec(**common)
+        return SlidingWindowMLASpec(sliding_window=kind.window, **common)
+
+    def bind_kv_cache(self, kv_cache: RowCache) -> None:
+        self._cache = kv_cache
+
+    @property
+    def metadata(self) -> RowCacheMetadata | None:
+        """Of the step; None in one that measures memory or serves no requests."""
+        by_layer: Any = get_forward_context().attn_metadata
+        return by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[num_rows, width]"""
+        assert self._cache is not None, f"{self.prefix} has no memory yet"
+        return self._cache.rows
+
+    def write(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+        """numbers: [n], int64; rows: [n, width]"""
+        self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
+
+    def numbers(self, positions: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
+        """The numbers of the rows that hold tokens of these positions, int64.
+
+        positions: [n, ...], int64; requests: their rows in block tables, of a shape that broadcasts
+        """
+        assert self._cache is not None and self.metadata is not None
+        block_table = self.metadata.block_table
+        blocks, offsets = positions // self._block_size, positions % self._block_size
+        entries = requests * block_table.shape[1] + blocks
+        found = block_table.reshape(-1).index_select(0, entries.flatten()).view(entries.shape)
+        _, first_row, rows_per_block = self._cache
+        places = offsets // self.kind.tokens_per_row + first_row
+        return found.to(torch.int64) * rows_per_block + places
+
+
+class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
+    """Takes block tables as they are. Never reads from the device."""
+
+    _cudagraph_support = AttentionCGSupport.NEVER
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> RowCacheMetadata:
+        common = common_attn_metadata
+        return RowCacheMetadata(
+            block_table=common.block_table_tensor[: common.num_reqs],
+            starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
+            seq_lens=host_seq_lens(common),
+        )
+
+
+class RowCacheBackend(AttentionBackend):
+    """Rows in packed pages, which the model's own attention reads."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"  # vLLM looks the name up in its own enumeration of backends
+
+    @staticmethod
+    def get_impl_cls() -> type[AttentionImplBase[Any]]:
+        raise NotImplementedError("A model's own attention reads these rows.")
+
+    @staticmethod
+    def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:
+        return RowCacheMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: KVCacheSpec | None = None,
+    ) -> list[int | MultipleOf]:
+        if kv_cache_spec is None:
+            return [MultipleOf(BLOCK_SIZE_TOKENS)]
+        return [kv_cache_spec.block_size]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
+        return (KVCacheLayout.BLNHC,)
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        return True

@@ -1,0 +1,79 @@
+"""Which compressed rows each query attends to: the lightning indexer over groups of tokens."""
+
+import torch
+
+from vllm_davinci.core.attention.compressed.compressor import Compressor
+from vllm_davinci.core.attention.compressed.step_tokens import Span, StepTokens
+
+# Most scores, of all heads, that are computed at once.
+SCORES = 2**24
+
+
+class RowChoice:
+    """Chooses among the rows of requests by the keys that a compressor has written.
+
+    keys:       the indexer's own compressor
+    num_chosen: most rows of a query
+    """
+
+    def __init__(self, keys: Compressor, num_chosen: int) -> None:
+        self._keys, self._num_chosen = keys, num_chosen
+
+    def choose(self, query: torch.Tensor, weights: torch.Tensor, step: StepTokens) -> torch.Tensor:
+        """The numbers of the chosen rows among each request's own, best first; -1 after the last.
+
+        query:   [num_tokens, heads, size], rotated
+        weights: [num_tokens, heads], fp32
+        Returns [num_tokens, width], int64, where width is at most `num_chosen`.
+        """
+        ratio = self._keys.ratio
+        num_visible = (step.all.positions + 1) // ratio
+        most = step.longest // ratio
+        if most <= self._num_chosen:  # all are chosen, whatever their scores
+            return visible_rows(num_visible, most)
+        chosen = num_visible.new_full((step.num_tokens, self._num_chosen), -1)
+        for span in step.spans:
+            self._choose_of(span, query, weights, num_visible, chosen)
+        return chosen
+
+    def _choose_of(
+        self,
+        span: Span,
+        query: torch.Tensor,
+        weights: torch.Tensor,
+        num_visible: torch.Tensor,
+        chosen: torch.Tensor,
+    ) -> None:
+        """Writes the choice of one request's tokens."""
+        num_rows = span.end // self._keys.ratio
+        if num_rows == 0:
+            return
+        cache = self._keys.cache
+        places = torch.arange(num_rows, device=query.device)
+        numbers = cache.numbers(places * self._keys.ratio, torch.full_like(places, span.request))
+        keys = cache.rows.index_select(0, numbers).float().t()
+        width = min(num_rows, self._num_chosen)
+        at_once = max(1, SCORES // (query.shape[1] * num_rows))
+        for start in range(span.rows.start, span.rows.stop, at_once):
+            part = slice(start, min(start + at_once, span.rows.stop))
+            scores = scores_of(query[part], keys, weights[part])
+            limit = num_visible[part].unsqueeze(1)
+            scores.masked_fill_(places >= limit, float("-inf"))
+            best = scores.topk(width, dim=-1).indices
+            chosen[part, :width] = best.masked_fill(best >= limit, -1)
+
+
+def scores_of(query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Each key's sum over heads of weight * relu(query * key).
+
+    query: [n, heads, size]; keys: [size, num_keys], fp32; weights: [n, heads], fp32
+    Returns [n, num_keys], fp32. Source: DeepSeek-V3.2, 2.1, of compressed keys.
+    """
+    products = (query.float().flatten(0, 1) @ keys).relu_().view(*query.shape[:2], -1)
+    return torch.bmm(weights.unsqueeze(1), products).squeeze(1)
+
+
+def visible_rows(num_visible: torch.Tensor, width: int) -> torch.Tensor:
+    """The numbers of each query's rows, and -1 after the last: [num_tokens, width], int64."""
+    places = torch.arange(width, device=num_visible.device).expand(len(num_visible), -1)
+    return places.masked_fill(places >= num_visible.unsqueeze(1), -1)

@@ -1,0 +1,87 @@
+"""The tokens of one step: whose they are, and which of them complete a group."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Tokens(NamedTuple):
+    """Some tokens of a step.
+
+    rows:      [n], int64: their rows of the step
+    requests:  [n], int64: the rows of their requests in block tables
+    positions: [n], int64: of each in its request
+    """
+
+    rows: torch.Tensor
+    requests: torch.Tensor
+    positions: torch.Tensor
+
+
+class Span(NamedTuple):
+    """New tokens of one request, on the host.
+
+    rows: of the step; request: its row in block tables; end: all of its tokens up to the last here
+    """
+
+    rows: slice
+    request: int
+    end: int
+
+
+@dataclass
+class StepTokens:
+    """All tokens of a step, laid out on the host from lengths that it knows.
+
+    num_tokens: real ones; later rows of the step are padding
+    spans:      one for each request with new tokens
+    device:     of the tensors
+    """
+
+    num_tokens: int
+    spans: list[Span]
+    device: torch.device
+    _by_ratio: dict[int, Tokens] = field(default_factory=dict)
+
+    @classmethod
+    def of_lengths(
+        cls, starts: list[int], seq_lens: list[int], device: torch.device
+    ) -> "StepTokens":
+        """starts: rows before each request, and at last all; seq_lens: all tokens of each"""
+        bounds = zip(starts, starts[1:], seq_lens, strict=False)
+        spans = [
+            Span(slice(start, stop), request, end)
+            for request, (start, stop, end) in enumerate(bounds)
+            if stop > start
+        ]
+        return cls(spans[-1].rows.stop if spans else 0, spans, device)
+
+    @property
+    def longest(self) -> int:
+        """All tokens of the longest request."""
+        return max((span.end for span in self.spans), default=0)
+
+    @property
+    def all(self) -> Tokens:
+        return self.closing(1)
+
+    def closing(self, ratio: int) -> Tokens:
+        """The tokens that complete a group of `ratio` tokens: none may be among them."""
+        if ratio not in self._by_ratio:
+            self._by_ratio[ratio] = self._closing(ratio)
+        return self._by_ratio[ratio]
+
+    def _closing(self, ratio: int) -> Tokens:
+        parts = []
+        for span in self.spans:
+            positions = np.arange(span.end - span.rows.stop + span.rows.start, span.end)
+            rows = np.arange(span.rows.start, span.rows.stop)
+            requests = np.full_like(rows, span.request)
+            parts.append(np.stack([rows, requests, positions])[:, (positions + 1) % ratio == 0])
+        joined = np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), dtype=np.int64)
+        on_host = torch.from_numpy(joined)
+        if self.device.type != "cpu":
+            on_host = on_host.pin_memory()
+        return Tokens(*on_host.to(self.device, non_blocking=True).unbind())

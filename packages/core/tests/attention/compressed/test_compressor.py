@@ -1,0 +1,187 @@
+"""Rows in the cache equal transformers' compressors, and choices its indexer, however steps cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import DeepseekV4Config
+from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+
+from vllm_davinci.core.attention.compressed.compressor import Compressor
+from vllm_davinci.core.attention.compressed.rope import RopeTable, inverse_frequencies
+from vllm_davinci.core.attention.compressed.row_cache import (
+    RowCache,
+    RowCacheLayer,
+    RowCacheMetadata,
+)
+from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
+
+HIDDEN, HEAD, ROPE, Q_RANK, INDEX_HEADS, INDEX_HEAD, NUM_CHOSEN = 32, 64, 16, 24, 4, 32, 6
+CONFIG = DeepseekV4Config(
+    hidden_size=HIDDEN,
+    head_dim=HEAD,
+    qk_rope_head_dim=ROPE,
+    q_lora_rank=Q_RANK,
+    index_n_heads=INDEX_HEADS,
+    index_head_dim=INDEX_HEAD,
+    index_topk=NUM_CHOSEN,
+    num_hidden_layers=1,
+)
+BLOCK_SIZE, NUM_BLOCKS = 128, 400
+# Tokens of two requests in each step: groups are left open, and the two are of unequal phase.
+CUTS = {
+    "whole": ([300], [137]),
+    "one_by_one_at_the_end": ([259, *[1] * 9], [0, 0, 5, *[1] * 7]),
+    "inside_groups": ([1, 2, 4, 5, 120, 128, 3], [0, 3, 1, 126, 1, 1, 130]),
+}
+
+
+class Projection(nn.Module):
+    """Values, then gates, as a layer of vLLM returns them."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        weight = torch.cat([module.kv_proj.weight, module.gate_proj.weight])
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return nn.functional.linear(x, self.weight), None
+
+
+class Harness:
+    """Compressors with memory, and steps of two requests."""
+
+    def __init__(self, config: VllmConfig, device: torch.device) -> None:
+        config.cache_config.block_size = BLOCK_SIZE
+        self._config, self._device = config, device
+        self._generator = torch.Generator().manual_seed(1)
+        with torch.device(device):
+            self.rope = RopeTable(inverse_frequencies(160000.0, ROPE, None), 512)
+        self._layers: list[RowCacheLayer] = []
+        self._tables: dict[str, torch.Tensor] = {}
+
+    def compressor(self, module: Any, ratio: int, size: int, name: str) -> Compressor:
+        ours = Compressor(
+            ratio,
+            size,
+            projection=Projection(module),
+            norm=module.kv_norm,
+            rope=self.rope,
+            dtype=torch.float32,
+            prefix=name,
+        )
+        ours.ape.data.copy_(module.position_bias)
+        ours = ours.to(self._device)
+        for layer in (ours.states, ours.cache):
+            self._give_memory(layer)
+        return ours
+
+    def _give_memory(self, layer: RowCacheLayer) -> None:
+        """Pages with rows of another layer before and after them, in blocks of any order."""
+        spec: Any = layer.get_kv_cache_spec(self._config)
+        page, row = spec.page_size_bytes, layer.kind.row_bytes
+        block = 3 * row + page
+        # All bits set are no number, in which a read of what was never written shows.
+        memory = torch.full((NUM_BLOCKS * block,), -1, dtype=torch.int8, device=self._device)
+        layer.bind_kv_cache(RowCache.in_memory(memory, layer.kind, 2 * row, block))
+        self._layers.append(layer)
+        width = -(-512 // spec.block_size)
+        order = 1 + torch.randperm(NUM_BLOCKS - 1, generator=self._generator)[: 2 * width]
+        table = order.to(torch.int32).view(2, width)
+        self._tables[layer.prefix] = table.to(self._device)
+
+    def step(self, lengths: Sequence[int], ends: Sequence[int]) -> tuple[StepTokens, Any]:
+        """The step, and the context in which layers find its metadata."""
+        starts = [0, lengths[0], sum(lengths)]
+        metadata = {
+            layer.prefix: RowCacheMetadata(self._tables[layer.prefix], starts, list(ends))
+            for layer in self._layers
+        }
+        step = StepTokens.of_lengths(starts, list(ends), self._device)
+        return step, set_forward_context(metadata, self._config)
+
+
+def fill(module: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in module.named_parameters():
+        parameter.data.normal_(generator=generator)
+        if "norm" in name:
+            parameter.data.mul_(0.1).add_(1)
+
+
+def inputs_of(lengths: Sequence[int], width: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, length, width, generator=generator) for length in lengths]
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("ratio", [4, 128])
+@torch.inference_mode()
+def test_rows_equal_those_of_transformers(
+    ratio: int, cuts: tuple[list[int], list[int]], vllm_config: VllmConfig, device: torch.device
+):
+    name = "DeepseekV4CSACompressor" if ratio == 4 else "DeepseekV4HCACompressor"
+    module = getattr(theirs, name)(CONFIG)
+    fill(module)
+    totals = [sum(cut) for cut in cuts]
+    x, q = inputs_of(totals, HIDDEN, 1), inputs_of(totals, Q_RANK, 2)
+    expected = [
+        module(each, q_of, torch.arange(each.shape[1])[None], None, 0)[0][0, 0]
+        for each, q_of in zip(x, q, strict=True)
+    ]
+    harness = Harness(vllm_config, device)
+    ours = harness.compressor(module, ratio, HEAD, f"rows{ratio}")
+    ends = [0, 0]
+    for lengths in zip(*cuts, strict=False):
+        new = [each[0, end : end + n] for each, end, n in zip(x, ends, lengths, strict=True)]
+        ends = [end + n for end, n in zip(ends, lengths, strict=True)]
+        step, context = harness.step(lengths, ends)
+        with context:
+            ours.write_rows(torch.cat(new).to(device), step)
+    for request, rows in enumerate(expected):
+        places = torch.arange(totals[request] // ratio, device=device)
+        assert len(places) == len(rows)
+        step, context = harness.step([1, 1], ends)
+        with context:
+            numbers = ours.cache.numbers(places * ratio, torch.full_like(places, request))
+        torch.testing.assert_close(
+            ours.cache.rows[numbers].cpu(), rows, atol=2e-5, rtol=2e-5, msg=f"request {request}"
+        )
+
+
+@pytest.mark.parametrize("lengths", [(1, 3), (4, 5), (23, 24), (100, 259)], ids=str)
+@torch.inference_mode()
+def test_choices_are_those_of_transformers(
+    lengths: tuple[int, int], vllm_config: VllmConfig, device: torch.device
+):
+    """Some of these see fewer rows than are chosen, some none."""
+    module = theirs.DeepseekV4Indexer(CONFIG)
+    fill(module)
+    x, q_c = inputs_of(lengths, HIDDEN, 1), inputs_of(lengths, Q_RANK, 2)
+    expected = [
+        module(each, q_of, torch.arange(each.shape[1])[None], None, 0)[0]
+        for each, q_of in zip(x, q_c, strict=True)
+    ]
+    harness = Harness(vllm_config, device)
+    keys = harness.compressor(module, 4, INDEX_HEAD, "keys")
+    step, context = harness.step(lengths, lengths)
+    with context:
+        keys.write_rows(torch.cat(x, 1)[0].to(device), step)
+        query = module.q_b_proj(torch.cat(q_c, 1)[0]).view(-1, INDEX_HEADS, INDEX_HEAD)
+        query = harness.rope.rotate(query.to(device), harness.rope.at(step.all.positions))
+        scale = (INDEX_HEADS * INDEX_HEAD) ** -0.5
+        weights = module.scorer.weights_proj(torch.cat(x, 1)[0]) * scale
+        chosen = RowChoice(keys, NUM_CHOSEN).choose(query, weights.to(device), step).cpu()
+    start = 0
+    for of_request in expected:
+        for row in of_request:
+            ours = chosen[start]
+            assert set(ours[ours >= 0].tolist()) == set(row[row >= 0].tolist()), start
+            start += 1

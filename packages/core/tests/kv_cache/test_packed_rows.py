@@ -1,0 +1,82 @@
+"""Rows of several kinds share one pool as vLLM plans it, and no two of a group the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer, RowKind
+from vllm_davinci.core.kv_cache.memory import KVCacheMemory
+
+HEAD, INDEX, BLOCK_SIZE, MEMORY_BYTES = 64, 32, 128, 4 << 20
+KINDS = {
+    "window": RowKind(HEAD, torch.bfloat16, window=128, block_size=64),
+    "rows4": RowKind(HEAD, torch.bfloat16, tokens_per_row=4),
+    "rows128": RowKind(HEAD, torch.bfloat16, tokens_per_row=128),
+    "keys": RowKind(INDEX, torch.bfloat16, tokens_per_row=4),
+    "states4": RowKind(4 * HEAD, torch.float32, window=8, block_size=8),
+    "states128": RowKind(2 * HEAD, torch.float32, window=128, block_size=16),
+    "states_of_keys": RowKind(4 * INDEX, torch.float32, window=8, block_size=8),
+}
+NUM_LAYERS = 3
+
+
+def planned(config: VllmConfig) -> tuple[dict[str, RowCacheLayer], KVCacheConfig]:
+    config.cache_config.block_size = BLOCK_SIZE
+    config.cache_config.kv_cache_layout = "BLNHC"
+    layers = {
+        f"layers.{number}.{name}": RowCacheLayer(kind, f"layers.{number}.{name}")
+        for number in range(NUM_LAYERS)
+        for name, kind in KINDS.items()
+    }
+    specs: Any = {name: layer.get_kv_cache_spec(config) for name, layer in layers.items()}
+    groups = get_kv_cache_groups(config, specs)
+    return layers, get_kv_cache_config_from_groups(config, groups, MEMORY_BYTES)
+
+
+def rows_of(cache: RowCache, layer: RowCacheLayer, block: int, block_size: int) -> slice:
+    first = cache.first_row + block * cache.rows_per_block
+    return slice(first, first + block_size // layer.kind.tokens_per_row)
+
+
+def test_rows_of_a_group_lie_apart_and_in_their_block(
+    vllm_config: VllmConfig, device: torch.device
+):
+    layers, config = planned(vllm_config)
+    parts: list[torch.Tensor] = []
+    memory = KVCacheMemory(device, layers, parts)
+    caches: Any = memory.allocate(config, [BLOCK_SIZE] * len(config.kv_cache_groups), {})
+    (pool,) = parts
+    assert pool.shape[0] == config.num_blocks
+    views = {(cache.rows.dtype, cache.rows.shape[1]): cache.rows for cache in caches.values()}
+    for cache in caches.values():
+        assert cache.rows.data_ptr() == views[cache.rows.dtype, cache.rows.shape[1]].data_ptr()
+    for group in config.kv_cache_groups:
+        size = group.kv_cache_spec.block_size
+        for block in (0, 1, config.num_blocks - 1):
+            pool.zero_()
+            for name in group.layer_names:
+                own = caches[name].rows[rows_of(caches[name], layers[name], block, size)]
+                assert not own.any(), name  # of no layer before it
+                own.fill_(1)
+            written = pool.any(dim=1).nonzero().flatten().tolist()
+            assert written == [block]
+
+
+def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(
+    vllm_config: VllmConfig, device: torch.device
+):
+    layers, config = planned(vllm_config)
+    parts: list[torch.Tensor] = []
+    memory = KVCacheMemory(device, layers, parts)
+    memory.allocate(config, [BLOCK_SIZE] * len(config.kv_cache_groups), {})
+    parts[0][1].fill_(7)
+    parts[0][2].copy_(parts[0][1])  # as vLLM copies blocks of parts
+    memory.zero([1])
+    sums = parts[0].eq(7).all(dim=1).cpu().nonzero().flatten().tolist()
+    assert sums == [2]
+    assert not parts[0][1].any()

@@ -1,0 +1,293 @@
+"""DeepSeek-V4: residual streams, compressed and sparse attention, experts by table or by logits."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import regex as re
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.activation import SiluAndMulWithClamp
+from vllm.model_executor.layers.fused_moe import (
+    FusedMoEFactory,
+    GateLinear,
+    fused_moe_make_expert_params_mapping,
+)
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from vllm_davinci.core.attention.compressed.rope import RopeTable
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
+from vllm_davinci.core.layers.residual_streams import StreamConnection, StreamHead, StreamRule
+from vllm_davinci.models.deepseek_v4_attention import DeepseekV4Attention, rope_tables
+
+
+class DeepseekV4MLP(nn.Module):
+    """The shared experts: a gated MLP whose activation has a limit."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
+        inner = config.moe_intermediate_size * config.n_shared_experts
+        self.gate_up_proj = MergedColumnParallelLinear(
+            config.hidden_size,
+            [inner, inner],
+            bias=False,
+            quant_config=quant,
+            prefix=f"{prefix}.gate_up_proj",
+        )
+        self.down_proj = RowParallelLinear(
+            inner,
+            config.hidden_size,
+            bias=False,
+            quant_config=quant,
+            reduce_results=False,
+            prefix=f"{prefix}.down_proj",
+        )
+        self.act_fn = SiluAndMulWithClamp(config.swiglu_limit)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(self.act_fn(self.gate_up_proj(x)[0]))[0]
+        return result
+
+
+class DeepseekV4MoE(nn.Module):
+    """Routed and shared experts. In the first layers a table has the experts of each token."""
+
+    def __init__(self, vllm_config: VllmConfig, layer: int, prefix: str) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        num_experts, top_k = config.n_routed_experts, config.num_experts_per_tok
+        self.gate = GateLinear(
+            config.hidden_size,
+            num_experts,
+            bias=False,
+            out_dtype=torch.float32,
+            prefix=f"{prefix}.gate",
+        )
+        self.gate.tid2eid = self.gate.e_score_correction_bias = None
+        if layer < num_hash_layers(config):
+            table = torch.zeros(config.vocab_size, top_k, dtype=torch.int32)
+            self.gate.tid2eid = nn.Parameter(table, requires_grad=False)
+        else:
+            bias = torch.zeros(num_experts, dtype=torch.float32)
+            self.gate.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)
+        self.shared_experts = DeepseekV4MLP(vllm_config, f"{prefix}.shared_experts")
+        self.experts = FusedMoEFactory(
+            shared_experts=self.shared_experts,
+            gate=self.gate,
+            num_experts=num_experts,
+            top_k=top_k,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.moe_intermediate_size,
+            renormalize=config.norm_topk_prob,
+            quant_config=vllm_config.quant_config,
+            prefix=f"{prefix}.experts",
+            scoring_func=config.scoring_func,
+            routed_scaling_factor=config.routed_scaling_factor,
+            e_score_correction_bias=self.gate.e_score_correction_bias,
+            hash_indices_table=self.gate.tid2eid,
+            swiglu_limit=config.swiglu_limit,
+            router_logits_dtype=torch.float32,
+        )
+        # The table is the gate's parameter; here is another name for it.
+        routed = self.experts.routed_experts
+        object.__setattr__(routed, "hash_indices_table", self.gate.tid2eid)
+
+    def forward(self, x: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, hidden_size]; input_ids: [num_tokens]. Returns a tensor like x."""
+        result: torch.Tensor = self.experts(hidden_states=x, router_logits=x, input_ids=input_ids)
+        return result.view_as(x)
+
+
+class DeepseekV4DecoderLayer(nn.Module):
+    """Attention, then experts, each between reading and writing the residual streams."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        rule: StreamRule,
+        layer: int,
+        ropes: dict[bool, RopeTable],
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.attn = DeepseekV4Attention(vllm_config, layer, ropes, f"{prefix}.attn")
+        self.ffn = DeepseekV4MoE(vllm_config, layer, f"{prefix}.ffn")
+        self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hc_attn, self.hc_ffn = StreamConnection(rule), StreamConnection(rule)
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        streams: torch.Tensor,
+        input_ids: torch.Tensor,
+        step: StepTokens | None,
+    ) -> torch.Tensor:
+        """streams: [num_tokens, num_streams, hidden_size]. Returns a new tensor like it."""
+        x, mixing = self.hc_attn.collapse(streams)
+        x = self.attn(positions, self.attn_norm(x), step)
+        streams = self.hc_attn.expand(x, streams, mixing)
+        x, mixing = self.hc_ffn.collapse(streams)
+        x = self.ffn(self.ffn_norm(x), input_ids)
+        return self.hc_ffn.expand(x, streams, mixing)
+
+
+class DeepseekV4Model(nn.Module):
+    """Embedding, layers, and the norm of the last streams' weighted sum."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.config, self._rule = config, StreamRule.of_model(config)
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, prefix=f"{prefix}.embed_tokens"
+        )
+        ropes = rope_tables(config, vllm_config.model_config.max_model_len)
+        self.layers = nn.ModuleList(
+            DeepseekV4DecoderLayer(
+                vllm_config, self._rule, layer, ropes, f"{prefix}.layers.{layer}"
+            )
+            for layer in range(config.num_hidden_layers)
+        )
+        self.hc_head = StreamHead(self._rule)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.embed_tokens(input_ids)
+        return embedded
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+        streams = embedded.unsqueeze(1).repeat(1, self._rule.num_streams, 1)
+        step = self.layers[0].attn.rows.step
+        for layer in self.layers:
+            streams = layer(positions, streams, input_ids, step)
+        hidden: torch.Tensor = self.norm(self.hc_head(streams))
+        return hidden
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Loads tensors whose names are mapped. Returns the names of the parameters."""
+        parameters, loaded = dict(self.named_parameters()), set()
+        experts = {part: (target, *place) for target, part, *place in expert_mapping(self)}
+        for name, tensor in weights:
+            if (found := EXPERT_PART.search(name)) is not None:
+                target, expert, shard = experts[found.group()]
+                name = name.replace(found.group(), target)
+                parameter = parameters[name]
+                options = {"expert_id": expert, "shard_id": shard, "return_success": True}
+                if parameter.weight_loader(parameter, tensor, name, **options):
+                    loaded.add(name)
+                continue
+            parameter = parameters[name]
+            load: Any = getattr(parameter, "weight_loader", default_weight_loader)
+            shard = getattr(tensor, "shard_id", None)
+            load(parameter, tensor, *(() if shard is None else (shard,)))
+            loaded.add(name)
+        return loaded
+
+
+# The part of a released name that says which tensor of which routed expert it is.
+EXPERT_PART = re.compile(r"(?<!shared_)experts\.\d+\.w[123]\.")
+
+
+def expert_mapping(model: nn.Module) -> list[tuple[str, str, int, str]]:
+    """Parameter, released name, expert and part of each tensor of the routed experts."""
+    mapping: list[tuple[str, str, int, str]] = fused_moe_make_expert_params_mapping(
+        model,
+        ckpt_gate_proj_name="w1",
+        ckpt_down_proj_name="w2",
+        ckpt_up_proj_name="w3",
+        num_experts=model.config.n_routed_experts,
+    )
+    return mapping
+
+
+def num_hash_layers(config: Any) -> int:
+    """How many of the first layers have a table of each token's experts."""
+    kinds = getattr(config, "mlp_layer_types", None)
+    return int(config.num_hash_layers) if kinds is None else kinds.count("hash_moe")
+
+
+class NPUDeepseekV4ForCausalLM(nn.Module):
+    """DeepSeek-V4 by its released names."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_regex={
+            re.compile(r"\.hc_(attn|ffn)_(fn|base|scale)$"): r".hc_\1.\2",
+            re.compile(r"^hc_head_(fn|base|scale)$"): r"model.hc_head.\1",
+        },
+        orig_to_new_prefix={
+            "layers.": "model.layers.",
+            "embed.": "model.embed_tokens.",
+            "norm.": "model.norm.",
+            "head.": "lm_head.",
+            "mtp.": None,  # layers for further tokens, which are another model
+        },
+        orig_to_new_substr={
+            ".shared_experts.w2.": ".shared_experts.down_proj.",
+            ".ffn.gate.bias": ".ffn.gate.e_score_correction_bias",
+        },
+        orig_to_new_stacked={
+            ".shared_experts.w1.": (".shared_experts.gate_up_proj.", 0),
+            ".shared_experts.w3.": (".shared_experts.gate_up_proj.", 1),
+            ".attn.wq_a.": (".attn.fused_wqa_wkv.", 0),
+            ".attn.wkv.": (".attn.fused_wqa_wkv.", 1),
+            ".compressor.wkv.": (".compressor.fused_wkv_wgate.", 0),
+            ".compressor.wgate.": (".compressor.fused_wkv_wgate.", 1),
+        },
+    )
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "gate_up_proj": ["w1", "w3"],
+        "fused_wqa_wkv": ["wq_a", "wkv"],
+        "fused_wkv_wgate": ["wkv", "wgate"],
+    }
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.config = config
+        self.model = DeepseekV4Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.lm_head = ParallelLMHead(
+            config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head")
+        )
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        hidden: torch.Tensor = self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+        return hidden
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+
+    def get_expert_mapping(self) -> list[tuple[str, str, int, str]]:
+        return expert_mapping(self.model)
