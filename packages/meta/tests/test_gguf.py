@@ -49,9 +49,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[s
     writer.add_rope_dimension_count(size)
     writer.add_vocab_size(WORDS)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([chr(0x100 + n) for n in range(WORDS)])
+    letters = [chr(0x100 + n) for n in range(WORDS - 1)]
+    writer.add_token_list([*letters, letters[0] + letters[1]])
     writer.add_token_types([1] * WORDS)
-    writer.add_token_merges([f"{chr(0x100)} {chr(0x101)}"])
+    writer.add_token_merges([f"{letters[0]} {letters[1]}"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     for name, tensor in tensors.items():
