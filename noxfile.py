@@ -361,6 +361,19 @@ def zoo(session: nox.Session) -> None:
 
 
 @nox.session
+def clients(session: nox.Session) -> None:
+    """Let published clients call servers of the shipped checkpoints; results/clients/page.md.
+
+    openai, anthropic, litellm, lm-eval and vLLM's own. `-- NAME...`: servers whose names begin so.
+    """
+    commands = prepare(session)
+    session.install("-q", *DEPENDENCY_GROUPS["clients"])
+    python = Path(session.virtualenv.location) / "bin" / "python"
+    program = ("python", "ci/clients/run.py", f"--python={python}")
+    run_on_vnpu(session, commands, *program, *session.posargs, PYTHONPATH="ci")
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build the wheel and sdist of every package into dist/ and check what they hold.
 

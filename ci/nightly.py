@@ -44,6 +44,7 @@ SESSIONS = (
     ("soak", "--seconds", "3600"),
     ("verify",),
     ("zoo",),
+    ("clients",),
 )
 # What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused
 # (float32 is exact only on `reference`), and engines on the strict chip.
