@@ -142,7 +142,7 @@ def compile_without_torch(package: Path, python: Path, steps: Steps) -> None:
     )
     with contextlib.suppress(StepFailedError):
         for command in commands:
-            steps.run(command, limit_s=BUILD_LIMIT_S, environment=environment)
+            steps.run(command, environment=environment)
 
 
 def has_part_without_torch(package: Path) -> bool:
