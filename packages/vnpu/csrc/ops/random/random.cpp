@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/dtype_lists.h"
 #include "ops/operator.h"
 #include "ops/random/random_numbers.h"
 #include "ops/reduction/declarations.h"
@@ -80,6 +81,11 @@ Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Rando
   return count == 1 ? race.argmax(-1, /*keepdim=*/true) : std::get<1>(race.topk(count, -1));
 }
 
+constexpr char kRandom[] =
+    "ops-math random/dsa_random_uniform/docs/aclnnInplaceRandom.md, parameters";
+
+Allowed allowed_inplace_random() { return {{}, {{"self", dtype(kNumbers), kRandom, kOnBigChips}}}; }
+
 }  // namespace
 
 VNPU_OPERATOR(InplaceUniform, (Out self, double from, double to, uint64_t seed, uint64_t offset),
@@ -124,7 +130,7 @@ VNPU_OPERATOR(NormalTensorTensor,
 
 // Integers in [from, to), in any dtype.
 VNPU_OPERATOR(InplaceRandom, (Out self, int64_t from, int64_t to, int64_t seed, int64_t offset),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.tier = kT1, .cost = elements<20>, .allowed = allowed_inplace_random}) {
   fill_integers(self.tensor, from, to, random_source(seed, offset));
 }
 VNPU_OPERATOR(InplaceRandomTensor,

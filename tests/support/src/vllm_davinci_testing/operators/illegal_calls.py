@@ -1609,6 +1609,13 @@ LEGAL |= {
     "Cumsum": {"self": t(7, 64), "dim": 1, "dtype": word(27), "out": t(7, 64)},
     "ArgMax": {"self": t(7, 64), "dim": -1, "keep_dim": False, "out": i64(7)},
     "Softmax": {"self": t(7, 64), "dim": -1, "out": t(7, 64)},
+    "InplaceRandom": {
+        "self": t(7, 64),
+        "from": 0,
+        "to": 100,
+        "seed": 1,
+        "offset": 0,
+    },
     "InplaceUniform": {
         "self": t(7, 64),
         "from": 0.0,
