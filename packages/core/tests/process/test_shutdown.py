@@ -265,7 +265,7 @@ import asyncio, os, signal, sys, time
 from vllm_davinci.core.process import shutdown
 from vllm_davinci.core.process.shutdown import SignalledEnd
 
-shutdown.ENDS_WITHIN_S = 0.3
+shutdown.ENDS_WITHIN_S = 0.3 if {waits_s} else 60.0
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: print("before", flush=True))
 begin = {begin}

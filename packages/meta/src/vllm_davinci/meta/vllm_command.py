@@ -33,4 +33,4 @@ def prepare(arguments: list[str]) -> None:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # until core takes over
     elif words.startswith(CLIENTS) and device_library.loader_error() is not None:
-        os.environ.setdefault(device_library.AUTOLOAD, "0")  # torch alone
+        os.environ[device_library.AUTOLOAD] = "0"  # torch alone
