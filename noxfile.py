@@ -30,8 +30,8 @@ TOOLS = ("build", "test", "typecheck", "lint")
 CORES = len(os.sched_getaffinity(0))
 TEST_PROCESSES = max(1, min(4, CORES))
 IN_PARALLEL = (
-    # A file stays in one process, whose tests share engines, and the long ones begin.
-    (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile", "--no-loadscope-reorder"),
+    # A file stays in one process, whose tests share engines; a line a file shows how far all are.
+    (f"--lanes={TEST_PROCESSES}", "--override-ini=console_output_style=classic"),
     # Else each computes with as many threads as there are cores, which wait for each other.
     {"OMP_NUM_THREADS": str(CORES // TEST_PROCESSES)},
 )
@@ -147,10 +147,11 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests: each package's, contract, end to end. `-- PYTEST ARGUMENTS` narrows them.
+    """Run the tests of what users do daily, in 12 minutes. `-- PYTEST ARGUMENTS` narrows them.
 
-    Thorough cases take turns, by date: `-- --sample-date=YYYY-MM-DD` repeats a day's,
-    `-- -m thorough` runs all of them and nothing else.
+    `-- --all` runs every case, `-- --group GROUP` a group of those that run at night (`today`: one
+    by date), `-- -m thorough` the grids. `-- --record-times` writes tests/times.json, by which
+    files are dealt.
     """
     commands = prepare(session)
     names_files = any(Path(argument.split("::")[0]).exists() for argument in session.posargs)
@@ -214,11 +215,10 @@ def isolated(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Run other people's tools and suites against ours: `-- SUITE [--checkout DIR] [NAMES]`.
 
-    Without a suite: those that need no checkout of other people's tests. `cann_examples` takes
-    several checkouts, and with `--programs` the programs that were built of them.
+    Without a suite: those that need no checkout of other people's tests.
     """
     commands = prepare(session)
-    suites = sorted(path.parent for path in (ROOT / "ci" / "conformance").glob("*/run.py"))
+    suites = sorted(path.parent for path in (ROOT / "conformance").glob("*/run.py"))
     known = [suite.name for suite in suites]
     need_none = [suite.name for suite in suites if not (suite / "reasons.toml").exists()]
     chosen = session.posargs[:1] or need_none
@@ -226,7 +226,7 @@ def conformance(session: nox.Session) -> None:
         session.error(f"no suite {', '.join(unknown)}: there are {', '.join(known)}")
     for suite in chosen:
         run_on_vnpu(
-            session, commands, "python", f"ci/conformance/{suite}/run.py", *session.posargs[1:]
+            session, commands, "python", f"conformance/{suite}/run.py", *session.posargs[1:]
         )
 
 
@@ -234,7 +234,7 @@ def conformance(session: nox.Session) -> None:
 def upstream(session: nox.Session) -> None:
     """Try another vLLM without a change of ours; a report of what moved.
 
-    `-- VERSION` names one; the default is the newest release that installs.
+    `-- VERSION` names one; the default is the newest release that installs. `--suite`: all tests.
     """
     prepare(session)
     session.run(sys.executable, "ci/upstream.py", *session.posargs, external=True)
@@ -253,14 +253,14 @@ def demo(session: nox.Session) -> None:
     VLLM_LOGGING_LEVEL=INFO shows vLLM's own log as well.
     """
     commands = prepare(session, groups=())
-    run_on_vnpu(session, commands, "vllm-davinci", "doctor")
-    generate = ("python", "examples/generate.py", DEEPSEEK_CHECKPOINT, *session.posargs)
-    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
-    session.log("vLLM completes prompts on one device; it loads for some ten seconds first")
-    run_on_vnpu(session, commands, *generate, VLLM_LOGGING_LEVEL=level)
-    session.log("the same on two devices, each with half of the model")
-    two = (*generate, "--tensor-parallel-size=2")
-    run_on_vnpu(session, commands, *two, VLLM_LOGGING_LEVEL=level)
+    session.log("a report on this environment; meanwhile vLLM loads, for some ten seconds")
+    # Python keeps the bytecode of what was imported while C++ was compiled.
+    variables = {
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    command = ("python", "ci/demo.py", DEEPSEEK_CHECKPOINT, *session.posargs)
+    run_on_vnpu(session, commands, *command, **variables)
     session.log(f"go on with: source {SERVING.relative_to(ROOT)}/bin/activate")
     session.log("            vnpu run -- python examples/generate.py checkpoints/tiny_llama")
     session.log("or start the OpenAI server: python3 -m nox -s serve")
@@ -358,6 +358,19 @@ def zoo(session: nox.Session) -> None:
     """Serve a small model of every family: `-- NAME...`, or all; results/zoo/page.md."""
     commands = prepare(session)
     run_on_vnpu(session, commands, "python", "ci/zoo.py", *session.posargs)
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Let published clients call servers of the shipped checkpoints; results/clients/page.md.
+
+    openai, anthropic, litellm, lm-eval and vLLM's own. `-- NAME...`: servers whose names begin so.
+    """
+    commands = prepare(session)
+    session.install("-q", *DEPENDENCY_GROUPS["clients"])
+    python = Path(session.virtualenv.location) / "bin" / "python"
+    program = ("python", "ci/clients/run.py", f"--python={python}")
+    run_on_vnpu(session, commands, *program, *session.posargs, PYTHONPATH="ci")
 
 
 @nox.session

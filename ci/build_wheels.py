@@ -26,7 +26,6 @@ def main() -> int:
             steps.start(f"packages/{package.name}")
             steps.run(
                 [python, "-m", "build", "--no-isolation", "--outdir", DIST, package],
-                limit_s=wheel_cache.BUILD_LIMIT_S,
                 environment=wheel_cache.build_environment(python),
             )
     except StepFailedError as error:

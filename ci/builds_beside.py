@@ -1,36 +1,80 @@
-"""Wheels of compiled packages that are built while other steps download and install."""
+"""Commands that run while other steps download and install: C++ builds, first imports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import wheel_cache
-from progress import StepsBeside
+from progress import StepFailedError, Steps, StepsBeside
+
+IMPORT_LIMIT_S = 600.0
+
+
+class Builds:
+    """Wheels of compiled packages, which are built one after another: one keeps every core busy."""
+
+    def __init__(self, packages: list[Path], python: Path, log_directory: Path) -> None:
+        self.wheels: dict[str, Future[Path]] = {}
+        self._packages = packages
+        self._python = python
+        self._pool = ThreadPoolExecutor(1)
+        self._steps = {each: StepsBeside(f"build-{each.name}", log_directory) for each in packages}
+
+    def begin_without_torch(self) -> None:
+        """Compile what does not need torch's headers."""
+        for package in self._packages:
+            steps = self._steps[package]
+            self._pool.submit(wheel_cache.compile_without_torch, package, self._python, steps)
+
+    def begin(self) -> None:
+        """Build the wheels: torch is installed."""
+        for package in self._packages:
+            steps = self._steps[package]
+            self.wheels[package.name] = self._pool.submit(
+                wheel_cache.compiled_wheel, package, self._python, steps
+            )
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for each in self._steps.values():
+            each.stop()
+
+    def wait(self) -> None:
+        self._pool.shutdown()
 
 
 @contextmanager
-def builds_beside(
-    packages: Iterable[Path], python: Path, log_directory: Path
-) -> Iterator[dict[str, Future[Path]]]:
-    """Wheels of the compiled packages, by name, which are built while the caller downloads.
-
-    One package at a time, which keeps every core busy. An error of the caller's ends the build.
-    """
-    compiled = [package for package in packages if wheel_cache.is_compiled(package)]
-    steps = {each.name: StepsBeside(f"build-{each.name}", log_directory) for each in compiled}
-    pool = ThreadPoolExecutor(1)
+def builds_beside(packages: Iterable[Path], python: Path, log_directory: Path) -> Iterator[Builds]:
+    """Builds beside the caller's steps; an error of the caller's ends them."""
+    builds = Builds(list(packages), python, log_directory)
     try:
-        yield {
-            each.name: pool.submit(wheel_cache.compiled_wheel, each, python, steps[each.name])
-            for each in compiled
-        }
+        yield builds
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for each in steps.values():
-            each.stop()
+        builds.stop()
         raise
     finally:
+        builds.wait()
+
+
+@contextmanager
+def run_beside(
+    command: list[str | Path], environment: dict[str, str], log_directory: Path, is_wanted: bool
+) -> Iterator[None]:
+    """Runs a command beside the caller's steps; whether it succeeds matters to nobody."""
+    steps = StepsBeside("imports", log_directory)
+
+    def run(steps: Steps) -> None:
+        with suppress(StepFailedError):
+            steps.run(command, limit_s=IMPORT_LIMIT_S, environment=environment)
+
+    pool = ThreadPoolExecutor(1)
+    if is_wanted:
+        pool.submit(run, steps)
+    try:
+        yield
+    finally:
+        steps.stop()
         pool.shutdown()

@@ -14,11 +14,7 @@ import sys
 from pathlib import Path
 
 import wheel_cache
-from prepare_environment import (
-    INSTALL_LIMIT_S,
-    installed_projects,
-    present_packages,
-)
+from prepare_environment import installed_projects, present_packages
 from progress import StepFailedError, Steps, wait_for_all
 from versions import ROOT, TORCH_VERSION, read_toml
 
@@ -49,7 +45,6 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
                     directory,
                     package,
                 ],
-                limit_s=INSTALL_LIMIT_S,
             )
 
 
@@ -94,7 +89,6 @@ def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
             *test_requirements,
             *TEST_RUNNER,
         ],
-        limit_s=INSTALL_LIMIT_S,
     )
     steps.start(f"packages/{package.name}: tests")
     command: list[str | Path] = [

@@ -34,7 +34,7 @@ BENCHMARK_LIMIT_S = 3600.0
 # Sessions of the noxfile with their arguments. Those that this checkout's noxfile lacks are left
 # out.
 SESSIONS = (
-    ("tests", "-m", "thorough"),
+    ("tests", "--all"),
     ("other_machine", "all"),
     ("isolated",),
     ("cpp_tests",),
@@ -44,6 +44,7 @@ SESSIONS = (
     ("soak", "--seconds", "3600"),
     ("verify",),
     ("zoo",),
+    ("clients",),
 )
 # What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused
 # (float32 is exact only on `reference`), and engines on the strict chip.
@@ -110,22 +111,15 @@ def session_parts(known: Container[str]) -> list[Part]:
 
 
 def checkout_parts(checkouts: Path) -> list[Part]:
-    """The suites of other people's tests whose checkouts lie in a folder, under the suite's name.
-
-    A suite of several checkouts has them in its folder, and with them what was built of them.
-    """
+    """Suites of other people's tests whose checkouts lie in a folder, under the suite's name."""
     parts = []
-    for reasons in sorted((ROOT / "ci" / "conformance").glob("*/reasons.toml")):
+    for reasons in sorted((ROOT / "conformance").glob("*/reasons.toml")):
         suite = reasons.parent.name
         found = checkouts / suite
         if not found.is_dir():
             continue
-        arguments = ["--checkout", str(found)]
-        if (programs := found / "programs").is_dir():
-            several = sorted(path for path in found.iterdir() if path.is_dir() and path != programs)
-            arguments = ["--checkout", *map(str, several), "--programs", str(programs)]
-        name = f"conformance {suite}"
-        parts.append(Part(name, ("conformance", suite, *arguments), LONG_LIMIT_S))
+        arguments = ("conformance", suite, "--checkout", str(found))
+        parts.append(Part(f"conformance {suite}", arguments, LONG_LIMIT_S))
     return parts
 
 

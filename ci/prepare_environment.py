@@ -2,8 +2,8 @@
 
 Run by `noxfile.py`; on its own: `python ci/prepare_environment.py --directory DIR`.
 Real torch, torch_npu and vLLM come from the package index, compiled packages from the wheel
-cache, pure Python packages editable from this checkout. A second run that finds nothing changed
-installs nothing.
+cache, pure Python packages editable from this checkout. C++ is compiled while wheels are downloaded
+and installed. A second run that finds nothing changed installs nothing.
 """
 
 from __future__ import annotations
@@ -11,21 +11,47 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import platform
 import shutil
 import sys
 from pathlib import Path
 
 import versions
 import wheel_cache
-from builds_beside import builds_beside
+from builds_beside import builds_beside, run_beside
+from installer import (
+    Installer,
+    locked_requirements,
+    options_without_build,
+)
 from progress import StepFailedError, Steps
 from versions import ROOT, read_toml
 
-INSTALL_LIMIT_S = 1800.0
+# Of a new environment without any cache: what it computes, on a core without AVX-512.
+NEW_ENVIRONMENT_CORE_S = 600
 # In the environment's directory: what was installed, and that the directory is ours to replace.
 STAMP = "installed.json"
 # In order of dependence: what a package needs stands before it.
 PACKAGES = ("multistream", "vnpu", "kernels", "core", "models", "meta")
+# Imports what an engine imports, on the CPU, while C++ is compiled: Python writes the bytecode of
+# exactly these modules, and the disk has been read. Whatever fails here fails later with a message.
+IMPORTS = """
+import importlib
+for name in (
+    "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.model_executor.models",
+    "vllm.model_executor.models.deepseek_v2", "vllm.model_executor.models.llama",
+    "transformers.models.auto.tokenization_auto", "torch._dynamo", "torch._inductor.config",
+):
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        print(name, repr(error))
+"""
+IMPORT_ENVIRONMENT = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VLLM_PLUGINS": "", "PYTHONDONTWRITEBYTECODE": "",
+}  # fmt: skip
 # What their tests share: a distribution that is installed beside them and never released.
 TEST_SUPPORT = ROOT / "tests" / "support"
 
@@ -115,109 +141,123 @@ def prepare(
     if not stale and not missing and not is_new:
         return
 
-    count = (4 if is_new else bool(missing)) + len(stale)
+    compiled = [project for project in stale if wheel_cache.is_compiled(project)]
+    plain = [project for project in stale if project not in compiled]
+    count = (5 if is_new else bool(missing)) + bool(plain) + len(compiled)
     steps = Steps(count, directory.parent / f"{directory.name}-logs")
-    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
     if is_new:
-        _create(directory, python, pip, steps)
-    with builds_beside(() if editable else stale, python, steps.log_directory) as builds:
+        _say_how_long(compiled)
+        _create(directory, python, steps)
+    installer = Installer(python, steps)
+    if is_new:
+        steps.start("the build tools")
+        installer.find_uv()
+        installer.install(*wheel_cache.BUILD_REQUIREMENTS)
+    else:
+        installer.find_uv()
+    with builds_beside(() if editable else compiled, python, steps.log_directory) as builds:
         if is_new:
-            _install_vllm(python, pip, missing, vllm_version, steps)
+            builds.begin_without_torch()
+            _install_torch(installer, steps)
+        builds.begin()
+        if is_new:
+            _install_vllm(python, installer, missing, vllm_version, steps)
             installed["requirements"] = wanted
         elif missing:
             steps.start(f"tools: {', '.join(groups)}")
-            steps.run([*pip, "install", *missing], limit_s=INSTALL_LIMIT_S)
+            installer.install(*missing)
         installed["tools"] = "\n".join(sorted({*filter(None, tools), *missing}))
         _write_stamp(stamp_path, installed)
-        # Compiled packages last: what they are built from is ready when the others are installed.
-        for package in sorted(stale, key=lambda each: each.name in builds):
-            steps.start(str(package.relative_to(ROOT)))
-            alone: list[str | Path] = [] if vllm_version == versions.VLLM_VERSION else ["--no-deps"]
-            wheel = builds[package.name].result() if package.name in builds else None
-            _install(package, python, pip, alone, wheel, steps)
-            installed[package.name] = fingerprints[package.name]
+        if plain:
+            steps.start(f"packages/: {', '.join(package.name for package in plain)}")
+            if not is_new and vllm_version == versions.VLLM_VERSION:
+                installer.install(*own_requirements())
+            installer.install(*options_without_build(plain))
+            installed.update({package.name: fingerprints[package.name] for package in plain})
             _write_stamp(stamp_path, installed)
+        # Compiled packages last: what they are built from is ready when the others are installed.
+        with run_beside([python, "-c", IMPORTS], IMPORT_ENVIRONMENT, steps.log_directory, is_new):
+            for package in compiled:
+                steps.start(str(package.relative_to(ROOT)))
+                if editable:
+                    _install_editable(package, python, installer, steps)
+                else:
+                    wheel = builds.wheels[package.name].result()
+                    installer.install("--force-reinstall", "--no-deps", wheel)
+                installed[package.name] = fingerprints[package.name]
+                _write_stamp(stamp_path, installed)
     print(f"environment ready: source {directory}/bin/activate", flush=True)
 
 
-def _create(directory: Path, python: Path, pip: list[str | Path], steps: Steps) -> None:
-    """An environment with what the C++ builds need, and nothing more."""
+def _say_how_long(compiled: list[Path]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    built = " and ".join(package.name for package in compiled)
+    print(
+        "A new environment: torch, vLLM and what they need come from the package index (0.6 GB; "
+        f"more where torch is the one for CUDA), and the C++ of {built} is compiled here, unless "
+        f"it lies in the cache of wheels: about {NEW_ENVIRONMENT_CORE_S / cores / 60:.0f} minutes "
+        f"on {cores} cores.",
+        flush=True,
+    )
+
+
+def _create(directory: Path, python: Path, steps: Steps) -> None:
+    """An environment with pip and nothing more."""
     steps.start(f"new environment in {directory}")
     if directory.exists():
         shutil.rmtree(directory)
     steps.run([sys.executable, "-m", "virtualenv", directory], limit_s=120)
     _write_stamp(directory / STAMP, {})
 
-    steps.start(
-        f"torch {versions.TORCH_VERSION}, torch_npu {versions.TORCH_NPU_VERSION}, the build tools"
-    )
-    steps.run(
-        [
-            *pip,
-            "install",
-            f"torch=={versions.TORCH_VERSION}",
-            f"torch-npu=={versions.TORCH_NPU_VERSION}",
-            *wheel_cache.BUILD_REQUIREMENTS,
-        ],
-        limit_s=INSTALL_LIMIT_S,
-    )
+
+def _pinned_torch() -> tuple[str, str]:
+    return f"torch=={versions.TORCH_VERSION}", f"torch-npu=={versions.TORCH_NPU_VERSION}"
+
+
+def _install_torch(installer: Installer, steps: Steps) -> None:
+    steps.start(f"torch {versions.TORCH_VERSION}, torch_npu {versions.TORCH_NPU_VERSION}")
+    installer.install_torch(*_pinned_torch())
 
 
 def _install_vllm(
-    python: Path, pip: list[str | Path], tools: list[str], vllm_version: str, steps: Steps
+    python: Path, installer: Installer, tools: list[str], vllm_version: str, steps: Steps
 ) -> None:
-    """vLLM, its requirements and the tools; torch and torch_npu stay as they are."""
+    """vLLM, its requirements, those of our packages, and tools; torch and torch_npu stay.
+
+    The files of the lock where it is of this Python and processor, else the newest that fit.
+    """
+    steps.start("requirements of vLLM and of our packages, tools")
+    running = ".".join(map(str, sys.version_info[:2]))
+    lock = locked_requirements(ROOT / "constraints.txt", running, platform.machine())
+    is_locked = False
+    if lock is not None and vllm_version == versions.VLLM_VERSION:
+        try:
+            installer.install("--no-deps", "--require-hashes", "-r", lock)
+            is_locked = True
+        except StepFailedError:
+            steps.note(f"the files of {lock.name} are not to be had: the newest that fit instead")
+    if is_locked and tools:
+        installer.install(*tools, *_pinned_torch())
+
     steps.start(f"vLLM {vllm_version} for the target `empty`")
     vllm_wheel = wheel_cache.vllm_wheel(python, steps, vllm_version)
+    if is_locked:
+        installer.install("--no-deps", vllm_wheel)
+    else:
+        installer.install(vllm_wheel, *_pinned_torch(), *tools, *own_requirements())
 
-    steps.start("vLLM's requirements, tools")
+
+def _install_editable(package: Path, python: Path, installer: Installer, steps: Steps) -> None:
+    """Installs a compiled package of this checkout for those who change it."""
+    options = _editable_options(package, python, installer, steps)
+    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
     steps.run(
-        [
-            *pip,
-            "install",
-            vllm_wheel,
-            f"torch=={versions.TORCH_VERSION}",
-            f"torch-npu=={versions.TORCH_NPU_VERSION}",
-            *tools,
-            *(own_requirements() if vllm_version != versions.VLLM_VERSION else ()),
-        ],
-        limit_s=INSTALL_LIMIT_S,
+        [*pip, "install", "-v", "--no-build-isolation", "--no-deps", *options, "-e", package],
+        environment=wheel_cache.build_environment(python),
     )
 
 
-def _install(
-    package: Path,
-    python: Path,
-    pip: list[str | Path],
-    alone: list[str | Path],
-    wheel: Path | None,
-    steps: Steps,
-) -> None:
-    """Installs a package of this checkout.
-
-    alone: options that leave its requirements out, or none
-    wheel: of a compiled package that is not installed editable
-    """
-    if not wheel_cache.is_compiled(package):
-        steps.run(
-            [*pip, "install", "--no-build-isolation", *alone, "-e", package],
-            limit_s=INSTALL_LIMIT_S,
-        )
-    elif wheel is None:
-        options = _editable_options(package, python, pip, steps)
-        steps.run(
-            [*pip, "install", "-v", "--no-build-isolation", *options, "-e", package],
-            limit_s=INSTALL_LIMIT_S,
-            environment=wheel_cache.build_environment(python),
-        )
-    else:
-        steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel], limit_s=600)
-        steps.run([*pip, "install", *alone, wheel], limit_s=INSTALL_LIMIT_S)
-
-
-def _editable_options(
-    package: Path, python: Path, pip: list[str | Path], steps: Steps
-) -> list[str]:
+def _editable_options(package: Path, python: Path, installer: Installer, steps: Steps) -> list[str]:
     """Options of an editable build: compile, or take what a wheel of the same sources holds."""
     build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
     wheel = wheel_cache.kept_wheel(package)
@@ -226,7 +266,7 @@ def _editable_options(
     steps.note(f"compiled files from the wheel cache: {wheel.name}")
     unpacked = build_directory.with_name(f"{build_directory.name}-unpacked")
     shutil.rmtree(unpacked, ignore_errors=True)
-    steps.run([*pip, "install", "--no-deps", "--target", unpacked, wheel], limit_s=600)
+    installer.install("--no-deps", "--target", unpacked, wheel)
     compiled = unpacked / "vllm_davinci" / package.name
     # A folder of its own: the build that compiles goes on where it was.
     return [

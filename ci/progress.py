@@ -11,12 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 # A silent build looks like a hang: without a terminal, say something this often.
 HEARTBEAT_S = 15.0
+# A command without a limit of its own takes as long as the machine needs for it, and hangs where it
+# has printed nothing for this long: files of gigabytes are unpacked without a word.
+QUIET_LIMIT_S = 3600.0
 LINES_SHOWN_ON_FAILURE = 40
 _COUNTED = re.compile(r"\[(\d+)/(\d+)\]")
 
@@ -56,10 +59,13 @@ class Steps:
         self,
         command: Sequence[str | Path],
         *,
-        limit_s: float,
+        limit_s: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Run one command, showing its latest line; raise StepFailedError with its last lines."""
+        """Run one command, showing its latest line; raise StepFailedError with its last lines.
+
+        limit_s: for the whole command; without one it may be silent for QUIET_LIMIT_S at a time
+        """
         log_path = self.log_path
         began_s = time.monotonic()
         with log_path.open("a", encoding="utf-8") as log:
@@ -80,7 +86,10 @@ class Steps:
             reader = threading.Thread(target=_copy, args=(process, log, display), daemon=True)
             reader.start()
             try:
-                status = wait_for_all(process, limit_s)
+                if limit_s is not None:
+                    status = wait_for_all(process, limit_s)
+                else:
+                    status = wait_for_all(process, QUIET_LIMIT_S, lambda: display.last_line_s)
             finally:
                 self._running.discard(process)
                 reader.join(timeout=5)
@@ -90,7 +99,10 @@ class Steps:
         if status == 0:
             return
         tail = log_path.read_text(encoding="utf-8").splitlines()[-LINES_SHOWN_ON_FAILURE:]
-        what = f"ended with status {status}" if status is not None else f"ran past {limit_s:.0f} s"
+        what = f"ended with status {status}"
+        if status is None:
+            what = f"printed nothing for {QUIET_LIMIT_S:.0f} s"
+            what = what if limit_s is None else f"ran past {limit_s:.0f} s"
         raise StepFailedError(
             "\n".join(tail)
             + f"\n\n{' '.join(map(str, command))}\n{what}. The whole output is in {log_path}."
@@ -127,14 +139,19 @@ class StepsBeside(Steps):
         return _NoDisplay(began_s)
 
 
-def wait_for_all(process: subprocess.Popen[Any], limit_s: float) -> int | None:
+def wait_for_all(
+    process: subprocess.Popen[Any], limit_s: float, since_s: Callable[[], float] | None = None
+) -> int | None:
     """Its status; None past the limit, after which neither it nor what it started is left.
 
     process: began with start_new_session=True
+    since_s: time.monotonic() from which the limit counts, asked again and again; default: now
     """
+    began_s = time.monotonic()
     try:
-        return process.wait(timeout=limit_s)
-    except subprocess.TimeoutExpired:
+        while (left_s := limit_s + (since_s() if since_s else began_s) - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=left_s)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return None
@@ -149,7 +166,7 @@ class _Display:
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
-        self.last_shown_s = began_s
+        self.last_shown_s = self.last_line_s = began_s
         self.on_terminal = sys.stdout.isatty()
 
     def show(self, line: str) -> None:
@@ -180,6 +197,7 @@ def _copy(process: subprocess.Popen[str], log: TextIO, display: _Display) -> Non
     assert process.stdout is not None
     for line in process.stdout:
         log.write(line)
+        display.last_line_s = time.monotonic()
         text = line.strip()
         if text and not text.startswith("Successfully installed"):
             counted = _COUNTED.search(text)

@@ -1,8 +1,10 @@
 """Compares two wheels of vLLM in the names that this repository stands on.
 
-`upstream_hooks.py OLD_WHEEL NEW_WHEEL` runs where the packages work, with the old one installed.
-Prints JSON: how many names were compared, and each method that ours override or name that we import
-which is not what it was. The new wheel is read, and never imported.
+`upstream_hooks.py OLD_WHEEL NEW_WHEEL FILE` runs where the packages work, with the old wheel
+installed. Writes JSON: how many names were compared, and what is not what it was among the methods
+that ours override, the names that we import, the attributes of vLLM's that methods of ours read of
+`self`, and the Triton kernels that have stand-ins. The new wheel is read, and never imported.
+Prints the names of the modules on the way.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import inspect
 import json
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 
 PACKAGES = ("vllm_davinci.core", "vllm_davinci.models", "vllm_davinci.meta")
+OVERRIDDEN, IMPORTED, ATTRIBUTE, KERNEL = "overridden", "imported", "attribute", "kernel"
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -28,13 +31,14 @@ class Hook:
 
     ours:   who does, as MODULE:NAME
     module: of vLLM, where it is defined
-    name:   in that module; a method as CLASS.METHOD
+    name:   in that module; a method or an attribute as CLASS.NAME
+    kind:   how: OVERRIDDEN, IMPORTED, ATTRIBUTE or KERNEL
     """
 
     ours: str
     module: str
     name: str
-    is_overridden: bool
+    kind: str
 
 
 class Wheel:
@@ -60,6 +64,11 @@ class Wheel:
         for part in name.split("."):
             scope = None if scope is None else bindings(getattr(scope, "body", [])).get(part)
         return scope
+
+    def has_attribute(self, module: str, name: str) -> bool:
+        """Whether a class binds an attribute, in its body or of `self` in a method."""
+        owner, _, attribute = name.partition(".")
+        return attribute in attributes(self.find(module, owner))
 
     def file(self, module: str) -> str:
         """Where the wheel has a module."""
@@ -97,15 +106,67 @@ def bindings(statements: list[ast.stmt]) -> dict[str, ast.AST]:
     return found
 
 
-def hooks() -> Iterator[Hook]:
-    """Methods that ours override, then names that we import."""
+def attributes(scope: ast.AST | None) -> set[str]:
+    """Names that a class binds: in its body, and of `self` anywhere in it."""
+    body = getattr(scope, "body", [])
+    stored = {name for node in body for name in of_self(node, ast.Store)}
+    return {*bindings(body), *stored}
+
+
+def of_self(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """Attributes of `self` that a tree loads or stores."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, context)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+
+
+def hooks(old: Wheel | None = None) -> Iterator[Hook]:
+    """Methods that ours override, names that we import, attributes and kernels.
+
+    old: the wheel that is installed, for the attributes that its classes bind
+    """
     for package in map(import_module, PACKAGES):
         for found in walk_packages(package.__path__, f"{package.__name__}."):
             if found.name.endswith("__main__"):
                 continue
+            print(found.name, flush=True)
             module = import_module(found.name)
+            path = Path(str(module.__file__))
             yield from overrides(found.name, vars(module))
-            yield from imports(found.name, Path(str(module.__file__)))
+            yield from imports(found.name, path)
+            if old is not None:
+                yield from read_attributes(found.name, vars(module), path, old)
+    yield from kernels("vllm_davinci.core.spec_decode.triton_stand_ins:STAND_INS")
+
+
+def kernels(table: str) -> Iterator[Hook]:
+    """Kernels with stand-ins. table: MODULE:NAME of a mapping from their paths"""
+    module, _, name = table.partition(":")
+    for kernel in getattr(import_module(module), name):
+        owner, _, own_name = kernel.rpartition(".")
+        yield Hook(table, owner, own_name, KERNEL)
+
+
+def read_attributes(
+    module: str, names: dict[str, object], path: Path, old: Wheel
+) -> Iterator[Hook]:
+    """Attributes of `self` that methods of ours load, and that a class of vLLM's among the bases
+    binds alone."""
+    tree = bindings(ast.parse(path.read_text(encoding="utf-8")).body)
+    for cls in names.values():
+        if not (isinstance(cls, type) and cls.__module__ == module):
+            continue
+        for name in sorted(of_self(tree.get(cls.__name__, ast.Module([], [])), ast.Load)):
+            for base in cls.__mro__[1:]:
+                if not base.__module__.startswith("vllm."):
+                    continue
+                if old.has_attribute(base.__module__, f"{base.__name__}.{name}"):
+                    place = f"{module}:{cls.__name__}"
+                    yield Hook(place, base.__module__, f"{base.__name__}.{name}", ATTRIBUTE)
+                    break
 
 
 def overrides(module: str, names: dict[str, object]) -> Iterator[Hook]:
@@ -117,7 +178,7 @@ def overrides(module: str, names: dict[str, object]) -> Iterator[Hook]:
                 if base.__module__.startswith("vllm.") and name in vars(base):
                     if callable(inspect.unwrap(getattr(base, name))):
                         place = f"{module}:{cls.__name__}.{name}"
-                        yield Hook(place, base.__module__, f"{base.__name__}.{name}", True)
+                        yield Hook(place, base.__module__, f"{base.__name__}.{name}", OVERRIDDEN)
                     break
 
 
@@ -125,11 +186,16 @@ def imports(module: str, path: Path) -> Iterator[Hook]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
             for alias in node.names:
-                yield Hook(module, str(node.module), alias.name, False)
+                yield Hook(module, str(node.module), alias.name, IMPORTED)
 
 
 def change(hook: Hook, old: Wheel, new: Wheel) -> str | None:
     """Describes what has become of a hook; None where it is unchanged."""
+    if hook.kind == ATTRIBUTE:
+        if new.has_attribute(hook.module, hook.name):
+            return None
+        owner, _, attribute = hook.name.partition(".")
+        return f"{attribute} is no longer bound in {owner}, or in a base of it alone"
     before, after = old.find(hook.module, hook.name), new.find(hook.module, hook.name)
     if before is None or (hook.name.startswith("__") and hook.name.endswith("__")):
         return None  # not written there: made by a decorator, or a module itself
@@ -138,7 +204,7 @@ def change(hook: Hook, old: Wheel, new: Wheel) -> str | None:
             return None
         owner = hook.name.split(".")[0]
         places = new.places(owner)
-        if hook.is_overridden and hook.module in places:
+        if hook.kind == OVERRIDDEN and hook.module in places:
             return f"{hook.name.split('.')[1]} is gone from {owner}, or comes from a base of it"
         return f"gone from there; {owner} is in {', '.join(places)}" if places else "gone"
     if not isinstance(before, DEFINITIONS) or not isinstance(after, DEFINITIONS):
@@ -146,7 +212,7 @@ def change(hook: Hook, old: Wheel, new: Wheel) -> str | None:
     if isinstance(before, ast.ClassDef) or isinstance(after, ast.ClassDef):
         return parameters_changed(*(constructor(node) for node in (before, after)))
     told = parameters_changed(before, after)
-    if told is None and hook.is_overridden and body(before) != body(after):
+    if told is None and hook.kind in (OVERRIDDEN, KERNEL) and body(before) != body(after):
         return "its body is another"
     return told
 
@@ -189,15 +255,20 @@ def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [ast.dump(statement) for statement in statements]
 
 
-def main() -> None:
-    old, new = (Wheel(Path(argument)) for argument in sys.argv[1:3])
-    compared = sorted(set(hooks()), key=lambda hook: (hook.module, hook.name, hook.ours))
+def compare(found: Iterable[Hook], old: Wheel, new: Wheel) -> dict[str, object]:
+    compared = sorted(set(found), key=lambda hook: (hook.module, hook.name, hook.ours))
     changes = [
         {**asdict(hook), "file": old.file(hook.module), "what": what}
         for hook in compared
         if (what := change(hook, old, new)) is not None
     ]
-    json.dump({"compared": len(compared), "changes": changes}, sys.stdout, indent=2)
+    return {"compared": len(compared), "changes": changes}
+
+
+def main() -> None:
+    old, new = (Wheel(Path(argument)) for argument in sys.argv[1:3])
+    result = compare(hooks(old), old, new)
+    Path(sys.argv[3]).write_text(json.dumps(result, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

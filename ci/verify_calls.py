@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CALLS = ROOT / "packages/meta/src/vllm_davinci/meta/verify/calls.json"
+CALLS = ROOT / "packages/meta/src/vllm_davinci/meta/verify/calls.json.xz"
 PLACES = [
     (soc, cann) for soc in ("Ascend910B3", "Ascend910_9391") for cann in ("8.3", "8.5", "9.0")
 ]
@@ -191,4 +192,4 @@ if __name__ == "__main__":
     elif task == "answer":
         print(json.dumps(_answer(json.load(sys.stdin))))
     else:
-        CALLS.write_text(calls_file(), encoding="utf-8")
+        CALLS.write_bytes(lzma.compress(calls_file().encode(), preset=9))

@@ -25,7 +25,7 @@ _CORE = read_toml(ROOT / "packages" / "core" / "pyproject.toml")["project"]
 
 
 def _oldest(distribution: str) -> str:
-    """The version that core's requirement begins with: `==2.13.0`, `>=0.32.0,<0.33`."""
+    """The version that core's requirement begins with: `==2.13.0`, `>=0.33.0,<0.34`."""
     for requirement in _CORE["dependencies"]:
         if found := re.fullmatch(rf"{distribution}[=>]=([\d.]+)(?:,.*)?", requirement):
             return found[1]

@@ -7,6 +7,7 @@ named after everything that went into it, so a second environment only copies it
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -38,8 +39,8 @@ BUILD_REQUIREMENTS = (
     "setuptools-scm>=8",
     "wheel",
 )
-LOCK_LIMIT_S = 1800.0
-BUILD_LIMIT_S = 1800.0
+# Another session builds meanwhile, as long as that takes on a busy machine.
+LOCK_LIMIT_S = 4 * 3600.0
 # Compiling against torch's headers takes up to this much per translation unit (seen with g++ 12).
 BYTES_PER_COMPILER = 2 << 30
 # Neither goes into a wheel's code.
@@ -97,6 +98,8 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": version,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            # Its metadata and its wheel are made in two processes, which both import torch.
+            "PYTHONDONTWRITEBYTECODE": "",
         },
         steps,
     )
@@ -104,7 +107,6 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
 
 def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
     """A compiled package's wheel, from the cache or built with `python`."""
-    build_directory = ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
     return _cached(
         _key(package),
         [
@@ -115,12 +117,41 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
             "-v",
             "--no-deps",
             "--no-build-isolation",
-            f"-Cbuild-dir={build_directory}",
+            f"-Cbuild-dir={build_directory(package)}",
             package,
         ],
         build_environment(python),
         steps,
     )
+
+
+def compile_without_torch(package: Path, python: Path, steps: Steps) -> None:
+    """Compile what of a package needs no headers of torch, in the folder where its wheel is built.
+
+    Nothing where the wheel is kept, or the package has no such part. An error is left to the
+    wheel's own build, which says more.
+    """
+    if kept_wheel(package) is not None or not has_part_without_torch(package):
+        return
+    environment = build_environment(python)
+    options = ("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWITHOUT_TORCH=ON")
+    directory = build_directory(package)
+    commands: tuple[list[str | Path], ...] = (
+        ["cmake", "-S", package, "-B", directory, *options, f"-DPython_EXECUTABLE={python}"],
+        ["cmake", "--build", directory],
+    )
+    with contextlib.suppress(StepFailedError):
+        for command in commands:
+            steps.run(command, environment=environment)
+
+
+def has_part_without_torch(package: Path) -> bool:
+    text = (package / "CMakeLists.txt").read_text(encoding="utf-8")
+    return "option(WITHOUT_TORCH " in text
+
+
+def build_directory(package: Path) -> Path:
+    return ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
 
 
 def kept_wheel(package: Path) -> Path | None:
@@ -158,9 +189,7 @@ def _cached(key: str, command: list[str | Path], environment: dict[str, str], st
             steps.note(f"from the wheel cache: {found[0].name}")
             return found[0]
         with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
-            steps.run(
-                [*command, "--wheel-dir", scratch], limit_s=BUILD_LIMIT_S, environment=environment
-            )
+            steps.run([*command, "--wheel-dir", scratch], environment=environment)
             built = sorted(Path(scratch).glob("*.whl"))
             if len(built) != 1:
                 raise StepFailedError(f"expected one wheel for {key}, the build left {built}")
@@ -173,19 +202,19 @@ def locked(path: Path, what: str) -> Iterator[None]:
     """Hold an exclusive lock on `path`; wait up to LOCK_LIMIT_S for `what` to finish."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
-        deadline_s = time.monotonic() + LOCK_LIMIT_S
-        told = False
+        began_s = told_s = time.monotonic()
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline_s:
+                now_s = time.monotonic()
+                if now_s > began_s + LOCK_LIMIT_S:
                     raise StepFailedError(
                         f"waited {LOCK_LIMIT_S:.0f} s for {what} (lock file {path})"
                     ) from None
-                if not told:
-                    print(f"          waiting for {what}", flush=True)
-                    told = True
+                if now_s >= told_s:
+                    print(f"          waiting for {what}: {now_s - began_s:.0f} s", flush=True)
+                    told_s = now_s + 60
                 time.sleep(0.5)
         yield

@@ -1,9 +1,9 @@
 """Runs the tests and says what they took; fails when they have become much too slow.
 
 `within_limit.py ARGUMENTS` runs `python ARGUMENTS`; `nox -s tests` calls it for the whole suite.
-The goal is 15 minutes on two idle cores. A limit on that would fail on a busy machine, so the limit
+The goal is 12 minutes on two idle cores. A limit on that would fail on a busy machine, so the limit
 is on the processor time of the tests and of all processes that they started. Other programs
-lengthen that little: by shared caches, and where two processors share a core. The goal allows 30
+lengthen that little: by shared caches, and where two processors share a core. The goal allows 24
 core-minutes; the limit is three times as many: for processors that are half as fast as those that
 the goal was set on, and half as much again for busy neighbours.
 """
@@ -19,8 +19,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-GOAL_MINUTES = 15
-LIMIT_CORE_MINUTES = 90
+GOAL_MINUTES = 12
+LIMIT_CORE_MINUTES = 72
 # What engines that a test left may take to end.
 ORPHANS_LIMIT_S = 20.0
 _SET_CHILD_SUBREAPER = 36  # of prctl: orphans of orphans become children of this process

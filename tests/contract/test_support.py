@@ -1,33 +1,26 @@
-"""The promises of the tests' plugin and of the nightly run: a sample, interrupts, summaries."""
+"""The promises of the tests' plugin: which cases run, lanes, times, calls, interrupts."""
 
 from __future__ import annotations
 
+import datetime
+import json
+import os
+import signal
 import subprocess
 import sys
 import textwrap
-from importlib import import_module
+import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from vllm_davinci_testing.plugin import group_of
-from vllm_davinci_testing.sample import CASES_PER_SAMPLED_CASE, sampled
-
-GRID = [f"tests/e2e/test_exactness.py::test_every_shape[{n}]" for n in range(120)]
-DAYS = [f"2026-{month:02}-{day:02}" for month in range(1, 13) for day in range(1, 29)]
+from vllm_davinci_testing.selection import GROUPS, group_of_the_day
 
 
-def test_a_day_s_sample_is_small_and_repeats_and_other_days_have_other_cases():
-    assert len(sampled(GRID, DAYS[0])) == len(GRID) // CASES_PER_SAMPLED_CASE
-    assert sampled(GRID, DAYS[0]) == sampled(reversed(GRID), DAYS[0])
-    assert sampled(GRID, DAYS[0]) != sampled(GRID, DAYS[1])
-    assert set().union(*(sampled(GRID, day) for day in DAYS)) == set(GRID)
-
-
-def test_a_small_grid_has_its_turn_on_some_days():
-    days = sum(bool(sampled(GRID[:3], day)) for day in DAYS)
-    assert 0.5 < days / len(DAYS) / (3 / CASES_PER_SAMPLED_CASE) < 1.5
+def test_every_group_of_nightly_cases_has_its_days():
+    days = [datetime.date(2026, 11, 1) + datetime.timedelta(n) for n in range(len(GROUPS))]
+    assert {group_of_the_day(day) for day in days} == set(GROUPS)
 
 
 @pytest.mark.parametrize(
@@ -42,12 +35,16 @@ def test_times_are_summed_by_package_and_folder(node_id: str, group: str):
     assert group_of(node_id) == group
 
 
+def pytest_command(directory: Path) -> list[str]:
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n thorough\n nightly(group)\n")
+    plugins = ("vllm_davinci_testing.plugin", "no:cacheprovider")
+    return [sys.executable, "-m", "pytest", *(f"-p{name}" for name in plugins)]
+
+
 def run_pytest(directory: Path, source: str, *command: str) -> subprocess.CompletedProcess[str]:
-    (directory / "pytest.ini").write_text("[pytest]\nmarkers = thorough\n")
     (directory / "test_it.py").write_text(textwrap.dedent(source))
-    pytest_command = [sys.executable, "-m", "pytest", "-p", "vllm_davinci_testing.plugin"]
     return subprocess.run(
-        [*command, *pytest_command, "-p", "no:cacheprovider", str(directory)],
+        [*command, *pytest_command(directory), str(directory)],
         cwd=directory,
         capture_output=True,
         text=True,
@@ -80,27 +77,152 @@ def test_children_of_tests_can_be_interrupted_where_pytest_was_started_with_inte
     assert done.returncode == 0, done.stdout
 
 
-def test_the_run_names_the_date_of_its_sample_and_the_sampled_cases(tmp_path: Path):
-    done = run_pytest(
-        tmp_path,
-        """
-        import pytest
+KINDS_OF_CASES = """
+    import pytest
 
-        @pytest.mark.thorough
-        @pytest.mark.parametrize("n", range(120))
-        def test_grid(n):
-            pass
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("n", range(120))
+    def test_grid(n):
+        pass
 
-        def test_plain():
-            pass
-        """,
-        "env",
-        "PYTEST_ADDOPTS=--sample-date=2026-01-02",
-    )
+    @pytest.mark.nightly("hosts")
+    @pytest.mark.parametrize("n", range(2))
+    def test_hosts(n):
+        pass
+
+    @pytest.mark.nightly("faults")
+    def test_fault():
+        pass
+
+    def test_plain():
+        pass
+    """
+
+
+@pytest.mark.parametrize(
+    ("options", "counts", "listed"),
+    [
+        ("", "1 passed, 123 deselected", ["120 thorough", "2 hosts", "1 faults"]),
+        ("--group=hosts", "2 passed, 122 deselected", ["120 thorough", "1 faults", "1 daily"]),
+        ("--all", "124 passed", []),
+        ("-mthorough", "120 passed, 4 deselected", []),
+        (
+            "--lanes=2 --lanes-import=json",
+            "1 passed, 123 deselected",
+            ["120 thorough", "2 hosts", "1 faults"],
+        ),
+    ],
+)
+def test_cases_are_chosen_by_their_marks_and_the_others_listed(
+    options: str, counts: str, listed: list[str], tmp_path: Path
+):
+    done = run_pytest(tmp_path, KINDS_OF_CASES, "env", f"PYTEST_ADDOPTS={options}")
     assert done.returncode == 0, done.stdout
-    assert "3 passed, 118 deselected" in done.stdout
-    _, listed = done.stdout.split("thorough cases of --sample-date=2026-01-02")
-    assert listed.count("::test_grid[") == 2
+    assert counts in done.stdout
+    left_out = done.stdout.partition("cases left out")[2]
+    assert [row for row in listed if f" {row}" not in left_out] == []
+    assert bool(left_out) == bool(listed)
+
+
+def test_a_group_that_there_is_not_ends_the_run(tmp_path: Path):
+    done = run_pytest(tmp_path, KINDS_OF_CASES.replace("hosts", "hots"))
+    assert done.returncode != 0
+    assert "nightly('hots',) names no group; there are planning, hosts" in done.stderr + done.stdout
+
+
+def test_lanes_report_as_one_process_does_and_survive_a_crash(tmp_path: Path):
+    (tmp_path / "test_crash.py").write_text(
+        "import os\n\ndef test_before(): pass\n\ndef test_crash(): os._exit(3)\n\n"
+        "def test_after(): pass\n"
+    )
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    # Of three files of a folder, a lane has two: each finds what their conftest has.
+    (folder := tmp_path / "folder").mkdir()
+    (folder / "conftest.py").write_text(
+        "import pytest\n\n@pytest.fixture\ndef shared():\n    return 7\n"
+    )
+    for name in ("one", "two", "three"):
+        (folder / f"test_{name}.py").write_text("def test_it(shared): pass\n")
+    source = """
+        import multiprocessing, os, warnings
+        import pytest
+        from vllm_davinci_testing.processes.fork_server import fork_context
+
+        @pytest.fixture(scope="session")
+        def session():
+            yield os.getpid()
+            open("torn_down", "a").write("x")
+
+        def test_passes(session):
+            warnings.warn("told once")
+
+        def test_fails(session):
+            print("printed before")
+            assert session == 0
+
+        def test_forks():
+            burn = "import time\\nwhile time.process_time() < 1: pass"
+            process = fork_context().Process(target=exec, args=(burn,))
+            process.start()
+            process.join(60)
+            assert process.exitcode == 0
+        """
+    done = run_pytest(
+        tmp_path, source, "env", "PYTEST_ADDOPTS=--lanes=2 --lanes-import=json --durations=1"
+    )
+    assert "2 failed, 7 passed, 1 warning, 1 error" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "The process of its lane ended meanwhile, with status 3." in done.stdout
+    assert "test_crash.py::test_crash" in done.stdout.split("short test summary")[1]
+    assert "printed before" in done.stdout and "told once" in done.stdout
+    assert "No module named 'no_such_module'" in done.stdout
+    assert "call     test_it.py::test_forks" in done.stdout.partition("slowest")[2]
+    assert (tmp_path / "torn_down").read_text() == "x"
+    files = json.loads((tmp_path / "results" / "test_times.json").read_text())["files"]
+    assert files["test_it.py"]["cases"] == 3
+    assert files["test_it.py"]["processor_s"] > 0.5  # most of it the fork's
+
+
+def test_an_interrupt_ends_lanes_with_what_has_passed_and_the_status_of_an_interrupt(
+    tmp_path: Path,
+):
+    (tmp_path / "test_it.py").write_text(
+        "import time\nfrom pathlib import Path\n\ndef test_passes(): pass\n\n"
+        "def test_waits():\n    Path('waits').touch()\n    time.sleep(100)\n"
+    )
+    command = [*pytest_command(tmp_path), "--lanes=2", "--lanes-import=json", str(tmp_path)]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    begin = time.monotonic()
+    while not (tmp_path / "waits").exists():
+        assert time.monotonic() - begin < 100
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt" in printed and "1 passed" in printed, printed
+
+
+def test_recorded_times_are_of_the_files_that_ran_and_are_there(tmp_path: Path):
+    (tmp_path / "tests").mkdir()
+    kept = {"test_it.py": 2.0, "test_gone.py": 3.0}
+    (tmp_path / "tests" / "times.json").write_text(json.dumps({"daily": kept, "all": kept}))
+    source = """
+        import time
+
+        def test_burns():
+            end = time.process_time() + 1.2
+            while time.process_time() < end:
+                pass
+        """
+    done = run_pytest(tmp_path, source, "env", "PYTEST_ADDOPTS=--record-times")
+    assert done.returncode == 0, done.stdout
+    recorded = json.loads((tmp_path / "tests" / "times.json").read_text())
+    assert list(recorded["daily"]) == ["test_it.py"]
+    assert 1.2 <= recorded["daily"]["test_it.py"] < 2.0
+    assert recorded["all"] == kept
+    assert recorded["processor"]
 
 
 def test_what_is_served_calls_no_operator_without_rules(tmp_path: Path):
@@ -165,93 +287,3 @@ def test_a_run_keeps_to_the_instruction_sets_of_an_older_processor(tmp_path: Pat
     )
     assert done.returncode == 0, done.stdout
     assert "with the instruction sets of sse4" in done.stdout
-
-
-@pytest.fixture
-def nightly(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(repository / "ci"))
-    return import_module("nightly")
-
-
-def row(kind: str, ratio: float) -> dict[str, object]:
-    return {
-        "name": "rate", "unit": "1/s", "ours": 3.0, "ratio": ratio, "kind": kind,
-        "at_least": 1.0, "at_most": None, "is_met": ratio >= 1.0,
-    }  # fmt: skip
-
-
-def test_a_missed_goal_is_shown_and_only_that_of_an_exact_figure_fails_the_night(
-    nightly: ModuleType,
-):
-    is_good, text = nightly.goals_of({"rows": [row("measured", 0.5), row("counted", 2.0)]}, {})
-    assert is_good
-    assert "1 of 2 goals met" in text
-    assert "MISSED: rate 0.5 x, goal >= 1 (measured)" in text
-    assert not nightly.goals_of({"rows": [row("counted", 0.5)]}, {})[0]
-
-
-def test_a_goal_that_is_known_to_be_missed_fails_the_night_only_when_its_figure_changes(
-    nightly: ModuleType,
-):
-    def goals(ratio: float, known: dict[str, float]) -> tuple[bool, str]:
-        return nightly.goals_of({"rows": [row("modelled", ratio)]}, known)
-
-    assert goals(0.604, {"rate": 0.6}) == (
-        True, "0 of 1 goals met\nknown: rate 0.604 x, goal >= 1 (modelled)"
-    )  # fmt: skip
-    is_good, text = goals(0.58, {"rate": 0.6})
-    assert not is_good
-    assert "MISSED: rate 0.58 x" in text
-    assert "known_misses.toml has 0.6" in text
-    for known in ({"rate": 0.6}, {"another row": 0.6}):
-        is_good, text = goals(1.2, known)
-        assert not is_good
-        assert f"no longer missed, take out of known_misses.toml: {next(iter(known))}" in text
-
-
-def test_what_is_known_to_be_missed_is_a_goal_of_a_benchmark(nightly: ModuleType, repository: Path):
-    misses = nightly.read_toml(nightly.KNOWN_MISSES)["miss"]
-    for miss in misses:
-        assert (repository / "benchmarks" / f"{miss['benchmark']}.py").exists()
-        assert set(miss) == {"benchmark", "row", "value", "why"}
-    assert nightly.known_misses("published/deepseek_r1_w8a8")["communication in serial prefill"]
-
-
-def test_suites_run_at_night_where_their_checkouts_lie(nightly: ModuleType, tmp_path: Path):
-    assert nightly.checkout_parts(tmp_path) == []
-    for folder in ("vllm", "cann_examples/ops-nn", "cann_examples/programs", "another"):
-        (tmp_path / folder).mkdir(parents=True)
-    examples, vllm = nightly.checkout_parts(tmp_path)
-    assert vllm.arguments == ("conformance", "vllm", "--checkout", str(tmp_path / "vllm"))
-    assert examples.arguments[2:] == (
-        "--checkout", str(tmp_path / "cann_examples" / "ops-nn"),
-        "--programs", str(tmp_path / "cann_examples" / "programs"),
-    )  # fmt: skip
-
-
-def test_calls_of_operators_and_engines_have_a_night_on_a_910c(
-    nightly: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    parts = {
-        part.arguments[0]: part
-        for part in nightly.session_parts(["tests", "demo"])
-        if part.name.startswith("910C")
-    }
-    assert set(parts) == {"tests", "demo"}
-    asked = "import os, sys; print(os.environ['VNPU_SOC'], sys.argv[1])"
-    monkeypatch.setattr(nightly, "nox", lambda *words: [sys.executable, "-c", asked, *words])
-    for session, part in parts.items():
-        logs = tmp_path / session
-        assert nightly.run(part, nightly.Steps(1, logs)).is_good
-        assert f"Ascend910_9391 {session}" in (logs / "step-1.log").read_text()
-
-
-def test_the_summary_has_a_line_for_each_part_and_names_those_that_failed(nightly: ModuleType):
-    parts = [nightly.Part(name, ("tests",), 1.0) for name in ("tests", "bench a/b")]
-    outcomes = [
-        nightly.Outcome(parts[0], True, "passed: 5 passed in 3.00s", 3.0),
-        nightly.Outcome(parts[1], False, "FAILED", 1.0),
-    ]
-    lines = nightly.summary(outcomes).splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["part", "tests", "bench"]
-    assert lines[-1] == "not as they should be: bench a/b"

@@ -139,12 +139,13 @@ def test_a_build_beside_the_steps_ends_when_they_fail(progress, tmp_path: Path, 
         pytest.raises(progress.StepFailedError, match="no network"),
         beside.builds_beside([package], Path(sys.executable), tmp_path) as builds,
     ):
+        builds.begin()
         while not (tmp_path / "began").is_file():
             assert time.monotonic() - begin < 30
             time.sleep(0.01)
         raise progress.StepFailedError("no network")
     assert time.monotonic() - begin < 30
-    assert isinstance(builds["kernels"].exception(), progress.StepFailedError)
+    assert isinstance(builds.wheels["kernels"].exception(), progress.StepFailedError)
 
 
 def test_a_wheel_that_is_built_beside_the_steps_is_handed_over(tmp_path: Path, monkeypatch):
@@ -152,7 +153,91 @@ def test_a_wheel_that_is_built_beside_the_steps_is_handed_over(tmp_path: Path, m
     (tmp_path / "CMakeLists.txt").write_text("")
     monkeypatch.setattr(beside.wheel_cache, "compiled_wheel", lambda package, *_: package)
     with beside.builds_beside([tmp_path], Path(sys.executable), tmp_path) as builds:
-        assert builds[tmp_path.name].result(timeout=30) == tmp_path
+        builds.begin_without_torch()  # this package has no such part
+        builds.begin()
+        assert builds.wheels[tmp_path.name].result(timeout=30) == tmp_path
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a Python and a uv that note what they are asked, and where uv fails."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, answer in (("python", "echo \"global.find-links='/wheels'\""), ("uv", "exit 1")):
+        program = folder / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\n{answer}\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
+def test_pip_installs_what_uv_fails_to_install(progress, programs: Path, tmp_path: Path, capsys):
+    installer = import_module("installer").Installer(
+        programs / "python", progress.Steps(1, tmp_path / "logs")
+    )
+    installer.find_uv()
+    installer.install("--force-reinstall", "one==1", "two")
+    _, with_uv, with_pip = (tmp_path / "asked").read_text().splitlines()
+    assert with_uv == (
+        f"uv pip install --python {programs}/python --find-links=/wheels --reinstall one==1 two"
+    )
+    assert with_pip == (
+        "python -m pip --disable-pip-version-check install --force-reinstall one==1 two"
+    )
+    assert "pip tries the same" in capsys.readouterr().out
+
+
+def test_without_a_configured_place_torch_is_the_one_for_the_cpu(
+    progress, programs: Path, tmp_path: Path
+):
+    (programs / "python").write_text("#!/bin/sh\n")  # configured for nothing
+    (programs / "uv").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    installer = import_module("installer").Installer(
+        programs / "python", progress.Steps(1, tmp_path / "logs")
+    )
+    installer.find_uv()
+    installer.install_torch("torch==2.13.0")
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked.endswith("--torch-backend=cpu torch==2.13.0")
+
+
+def test_an_installation_that_fails_twice_shows_what_pip_says(
+    progress, programs: Path, tmp_path: Path
+):
+    installer = import_module("installer").Installer(
+        programs / "python", progress.Steps(1, tmp_path / "logs")
+    )
+    installer.find_uv()
+    (programs / "python").write_text("#!/bin/sh\necho no such release\nexit 1\n")
+    with pytest.raises(progress.StepFailedError, match="no such release"):
+        installer.install("one==1")
+
+
+def test_uv_looks_where_pip_is_configured_to_look():
+    sources = import_module("installer").sources_of(
+        {
+            "index-url": ["https://mirror/simple"],
+            "extra-index-url": ["file:///disk/simple", "https://cpu/whl"],
+            "find-links": ["/wheels"],
+        }
+    )
+    assert sources == [
+        "--default-index=https://mirror/simple", "--index=https://cpu/whl",
+        "--index-strategy=unsafe-best-match", "--find-links=/wheels",
+    ]  # fmt: skip
+
+
+def test_the_lock_serves_the_python_and_the_processor_that_it_names(
+    repository: Path, tmp_path: Path
+):
+    locked = import_module("installer").locked_requirements
+    lock = tmp_path / "lock.txt"
+    head = import_module("write_constraints").HEAD.format(python="3.11", processor="x86_64")
+    lock.write_text(head)
+    assert locked(lock, "3.11", "x86_64") == lock
+    assert locked(lock, "3.11", "aarch64") is None
+    assert locked(lock, "3.1", "x86_64") is None
+    assert locked(tmp_path / "absent", "3.11", "x86_64") is None
 
 
 def test_every_package_of_the_checkout_is_known_to_the_tasks(packages: list[Path]):

@@ -17,15 +17,17 @@ from vllm_davinci.meta import supported_versions
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ("torch", "torch-npu", "vllm")
-# "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.32"; not "vllm>=0.32.0", which is read as metadata.
+# "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.33"; not "vllm>=0.33.0", which is read as metadata.
 NAMED = re.compile(r"\b(torch(?:[-_]npu)?|vllm)(?:==| )v?(\d+\.\d+(?:\.\d+)?)\b", re.IGNORECASE)
+# Of figures, which stay those of the release that they were measured with.
+STAMP = re.compile(r"^Figures of .*$", re.MULTILINE)
 SUFFIXES = {".py", ".pyi", ".toml", ".md", ".yml", ".sh", ".txt", ".cmake", ".h", ".cpp"}
 # Those name other versions on purpose, or what was measured with them.
 OF_THEIR_OWN = (
     "packages/meta/tests/",
     "docs/measurements/",
-    "docs/reference/conformance.md",
     "checkpoints/",
+    "tests/contract/test_measurements.py",
     "tests/contract/test_upstream_hooks.py",
 )
 
@@ -150,7 +152,8 @@ def test_whatever_names_a_release_names_that_one(pinned: dict[str, Requirement])
         path = ROOT / name
         if name.startswith(OF_THEIR_OWN) or path.suffix not in SUFFIXES or not path.is_file():
             continue
-        for distribution, version in NAMED.findall(path.read_text(encoding="utf-8")):
+        text = STAMP.sub("", path.read_text(encoding="utf-8"))
+        for distribution, version in NAMED.findall(text):
             whole = oldest[canonicalize_name(distribution)]
             if version not in (whole, whole.rpartition(".")[0]):
                 different.append(f"{name}: {distribution} {version}, and core pins {whole}")
@@ -166,3 +169,31 @@ def test_no_message_spells_out_a_release_of_ours(packages: list[Path]):
         for found in re.findall(r"vllm-davinci(?:-\w+)? \d+\.\d+", source.read_text("utf-8"))
     ]
     assert not spelled
+
+
+def test_the_requirements_for_npus_are_the_pinned_releases_and_our_packages(
+    packages: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "ci"))
+    versions = import_module("versions")
+    text = (ROOT / "requirements-npu.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    pinned = {
+        each.name: str(each.specifier)
+        for each in map(Requirement, (line for line in lines if line[0] not in ".-"))
+    }
+    assert pinned == {
+        "torch": f"=={versions.TORCH_VERSION}",
+        "torch-npu": f"=={versions.TORCH_NPU_VERSION}",
+        "vllm": f"=={versions.VLLM_VERSION}",
+    }
+    # vLLM's wheel on the index is for CUDA, and a built one in pip's cache may be.
+    assert "--no-binary vllm" in lines
+    local = {ROOT / line for line in lines if line.startswith("./")}
+    assert local == {package for package in packages if package.name != "vnpu"}
+    command = (
+        f"VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE={versions.VLLM_VERSION} "
+        "pip install --no-cache-dir -r requirements-npu.txt"
+    )
+    assert command in text
+    assert command in (ROOT / "README.md").read_text(encoding="utf-8")

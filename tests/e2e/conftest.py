@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,8 +16,6 @@ from vllm_davinci.vnpu import activate
 
 # Everything below runs on virtual NPUs, whether or not pytest itself was started on them.
 activate()
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
 import torch  # noqa: E402 - with torch_npu
 import transformers  # noqa: E402

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 64
@@ -243,45 +245,36 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "named"),
+    ("model", "named"),
     [
         pytest.param(
             deepseek_zoo.deepseek("latent_of_256", "deepseek_v3", q_lora_rank=96, kv_lora_rank=256),
-            {},
             r"layers\.0\.self_attn\.attn has kv_lora_rank 256 \(must be 512\)",
             id="latent_size",
+            marks=pytest.mark.nightly("refusals"),
         ),
         pytest.param(
             deepseek_zoo.deepseek(
                 "narrow_heads", "deepseek_v3", q_lora_rank=96, qk_nope_head_dim=24
             ),
-            {},
             r"qk_nope_head_dim 24 \(must be a multiple of 16\)",
             id="head_size",
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
-            model_zoo.BY_NAME[PATHS_MODEL],
-            {"kv_cache_dtype": "fp8"},
-            r"a KV cache of fp8 with a model of float32 \(--kv-cache-dtype fp8; .* auto is\)",
-            id="quantized_cache",
-        ),
-        pytest.param(
-            model_zoo.BY_NAME[PATHS_MODEL],
-            {"kv_cache_dtype": "bfloat16"},
-            r"a KV cache of bfloat16 with a model of float32 .*dtype auto is\)",
-            id="cache_dtype",
             marks=pytest.mark.thorough,
         ),
     ],
 )
 def test_what_the_operator_cannot_take_is_refused_while_loading(
     model: model_zoo.ZooModel,
-    options: dict[str, Any],
     named: str,
     start_engine: Callable[..., EngineProcess],
     tmp_path: Path,
 ):
     checkpoint = model_zoo.write_checkpoint(model, tmp_path / model.name)
     with pytest.raises(EngineError, match=named):
-        start_engine(checkpoint, **options)
+        start_engine(checkpoint)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "bfloat16"])
+def test_a_cache_in_another_dtype_is_refused(dtype: str, zoo: Callable[[str], Path]):
+    said = refusal_of(zoo(PATHS_MODEL), kv_cache_dtype=dtype)
+    assert re.search(rf"a KV cache of {dtype} with a model of float32 .*dtype auto is\)", said)

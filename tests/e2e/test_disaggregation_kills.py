@@ -19,6 +19,7 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
 
+NUM_REQUESTS = 1000
 NUM_TOKENS = 8
 CLIENTS = 4
 DISTURBANCES = ("kill prefills", "kill decodes", "kill the proxy", "stand still")
@@ -88,16 +89,9 @@ def disturb(pair: ProxiedPair, ended: threading.Event) -> list[str]:
     return done
 
 
-@pytest.fixture
-def num_requests(request: pytest.FixtureRequest) -> int:
-    """More where all thorough cases run than where a sample of them does."""
-    return 1000 if request.config.getoption("markexpr") == "thorough" else 24
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
 def test_no_request_gets_wrong_tokens(
-    num_requests: int,
     tiny_llama: Path,
     start_engine: Callable[..., EngineProcess],
     tmp_path: Path,
@@ -117,7 +111,7 @@ def test_no_request_gets_wrong_tokens(
     )
     load, ended, done = Load(pair, prompts, expected), threading.Event(), []
     clients = [
-        threading.Thread(target=load.run, args=(num_requests // CLIENTS, n), daemon=True)
+        threading.Thread(target=load.run, args=(NUM_REQUESTS // CLIENTS, n), daemon=True)
         for n in range(CLIENTS)
     ]
     killer = threading.Thread(target=lambda: done.extend(disturb(pair, ended)), daemon=True)
@@ -134,6 +128,6 @@ def test_no_request_gets_wrong_tokens(
         pair.close()
     print(dict(load.ended), Counter(done))
     assert load.ended["wrong"] == 0
-    assert load.ended.total() == num_requests
-    assert load.ended["right"] > num_requests // 10
+    assert load.ended.total() == NUM_REQUESTS
+    assert load.ended["right"] > NUM_REQUESTS // 10
     assert done

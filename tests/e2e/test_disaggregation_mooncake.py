@@ -30,6 +30,8 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
 from vllm_davinci_testing.engines.engine_process import EngineProcess, chip_for
 from vllm_davinci_testing.processes.waiting import becomes_true
 
+pytestmark = pytest.mark.nightly("hosts")
+
 pytest.importorskip(
     "mooncake.engine",
     reason="Mooncake: pip install 'vllm-davinci[mooncake]', and libibverbs1 of the system",

@@ -31,6 +31,7 @@ ALL_TO_ALL_IN_UBATCHES = {
 PREFETCH = {"weight_prefetch_config": {"enabled": True, "min_bytes": 0}}
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
 UTILIZATION = 0.92  # vLLM's default
+LARGE_VOCABULARY = '--hf-overrides={"vocab_size": 1000000000}'
 # A step of 32 prompts, which a cache that is given by size leaves no room for.
 LARGE_STEP = ("--requests=32", "--prompt-tokens=1000", "--output-tokens=2", "--enforce-eager")
 
@@ -145,6 +146,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     assert streams[True] and streams[True].isdisjoint(streams[False])
 
 
+@pytest.mark.nightly("planning")
 def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path: Path) -> None:
     """The usual layout of decodes: 64 data-parallel ranks, each with 128 heads."""
     config = json.loads((config_only / "config.json").read_text())
@@ -166,6 +168,7 @@ def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path
     assert all(step["modelled"]["communication_ps"] > 0 for step in found["steps"])
 
 
+@pytest.mark.nightly("planning")
 def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_path: Path) -> None:
     """910B takes groups of 16 ranks and more: 8 of each data-parallel rank here."""
     config = model_zoo.BY_NAME["qwen3_moe_hidden1024"].config()
@@ -184,6 +187,7 @@ def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_pa
     assert {"expert_dispatch", "expert_combine"} <= names, names
 
 
+@pytest.mark.nightly("planning")
 def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--deployment=qwen3-0.6b-a2", "--output-tokens=2", f"--json={report}"]
@@ -195,6 +199,69 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     assert not Path(found["model"]).exists()  # it was there for the run
 
 
+@pytest.fixture(scope="module")
+def small_chip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chip's file with a quarter of the memory, most of which is for collectives' buffers."""
+    file = tmp_path_factory.mktemp("chip") / "small.toml"
+    memory = 'memory = { value = 12, unit = "GiB", source = "of this test" }'
+    file.write_text(f'based_on = "ascend910b2"\nsoc = "Ascend910B2"\n{memory}\n')
+    return file
+
+
+def in_ubatches(chip: Path, *options: str) -> list[str]:
+    """Every step of DeepSeek-R1 with four of its layers is split; some of its work is whole."""
+    return [
+        *("dry-run", "--deployment=deepseek-r1-dual-batch-overlap-published-order"),
+        *(f"--chip={chip}", '--hf-overrides={"num_hidden_layers": 4}', "--max-model-len=8192"),
+        *("--tensor-parallel-size=8", "--data-parallel-size=2", "--enable-expert-parallel"),
+        *("--max-num-batched-tokens=16384", "--max-num-seqs=4", *options),
+    ]
+
+
+def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(
+    small_chip: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    options = in_ubatches(small_chip, "--gpu-memory-utilization=0.7", f"--json={report}")
+    done = run_command(COMMAND, *options, limit_s=LIMIT_S)
+    assert done.status == 0, done.stderr[-3000:]
+    found = json.loads(report.read_text())
+    assert [step["tokens"] for step in found["steps"]] == [[4096] * 4, [1] * 4]
+    memory = found["memory"]
+    by_kind = memory["largest_steps"]
+    whole = max(size for name, size in by_kind.items() if name.endswith("whole"))
+    split = max(size for name, size in by_kind.items() if "cut at" in name)
+    assert whole < 0.9 * split
+    # All kinds ran over the cache that was planned, and none took more than was planned.
+    assert {name.partition(" of ")[2].partition(",")[0] for name in by_kind} == {
+        "prompts",
+        "decodes and a prompt",
+    }
+    assert split <= memory["activation_bytes"]
+    assert memory["cache_bytes"] > 1 << 30
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--gpu-memory-utilization=0.7", "--kv-cache-memory-bytes=5200000000"],
+            "of npu:0 beside the weights, and the largest step takes 3.",
+        ),
+        (["--gpu-memory-utilization=0.45"], "The KV cache does not fit: one request of 8192"),
+    ],
+)
+def test_what_has_no_memory_for_a_step_in_ubatches_is_refused_at_the_start(
+    small_chip: Path, options: list[str], message: str
+) -> None:
+    done = run_command(COMMAND, *in_ubatches(small_chip, *options), limit_s=LIMIT_S)
+    assert done.status == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("vllm-davinci dry-run: ") and message in last, done.stderr[-3000:]
+
+
+@pytest.mark.nightly("planning")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -204,8 +271,8 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
         (["--routing=0.5", *RANKS], "the busiest of 4 expert ranks has 1 to 4 times the mean"),
         (["--requests=0"], "must be at least 1"),
         (["--serve", "--json=report.json"], "--serve has no report"),
-        ([*RANKS, cache_of(63.75)], "buffers of the start do not fit into 64 GiB of each"),
-        ([*RANKS, cache_of(63.12), *LARGE_STEP], "a step of 32000 tokens does not fit beside"),
+        ([*RANKS, LARGE_VOCABULARY], "buffers of the start do not fit into 64 GiB of each"),
+        ([*RANKS, cache_of(63.12), *LARGE_STEP], "and the largest step takes 10"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_change(
@@ -216,6 +283,7 @@ def test_what_cannot_be_is_refused_with_what_to_change(
     assert message in " ".join(done.stderr.split()), done.stderr[-2000:]
 
 
+@pytest.mark.nightly("planning")
 @pytest.mark.parametrize(
     ("layout", "sends"),
     [
@@ -257,6 +325,7 @@ def test_other_layouts_serve_requests_in_a_closed_loop(
     assert 0 < served["mean_tpot_ms"] < served["mean_ttft_ms"]
 
 
+@pytest.mark.nightly("planning")
 def test_a_server_answers_in_modelled_time(config_only: Path, tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", COMMAND, "dry-run", f"--model={config_only}"]

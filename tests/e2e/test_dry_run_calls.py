@@ -20,6 +20,8 @@ from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.timeline_worker import TimelineWorker, launched_tasks
 from vllm_davinci_testing.processes.forked import run_command
 
+pytestmark = pytest.mark.nightly("planning")
+
 CHIP = "ascend910b2"
 LIMIT_S = 300
 REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 3, 128, 4

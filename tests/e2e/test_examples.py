@@ -5,6 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from vllm_davinci_testing.engines.alarms import alarming_lines
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
 
@@ -12,6 +14,7 @@ LIMIT_S = 120
 ENGINE_LIMIT_S = 300  # an engine's whole life on a busy machine with two cores
 
 
+@pytest.mark.nightly("planning")
 def test_two_ubatches_take_turns_without_a_race(repository: Path):
     program = repository / "examples" / "overlap_two_ubatches.py"
     done = subprocess.run(
@@ -75,6 +78,7 @@ def test_text_is_generated_on_two_devices_without_an_alarming_line(repository: P
     assert alarming_lines(done.stdout + done.stderr) == []
 
 
+@pytest.mark.nightly("planning")
 def test_offline_overlap_splits_the_prompts_step(repository: Path):
     def decisions() -> list[str]:
         done = run_on_vnpu(

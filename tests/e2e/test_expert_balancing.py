@@ -166,6 +166,7 @@ def test_experts_that_move_change_no_bit_of_an_answer(
     assert "Experts are balanced: the largest load of a rank over the mean was" in said
 
 
+@pytest.mark.nightly("weights")
 def test_the_guides_command_balances_and_shows_it_in_the_metrics(repository: Path, tmp_path: Path):
     guide = (repository / "docs" / "guides" / "expert_balancing.md").read_text()
     command = guide.split("```bash\n", 1)[1].split("```", 1)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from vllm_davinci_testing.engines.balanced_engines import (
     experts_of,
     started,
 )
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.refusals import refusal_of
 
 THOROUGH = pytest.mark.thorough
 
@@ -93,9 +95,7 @@ def test_a_map_with_replicas_changes_no_bit_of_an_answer(
         assert experts_of(engine.on_workers("expert_digests")) == before
 
 
-def test_bad_settings_end_the_start_with_the_key(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess], tmp_path: Path
-):
+def test_bad_settings_end_the_start_with_the_key(zoo: Callable[[str], Path], tmp_path: Path):
     path = map_file(tmp_path / "map.json", {**PLACES, 1: [[3, 2, 1, 0, 3], [4, 7, 5, 6, 2]]})
     for additional, told in (
         ({"expert_map_path": path}, "device_id 0, device_expert has expert 3 twice"),
@@ -104,5 +104,5 @@ def test_bad_settings_end_the_start_with_the_key(
             "These ranks take, as .* 0, 2,",
         ),
     ):
-        with pytest.raises(EngineError, match=told):
-            started(start_engine, zoo(EXPERTS), additional, **TP2)
+        options = {"additional_config": additional, "enable_expert_parallel": True, **TP2}
+        assert re.search(told, refusal_of(zoo(EXPERTS), **options))

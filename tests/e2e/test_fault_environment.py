@@ -55,6 +55,7 @@ def test_vnpu_does_not_hide_a_real_cann(tmp_path: Path, log: Path):
     assert (taken_over.status, taken_over.output) == (0, "started\n")
 
 
+@pytest.mark.nightly("faults")
 @pytest.mark.parametrize(
     ("distribution", "version", "entry_points"),
     [
@@ -79,6 +80,7 @@ def test_another_version_is_named_with_the_supported_one(
     assert_explained(ended, f"{distribution} {version} is installed", "supports", "pip install")
 
 
+@pytest.mark.nightly("faults")
 def test_an_operator_that_vnpu_lacks_is_named_with_its_tier_and_how_to_add_it(log: Path):
     program = "import torch; torch.linalg.qr(torch.ones(2, 2).npu())"
     ended = run_to_its_end(sys.executable, "-c", program, log=log)

@@ -27,6 +27,7 @@ from vllm_davinci_testing.engines.server_process import (
     processes_of_session,
     shared_memory,
 )
+from vllm_davinci_testing.engines.signalled_server import LONG_STEP
 from vllm_davinci_testing.processes.forked import run_alone
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -112,6 +113,7 @@ KILLED = """
 """
 
 
+@pytest.mark.nightly("faults")
 def test_a_program_learns_that_its_engines_were_killed(tiny_llama: Path):
     ended = run_alone(
         KILLED.format(model=str(tiny_llama)),
@@ -138,6 +140,7 @@ ABANDONED = """
 """
 
 
+@pytest.mark.nightly("faults")
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_an_engine_whose_program_was_killed_ends(ranks: int, tiny_llama: Path):
     ended = run_alone(ABANDONED.format(model=str(tiny_llama), ranks=ranks), **FORKED_WORKERS)
@@ -166,6 +169,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.nightly("faults")
 @pytest.mark.parametrize(
     ("moment", "delay_s", "environment"),
     [
@@ -176,7 +180,9 @@ INTERRUPTED = """
         pytest.param(
             "Loading weights took", 0.1, FORKED_WORKERS, id="loading", marks=pytest.mark.thorough
         ),
-        pytest.param("moment: generating", 1.0, FORKED_WORKERS, id="generating"),
+        pytest.param(
+            "moment: generating", 1.0, {**FORKED_WORKERS, **LONG_STEP}, id="in_a_long_step"
+        ),
     ],
 )
 def test_an_interrupt_ends_everything(

@@ -25,6 +25,7 @@ from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 THOROUGH = pytest.mark.thorough
+NIGHTLY = pytest.mark.nightly("faults")
 MODEL = "llama_head64_gqa4"
 TWO_RANKS: dict[str, Any] = {
     "tensor_parallel_size": 2,
@@ -60,13 +61,13 @@ ENTERS, SAMPLES = "_model_forward", "_sample"
     [
         pytest.param(MODEL, ASYNCHRONOUS, ENTERS, 1, id="asynchronous"),
         pytest.param(MODEL, SYNCHRONOUS, ENTERS, 1, id="synchronous", marks=pytest.mark.thorough),
-        pytest.param(MODEL, ASYNCHRONOUS, SAMPLES, 1, id="sampling"),
+        pytest.param(MODEL, ASYNCHRONOUS, SAMPLES, 1, id="sampling", marks=NIGHTLY),
         pytest.param(MODEL, ASYNCHRONOUS, ENTERS, 0, id="replying_rank", marks=THOROUGH),
         pytest.param(MODEL, SYNCHRONOUS, SAMPLES, 0, id="replying_rank_samples", marks=THOROUGH),
         pytest.param(MODEL, SYNCHRONOUS, SAMPLES, 1, id="synchronous_sampling", marks=THOROUGH),
-        pytest.param(MODEL, PIPELINE, ENTERS, 0, id="first_stage"),
+        pytest.param(MODEL, PIPELINE, ENTERS, 0, id="first_stage", marks=NIGHTLY),
         pytest.param(MODEL, PIPELINE, ENTERS, 1, id="last_stage", marks=THOROUGH),
-        pytest.param(MODEL, GRAPHS, ENTERS, 1, id="graphs"),
+        pytest.param(MODEL, GRAPHS, ENTERS, 1, id="graphs", marks=NIGHTLY),
         pytest.param(MODEL, UBATCHES, ENTERS, 1, id="ubatches", marks=THOROUGH),
         pytest.param(MOE, EXPERTS, ENTERS, 1, id="experts", marks=THOROUGH),
         pytest.param(MOE, ALL_TO_ALL, ENTERS, 1, id="row_counts", marks=THOROUGH),
@@ -95,6 +96,7 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     engine.close()
 
 
+@NIGHTLY
 @pytest.mark.parametrize(
     "method",
     [
@@ -234,6 +236,7 @@ def test_an_error_of_every_rank_is_that_step_s_and_serving_goes_on(
             assert_greedy(reference(MODEL), prompts[4:8], outputs, MAX_TOKENS)
 
 
+@NIGHTLY
 def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(
     tiny_llama: Path, tmp_path: Path
 ):

@@ -21,6 +21,7 @@ from vllm_davinci_testing.engines.ended_process import (
     run_to_its_end,
 )
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, VLLM
 
 MODEL = "llama_head64_gqa4"
@@ -70,9 +71,9 @@ def assert_says(text: str, *words: str) -> None:
     ids=["unknown_key", "unknown_inner_key", "ill_typed", "ill_typed_section"],
 )
 def test_an_additional_config_that_cannot_be_read_is_refused(
-    config: dict[str, Any], words: list[str], zoo: Callable[[str], Path], refusal: Refusal
+    config: dict[str, Any], words: list[str], zoo: Callable[[str], Path]
 ):
-    assert_says(refusal(zoo(MODEL), additional_config=config), *words)
+    assert_says(refusal_of(zoo(MODEL), additional_config=config), *words)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,6 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
             {"additional_config": {"torchair_graph_config": {"enable_multistream_moe": True}}},
             ["'torchair_graph_config.enable_multistream_moe'", "has no shared experts"],
             id="no_shared_experts",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             {
@@ -91,7 +91,6 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
             },
             ["dbo.num_ubatches = 65 parts", "steps of at most 64 tokens"],
             id="more_parts_than_tokens",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             {
@@ -102,13 +101,11 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
             },
             ["dbo.token_alignment = 48 leaves no cut in steps of at most 64 tokens"],
             id="no_cut",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             {"additional_config": {"sequence_parallel": {"enabled": True}}},
             ["sequence_parallel.enabled = true is not possible because there is one tensor-"],
             id="no_sequence_parallel",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             {
@@ -124,14 +121,13 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
                 "are. Remove it.",
             ],
             id="no_sequence_parallel_of_this_model",
-            marks=pytest.mark.thorough,
         ),
     ],
 )
 def test_overlap_that_cannot_be_is_refused(
-    options: dict[str, Any], words: list[str], zoo: Callable[[str], Path], refusal: Refusal
+    options: dict[str, Any], words: list[str], zoo: Callable[[str], Path]
 ):
-    assert_says(refusal(zoo(MODEL), **options), *words)
+    assert_says(refusal_of(zoo(MODEL), **options), *words)
 
 
 def test_the_server_refuses_an_unknown_key_and_ends(zoo: Callable[[str], Path], tmp_path: Path):
@@ -142,10 +138,8 @@ def test_the_server_refuses_an_unknown_key_and_ends(zoo: Callable[[str], Path], 
     assert_explained(ended, "no key 'refesh'", "Did you mean 'refresh'?")
 
 
-def test_a_quantization_that_is_not_supported_is_refused(
-    zoo: Callable[[str], Path], refusal: Refusal
-):
-    text = refusal(zoo(MODEL), quantization="awq")
+def test_a_quantization_that_is_not_supported_is_refused(zoo: Callable[[str], Path]):
+    text = refusal_of(zoo(MODEL), quantization="awq")
     assert_says(text, "quantization 'awq'", "unquantized checkpoint")
 
 
@@ -159,7 +153,7 @@ def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_pat
 
 
 def test_an_expert_map_without_a_place_for_an_expert_is_refused(
-    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
+    zoo: Callable[[str], Path], tmp_path: Path
 ):
     devices = [
         {"device_id": 0, "device_expert": [0, 1, 2, 3]},
@@ -168,7 +162,7 @@ def test_an_expert_map_without_a_place_for_an_expert_is_refused(
     layers = [{"layer_id": layer, "device_count": 2, "device_list": devices} for layer in range(2)]
     file = tmp_path / "map.json"
     file.write_text(json.dumps({"moe_layer_count": 2, "layer_list": layers}))
-    text = refusal(
+    text = refusal_of(
         zoo(EXPERTS_MODEL), **TWO_RANKS, additional_config={"expert_map_path": str(file)}
     )
     named = "layer_list.0.device_list has no place for the experts [7]"
@@ -176,10 +170,10 @@ def test_an_expert_map_without_a_place_for_an_expert_is_refused(
 
 
 def test_experts_that_do_not_divide_among_the_ranks_are_refused(
-    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
+    zoo: Callable[[str], Path], tmp_path: Path
 ):
     model = changed(zoo(EXPERTS_MODEL), tmp_path / "m", num_local_experts=7)
-    text = refusal(model, **TWO_RANKS)
+    text = refusal_of(model, **TWO_RANKS)
     assert_says(text, "7 experts do not divide among 2 ranks", "--tensor-parallel-size")
 
 
@@ -194,14 +188,12 @@ def changed(checkpoint: Path, directory: Path, **config: Any) -> Path:
     return directory
 
 
-def test_an_unknown_architecture_is_refused(
-    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
-):
+def test_an_unknown_architecture_is_refused(zoo: Callable[[str], Path], tmp_path: Path):
     model = changed(zoo(MODEL), tmp_path / "m", architectures=["AbacusForCausalLM"])
-    assert_says(refusal(model), "AbacusForCausalLM", "not supported")
+    assert_says(refusal_of(model), "AbacusForCausalLM", "not supported")
 
 
-def test_a_model_with_recurrent_state_is_refused(refusal: Refusal, tmp_path: Path):
+def test_a_model_with_recurrent_state_is_refused(tmp_path: Path):
     transformers.OlmoHybridConfig(
         vocab_size=model_zoo.VOCAB_SIZE,
         hidden_size=64,
@@ -211,16 +203,16 @@ def test_a_model_with_recurrent_state_is_refused(refusal: Refusal, tmp_path: Pat
         architectures=["OlmoHybridForCausalLM"],
     ).save_pretrained(tmp_path)
     model_zoo.write_tokenizer(tmp_path)
-    text = refusal(tmp_path)
+    text = refusal_of(tmp_path)
     assert_says(text, "recurrent state", "OlmoHybridForCausalLM", "Choose a")
 
 
-def test_a_model_whose_experts_cannot_be_computed_is_refused(refusal: Refusal, tmp_path: Path):
+def test_a_model_whose_experts_cannot_be_computed_is_refused(tmp_path: Path):
     transformers.LongcatFlashConfig(
         vocab_size=model_zoo.VOCAB_SIZE, architectures=["LongcatFlashForCausalLM"]
     ).save_pretrained(tmp_path)
     model_zoo.write_tokenizer(tmp_path)
-    text = refusal(tmp_path)
+    text = refusal_of(tmp_path)
     assert_says(text, "zero experts", "LongcatFlashForCausalLM", "Choose a")
 
 

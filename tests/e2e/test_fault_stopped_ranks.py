@@ -18,6 +18,8 @@ from vllm_davinci_testing.engines.engine_process import EngineError, EngineProce
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 
+pytestmark = pytest.mark.nightly("faults")
+
 MODEL = "llama_head64_gqa4"
 TWO_RANKS: dict[str, Any] = {
     "tensor_parallel_size": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.refusals import refusal_of
 
+NIGHTLY = pytest.mark.nightly("weights")
 BLOCK_TOKENS = 128
 SAMPLING = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
 OPTIONS: dict[str, Any] = {
@@ -76,8 +79,10 @@ def assert_near(answers: list[Any], expected: list[Any]) -> None:
             "tiny_llama", {"async_scheduling": False}, id="dense_sync", marks=pytest.mark.thorough
         ),
         pytest.param("tiny_llama", {"enforce_eager": False, **RACES}, id="dense_graphs_races"),
-        pytest.param("tiny_deepseek", RACES, id="mla_races"),
-        pytest.param("tiny_llama", {"tensor_parallel_size": 2, **RACES}, id="dense_tp2"),
+        pytest.param("tiny_deepseek", RACES, id="mla_races", marks=NIGHTLY),
+        pytest.param(
+            "tiny_llama", {"tensor_parallel_size": 2, **RACES}, id="dense_tp2", marks=NIGHTLY
+        ),
     ],
 )
 def test_evicted_blocks_come_back_bit_by_bit(
@@ -108,7 +113,6 @@ def test_evicted_blocks_come_back_bit_by_bit(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_offloading_size": 1e-6}, "holds no block of the KV cache.*Give at least"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache; native is"),
         (
             {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}},
@@ -128,7 +132,13 @@ def test_what_cannot_be_kept_on_the_host_ends_the_start(
     options: dict[str, Any],
     message: str,
     tiny_llama: Path,
-    start_engine: Callable[..., EngineProcess],
 ) -> None:
-    with pytest.raises(EngineError, match=message):
-        start_engine(tiny_llama, **OPTIONS, **FEW_BLOCKS, **options)
+    assert re.search(message, refusal_of(tiny_llama, **OPTIONS, **FEW_BLOCKS, **options))
+
+
+@pytest.mark.nightly("refusals")
+def test_too_little_memory_of_the_host_ends_the_start(
+    tiny_llama: Path, start_engine: Callable[..., EngineProcess]
+) -> None:
+    with pytest.raises(EngineError, match=r"holds no block of the KV cache.*Give at least"):
+        start_engine(tiny_llama, kv_offloading_size=1e-6, **OPTIONS, **FEW_BLOCKS)

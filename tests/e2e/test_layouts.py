@@ -1,6 +1,6 @@
 """Each layout of ranks, kind of weights and way to run gives the tokens of one rank.
 
-With `-m thorough` all of them run, and otherwise one that the day chooses.
+They are thorough: `nox -s tests -- -m thorough` and every night run them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.fp8_checkpoint import deepseek_of_blocks, write_block_fp8
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
-from vllm_davinci_testing.plugin import THOROUGH
+from vllm_davinci_testing.selection import THOROUGH
 
 # Data-parallel ranks, tensor-parallel ones and stages, up to 8 in all: the model has four heads and
 # four layers.

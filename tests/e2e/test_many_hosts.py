@@ -15,6 +15,8 @@ from vllm_davinci_testing.engines.host_engine import environment_on, generate_on
 from vllm_davinci_testing.processes.hosts import two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
 
+pytestmark = pytest.mark.nightly("hosts")
+
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 24
 LIMIT_S = 400.0

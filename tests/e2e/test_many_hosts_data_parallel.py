@@ -22,6 +22,8 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 from vllm_davinci_testing.processes.hosts import Host, two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
 
+pytestmark = pytest.mark.nightly("hosts")
+
 THOROUGH = pytest.mark.thorough
 V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
 DENSE = "llama_head64_gqa4"

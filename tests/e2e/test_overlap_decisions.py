@@ -87,7 +87,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
             outputs = engine.generate(as_inputs(prompts), FIRST_TOKEN)
             assert decisions(engine) - before == Counter({reason: 1})
             assert_greedy(reference(MODEL), prompts, outputs, 1)
-        for count, reason in ((32, "split"), (31, "few_tokens")):
+        for count, reason in ((32, "split"), (31, "few_decode_tokens")):
             before = decisions(engine)
             prompts = random_prompts(count, [5] * count)
             outputs = engine.generate(as_inputs(prompts), GREEDY)

@@ -87,15 +87,15 @@ ALONE_AND_IN_PAIRS = [
     *combinations(FEATURES, 2),
 ]
 
-DEFAULT = {
-    ("ep2", MLA, "published"),
-    ("tp2", EXPERTS, "dual+sp"),
-    ("tp2", "int8_static_llama", "sp"),
+MARKS = {
+    ("ep2", MLA, "published"): [],
+    ("tp2", EXPERTS, "dual+sp"): [pytest.mark.nightly("layouts")],
+    ("tp2", "int8_static_llama", "sp"): [pytest.mark.nightly("layouts")],
 }
 
 
 def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
-    marks = [] if (layout, model, name) in DEFAULT else [pytest.mark.thorough]
+    marks = MARKS.get((layout, model, name), [pytest.mark.thorough])
     return pytest.param(layout, model, name, config, id=f"{layout}-{model}-{name}", marks=marks)
 
 

@@ -27,7 +27,8 @@ OVERLAP = {"dbo": {"enabled": True}}
 # How far a quantized type may lie above floats.
 AT_MOST = {"FLOAT": 1.0, "W8A16": 1.01, "W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
 
-DAILY = {("tiny_llama", "W8A16"), ("tiny_deepseek", "W8A8")}  # and the command's
+CHEAPEST = {("tiny_llama", "W8A16"), ("tiny_deepseek", "W8A8")}  # and the command's
+NIGHTLY = pytest.mark.nightly("planning")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ CASES = [
     for name in ("tiny_llama", "tiny_deepseek")
     for kind in AT_MOST
     for label, options, marks in (
-        ("whole", {}, () if (name, kind) in DAILY else pytest.mark.thorough),
+        ("whole", {}, NIGHTLY if (name, kind) in CHEAPEST else pytest.mark.thorough),
         ("overlap", OVERLAP, pytest.mark.thorough),
     )
 ]
@@ -115,6 +116,7 @@ def test_perplexity_is_what_the_card_states(
         require_stated(name, kind, score(engine, windows))
 
 
+@NIGHTLY
 def test_the_command_scores_the_same_text(
     texts: tuple[list[Path], Path],
     checkpoint: Callable[[str, str], Path],

@@ -21,6 +21,8 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, VLLM_MODULE, ServerProcess
 from vllm_davinci_testing.processes.forked import run_command
 
+pytestmark = pytest.mark.nightly("planning")
+
 THOROUGH = pytest.mark.thorough
 CLIENT_LIMIT_S = 600
 

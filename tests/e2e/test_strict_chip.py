@@ -22,6 +22,7 @@ from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, write_pooling
 from vllm_davinci_testing.engines.routing_worker import RoutingWorker, routed_by
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
+THOROUGH, NIGHTLY = pytest.mark.thorough, pytest.mark.nightly("refusals")
 A2, A3 = "Ascend910B3", "Ascend910_9391"
 
 # Of all differences of one model: quadratic mean and largest, twice what the worst one shows.
@@ -80,7 +81,7 @@ def logprobs_of(output: Any, vocabulary: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "dtype", "soc"),
     [
-        pytest.param(*case, marks=() if number < 2 else pytest.mark.thorough)
+        pytest.param(*case, marks=() if number < 1 else NIGHTLY if number < 2 else THOROUGH)
         for number, case in enumerate(MODELS)
     ],
 )
@@ -125,10 +126,10 @@ def test_logprobs_are_those_of_transformers_in_the_same_dtype(
 @pytest.mark.parametrize(
     ("checkpoint", "dtype", "soc"),
     [
-        ("tiny_llama", torch.bfloat16, A2),
-        ("tiny_deepseek", torch.bfloat16, A3),
-        pytest.param("tiny_llama", torch.float16, A2, marks=pytest.mark.thorough),
-        pytest.param("tiny_deepseek", torch.float16, A3, marks=pytest.mark.thorough),
+        pytest.param("tiny_llama", torch.bfloat16, A2, marks=NIGHTLY),
+        pytest.param("tiny_deepseek", torch.bfloat16, A3, marks=NIGHTLY),
+        pytest.param("tiny_llama", torch.float16, A2, marks=THOROUGH),
+        pytest.param("tiny_deepseek", torch.float16, A3, marks=THOROUGH),
     ],
 )
 def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
@@ -195,6 +196,7 @@ COMPRESSED_INT8 = {
             },
             ("does not take 4097 requests in one step. Start with a smaller --max-num-seqs",),
             id="requests",
+            marks=NIGHTLY,
         ),
         pytest.param(
             "qwen3_moe_softmax_top2_of_8",
@@ -206,18 +208,21 @@ COMPRESSED_INT8 = {
                 "at most 1024 groups",
             ),
             id="experts",
+            marks=NIGHTLY,
         ),
         pytest.param(
             "deepseek_v3_moe",
             with_numbers(n_routed_experts=2304, n_group=1, topk_group=1),
             ("chooses 4 of 2304 experts, which the operator", "Choose another model"),
             id="choice",
+            marks=NIGHTLY,
         ),
         pytest.param(
             "deepseek_v3_moe",
             with_numbers(n_group=16, topk_group=8),
             ("chooses 4 of 16 experts in 16 groups, which the operator", "Choose another model"),
             id="groups",
+            marks=NIGHTLY,
         ),
         pytest.param(
             "llama_head64_gqa4",
@@ -227,6 +232,7 @@ COMPRESSED_INT8 = {
                 "Start with a larger --tensor-parallel-size",
             ),
             id="compressed-tensors",
+            marks=NIGHTLY,
         ),
     ],
 )
@@ -240,6 +246,7 @@ def test_what_operators_do_not_take_ends_the_start_before_weights_load(
     assert_refused_before_weights_load(zoo(model), options, said, tmp_path / "log.txt")
 
 
+@NIGHTLY
 @pytest.mark.refused_calls
 def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_path: Path) -> None:
     options = {**options_of(torch.bfloat16, A2), "max_num_seqs": 4097, "runner": "pooling"}
@@ -251,6 +258,7 @@ def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_pat
     )
 
 
+@NIGHTLY
 @pytest.mark.refused_calls
 def test_an_int8_layer_that_its_product_does_not_take_ends_the_start(
     zoo: Callable[[str], Path], tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from vllm_davinci_testing.engines.gemma3_checkpoint import (
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
 from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
+from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.rounding import first_wrong_token
 
 MAX_TOKENS = 12
@@ -43,7 +45,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 # Settings that each of the two changes.
 CHANGED = {
-    "gemma3": ("disable_chunked_mm_input", "enable_prefix_caching", "WholeImageScheduler"),
+    "gemma3": ("disable_chunked_mm_input", "enable_prefix_caching"),
     "paligemma": ("disable_chunked_mm_input", "enable_prefix_caching", "enable_chunked_prefill"),
 }
 WHY = {
@@ -165,29 +167,18 @@ def test_a_preempted_prompt_is_whole_again(
     assert_chosen(reference("paligemma"), asked, outputs)
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "said"),
-    [
-        (
-            "gemma3",
-            {"max_num_batched_tokens": TOKENS_PER_IMAGE - 1, "max_num_seqs": 4},
-            r"max_num_batched_tokens|max_tokens_per_mm_item",
-        ),
-        (
-            "paligemma",
-            {"max_num_batched_tokens": 128},
-            r"--max-num-batched-tokens is 128, .* 256 tokens",
-        ),
-    ],
-)
-def test_what_a_step_does_not_hold_whole_ends_the_start(
-    family: str,
-    options: dict[str, Any],
-    said: str,
-    checkpoint: Callable[[str], Path],
-    tmp_path: Path,
+@pytest.mark.nightly("refusals")
+def test_steps_that_do_not_hold_an_image_end_the_start(
+    checkpoint: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
 ) -> None:
-    with pytest.raises(EngineError, match=said):
-        EngineProcess(
-            checkpoint(family), tmp_path / "log.txt", **{**LIMITS[family], **options}
-        ).close()
+    options = {"max_num_batched_tokens": TOKENS_PER_IMAGE - 1, "max_num_seqs": 4}
+    with pytest.raises(EngineError, match=r"max_num_batched_tokens|max_tokens_per_mm_item"):
+        start_engine(checkpoint("gemma3"), **{**LIMITS["gemma3"], **options})
+
+
+def test_steps_that_do_not_hold_a_prompt_whole_are_refused(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    options = {**LIMITS["paligemma"], "max_num_batched_tokens": 128}
+    said = refusal_of(checkpoint("paligemma"), **options)
+    assert re.search(r"--max-num-batched-tokens is 128, .* 256 tokens", said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vllm_davinci_testing.engines.generating import bits
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
+NIGHTLY = pytest.mark.nightly("weights")
 WORKER = "vllm_davinci_testing.engines.updating_worker.UpdatingWorker"
 SMALL: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -60,10 +62,11 @@ class CheckpointSource(WeightSource):
     def __init__(self, checkpoint: Path) -> None:
         self._tensors = weight_buckets.tensors_of(checkpoint)
 
+    @cached_property
     def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in self._tensors]
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((name, each.to("npu")) for name, each in self._tensors)
 
 
@@ -91,8 +94,10 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
     ("name", "options"),
     [
         pytest.param("tiny_llama", {}, id="dense"),
-        pytest.param("tiny_deepseek", {"tensor_parallel_size": 2}, id="mla_experts_tp2"),
-        pytest.param("tiny_llama", LORA, id="dense_adapters"),
+        pytest.param(
+            "tiny_deepseek", {"tensor_parallel_size": 2}, id="mla_experts_tp2", marks=NIGHTLY
+        ),
+        pytest.param("tiny_llama", LORA, id="dense_adapters", marks=NIGHTLY),
         pytest.param(
             "tiny_deepseek",
             {"tensor_parallel_size": 2, **LORA},
@@ -143,6 +148,7 @@ def test_updated_weights_are_those_of_a_fresh_engine(
                 update(engine, "npu_ipc", new, addresses)
 
 
+@NIGHTLY
 def test_quantized_weights_are_not_updated(
     tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path
 ):

@@ -1,4 +1,5 @@
-// Expands op_table.inc: schemas, functions for the NPU and for meta tensors, and names.
+// Expands op_table.inc: schemas, functions for the NPU and for meta tensors, and names. The only
+// file that includes torch/library.h, which takes as long to compile as all operators.
 
 #include "registration.h"
 
@@ -8,6 +9,7 @@
 #include <map>
 #include <sstream>
 
+#include "host/block_fp8.h"
 #include "operators/operators.h"
 
 namespace davinci {
@@ -63,6 +65,13 @@ TORCH_LIBRARY(vllm_davinci, library) {
 #define ARGUMENT(TYPE, NAME, SCHEMA) ", " SCHEMA
 #define OPERATOR(NAME, LAUNCHES, RETURNS, ARGUMENTS) library.def(schema<RETURNS>(#NAME, ARGUMENTS));
 #include "op_table.inc"
+  // Of tensors in the host's memory.
+  library.def(
+      "block_fp8_floats(Tensor weight, Tensor scale, int block_rows, int block_columns, "
+      "ScalarType dtype, Tensor[] spares) -> Tensor");
+  library.def(
+      "block_fp8_integers(Tensor weight, Tensor scale, int block_rows, int block_columns, "
+      "Tensor[] spares) -> (Tensor, Tensor)");
 }
 
 namespace {
@@ -78,5 +87,9 @@ void implement(torch::Library& library) {
 
 TORCH_LIBRARY_IMPL(vllm_davinci, PrivateUse1, library) { implement(library); }
 TORCH_LIBRARY_IMPL(vllm_davinci, Meta, library) { implement(library); }
+TORCH_LIBRARY_IMPL(vllm_davinci, CPU, library) {
+  library.impl("block_fp8_floats", TORCH_FN(block_fp8_floats));
+  library.impl("block_fp8_integers", TORCH_FN(block_fp8_integers));
+}
 
 }  // namespace davinci

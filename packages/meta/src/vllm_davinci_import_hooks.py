@@ -1,5 +1,7 @@
 """Runs something of ours right before two packages are executed that may not start without it.
 
+It also tells the command `vllm` apart, which has seconds of imports before it (meta.vllm_command).
+
 torch_npu: torch imports it by itself, in an order of entry points that is the file system's, and a
 failure there is a long traceback whose last line advises to turn the device off. A check before
 explains it in a few lines. torchvision: built for CUDA, it cannot be imported beside a torch
@@ -45,8 +47,10 @@ class _TorchNPULoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         from vllm_davinci.meta import device_library
 
-        device_library.require()
-        super().exec_module(module)
+        if device_library.require():
+            super().exec_module(module)
+        else:
+            module.__getattr__ = device_library.absent  # type: ignore[method-assign]
 
 
 class _TorchvisionLoader(SourceFileLoader):
@@ -64,3 +68,7 @@ LOADERS: dict[str, type[SourceFileLoader]] = {
 
 if ImportHooks not in sys.meta_path:
     sys.meta_path.insert(0, ImportHooks)
+    if sys.orig_argv[1:] and sys.orig_argv[1].endswith("/vllm"):
+        from vllm_davinci.meta import vllm_command
+
+        vllm_command.prepare(sys.orig_argv[2:])

@@ -62,7 +62,7 @@ def test_another_vllm_ends_the_process_with_both_versions(run_on_vnpu, pretend_v
     )
     assert done.returncode == 1
     assert "vllm 0.28.1 is installed" in done.stderr
-    assert "supports 0.32.x" in done.stderr
+    assert "supports 0.33.x" in done.stderr
 
 
 def test_registering_components_twice_is_harmless():

@@ -28,7 +28,7 @@ def test_other_releases_of_torch_are_refused(version: str):
 
 @pytest.mark.parametrize(
     ("version", "accepted"),
-    [("0.32.0", True), ("0.32.3+empty", True), ("0.33.0", False), ("0.2.9", False)],
+    [("0.33.0", True), ("0.33.3+empty", True), ("0.34.0", False), ("0.2.9", False)],
 )
 def test_every_patch_release_of_one_vllm_minor_is_accepted(version: str, accepted: bool):
     assert VLLM.accepts(version) is accepted

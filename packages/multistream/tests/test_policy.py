@@ -25,7 +25,7 @@ CASES = [
     (SplitPolicy(), StepFacts([256, 256], is_supported=False), Reason.UNSUPPORTED),
     (SplitPolicy(), StepFacts([1] * 400), Reason.NO_PREFILL),
     (SplitPolicy(decode=True), StepFacts([1] * 400), Reason.SPLIT),
-    (SplitPolicy(decode=True), StepFacts([1] * 31), Reason.FEW_TOKENS),
+    (SplitPolicy(decode=True), StepFacts([1] * 31), Reason.FEW_DECODE_TOKENS),
     (SplitPolicy(), StepFacts([128, 127]), Reason.FEW_TOKENS),
     (SplitPolicy(), StepFacts([128, 128]), Reason.SPLIT),
     (SplitPolicy(), StepFacts([1] * 250 + [63]), Reason.FEW_PREFILL_TOKENS),

@@ -9,7 +9,7 @@ import pytest
 from vllm.config import CompilationConfig, CUDAGraphMode, DeviceConfig, VllmConfig
 
 from vllm_davinci.core.config import graph_mode
-from vllm_davinci.core.config.graph_mode import settle_graph_mode
+from vllm_davinci.core.config.graph_mode import graph_mode_notes, settle_graph_mode
 from vllm_davinci.core.config.graph_sizes import (
     doubling_sizes,
     graph_batch_sizes,
@@ -169,3 +169,25 @@ def test_sizes_given_twice_are_an_error():
                 "torchair_graph_config": {"enabled": True, "graph_batch_sizes": [4]}
             },
         )
+
+
+@pytest.mark.parametrize(
+    ("method", "mode", "is_noted"),
+    [
+        ("ngram", CUDAGraphMode.FULL_DECODE_ONLY, True),
+        ("ngram", CUDAGraphMode.NONE, False),
+        ("mtp", CUDAGraphMode.FULL_DECODE_ONLY, False),
+    ],
+)
+def test_graphs_that_drafts_seldom_fill_are_noted(
+    method: str, mode: CUDAGraphMode, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+):
+    off = SimpleNamespace(torchair_graph_config=SimpleNamespace(enabled=False))
+    monkeypatch.setattr(graph_mode, "get_config", lambda config: off)
+    config: Any = SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method, num_speculative_tokens=3),
+        compilation_config=SimpleNamespace(cudagraph_mode=mode),
+    )
+    notes = graph_mode_notes(config)
+    assert len(notes) == is_noted
+    assert all("--enforce-eager" in note and "fewer than 3" in note for note in notes)

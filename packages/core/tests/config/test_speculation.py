@@ -40,6 +40,7 @@ def asked(method: str, pipeline: int = 1, **changes: Any) -> VllmConfig:
         "parallel_drafting": False,
         "use_heterogeneous_vocab": False,
         "use_local_argmax_reduction": False,
+        "draft_lm_head_quantization": None,
         "num_speculative_tokens_per_batch_size": None,
         "enable_adaptive_verification": False,
         "draft_model_config": model(),
@@ -80,11 +81,13 @@ def test_every_other_method_of_vllm_is_refused_with_its_name(method: str):
     ("changes", "said"),
     [
         ({"rejection_sample_method": "block"}, "rejection_sample_method 'block'"),
+        ({"rejection_sample_method": "fly"}, "rejection_sample_method 'fly'"),
         ({"pipeline": 2}, "over pipeline stages"),
         ({"draft_model_config": model(architectures=["New"])}, "of New, because no small model"),
         ({"parallel_drafting": True}, "parallel_drafting"),
         ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab"),
         ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction"),
+        ({"draft_lm_head_quantization": "fp8"}, "draft_lm_head_quantization 'fp8'"),
         ({"num_speculative_tokens_per_batch_size": [[1, 2, 3]]}, "tokens_per_batch_size"),
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification"),
     ],
@@ -129,7 +132,6 @@ def test_methods_are_refused_with_the_reason(method: str):
             "a vocabulary of 9",
         ),
         ("eagle", {"draft_model_config": model(hidden=64)}, "hidden size of 64.*has 256"),
-        ("medusa", {"draft_model_config": model(hidden=64)}, "hidden size of 64.*has 256"),
         (
             "draft_model",
             {

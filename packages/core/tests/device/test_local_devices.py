@@ -18,6 +18,7 @@ def parallel(**changes: object) -> ParallelConfig:
     }
     for name, value in {**values, **changes}.items():
         setattr(config, name, value)
+    config.world_size = config.tensor_parallel_size * config.pipeline_parallel_size
     return config
 
 

@@ -12,6 +12,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm_davinci.core.device import memory
 from vllm_davinci.core.device.memory import (
     bytes_in_pieces,
+    check_given_cache,
     check_kv_cache_budget,
     discard_damaged_plans,
     format_bytes,
@@ -39,6 +40,7 @@ def worker(vllm_config: VllmConfig) -> SimpleNamespace:
         device="npu:0",
         init_snapshot=SimpleNamespace(total_memory=1 << 30),
         model_runner=SimpleNamespace(model_memory_usage=3 << 20),
+        peak_activation_memory=2 << 20,
         get_kv_cache_spec=lambda: {"layers.0": SPEC, "layers.1": SPEC},
     )
 
@@ -102,7 +104,7 @@ def test_the_missing_bytes_and_the_flags_are_named(worker: SimpleNamespace):
     assert f"{format_bytes(NEEDED_BYTES - 4 * BLOCK_BYTES)} are missing" in message
     assert "lower --max-model-len to 256 or less" in message
     assert "raise --gpu-memory-utilization to 0.94" in message
-    assert "weights take 3.00 MiB" in message
+    assert "weights take 3.00 MiB, the largest step 2.00 MiB" in message
 
 
 def test_the_length_that_fits_is_a_whole_number_of_blocks(worker: SimpleNamespace):
@@ -116,6 +118,23 @@ def test_an_explicit_cache_size_is_answered_with_the_size_that_fits(worker: Simp
     worker.cache_config.kv_cache_memory_bytes = 1
     with pytest.raises(DeviceError, match=f"raise --kv-cache-memory-bytes to {NEEDED_BYTES}"):
         check_kv_cache_budget(1, worker)
+
+
+@pytest.mark.parametrize(("given", "left", "step"), [(None, 0, 9), (5, 9, 9)])
+def test_a_cache_that_leaves_the_largest_step_its_memory_passes(
+    worker: SimpleNamespace, given: int | None, left: int, step: int
+):
+    worker.cache_config.kv_cache_memory_bytes = given
+    check_given_cache(worker, left, step)
+
+
+@pytest.mark.parametrize(("left", "most"), [(1 << 20, "2097152"), (-(8 << 20), "0")])
+def test_a_cache_that_leaves_the_largest_step_too_little_is_refused(
+    worker: SimpleNamespace, left: int, most: str
+):
+    worker.cache_config.kv_cache_memory_bytes = 4 << 20
+    with pytest.raises(DeviceError, match=rf"largest step takes 3.00 MiB. Lower it to {most} or"):
+        check_given_cache(worker, left, 3 << 20)
 
 
 def test_no_memory_at_all_suggests_no_impossible_length(worker: SimpleNamespace):

@@ -136,7 +136,7 @@ def test_pieces_are_as_large_as_memory_has_room_for_and_change_no_bit(vllm_confi
     of_whole = peak_bytes()
     with torch.inference_mode():
         for gib, asked, max_tokens in [(0, None, 1024), (-1, None, 1024), (4, 7000, 7000)]:
-            plan_pieces(layer, gib << 30, asked, len(x))
+            assert not plan_pieces(layer, gib << 30, asked, len(x))  # smaller ones are not asked
             assert forward.pieces.max_tokens == max_tokens
             # What grows with the pieces is the experts' rows, gate and up among them.
             rows = TOP_K * 4 * (2 * HIDDEN_SIZE + 3 * INTERMEDIATE_SIZE)
@@ -145,7 +145,11 @@ def test_pieces_are_as_large_as_memory_has_room_for_and_change_no_bit(vllm_confi
         plan_pieces(layer, 4 << 30, None, len(x))
     assert forward.pieces.count(len(x)) == 1
     # A third of the memory, of which one token's rows take as much as they do in a step.
-    assert (4 << 30) / 3 / forward.pieces.max_tokens == pytest.approx(rows, rel=0.5)
+    of_third = forward.pieces.max_tokens
+    assert (4 << 30) / 3 / of_third == pytest.approx(rows, rel=0.5)
+    with torch.inference_mode():
+        assert plan_pieces(layer, 4 << 30, None, len(x), parts=12)
+    assert forward.pieces.max_tokens == of_third // 4
 
 
 # The router, three for the shared experts, six from choosing experts, whose weights have the factor

@@ -69,9 +69,12 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 class Tokens(AsyncModelRunnerOutput):
     def get_output(self):
         return [1, 2, 3]
+    def get_kv_connector_output(self):
+        return "blocks that have come"
 
 early, late = [guard.output(guard.call(Tokens)) for _ in range(2)]
 assert early.get_output() == [1, 2, 3]
+assert late.get_kv_connector_output() == "blocks that have come"
 dist.barrier(hosts)
 if rank == 1:
     fails_for_good(lambda: guard.call(step, True, reduces=False))

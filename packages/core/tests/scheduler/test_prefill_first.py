@@ -170,6 +170,18 @@ def test_a_throttled_step_decodes_where_it_can(serve: Callable[..., Served]):
     assert served.step() == {"b": 50}
 
 
+def test_between_prefills_are_steps_of_decodes_where_that_is_asked_for(
+    serve: Callable[..., Served],
+):
+    served = serve(prefill_schedule_interval=3)
+    served.add("a", 100)
+    assert served.step() == {"a": 100}
+    served.add("b", 50)
+    assert [served.step() for _ in range(3)] == [{"a": 1}, {"a": 1}, {"b": 50}]
+    served.run()
+    assert served.tokens == {"a": 8, "b": 8}
+
+
 def test_a_paused_engine_admits_nobody(serve: Callable[..., Served]):
     served = serve()
     served.add("a", 100)

@@ -2,12 +2,13 @@
 // while a checkpoint is loaded. torch makes ten passes over the memory for it, this makes one.
 // Shapes and meaning: reference.py.
 
+#include "host/block_fp8.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/bit_cast.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <cstdint>
@@ -137,6 +138,8 @@ Tensor made_in(at::TensorList spares, at::IntArrayRef sizes, const at::TensorOpt
   return at::empty(sizes, options);
 }
 
+}  // namespace
+
 Tensor block_fp8_floats(const Tensor& weight, const Tensor& scale, int64_t block_rows,
                         int64_t block_columns, at::ScalarType dtype, at::TensorList spares) {
   const Weight source = checked(weight, scale, block_rows, block_columns);
@@ -174,22 +177,6 @@ std::tuple<Tensor, Tensor> block_fp8_integers(const Tensor& weight, const Tensor
     integers_of_row(values.data(), scales[row], source.columns, to + row * source.columns);
   });
   return {integers, row_scale};
-}
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(vllm_davinci, library) {
-  library.def(
-      "block_fp8_floats(Tensor weight, Tensor scale, int block_rows, int block_columns, "
-      "ScalarType dtype, Tensor[] spares) -> Tensor");
-  library.def(
-      "block_fp8_integers(Tensor weight, Tensor scale, int block_rows, int block_columns, "
-      "Tensor[] spares) -> (Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(vllm_davinci, CPU, library) {
-  library.impl("block_fp8_floats", TORCH_FN(block_fp8_floats));
-  library.impl("block_fp8_integers", TORCH_FN(block_fp8_integers));
 }
 
 }  // namespace davinci

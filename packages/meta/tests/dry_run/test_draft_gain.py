@@ -34,7 +34,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The options of the dry-runs that are compared."""
     seen: list[list[str]] = []
 
-    def report(of: Namespace, work: list[str], arguments: list[str], by: str) -> dict[str, Any]:
+    def report(
+        of: Namespace, work: list[str], steps: int, arguments: list[str], by: str
+    ) -> dict[str, Any]:
+        outputs = work[2].partition("=")[2].split(",")
+        assert steps > max(map(int, outputs))  # and those of the prompts
         seen.append([*work, *arguments])
         has_drafts = "--speculative-config" in arguments
         return {

@@ -47,14 +47,6 @@ class Executor {
   std::shared_ptr<Graph::TaskGroup> end_group(const StreamPtr& stream);
   void begin_update(const StreamPtr& stream, std::shared_ptr<Graph::TaskGroup> group);
   void end_update(const StreamPtr& stream);
-  // Graphs that are built from streams that a program binds, in place of a capture. All throw
-  // kInvalidArgument for a graph, or a stream, that is none of those.
-  GraphPtr begin_build(int device);
-  void bind(const StreamPtr& stream, const GraphPtr& graph, bool is_head);
-  void unbind(const StreamPtr& stream, const GraphPtr& graph);
-  void end_tasks(const StreamPtr& stream, const GraphPtr& graph);
-  void end_build(const GraphPtr& graph);
-  void set_label(const StreamPtr& stream, const GraphLabelPtr& label);
   // Lets replays of what the stream captures wait for an event that others record, or record one
   // for which others wait.
   void add_external(const StreamPtr& stream, const EventPtr& event, bool is_record);

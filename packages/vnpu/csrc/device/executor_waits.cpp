@@ -126,12 +126,10 @@ void Executor::synchronize_device(int device, Limit limit) {
     Lock lock(queues_.mutex);
     for (const StreamPtr& stream : queues_.streams()) {
       if (stream->device != device || stream->capture == nullptr) continue;
-      if (!stream->capture->bound.has_value()) {
-        throw CaptureFailure(
-            CaptureRule::kHostWait,
-            "vnpu: the device cannot be synchronised while a stream captures, here since" +
-                stream->capture->origin.call_site + "\n  Synchronise before or after the capture.");
-      }
+      throw CaptureFailure(
+          CaptureRule::kHostWait,
+          "vnpu: the device cannot be synchronised while a stream captures, here since" +
+              stream->capture->origin.call_site + "\n  Synchronise before or after the capture.");
     }
     if (!device_idle(device)) {
       const AnnouncedWait announced(*this, {.call_site = site, .device = device});

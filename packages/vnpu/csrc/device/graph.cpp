@@ -130,12 +130,6 @@ void GraphReplay::end() {
 
 Progress GraphReplay::advance() {
   const Observers& observers = Observers::instance();
-  if (graph_->bound.has_value() && !course_.has_value()) {
-    std::vector<int> streams(graph_->size());
-    for (size_t i = 0; i < streams.size(); ++i) streams[i] = graph_->stream_of_node(i);
-    course_.emplace(*graph_, *graph_->bound, std::move(streams));
-    next_ = course_->next();
-  }
   try {
     for (;;) {
       if (current_ == nullptr) {
@@ -146,8 +140,7 @@ Progress GraphReplay::advance() {
       observers.tell(&Observer::on_node_advance, *current_);
       if (current_->step() == Progress::kBlocked) return Progress::kBlocked;
       observers.tell(&Observer::on_node_end, *current_);
-      if (course_.has_value()) course_->pass(next_, *current_);
-      next_ = course_.has_value() ? course_->next() : next_ + 1;
+      ++next_;
       current_ = nullptr;
     }
   } catch (...) {

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,7 +9,6 @@
 #include <vector>
 
 #include "device/capture.h"
-#include "device/graph_course.h"
 #include "device/task.h"
 
 namespace vnpu {
@@ -68,8 +66,6 @@ class Graph {
   int group_stream = -1;  // that has a task group open
   size_t open_group_begin = 0;
   std::vector<std::shared_ptr<TaskGroup>> groups;
-  // Streams from which it is built, and whether each runs from the beginning; none of a capture.
-  std::optional<std::map<int, bool>> bound;
   // Of other streams and graphs: a replay waits for the first, as they are recorded when it is
   // launched, and records the others when it is done.
   std::vector<std::shared_ptr<Event>> external_waits;
@@ -106,7 +102,6 @@ class GraphReplay final : public Task {
   void end();
 
   GraphPtr graph_;
-  std::optional<GraphCourse> course_;  // of a graph that was built from streams
   size_t next_ = 0;
   TaskPtr current_;
   bool ended_ = false;

@@ -2,13 +2,17 @@
 
 // How the arguments of a row cross the C interface, and how they reach the body.
 
+#include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "device/touched.h"
+#include "ops/argument_value.h"
 #include "ops/values.h"
 
 struct aclScalar;
@@ -228,5 +232,79 @@ template <>
 struct Argument<float> : ValueArgument<float> {};
 template <>
 struct Argument<double> : ValueArgument<double> {};
+
+// How an argument of one type is kept between the two phases, without its type: what every operator
+// with such an argument shares.
+struct ArgumentType {
+  size_t bytes;  // of what is kept
+  void (*keep)(std::byte* place, const void* argument,
+               Launch& launch);  // argument: the C argument's
+  ArgumentValue (*value)(const std::byte* place);
+  void (*destroy)(std::byte* place);  // null: there is nothing to do
+};
+
+// Kept arguments follow each other at this distance: a scalar may hold a complex number.
+constexpr size_t kept_bytes(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+template <class T>
+struct KeptArgument {
+  using Kept = typename Argument<T>::Kept;
+  static_assert(alignof(Kept) <= 16);
+  static void keep(std::byte* place, const void* argument, Launch& launch);
+  static ArgumentValue value(const std::byte* place);
+  static void destroy(std::byte* place);
+};
+template <class T>
+void KeptArgument<T>::keep(std::byte* place, const void* argument, Launch& launch) {
+  using C = typename Argument<T>::C;
+  new (place) Kept(Argument<T>::keep(*static_cast<const C*>(argument), launch));
+}
+template <class T>
+ArgumentValue KeptArgument<T>::value(const std::byte* place) {
+  return value_of(*reinterpret_cast<const Kept*>(place));
+}
+template <class T>
+void KeptArgument<T>::destroy(std::byte* place) {
+  reinterpret_cast<Kept*>(place)->~Kept();
+}
+// Compiled once, in operator.cpp: as much code as all bodies of a file.
+// clang-format off
+#define VNPU_ARGUMENT_TYPES(X)                                                          \
+  X(Tensor) X(OptionalTensor) X(TensorList) X(OptionalTensorList)                       \
+  X(Out) X(OptionalOut) X(InOut) X(OptionalInOut) X(WholeOut) X(DynamicOut)             \
+  X(OutList) X(OptionalOutList) X(InOutList)                                            \
+  X(Scalar) X(OptionalScalar) X(ScalarList) X(IntArray) X(OptionalIntArray)             \
+  X(FloatArray) X(BoolArray) X(DType) X(Text)                                           \
+  X(bool) X(int8_t) X(int32_t) X(int64_t) X(uint64_t) X(float) X(double)
+// clang-format on
+#define VNPU_DECLARED(T) extern template struct KeptArgument<T>;
+VNPU_ARGUMENT_TYPES(VNPU_DECLARED)
+#undef VNPU_DECLARED
+
+template <class T>
+inline constexpr ArgumentType kArgumentType = {
+    kept_bytes(sizeof(typename Argument<T>::Kept)),
+    &KeptArgument<T>::keep,
+    &KeptArgument<T>::value,
+    std::is_trivially_destructible_v<typename Argument<T>::Kept> ? nullptr
+                                                                 : &KeptArgument<T>::destroy,
+};
+
+// The kept arguments of a call, from the first on, as what its body gets.
+class KeptArguments {
+ public:
+  KeptArguments(const std::byte* first, Tensors& tensors) : next_(first), tensors_(&tensors) {}
+  template <class T>
+  decltype(auto) next() {
+    using Kept = typename Argument<T>::Kept;
+    const Kept& kept = *reinterpret_cast<const Kept*>(next_);
+    next_ += kept_bytes(sizeof(Kept));
+    return Argument<T>::value(kept, *tensors_);
+  }
+
+ private:
+  const std::byte* next_;
+  Tensors* tensors_;
+};
 
 }  // namespace vnpu::ops

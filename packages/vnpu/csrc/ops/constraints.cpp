@@ -191,9 +191,15 @@ class Constraints {
   mutable std::optional<PassedCalls> passed_;
 };
 
-const Constraints* constraints_of(const Operator& op) {
-  if (!Configuration::instance().strict || op.declared.allowed == nullptr) return nullptr;
-  return new Constraints(op);  // as long as the process
+const Constraints* Operator::constraints() const {
+  if (is_bound_.load(std::memory_order_acquire)) return constraints_;
+  std::call_once(bound_, [this] {
+    if (Configuration::instance().strict && declared.allowed != nullptr) {
+      constraints_ = new Constraints(*this);  // as long as the process
+    }
+    is_bound_.store(true, std::memory_order_release);
+  });
+  return constraints_;
 }
 
 uint64_t check(const Operator& op, const Constraints* constraints, const ArgumentValue* arguments) {

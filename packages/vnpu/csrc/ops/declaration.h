@@ -8,6 +8,7 @@
 // From it come the operator's place in `vnpu coverage`, the work that the timing model gives it
 // (ops/costs.h), the calls that are refused (ops/rules.h) and its line on the reference pages.
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -17,6 +18,8 @@
 #include "ops/rules.h"
 
 namespace vnpu::ops {
+
+class Constraints;  // ops/constraints.cpp
 
 // Who needs an operator.
 enum class Tier : uint8_t {
@@ -46,6 +49,8 @@ class Operator {
 
   // Of the arguments, plain (ops/parameters.h).
   const std::vector<std::string>& names() const;
+  // What its calls are checked by; null where nothing is written down, or nothing is checked.
+  const Constraints* constraints() const;
 
   const char* const name;
   const char* const parameters;
@@ -55,6 +60,9 @@ class Operator {
  private:
   mutable std::once_flag named_;
   mutable std::vector<std::string> names_;
+  mutable std::once_flag bound_;
+  mutable std::atomic<bool> is_bound_ = false;
+  mutable const Constraints* constraints_ = nullptr;
 };
 
 // The operator of a name with "aclnn"; null where there is none.

@@ -74,11 +74,10 @@ struct GroupFirstPhase<kBody, kOperator> {
       Launch launch{kOperator->name};
       // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
       std::tuple<typename A<P>::Kept...> kept{A<P>::keep(c, launch.next())...};
-      static const Constraints* const constraints = constraints_of(*kOperator);
       uint64_t needed = 0;
       const auto body = [&](const auto&... values) {
         const ArgumentValue seen[] = {value_of(values)..., {}};
-        needed = check(*kOperator, constraints, seen);
+        needed = check(*kOperator, kOperator->constraints(), seen);
         TaskPtr task = kBody(launch, values...);
         if (Task::keeps_work) task->work = work_of(*kOperator, seen, task->touched);
         return task;

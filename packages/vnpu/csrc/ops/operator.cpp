@@ -45,6 +45,98 @@ void add_workspace(Task& task, const void* workspace, uint64_t given, uint64_t n
   task.touched.set_workspace({begin, begin + needed});
 }
 
+// Memory of an object and of more behind it, in one allocation.
+template <class T>
+struct WithRoom {
+  using value_type = T;
+  explicit WithRoom(size_t room) : room(room) {}
+  template <class U>
+  WithRoom(const WithRoom<U>& other) : room(other.room) {}
+  T* allocate(size_t count) {
+    static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+    return static_cast<T*>(::operator new(count * sizeof(T) + room));
+  }
+  void deallocate(T* place, size_t) { ::operator delete(place); }
+  template <class U>
+  bool operator==(const WithRoom<U>& other) const {
+    return room == other.room;
+  }
+  size_t room;
+};
+
+// A call of any operator: its arguments lie behind it, in their order, as their types keep them.
+class alignas(16) CallTask final : public OperatorTask {
+ public:
+  CallTask(const Operator& op, const Parameters& parameters, const void* const* arguments)
+      : OperatorTask(op.name), op_(op), parameters_(parameters) {
+    Launch launch{op.name};
+    std::byte* place = first();
+    try {
+      for (; num_kept_ < parameters.count; ++num_kept_) {
+        const ArgumentType& type = *parameters.types[num_kept_];
+        type.keep(place, arguments[num_kept_], launch.next());
+        place += type.bytes;
+      }
+      touched = std::move(launch.touched);
+      if (keeps_work) {
+        with_values([&](const ArgumentValue* values) { work = work_of(op, values, touched); });
+      }
+    } catch (...) {
+      destroy_kept();
+      throw;
+    }
+  }
+  ~CallTask() override { destroy_kept(); }
+
+  uint64_t check_against_rules() {
+    const Constraints* const constraints = op_.constraints();
+    if (constraints == nullptr) return check(op_, nullptr, nullptr);
+    uint64_t needed = 0;
+    with_values([&](const ArgumentValue* values) { needed = check(op_, constraints, values); });
+    return needed;
+  }
+
+ private:
+  std::byte* first() { return reinterpret_cast<std::byte*>(this) + sizeof(CallTask); }
+
+  // Hands over what rules and costs see: the arguments, and one more that is absent.
+  template <class Use>
+  void with_values(Use use) {
+    constexpr size_t kNear = 24;  // most operators have fewer arguments
+    ArgumentValue near[kNear];
+    std::vector<ArgumentValue> far;
+    ArgumentValue* values = near;
+    if (parameters_.count >= kNear) {
+      far.resize(parameters_.count + 1);
+      values = far.data();
+    }
+    const std::byte* place = first();
+    for (size_t i = 0; i < parameters_.count; ++i) {
+      values[i] = parameters_.types[i]->value(place);
+      place += parameters_.types[i]->bytes;
+    }
+    use(values);
+  }
+
+  void destroy_kept() {
+    std::byte* place = first();
+    for (size_t i = 0; i < num_kept_; ++i) {
+      const ArgumentType& type = *parameters_.types[i];
+      if (type.destroy != nullptr) type.destroy(place);
+      place += type.bytes;
+    }
+  }
+
+  void run() override {
+    Tensors tensors;
+    parameters_.run(KeptArguments(first(), tensors));
+  }
+
+  const Operator& op_;
+  const Parameters& parameters_;
+  size_t num_kept_ = 0;
+};
+
 }  // namespace
 
 // --- for bodies --------------------------------------------------------------------------------
@@ -217,6 +309,24 @@ int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, v
     System& system = System::instance();
     system.executor().submit(abi::stream_of(stream), task);
   });
+}
+
+#define VNPU_COMPILED(T) template struct KeptArgument<T>;
+VNPU_ARGUMENT_TYPES(VNPU_COMPILED)
+#undef VNPU_COMPILED
+
+int prepare_call(const Operator& op, const Parameters& parameters, const void* const* arguments,
+                 uint64_t* workspace_bytes, aclOpExecutor** executor) {
+  try {
+    size_t room = 0;
+    for (size_t i = 0; i < parameters.count; ++i) room += parameters.types[i]->bytes;
+    auto task = std::allocate_shared<CallTask>(WithRoom<CallTask>(room), op, parameters, arguments);
+    const uint64_t needed = task->check_against_rules();
+    finish_prepare(std::move(task), needed, workspace_bytes, executor);
+    return 0;
+  } catch (...) {
+    return report_exception(op.name);
+  }
 }
 
 std::shared_ptr<const timing::Work> work_of(const Operator& op, const ArgumentValue* values,

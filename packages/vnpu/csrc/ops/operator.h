@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -53,9 +52,7 @@ Tensor widen(const Tensor& tensor);
 Tensor number(const Scalar& scalar);
 
 // --- machinery ---------------------------------------------------------------------------------
-class Constraints;  // ops/constraints.h
-// The constraints of an operator; null where none are written down, or none are checked.
-const Constraints* constraints_of(const Operator& op);
+class Constraints;  // ops/constraints.cpp
 // Refuses a call that the documents refuse, as Failure; returns the bytes of workspace that it asks
 // for. constraints: those of the operator
 uint64_t check(const Operator& op, const Constraints* constraints, const ArgumentValue* arguments);
@@ -82,76 +79,35 @@ int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, v
 // Turns the exception in flight into a status and the recent error text.
 int report_exception(const char* name);
 
-// The first phase of all operators with these parameters: reads the C arguments, and makes the task
-// that runs a body.
-template <class... P>
-struct Signature {
-  using Body = void (*)(P...);
-  template <class T>
-  using A = Argument<std::remove_cvref_t<T>>;
-
-  class Bound final : public OperatorTask {
-   public:
-    Bound(const Operator& op, Body body, typename A<P>::C... c)
-        : Bound(op, body, Launch{op.name}, c...) {}
-    uint64_t check_against(const Operator& op, const Constraints* constraints) const {
-      return std::apply(
-          [&](const auto&... kept) {
-            const ArgumentValue values[] = {value_of(kept)..., {}};
-            return check(op, constraints, values);
-          },
-          kept_);
-    }
-
-   private:
-    // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
-    Bound(const Operator& op, Body body, Launch&& launch, typename A<P>::C... c)
-        : OperatorTask(launch.name), body_(body), kept_{A<P>::keep(c, launch.next())...} {
-      touched = std::move(launch.touched);
-      if (!keeps_work) return;
-      std::apply(
-          [&](const auto&... kept) {
-            const ArgumentValue values[] = {value_of(kept)..., {}};
-            work = work_of(op, values, touched);
-          },
-          kept_);
-    }
-    void run() override { run_with(std::index_sequence_for<P...>()); }
-    template <size_t... I>
-    void run_with(std::index_sequence<I...>) {
-      Tensors tensors;
-      // Braces fix the order of evaluation.
-      std::tuple<decltype(A<P>::value(std::get<I>(kept_), tensors))...> values{
-          A<P>::value(std::get<I>(kept_), tensors)...};
-      body_(std::get<I>(values)...);
-    }
-    const Body body_;
-    std::tuple<typename A<P>::Kept...> kept_;
-  };
-
-  static int prepare(const Operator& op, const Constraints* constraints, Body body,
-                     typename A<P>::C... c, uint64_t* workspace_bytes, aclOpExecutor** executor) {
-    auto task = std::make_shared<Bound>(op, body, c...);
-    const uint64_t needed = task->check_against(op, constraints);
-    finish_prepare(std::move(task), needed, workspace_bytes, executor);
-    return 0;
-  }
+// What the first phase of an operator knows of its parameters. The code that reads, checks and
+// keeps arguments is compiled once, for all operators: see CallTask in operator.cpp.
+struct Parameters {
+  const ArgumentType* const* types;
+  size_t count;
+  void (*run)(KeptArguments kept);
 };
+// arguments: where each C argument lies
+int prepare_call(const Operator& op, const Parameters& parameters, const void* const* arguments,
+                 uint64_t* workspace_bytes, aclOpExecutor** executor);
 
 // An operator's first phase: its C function. Small, as there is one for each operator.
 template <auto kBody, const Operator* kOperator>
 struct FirstPhase;
 template <class... P, void (*kBody)(P...), const Operator* kOperator>
 struct FirstPhase<kBody, kOperator> {
-  static int prepare(typename Signature<P...>::template A<P>::C... c, uint64_t* workspace_bytes,
+  // A constructor, as braces fix the order of evaluation: arguments become tensors from left to
+  // right.
+  struct Run {
+    explicit Run(P... p) { kBody(std::forward<P>(p)...); }
+  };
+  static void run(KeptArguments kept) { Run{kept.next<std::remove_cvref_t<P>>()...}; }
+
+  static int prepare(typename Argument<std::remove_cvref_t<P>>::C... c, uint64_t* workspace_bytes,
                      aclOpExecutor** executor) {
-    try {
-      static const Constraints* const constraints = constraints_of(*kOperator);
-      return Signature<P...>::prepare(*kOperator, constraints, kBody, c..., workspace_bytes,
-                                      executor);
-    } catch (...) {
-      return report_exception(kOperator->name);
-    }
+    static constexpr const ArgumentType* types[] = {&kArgumentType<std::remove_cvref_t<P>>...};
+    static constexpr Parameters parameters = {types, sizeof...(P), &run};
+    const void* const arguments[] = {&c...};
+    return prepare_call(*kOperator, parameters, arguments, workspace_bytes, executor);
   }
 };
 

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from vllm_davinci.vnpu import _C
+from vllm_davinci.vnpu import _C, VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import MachineError
 from vllm_davinci.vnpu.timing import chip_files, chip_names, load_machine, topology_names
 
@@ -26,6 +26,26 @@ def test_figures_are_exact_integers_of_base_units():
     assert figures["hbm_share"] == 600_000
     assert figures["event_wait"] == 750_000  # ps
     assert figures["tier1_bandwidth"] == 25_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("spoken", "name"),
+    [
+        ("Ascend910B3", "ascend910b3"),  # as `vllm-davinci doctor` prints it
+        ("ASCEND910C", "ascend910c"),
+        ("Ascend910_9382", "ascend910c"),
+        ("ascend910b5", None),
+        ("ascend", None),
+    ],
+)
+def test_a_chip_is_found_by_the_name_of_its_soc(spoken, name):
+    found = chip_files.chip_and_soc(spoken)
+    assert (found and found[0]) == name
+    if name is not None:
+        assert load_machine(spoken, "node-of-8") == load_machine(name, "node-of-8")
+        assert VirtualDeviceConfig(soc=spoken).environment()["VNPU_SOC"] == found[1]
+        reference = VirtualDeviceConfig(soc=f"reference:{spoken}").environment()
+        assert reference["VNPU_SOC"] == f"reference:{found[1]}"
 
 
 def test_an_unknown_chip_is_refused_with_the_nearest_name():

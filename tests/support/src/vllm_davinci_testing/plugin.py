@@ -1,4 +1,4 @@
-"""The pytest plugin of this repository: what every run needs, today's sample, who took how long.
+"""The pytest plugin of this repository: what runs need, their cases and times.
 
 The root's pyproject.toml loads it (`-p vllm_davinci_testing.plugin`), before any test or conftest
 imports torch.
@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import datetime
 import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from vllm_davinci_testing import processors
-from vllm_davinci_testing.sample import sampled
+from vllm_davinci_testing import processors, selection
+from vllm_davinci_testing.lanes import Lanes
+from vllm_davinci_testing.processes import fork_server
+from vllm_davinci_testing.selection import Selection
+from vllm_davinci_testing.times import RECORDED, RESULTS, Clock, FileTimes, Seconds, Times
 
 # Tests compare float32 results to the last bit, which chips have no operators for: unless the
 # environment or a test says otherwise, they run on a chip that takes any dtype and size.
 EXACT_SOC = "reference"
-THOROUGH = "thorough"
 REFUSED = "refused_calls"
-CALLS = "calls"  # user properties of reports, which travel from xdist's workers
+CALLS = "calls"  # user properties of reports, which travel from the lanes
 FREE = "calls_without_rules"
+SECONDS = "seconds"
 # Parts of the paths of what serves models: an operator that they call has rules.
 SERVED = (
     "/vllm_davinci/core/",
@@ -41,18 +42,29 @@ SERVED = (
     "/site-packages/vllm/",
 )
 SLOWEST_FILES = 15  # that the summary names
-SAMPLED = "sampled"  # a user property of reports, which travels from xdist's workers
-# Tests that start whole engines come first: what is left at the end is short, and no process is
-# idle while another one still has a long file.
-LONGEST_FIRST = ("tests/e2e", "tests/contract", "checkpoints")
+# Of each property test: enough to see what breaks daily, more at night.
+DAILY_EXAMPLES, EXAMPLES = 10, 25
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
     parser.addoption(
-        "--sample-date",
-        type=datetime.date.fromisoformat,
-        metavar="YYYY-MM-DD",
-        help="run the sample of thorough cases of this day (default: today)",
+        "--lanes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run the files in N processes that share one import of vLLM",
+    )
+    parser.addoption(
+        "--lanes-import",
+        default=fork_server.PRELOADED,
+        metavar="MODULE",
+        help="what they import together (default: %(default)s)",
+    )
+    parser.addoption(
+        "--record-times",
+        action="store_true",
+        help=f"write the times of this run's files, of all their cases, into {RECORDED}",
     )
     parser.addoption(
         "--processor",
@@ -66,17 +78,17 @@ def pytest_configure(config: pytest.Config) -> None:
     processor = config.getoption("processor")
     if processor:
         processors.use(processor)
+    os.environ["HF_HUB_OFFLINE"] = os.environ["VLLM_NO_USAGE_STATS"] = "1"
     use_virtual_npus_without_a_chip()
-    repeat_property_tests()
-    if worker := getattr(config, "workerinput", None):
-        date = worker["sample_date"]  # near midnight, the processes of one run agree
-    else:
-        today = datetime.datetime.now(datetime.UTC).date()
-        date = (config.getoption("sample_date") or today).isoformat()
-        config.pluginmanager.register(Summary(date, processor), "davinci-summary")
-    config.pluginmanager.register(Selection(date), "davinci-selection")
+    repeat_property_tests(EXAMPLES if config.getoption("all") else DAILY_EXAMPLES)
+    config.pluginmanager.register(Selection(config), "davinci-selection")
+    config.pluginmanager.register(Summary(config), "davinci-summary")
+    config.pluginmanager.register(TestClock(), "davinci-clock")
     if find_spec("vllm_davinci") and find_spec("vllm_davinci.vnpu"):
         config.pluginmanager.register(RefusedCalls(config), "davinci-refused-calls")
+    lanes = config.getoption("lanes")
+    if lanes and not (config.option.collectonly or config.option.usepdb):
+        config.pluginmanager.register(Lanes(config, lanes), "davinci-lanes")
 
 
 def let_children_be_interrupted() -> None:
@@ -100,7 +112,7 @@ def use_virtual_npus_without_a_chip() -> None:
         activate()
 
 
-def repeat_property_tests() -> None:
+def repeat_property_tests(examples: int) -> None:
     """A property that fails on one machine fails on all."""
     if find_spec("hypothesis") is None:
         return
@@ -110,51 +122,42 @@ def repeat_property_tests() -> None:
         "repeatable",
         derandomize=True,
         deadline=None,
-        max_examples=25,
+        max_examples=examples,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     settings.load_profile("repeatable")
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Collections of garbage leave out what all test modules have imported."""
-    gc.collect()
-    gc.freeze()
+    if not session.config.getoption("lanes"):
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: object) -> None:
-    """xdist starts a process: it takes the date of this one."""
-    date = node.config.pluginmanager.get_plugin("davinci-selection").date  # type: ignore[attr-defined]
-    node.workerinput["sample_date"] = date  # type: ignore[attr-defined]
+class TestClock:
+    """Measures each test, with what other plugins do around it."""
 
+    __test__ = False
 
-class Selection:
-    """Leaves out the thorough cases that are not asked for, and orders files by their length."""
+    def __init__(self) -> None:
+        self._clock = Clock()
 
-    def __init__(self, date: str) -> None:
-        self.date = date
+    def pytest_collection_finish(self) -> None:
+        self._clock.read()
 
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        items.sort(key=lambda item: group_rank(item.nodeid))
-        if THOROUGH in (config.getoption("markexpr") or ""):
-            return
-        thorough = {item.nodeid for item in items if item.get_closest_marker(THOROUGH)}
-        chosen = sampled(thorough, self.date)
-        left_out = [item for item in items if item.nodeid in thorough - chosen]
-        for item in items:
-            if item.nodeid in chosen:
-                item.user_properties.append((SAMPLED, True))
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item.nodeid not in thorough - chosen]
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        try:
+            return (yield)
+        finally:
+            taken = self._clock.read()
+            item.user_properties.append((SECONDS, (taken.wall, taken.processor)))
 
 
 class RefusedCalls:
@@ -166,12 +169,18 @@ class RefusedCalls:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="refusals-"))
-        config.add_cleanup(lambda: shutil.rmtree(self._directory, ignore_errors=True))
-        os.environ["VNPU_REFUSALS"] = str(self._directory)
+        directory = Path(tempfile.mkdtemp(prefix="refusals-"))
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+        self.write_to(directory)
         self._calls: Counter[str] = Counter()
         self._num_refused = 0
         self._num_free = 0
+
+    def write_to(self, directory: Path) -> None:
+        """Takes the folder in which processes leave their calls: each lane has its own."""
+        directory.mkdir(exist_ok=True)
+        self._directory = directory
+        os.environ["VNPU_REFUSALS"] = str(directory)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
@@ -222,74 +231,70 @@ def group_of(node_id: str) -> str:
     return "/".join(parts[: 2 if parts[0] in ("packages", "tests") else 1])
 
 
-def group_rank(node_id: str) -> int:
-    group = group_of(node_id)
-    return LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
-
-
-@dataclass
-class Times:
-    """of one group. seconds: of setups, calls and teardowns, summed over processes"""
-
-    tests: set[str] = field(default_factory=set)
-    seconds: float = 0.0
-
-
 class Summary:
-    """The last lines of a run: today's sample, the slowest files, and the time of each group."""
+    """The last lines of a run: what was left out, the slowest files, and the time of each group.
 
-    def __init__(self, date: str, processor: str | None) -> None:
-        self._date = date
-        self._processor = processor
-        self._seconds_of_files: Counter[str] = Counter()
-        self._times: dict[str, Times] = defaultdict(Times)
-        self._sampled: set[str] = set()
+    times: of the files whose tests have run
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.times = Times()
+        self._config = config
         self._calls: Counter[str] = Counter()
         self._num_refused = 0
         self._free: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
-        return [
-            processors.description(self._processor),
-            f"thorough cases: the sample of --sample-date={self._date}, all with -m thorough",
-        ]
+        return [processors.description(self._config.getoption("processor"))]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        times = self._times[group_of(report.nodeid)]
-        times.tests.add(report.nodeid)
-        times.seconds += report.duration
-        self._seconds_of_files[report.nodeid.split("::")[0]] += report.duration
-        if report.when == "teardown":
-            properties = dict(report.user_properties)
-            self._calls.update(properties.get(CALLS, {}))
-            self._num_refused += properties.get(REFUSED, 0)
-            self._free.update(properties.get(FREE, []))
-        if (SAMPLED, True) in map(tuple, report.user_properties):
-            self._sampled.add(report.nodeid)
+        if report.when != "teardown":
+            return
+        properties = dict(report.user_properties)
+        if SECONDS in properties:
+            self.times.ran(report.nodeid, Seconds(*properties[SECONDS]))
+        self._calls.update(properties.get(CALLS, {}))
+        self._num_refused += properties.get(REFUSED, 0)
+        self._free.update(properties.get(FREE, []))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._sampled:
-            terminalreporter.section(f"thorough cases of --sample-date={self._date}")
-            for node_id in sorted(self._sampled):
-                terminalreporter.write_line(node_id)
-        if self._calls:
-            terminalreporter.section("calls held against CANN's documents")
-            for soc, calls in sorted(self._calls.items()):
-                terminalreporter.write_line(f"{soc:24} {calls:9} calls")
-            terminalreporter.write_line(
-                f"{self._num_refused} of them refused; a test that is not marked {REFUSED} fails "
-                "where one of its calls is"
-            )
-            terminalreporter.write_line(
-                f"{len(self._free)} operators without rules called by what is served"
-                + "".join(f" {name}" for name in sorted(self._free))
-            )
-        if len(self._seconds_of_files) > SLOWEST_FILES:
-            terminalreporter.section(f"the {SLOWEST_FILES} slowest files")
-            for file, seconds in self._seconds_of_files.most_common(SLOWEST_FILES):
-                terminalreporter.write_line(f"{seconds:8.1f} s  {file}")
-        if len(self._times) > 1:
-            terminalreporter.section("time per group, summed over processes")
-            for group, times in sorted(self._times.items(), key=lambda item: -item[1].seconds):
-                line = f"{group:24} {len(times.tests):5} tests {times.seconds:8.1f} s"
+        chosen: Selection = self._config.pluginmanager.get_plugin("davinci-selection")
+        if self.times.files:
+            self.times.write(self._config.rootpath, chosen.name)
+        if self._config.getoption("record_times"):
+            self.times.record(self._config.rootpath, chosen.name)
+        self._write_calls(terminalreporter)
+        if len(self.times.files) > SLOWEST_FILES:
+            title = f"the {SLOWEST_FILES} slowest files; all of them: {RESULTS}"
+            write_times(terminalreporter, title, self.times.longest(SLOWEST_FILES))
+        if len(groups := self.times.by_group(group_of)) > 1:
+            write_times(terminalreporter, f"{chosen.name} cases that ran, by group", groups)
+        if left_out := chosen.lines():
+            terminalreporter.section("cases left out; --all runs every one, as every night does")
+            for line in left_out:
                 terminalreporter.write_line(line)
+
+    def _write_calls(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._calls:
+            return
+        terminalreporter.section("calls held against CANN's documents")
+        for soc, calls in sorted(self._calls.items()):
+            terminalreporter.write_line(f"{soc:24} {calls:9} calls")
+        terminalreporter.write_line(
+            f"{self._num_refused} of them refused; a test that is not marked {REFUSED} fails "
+            "where one of its calls is"
+        )
+        terminalreporter.write_line(
+            f"{len(self._free)} operators without rules called by what is served"
+            + "".join(f" {name}" for name in sorted(self._free))
+        )
+
+
+def write_times(
+    reporter: pytest.TerminalReporter, title: str, rows: list[tuple[str, FileTimes]]
+) -> None:
+    reporter.section(title)
+    reporter.write_line(f"{'core-s':>8} {'wall s':>8} {'cases':>6}")
+    for name, times in rows:
+        line = f"{times.processor_s:8.1f} {times.wall_s:8.1f} {times.cases:6}  {name}"
+        reporter.write_line(line)

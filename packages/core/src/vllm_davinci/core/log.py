@@ -2,7 +2,10 @@
 
 import atexit
 import logging
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.logger import init_logger as _init_vllm_logger  # noqa: TID251  the one place
@@ -43,6 +46,35 @@ def init_logger(name: str) -> Any:
     name: the module's `__name__`
     """
     return _init_vllm_logger(f"vllm.{name}")
+
+
+# How often work that takes long says that it goes on.
+SAYS_EVERY_S = 10.0
+
+
+@contextmanager
+def progress(logger: Any, work: str, is_said: bool = True) -> Iterator[None]:
+    """Says that this work begins, and now and then that it goes on.
+
+    work:    begins a sentence, as in "The profile run"
+    is_said: False for the other ranks of an engine
+    """
+    if not is_said:
+        yield
+        return
+    begun_s = time.monotonic()
+    is_done = threading.Event()
+
+    def say() -> None:
+        while not is_done.wait(SAYS_EVERY_S):
+            logger.info("%s goes on: %.0f s so far.", work, time.monotonic() - begun_s)
+
+    logger.info("%s begins.", work)
+    threading.Thread(target=say, name="progress", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_done.set()
 
 
 def leave_out_what_means_nothing() -> None:

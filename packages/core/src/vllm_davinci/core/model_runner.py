@@ -1,15 +1,15 @@
 """A thin subclass of vLLM's V1 runner, which calls the parts of a step in their order."""
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch_npu
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.models import supports_lora
@@ -32,6 +32,8 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.expert_balance.runner import BalancingRunner
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
+from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
+from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
@@ -47,6 +49,7 @@ from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.output_copy import OutputCopy
 from vllm_davinci.core.sampling.sampler import NPUSampler
 from vllm_davinci.core.spec_decode.drafters import with_own_drafter
+from vllm_davinci.core.ubatch.largest_steps import measure_steps
 from vllm_davinci.core.ubatch.planned_step import WHOLE
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 from vllm_davinci.core.ubatch.splitter import Execution, StepSplitter
@@ -153,6 +156,15 @@ class NPUModelRunner(BalancingRunner):
         self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
         super().profile_run(*args, **kwargs)
         self.graphs.measure_workspaces()
+
+    def measure_steps(self) -> int:
+        """Bytes that the largest steps in ubatches take at most; 0 where none is split."""
+        if not self.splitter.splits:
+            return 0
+        with small_kv_cache(self) as is_there, set_current_vllm_config(self.vllm_config):
+            step_bytes = measure_steps(self) if is_there else 0
+        self.graphs.measure_workspaces()
+        return step_bytes
 
     def initialize_metadata_builders(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
@@ -331,6 +343,17 @@ class NPUModelRunner(BalancingRunner):
         if self._planned.split is None or self.split_forward is None:
             return model(*args, **inputs)
         return self.split_forward.run(self._planned.split, model, *args, **inputs)
+
+    @contextmanager
+    def dummy_runs_as_planned(self) -> Iterator[None]:
+        """Lets vLLM's dummy runs, which call the model, run ubatches where steps are split."""
+        model = self.model
+        if not isinstance(model, CUDAGraphWrapper):
+            self.model = NPUGraphWrapper(model, self.vllm_config, forward=self._forward_as_planned)
+        try:
+            yield
+        finally:
+            self.model, self._planned = model, WHOLE
 
     # --- its tokens --------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ from vllm_davinci.core.linear_attention.mamba2 import NPUMambaMixer2
 from vllm_davinci.core.linear_attention.short_conv import NPUShortConv
 from vllm_davinci.core.log import leave_out_what_means_nothing
 from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
-from vllm_davinci.core.process.server_exit import fail_when_engine_dies
+from vllm_davinci.core.process.plain_errors import shorten_errors_of_engines
+from vllm_davinci.core.process.shutdown import fail_when_engine_dies
 from vllm_davinci.core.quantization.vllm_methods import register as register_quantization
 from vllm_davinci.core.sleep_mode.backend import register as register_sleep_backend
 from vllm_davinci.core.weight_transfer.registration import register as register_weight_transfer
@@ -107,6 +108,7 @@ def register() -> None:
         for architecture, path in provider.models().items():
             ModelRegistry.register_model(architecture, path)
     fail_when_engine_dies()
+    shorten_errors_of_engines()
     settle_heap_at_exit()
     keep_no_semaphore()
     leave_out_what_means_nothing()

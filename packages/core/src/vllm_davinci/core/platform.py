@@ -37,10 +37,9 @@ from vllm_davinci.core.errors import (
 from vllm_davinci.core.expert_balance.settings import settle_expert_balance
 from vllm_davinci.core.fused_moe.options import check_experts
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.process.access_notice import add_access_notice
-from vllm_davinci.core.process.fault_report import add_to_server
-from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
-from vllm_davinci.core.process.server_exit import fail_when_engine_dies
+from vllm_davinci.core.process.middleware import add_to_server
+from vllm_davinci.core.process.plain_errors import shorten_errors_of_commands
+from vllm_davinci.core.process.shutdown import fail_when_engine_dies, take_over_signals
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -235,7 +234,7 @@ class NPUPlatform(Platform):
         register()
         if parser is not None:
             add_to_server(parser)
-            add_access_notice(parser)
+            shorten_errors_of_commands()
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
@@ -258,7 +257,7 @@ class NPUPlatform(Platform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
-        let_interrupts_end_the_start()
+        take_over_signals(vllm_config.shutdown_timeout)
         # An engine's processes get the resolved configuration, and have nothing new to tell.
         is_new = not is_resolved(vllm_config)
         resolution = resolve(vllm_config, may_make=not is_described())

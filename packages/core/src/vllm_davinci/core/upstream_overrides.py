@@ -569,21 +569,11 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM's sampler reads output tokens on the device",
     ),
     Override(
-        what="no image of a model whose images see each other both ways is cut",
-        where=(
-            "core.scheduler.whole_images:WholeImageScheduler._try_schedule_encoder_inputs",
-            "core.config.both_ways:keep_together",
-        ),
-        why="vLLM cuts an image at which a chunk begins, and leaves images longer than the window "
-        "out of those that are read both ways",
-        upstream={
-            "v1/core/sched/scheduler.py": (
-                "_try_schedule_encoder_inputs",
-                "and num_computed_tokens < start_pos",
-            ),
-            RUNNER: ("mm_prefix_clamp_sliding_window",),
-        },
-        goes_when="disable_chunked_mm_input holds wherever a chunk begins",
+        what="images longer than the window are read both ways",
+        where=("core.config.both_ways:keep_together",),
+        why="vLLM leaves them out but for models whose definition says otherwise",
+        upstream={RUNNER: ("mm_prefix_clamp_sliding_window",)},
+        goes_when="the definitions of the models that we serve say so",
     ),
     Override(
         what="all of a prompt with an image sees itself both ways, where the model is made so",
@@ -628,7 +618,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="a Ctrl-C that vLLM swallows while its engine starts is repeated",
-        where=("core.process.interrupt:let_interrupts_end_the_start",),
+        where=("core.process.shutdown:interrupt",),
         why="the client then waits for an engine that the same Ctrl-C has ended",
         upstream={
             "utils/network_utils.py": ("zmq_socket_ctx", "KeyboardInterrupt"),
@@ -640,7 +630,7 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="a server whose engine died leaves with status 1; of one that was told to end, the "
         "engine's end is no error in the log",
-        where=("core.process.server_exit:EngineDeath",),
+        where=("core.process.shutdown:EngineDeath",),
         why="vLLM leaves with status 0, and has no callback for either event",
         upstream={
             "entrypoints/launchers/launcher.py": ("shutdown triggered",),
@@ -649,6 +639,35 @@ OVERRIDES: tuple[Override, ...] = (
             "v1/engine/exceptions.py": ("EngineDeadError",),
         },
         goes_when="the server's status tells that its engine died",
+    ),
+    Override(
+        what="signals end open requests and, in time, the server; which server starts is told by "
+        "vLLM's handler of SIGTERM",
+        where=(
+            "core.process.shutdown:SignalledEnd",
+            "core.process.shutdown:take_over_signals",
+            "core.process.middleware:EndedRequests",
+        ),
+        why="vLLM ends the engine and the task that passes tokens on, and waits for connections of "
+        "requests that wait for tokens, without a limit",
+        upstream={
+            "entrypoints/launchers/launcher.py": ("return server.shutdown()", "shutdown_timeout"),
+            "entrypoints/launchers/api_server/entry.py": ("_interrupt_init", "signal.SIGTERM"),
+            "entrypoints/cli/serve.py": ("def signal_handler", "raise SystemExit"),
+            "v1/utils.py": ("ApiServer_",),
+        },
+        goes_when="the server answers its open requests when it is told to end",
+    ),
+    Override(
+        what="an engine that does not start, for a setting, says so in a line and ends",
+        where=("core.process.plain_errors:shorten_errors_of_engines",),
+        why="vLLM logs the error with its traceback, and Python prints it once more",
+        upstream={
+            "v1/engine/core.py": ("EngineCore failed to start.", "raise e"),
+            "v1/engine/utils.py": ("Engine core initialization failed.",),
+            "engine/arg_utils.py": ("def create_engine_config",),
+        },
+        goes_when="errors of configuration are told apart",
     ),
     Override(
         what="an engine that ends in order ignores SIGTERM, and its heap is not collected again",

@@ -34,6 +34,8 @@ from vllm_davinci.core.device.cpu_binding import bind_threads
 from vllm_davinci.core.device.local_devices import logical_device, place_among_workers
 from vllm_davinci.core.device.memory import (
     bytes_in_pieces,
+    cache_bytes_of_a_request,
+    check_given_cache,
     check_kv_cache_budget,
     discard_damaged_plans,
     use_expandable_segments,
@@ -45,14 +47,14 @@ from vllm_davinci.core.distributed.engine_ring import EngineRing
 from vllm_davinci.core.distributed.hccl_buffers import make_communicators
 from vllm_davinci.core.distributed.host_address import name_host_address
 from vllm_davinci.core.distributed.host_waits import limit_host_waits
-from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
+from vllm_davinci.core.fused_moe.piece_plan import PARTS_OF_MEMORY, plan_pieces
 from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
-from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.graph.ranks import least_of_all_ranks
+from vllm_davinci.core.log import init_logger, progress
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
-from vllm_davinci.core.process.abandoned_engine import end_with_program
 from vllm_davinci.core.process.engine_exit import finish_teardown
-from vllm_davinci.core.process.lost_engine import end_with_other_engines
+from vllm_davinci.core.process.liveness import end_with_other_engines, end_with_program
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
 
@@ -171,23 +173,44 @@ class NPUWorker(Worker):
     def _determine_available_memory(self) -> int:
         if envs.VLLM_ENABLE_STARTUP_PLAN:
             discard_damaged_plans(Path(envs.VLLM_CACHE_ROOT))
-        if self.model_config.is_moe:
-            plan_pieces(
-                self.model_runner.get_model(),
-                self._bytes_beside_weights(),
-                get_config(self.vllm_config).expert_piece_tokens,
-                self.scheduler_config.max_num_batched_tokens,
-            )
-        available_bytes: int = super().determine_available_memory()
-        self.piece_bytes = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
-        graphs = self.model_runner.graphs.profile_memory()
-        if self.cache_config.kv_cache_memory_bytes is None:
-            sizes = self.compilation_config.cudagraph_capture_sizes or ()
-            self.graph_bytes = graphs.of_graphs(len(sizes)) + graphs.workspaces
-            available_bytes -= self.graph_bytes + self.piece_bytes
-            self._measured_kv_cache_bytes = available_bytes
+        needed_bytes, may_shrink = cache_bytes_of_a_request(self), self.model_config.is_moe
+        for parts in PARTS_OF_MEMORY:
+            if may_shrink:
+                may_shrink = plan_pieces(
+                    self.model_runner.get_model(),
+                    self._bytes_beside_weights(),
+                    get_config(self.vllm_config).expert_piece_tokens,
+                    self.scheduler_config.max_num_batched_tokens,
+                    parts,
+                )
+            available_bytes = self._bytes_for_cache()
+            is_enough = least_of_all_ranks(available_bytes >= needed_bytes)
+            if is_enough or not may_shrink:
+                break
         self.available_kv_cache_memory_bytes = available_bytes
         check_kv_cache_budget(available_bytes, self)
+        return available_bytes
+
+    def _bytes_for_cache(self) -> int:
+        """Device memory that the largest step of each kind leaves, and graphs."""
+        before = torch.accelerator.memory_allocated()
+        torch_npu.npu.reset_peak_memory_stats()
+        with progress(logger, "The profile run, a step of the largest size,", self.rank == 0):
+            available_bytes: int = super().determine_available_memory()
+        self.piece_bytes = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
+        whole_bytes = torch.accelerator.max_memory_allocated() - before
+        split_bytes = self.model_runner.measure_steps()
+        graphs = self.model_runner.graphs.profile_memory()
+        if self.cache_config.kv_cache_memory_bytes is not None:
+            check_given_cache(self, self._bytes_beside_weights(), max(whole_bytes, split_bytes))
+            return available_bytes
+        sizes = self.compilation_config.cudagraph_capture_sizes or ()
+        self.graph_bytes = graphs.of_graphs(len(sizes)) + graphs.workspaces
+        available_bytes -= self.graph_bytes + self.piece_bytes
+        if split_bytes > self.peak_activation_memory:
+            available_bytes -= split_bytes - self.peak_activation_memory
+            self.peak_activation_memory = split_bytes
+        self._measured_kv_cache_bytes = available_bytes
         return available_bytes
 
     def _bytes_beside_weights(self) -> int:
@@ -200,7 +223,7 @@ class NPUWorker(Worker):
         taken_bytes = self.init_snapshot.free_memory - free_bytes
         return int(self.requested_memory - taken_bytes)
 
-    def _compile_or_warm_up_model(self) -> CompilationTimes:
+    def _capture_and_warm_up(self) -> CompilationTimes:
         """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""
         self.model_runner.capture_model()
         if get_pp_group().is_last_rank:
@@ -240,7 +263,7 @@ class NPUWorker(Worker):
         self._guarded(super().initialize_from_config, *args, **kwargs)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        times: CompilationTimes = self._guarded(self._compile_or_warm_up_model)
+        times: CompilationTimes = self._guarded(self._capture_and_warm_up)
         return times
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
-"""`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; quantize, score,
-dry-run, plan pools, list deployments, verify a device."""
+"""`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; generate, compare,
+quantize, score, dry-run, plan pools, list deployments, verify a device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import sys
 
 from rich.console import Console
 
-from vllm_davinci.meta import check_model, doctor, explain, perplexity, pools, quantize, show_config
+from vllm_davinci.meta import (
+    check_model,
+    compare,
+    doctor,
+    explain,
+    generate,
+    perplexity,
+    pools,
+    quantize,
+    show_config,
+)
 from vllm_davinci.meta.deployments import command as deployments
 from vllm_davinci.meta.dry_run import command as dry_run
 from vllm_davinci.meta.report_table import print_report
 from vllm_davinci.meta.verify import command as verify
 
 # What follows `--` is for vLLM's own parser.
-_TAKE_ENGINE_ARGUMENTS = ("config", "explain", "perplexity")
+_TAKE_ENGINE_ARGUMENTS = ("compare", "config", "explain", "generate", "perplexity")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
             check_model,
             "what a checkpoint would be loaded as, what is missing or disagrees",
         ),
+        ("generate", generate, "text from a local checkpoint or GGUF file"),
+        ("compare", compare, "are its greedy tokens those of transformers on the CPU?"),
         ("quantize", quantize, "write an int8 checkpoint"),
         ("explain", explain, "why was this step not split into ubatches?"),
         ("perplexity", perplexity, "how well does a checkpoint predict text, as it is served?"),
@@ -61,6 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     match options.command:
         case "config":
             return show_config.run(options, engine_arguments)
+        case "generate":
+            return generate.run(options, engine_arguments)
+        case "compare":
+            return compare.run(options, engine_arguments)
         case "explain":
             return explain.run(options, engine_arguments)
         case "perplexity":

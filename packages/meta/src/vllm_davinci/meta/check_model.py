@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_davinci.meta import core_access
+from vllm_davinci.meta.given_arguments import missing_directory
 
 if TYPE_CHECKING:
     from vllm_davinci.core.weight_files.issues import CheckReport
@@ -21,16 +22,21 @@ _STYLES = {"problem": "bold red", "note": "yellow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, help="config.json, *.safetensors, ...")
+    parser.add_argument("directory", help="config.json, *.safetensors, ...")
     parser.add_argument("--json", action="store_true", help="the answer for programs")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 only if the checkpoint can be loaded as it was meant."""
+    if not options.json and (problem := missing_directory(options.directory)) is not None:
+        Console(stderr=True).print(
+            f"vllm-davinci check-model: {problem}", markup=False, soft_wrap=True
+        )
+        return 1
     core_access.prepare()
     from vllm_davinci.core.checkpoint.check import check_checkpoint  # imports torch and vLLM
 
-    report = check_checkpoint(options.directory)
+    report = check_checkpoint(Path(options.directory))
     if options.json:
         print(json.dumps({"can_load": report.can_load, **asdict(report)}, indent=2))
     else:

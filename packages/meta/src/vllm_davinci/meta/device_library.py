@@ -7,12 +7,19 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from vllm_davinci.meta.errors import DeviceLibraryError, MetaError, UnsupportedVersionError
-from vllm_davinci.meta.supported_versions import TORCH, TORCH_NPU, problem_with
+from vllm_davinci.meta.supported_versions import (
+    TORCH,
+    TORCH_NPU,
+    installed_version,
+    problem_with,
+)
 
 # The runtime: every other CANN library, and torch_npu itself, needs it.
 RUNTIME_LIBRARY = "libascendcl.so"
+VNPU = "vllm-davinci-vnpu"
 
 
 def loader_error(library: str = RUNTIME_LIBRARY) -> str | None:
@@ -27,11 +34,18 @@ def loader_error(library: str = RUNTIME_LIBRARY) -> str | None:
     return None
 
 
-def require() -> None:
+# Set to 0: torch without its device, as its documentation says.
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+def require() -> bool:
     """Raises, or leaves the process, with an explanation when torch_npu cannot be imported here.
 
     A script or a server ends with the explanation as its last words: torch turns every exception
     into one that advises to switch the device off. An interactive session gets the exception.
+
+    Returns False where torch has been asked to leave the device alone and the importer asks only
+    whether torch_npu is there: transformers does so when it is imported, and takes no exception.
     """
     problems = [problem for problem in map(problem_with, (TORCH_NPU, TORCH)) if problem]
     error: MetaError
@@ -40,10 +54,30 @@ def require() -> None:
     elif (message := loader_error()) is not None:
         error = DeviceLibraryError(explanation(message))
     else:
-        return
+        return True
+    if os.environ.get(AUTOLOAD) == "0" and _is_question():
+        return False
     if _is_interactive():
         raise error
     raise SystemExit(f"vllm-davinci: {error}")
+
+
+def absent(name: str) -> NoReturn:
+    """The attributes of a torch_npu that was not executed: raises DeviceLibraryError."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise DeviceLibraryError(explanation(loader_error() or ""))
+
+
+def _is_question() -> bool:
+    """Whether torch_npu is imported by a function such as `is_torch_npu_available`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith("<frozen importlib")
+        or frame.f_globals.get("__name__") in (__name__, "vllm_davinci_import_hooks")
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_name.endswith("_available")
 
 
 def explanation(message: str) -> str:
@@ -55,12 +89,14 @@ def explanation(message: str) -> str:
             "Its driver is incomplete or not on the loader path. Check that `npu-smi info` works, "
             "and that\nset_env.sh of the CANN installation and of the driver are both sourced."
         )
+    install = "" if installed_version(VNPU) else f" (pip install {VNPU})"
     return (
         f"torch_npu cannot start because CANN's {RUNTIME_LIBRARY} is not on the loader path "
         f"({message}).\n"
         "With an NPU:    source /usr/local/Ascend/ascend-toolkit/set_env.sh "
         "(where CANN is installed), then run it again.\n"
-        f"Without an NPU: vnpu run -- {command} (pip install vllm-davinci-vnpu).\n"
+        f"Without an NPU: vnpu run -- {command}{install}.\n"
+        f"Without a device, for plain torch: {AUTOLOAD}=0 {command}\n"
         "What is missing here: vllm-davinci doctor"
     )
 

@@ -33,3 +33,7 @@ class DeploymentError(MetaError):
 
 class VerificationError(MetaError):
     """A run of `verify`, or a report of one, is not as it was asked for."""
+
+
+class ModelFileError(MetaError):
+    """A local model cannot be read, converted, or held by this host."""

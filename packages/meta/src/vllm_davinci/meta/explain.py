@@ -22,6 +22,7 @@ from rich.text import Text
 from vllm_davinci.meta import core_access
 from vllm_davinci.meta.engine_configuration import engine_configuration
 from vllm_davinci.meta.errors import ExplanationError, MetaError, ServerError
+from vllm_davinci.meta.given_arguments import problem_of_engine
 from vllm_davinci.meta.server_metrics import (
     Acceptance,
     acceptance,
@@ -159,6 +160,8 @@ def told_acceptance(drafts: Acceptance) -> str:
 
 
 def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> None:
+    if (problem := problem_of_engine(options.subject, engine_arguments)) is not None:
+        raise ExplanationError(problem)
     core_access.prepare()
     from vllm_davinci.core.errors import CoreError  # imports torch and vLLM
     from vllm_davinci.core.ubatch.explanation import explain_step

@@ -13,14 +13,12 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 
-from vllm_davinci.meta import core_access
-
-if TYPE_CHECKING:
-    from vllm import LLM
+from vllm_davinci.meta import core_access, local_engine
+from vllm_davinci.meta.given_arguments import problem_of_engine
 
 
 class Score(NamedTuple):
@@ -73,18 +71,20 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     except (OSError, UnicodeDecodeError) as error:
         tell(f"{error}. Name UTF-8 text files.")
         return 2
+    if (problem := problem_of_engine(options.model, engine_arguments)) is not None:
+        tell(problem)
+        return 1
     # The answer alone goes to the output; vLLM's processes would write there, too.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     core_access.prepare()
-    from pydantic import ValidationError
-
     try:
-        llm = _engine(options.model, options.window, engine_arguments)
-    except ValidationError as error:
-        tell("; ".join(str(each["msg"]) for each in error.errors()))
-        return 1
+        # Prompts are a window and one token long. Scoring one needs all of its logits at once, so
+        # that few requests run at a time.
+        length = f"--max-model-len={options.window + 2}"
+        ours = [length, "--max-num-seqs=8", "--no-enable-prefix-caching"]
+        llm = local_engine.offline_engine(options.model, [*ours, *engine_arguments])
     except (argparse.ArgumentError, OSError, RuntimeError, ValueError) as error:
-        tell(error)
+        tell(local_engine.start_problem(error))
         return 1
     windows = windows_of(llm.get_tokenizer(), texts, options.window, options.tokens)
     if not windows:
@@ -142,21 +142,3 @@ def score(llm: Generates, windows: Sequence[Sequence[int]]) -> Score:
             total -= candidates[token].logprob
         count += len(pairs)
     return Score(math.exp(total / count), count)
-
-
-def _engine(model: str, window: int, arguments: list[str]) -> LLM:
-    """An engine with these options of `vllm serve`, for prompts of window + 1 tokens."""
-    from dataclasses import fields
-
-    from vllm import LLM
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = EngineArgs.add_cli_args(
-        FlexibleArgumentParser(prog="vllm-davinci perplexity MODEL ... --", exit_on_error=False)
-    )
-    # Scoring a prompt needs all of its logits at once: few requests at a time.
-    ours = [f"--max-model-len={window + 2}", "--max-num-seqs=8", "--no-enable-prefix-caching"]
-    parsed = parser.parse_args(["--model", model, *ours, *arguments])
-    given = EngineArgs.from_cli_args(parsed)
-    return LLM(**{field.name: getattr(given, field.name) for field in fields(given)})

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from vllm_davinci.meta import core_access
 from vllm_davinci.meta.engine_configuration import engine_configuration, given_flags
-from vllm_davinci.meta.errors import MetaError
+from vllm_davinci.meta.errors import ExplanationError, MetaError
+from vllm_davinci.meta.given_arguments import problem_of_engine
 
 if TYPE_CHECKING:
     from vllm_davinci.core.config.setting import Setting
@@ -58,6 +59,8 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 
 
 def _sections(model: str, engine_arguments: list[str]) -> dict[str, list[Setting]]:
+    if (problem := problem_of_engine(model, engine_arguments)) is not None:
+        raise ExplanationError(problem)
     core_access.prepare()
     from vllm_davinci.core.config.engine_settings import option_settings, vllm_settings
     from vllm_davinci.core.config.parsing import get_config

@@ -15,7 +15,7 @@ class Requirement:
     """One third-party package and the release that works.
 
     version: the release that this one is made for and tested with
-    parts:   how many leading parts of it must agree: with two of 0.32.0, every 0.32.x is accepted
+    parts:   how many leading parts of it must agree: with two of 0.33.0, every 0.33.x is accepted
     remedy:  the command that installs that version; {version} stands for it
     """
 
@@ -46,7 +46,7 @@ TORCH_NPU = Requirement("torch_npu", "2.13.0", 3, "pip install torch-npu=={versi
 # vLLM's own wheels are for CUDA, and need its libraries.
 VLLM = Requirement(
     "vllm",
-    "0.32.0",
+    "0.33.0",
     2,
     "VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE={version} "
     "pip install --no-cache-dir --no-binary vllm vllm=={version}",

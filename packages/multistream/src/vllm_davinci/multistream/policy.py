@@ -19,6 +19,7 @@ class Reason(enum.Enum):
     SPLIT_REPLAY = "the step replays a graph that holds it split"
     NO_PREFILL = "no prefill request (dbo.decode is off)"
     FEW_TOKENS = "fewer tokens than min_total_tokens_to_split"
+    FEW_DECODE_TOKENS = "fewer tokens than min_decode_tokens_to_split, and none of a prefill"
     FEW_PREFILL_TOKENS = "fewer prefill tokens than min_prefill_tokens_to_split"
     NO_CUT = "no legal cut within imbalance_ratio"
     PREFIX_DEPENDENCY = "a part would read cached blocks that a later part writes"
@@ -111,7 +112,7 @@ class SplitPolicy:
             if not self.decode:
                 return Decision(Reason.NO_PREFILL)
             if step.num_tokens < max(self.min_decode_tokens, self.num_ubatches):
-                return Decision(Reason.FEW_TOKENS)
+                return Decision(Reason.FEW_DECODE_TOKENS)
         elif self.costs is not None:
             if step.num_tokens < self.num_ubatches or not self.costs.gains(step.num_tokens):
                 return Decision(Reason.NO_GAIN)

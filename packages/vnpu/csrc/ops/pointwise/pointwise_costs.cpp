@@ -21,22 +21,12 @@ void cost_of_dequant_swiglu_quant(const Call& call, Work& work) {
   work.wide = true;
 }
 
-namespace {
-
 // Of lists: the elements of all tensors.
-void for_each_of_list(const Call& call, Work& work, int64_t operations) {
-  int64_t elements = 0;
-  for (const TensorView* const view : call.tensors(call.has("x1") ? "x1" : "x")) {
-    elements += view->numel();
+void cost_of_foreach_copy(const Call& call, Work& work) {
+  for (const TensorView* const view : call.tensors("x")) {
+    work.vector_operations += view->numel();
     work.wide = at::elementSize(view->dtype) >= 4;
   }
-  work.vector_operations = operations * elements;
 }
-
-}  // namespace
-
-void cost_of_foreach_acos(const Call& call, Work& work) { for_each_of_list(call, work, 10); }
-
-void cost_of_foreach_abs(const Call& call, Work& work) { for_each_of_list(call, work, 1); }
 
 }  // namespace vnpu::ops

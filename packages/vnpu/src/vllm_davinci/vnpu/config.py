@@ -6,6 +6,7 @@ import re
 
 from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.errors import VirtualDeviceError
+from vllm_davinci.vnpu.timing.chip_files import chip_and_soc
 from vllm_davinci.vnpu.timing.machine import Machine, load_machine
 from vllm_davinci.vnpu.timing.variants import encode, variants_of, without_mechanisms
 
@@ -20,8 +21,8 @@ class VirtualDeviceConfig:
     """Description of the virtual devices. None leaves the environment's value, or the default.
 
     devices:    number of devices, 1 to 64
-    soc:        SoC name, "Ascend910B3"; "reference", "reference:NAME": with operators that take
-                any dtype and size
+    soc:        SoC name, "Ascend910B3", or a chip's; "reference", "reference:NAME": with operators
+                that take any dtype and size
     cann:       release whose documents the operators follow, "8.3", "8.5" or "9.0"
     strict:     False: calls are not held against the documents
     memory:     memory of each device, "64GiB"
@@ -112,7 +113,7 @@ class VirtualDeviceConfig:
         machine = self.machine()
         values = {
             env.VNPU_DEVICES: self.devices,
-            env.VNPU_SOC: self.soc or (machine and machine.soc),
+            env.VNPU_SOC: _soc(self.soc) if self.soc else machine and machine.soc,
             env.VNPU_CANN: self.cann,
             env.VNPU_STRICT: None if self.strict is None else int(self.strict),
             env.VNPU_MEMORY: self.memory or (machine and machine.memory_bytes),
@@ -133,3 +134,10 @@ class VirtualDeviceConfig:
             env.VNPU_PHANTOM_RANKS: 1 if self.phantom_ranks else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _soc(spoken: str) -> str:
+    """The SoC as a runtime reports it; one that no chip here has stays as it is."""
+    reference, colon, name = spoken.rpartition(":")
+    _, soc = chip_and_soc(name) or ("", name)
+    return f"{reference}{colon}{soc}"

@@ -117,7 +117,7 @@ def report(names: Iterable[str], *, missing: bool, as_json: bool) -> int:
     constrained = len({row.operator for row in rows})
     print(
         f"{constrained} operators are held against CANN's documents by {len(rows)} constraints, "
-        f"{different} of them different: docs/reference/operator_constraints.md"
+        f"{different} of them different: `nox -s docs` lists them"
     )
     free = [operator.name for operator in everything if operator.exported and not operator.priced]
     if free:

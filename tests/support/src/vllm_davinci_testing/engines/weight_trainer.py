@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -23,25 +24,30 @@ BUFFER_BYTES = 1 << 20  # less than the largest tensor, more than many of the ot
 
 
 class CheckpointSource(WeightSource):
-    """The tensors of a directory, on the host; `read` takes another one's."""
+    """The tensors of a directory, on the host; `read` takes another one's of the same names."""
 
-    def __init__(self) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
+    def __init__(self, checkpoint: Path) -> None:
+        self.read(checkpoint)
 
     def read(self, checkpoint: Path) -> None:
         files = sorted(checkpoint.glob("*.safetensors"))
-        self._tensors = {name: each for file in files for name, each in load_file(file).items()}
+        self._tensors: dict[str, torch.Tensor] = {
+            name: each for file in files for name, each in load_file(file).items()
+        }
 
+    @cached_property
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in iter(self)]
+        return [
+            ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in self._tensors.items()
+        ]
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._tensors.items()
 
 
 def main(url: str, num_workers: str, device: str, *checkpoints: str) -> None:
     torch.npu.set_device(int(device))
-    source = CheckpointSource()
+    source = CheckpointSource(Path(checkpoints[0]))
     trainer = WeightTransferTrainerFactory.trainer_init(
         HCCLTrainerInitInfo("127.0.0.1", free_port(), 1 + int(num_workers), BUFFER_BYTES, rank=0),
         client=HTTPVLLMWeightSyncClient(url),

@@ -411,13 +411,6 @@ LEGAL: dict[str, dict[str, Any]] = {
         "scale1": f32(7),
         "scale2": f32(7),
     },
-    "Renorm": {
-        "self": f32(7, 256),
-        "p": aclnn.Number(2.0),
-        "dim": 0,
-        "max_norm": aclnn.Number(1.0),
-        "out": f32(7, 256),
-    },
     "SwiGlu": {"x": t(7, 256), "dim": -1, "out": t(7, 128)},
     "Embedding": {"weight": t(100, 64), "indices": i64(7), "out": t(7, 64)},
     "Mm": {"self": t(7, 64), "mat2": t(64, 96), "out": t(7, 96), "type": byte(0)},
@@ -1358,104 +1351,12 @@ def _list(dtype: str = "float16") -> list[Operand]:
     return [Operand((3,), dtype), Operand((2, 4), dtype)]
 
 
-_HALF = aclnn.Number(2.0)
-_ONE_LIST = {"x": _list(), "out": _list()}
-_WITH_NUMBER = {"x": _list(), "scalar": _HALF, "out": _list()}
-_WITH_NUMBERS = {"x": _list(), "scalars": aclnn.Numbers((2.0, 3.0)), "out": _list()}
-_TWO_LISTS = {"x1": _list(), "x2": _list(), "out": _list()}
-_THREE_LISTS = {"x1": _list(), "x2": _list(), "x3": _list()}
-LEGAL |= {
-    "ForeachAbs": _ONE_LIST,
-    "ForeachNeg": _ONE_LIST,
-    "ForeachSign": _ONE_LIST,
-    "ForeachCopy": _ONE_LIST,
-    "ForeachZeroInplace": {"x": _list()},
-    "ForeachRoundOffNumberV2": {
-        "x": _list(),
-        "round_mode": aclnn.Number(1, torch.int64),
-        "out": _list(),
-    },
-    "ForeachNorm": {"x": _list(), "scalar": _HALF, "out": [f16(), f16()]},
-    "ForeachAddScalarV2": _WITH_NUMBER,
-    "ForeachDivScalarV2": _WITH_NUMBER,
-    "ForeachAddScalarList": _WITH_NUMBERS,
-    "ForeachDivScalarList": _WITH_NUMBERS,
-    "ForeachPowScalarAndTensor": {"scalar": _HALF, "x": _list(), "out": _list()},
-    "ForeachMulList": _TWO_LISTS,
-    "ForeachDivList": _TWO_LISTS,
-    "ForeachLerpList": {"x1": _list(), "x2": _list(), "weight": _list(), "out": _list()},
-    "ForeachLerpScalar": {"x1": _list(), "x2": _list(), "weight": _HALF, "out": _list()},
-    "ForeachAddListV2": {"x1": _list(), "x2": _list(), "alpha": _HALF, "out": _list()},
-    "ForeachAddcmulScalarV2": {**_THREE_LISTS, "scalar": _HALF, "out": _list()},
-    "ForeachAddcdivScalarV2": {**_THREE_LISTS, "scalar": _HALF, "out": _list()},
-    "ForeachAddcmulScalarList": {**_THREE_LISTS, "scalars": f16(2), "out": _list()},
-    "ForeachAddcdivScalarList": {**_THREE_LISTS, "scalars": f16(2), "out": _list()},
-}
-_FLOAT_LISTS = "float32, float16 or bfloat16"
-_NUMBER_LISTS = "float32, float16, bfloat16 or int32"
-
-
-def _of_lists(operator: str, dtypes: str, first: str, *others: str) -> list[Case]:
-    """Lists of other dtypes, and further ones that do not fit the first."""
-    cases = [
-        Case(operator, first, dtypes, {first: _list("uint8")}),
-        Case(operator, first, "one dtype", {first: [f16(3), f32(2, 4)]}),
-    ]
-    for other in others:
-        cases += [
-            Case(operator, other, f"as many entries as {first}", {other: [f16(3)]}),
-            Case(operator, other, f"dtype of {first}", {other: _list("float32")}),
-            Case(operator, other, f"sizes of {first}, each", {other: [f16(3), f16(4, 2)]}),
-        ]
-    return cases
-
-
-def _of_number(operator: str, number: str, has_integers: bool, *lists: str) -> list[Case]:
-    """Numbers of a dtype that does not go with the lists'."""
-
-    def with_lists(dtype: str, seen: torch.dtype) -> dict[str, Any]:
-        return {**{name: _list(dtype) for name in lists}, number: aclnn.Number(2, seen)}
-
-    cases = [
-        Case(operator, number, "float32 or float64", with_lists("float32", torch.int64)),
-        Case(operator, number, "float16 or float64", with_lists("float16", torch.float32)),
-    ]
-    if has_integers:
-        cases.append(Case(operator, number, "int32 or int64", with_lists("int32", torch.float64)))
-    return cases
-
-
+LEGAL |= {"ForeachCopy": {"x": _list(), "out": _list()}}
 LISTS = [
-    *_of_lists("ForeachAbs", _FLOAT_LISTS, "x", "out"),
-    *_of_lists("ForeachNeg", _NUMBER_LISTS, "x", "out"),
-    *_of_lists("ForeachSign", "bfloat16, int8, int32 or int64", "x", "out"),
-    Case("ForeachAbs", "", "Ascend310P3 has no such operator", {}, TILING, A310P),
+    Case("ForeachCopy", "x", "be float32", {"x": _list("complex64")}),
+    Case("ForeachCopy", "", "Ascend310P3 has no such operator", {}, TILING, A310P),
+    Case("ForeachCopy", "out", "as many entries as x", {"out": [f16(3)]}),
     Case("ForeachCopy", "out", "sizes of x, each", {"out": [f16(3), f16(4, 2)]}),
-    *_of_lists("ForeachRoundOffNumberV2", _NUMBER_LISTS, "x", "out"),
-    Case("ForeachNorm", "scalar", "be 1 or 2", {"scalar": aclnn.Number(3.0)}),
-    *_of_lists("ForeachAddScalarV2", _NUMBER_LISTS, "x", "out"),
-    *_of_number("ForeachAddScalarV2", "scalar", True, "x", "out"),
-    *_of_lists("ForeachDivScalarV2", _FLOAT_LISTS, "x", "out"),
-    *_of_number("ForeachDivScalarV2", "scalar", False, "x", "out"),
-    *_of_lists("ForeachAddScalarList", _NUMBER_LISTS, "x", "out"),
-    Case("ForeachAddScalarList", "scalars", "as many", {"scalars": aclnn.Numbers((2.0,))}),
-    *_of_lists("ForeachDivScalarList", _FLOAT_LISTS, "x", "out"),
-    Case("ForeachDivScalarList", "scalars", "as many", {"scalars": aclnn.Numbers((2.0,))}),
-    *_of_lists("ForeachPowScalarAndTensor", _NUMBER_LISTS, "x", "out"),
-    *_of_lists("ForeachMulList", _NUMBER_LISTS, "x1", "x2", "out"),
-    *_of_lists("ForeachDivList", _FLOAT_LISTS, "x1", "x2", "out"),
-    *_of_lists("ForeachLerpList", _FLOAT_LISTS, "x1", "x2", "weight", "out"),
-    *_of_lists("ForeachLerpScalar", _FLOAT_LISTS, "x1", "x2", "out"),
-    *_of_lists("ForeachAddListV2", _NUMBER_LISTS, "x1", "x2", "out"),
-    *_of_number("ForeachAddListV2", "alpha", True, "x1", "x2", "out"),
-    *_of_lists("ForeachAddcmulScalarV2", _NUMBER_LISTS, "x1", "x2", "x3", "out"),
-    *_of_number("ForeachAddcmulScalarV2", "scalar", True, "x1", "x2", "x3", "out"),
-    *_of_lists("ForeachAddcdivScalarV2", _FLOAT_LISTS, "x1", "x2", "x3", "out"),
-    *_of_number("ForeachAddcdivScalarV2", "scalar", False, "x1", "x2", "x3", "out"),
-    *_of_lists("ForeachAddcmulScalarList", _NUMBER_LISTS, "x1", "x2", "x3", "out"),
-    Case("ForeachAddcmulScalarList", "scalars", "one number for each", {"scalars": f16(3)}),
-    *_of_lists("ForeachAddcdivScalarList", _FLOAT_LISTS, "x1", "x2", "x3", "out"),
-    Case("ForeachAddcdivScalarList", "scalars", "one number for each", {"scalars": f16(3)}),
 ]
 
 
@@ -1834,17 +1735,7 @@ def _without(operator: str, *left_out: str) -> dict[str, Any]:
 
 
 # Operators that keep the rules of another one: its other releases, and functions like it.
-_FLOATS_OF_LISTS = (
-    *("Acos", "Asin", "Atan", "Cos", "Cosh", "Erf", "Erfc", "Exp", "Expm1", "Log", "Log10"),
-    *("Log1p", "Log2", "Reciprocal", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh"),
-)
-_PAIRS_OF_LISTS = ("Maximum", "Minimum", "Pow")
 LEGAL |= {
-    **{f"Foreach{name}": _ONE_LIST for name in _FLOATS_OF_LISTS},
-    **{f"Foreach{name}List": _TWO_LISTS for name in _PAIRS_OF_LISTS},
-    "ForeachSubListV2": LEGAL["ForeachAddListV2"],
-    **{f"Foreach{name}ScalarV2": _WITH_NUMBER for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")},
-    **{f"Foreach{name}ScalarList": _WITH_NUMBERS for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")},
     **dict.fromkeys(("Reciprocal", "Relu", "Sigmoid", "Silu", "Sin"), _FUNCTION),
     **{name: _without("Add", "alpha") for name in ("Mul", "Div")},
     **{f"Inplace{name}": _without("Add", "alpha", "out") for name in ("Mul", "Div")},
@@ -1891,14 +1782,6 @@ LEGAL |= {
 
 # Operators beside another one whose rules they keep.
 RELATIVES = {
-    **{f"Foreach{name}": "ForeachAbs" for name in _FLOATS_OF_LISTS},
-    **{f"Foreach{name}List": "ForeachMulList" for name in _PAIRS_OF_LISTS},
-    "ForeachSubListV2": "ForeachAddListV2",
-    **{f"Foreach{name}ScalarV2": "ForeachAddScalarV2" for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")},
-    **{
-        f"Foreach{name}ScalarList": "ForeachAddScalarList"
-        for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")
-    },
     "RopeWithSinCosCacheV2": "RopeWithSinCosCache",
     "GroupedMatmulV4": "GroupedMatmulV5",
     "WeightQuantBatchMatmulV3": "WeightQuantBatchMatmulV2",

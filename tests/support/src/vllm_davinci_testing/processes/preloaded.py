@@ -11,13 +11,15 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
+from vllm_davinci_testing.processes import model_facts
+
 # By the distribution that has to be there. None of them touches the device.
 MODULES = {
     "torch": ("torch", "torch.distributed"),
     "vllm": (
         "vllm.entrypoints.cli.main",
         "vllm.entrypoints.cli.serve",
-        "vllm.entrypoints.launchers.cli_args",
+        "vllm.entrypoints.common.cli_args",
         "vllm.entrypoints.llm",
         "vllm.model_executor.models.llama",
         "vllm.v1.engine.async_llm",
@@ -51,6 +53,9 @@ for present, names in MODULES.items():
 if triton_stand_ins := sys.modules.get("vllm_davinci.core.spec_decode.triton_stand_ins"):
     # vLLM looks for its kernels in every name of every module, half a second for each rank.
     triton_stand_ins.register()
+
+if "vllm.model_executor.models.registry" in sys.modules:
+    model_facts.fill_cache()
 
 # vLLM runs a full collection about ten times while an engine starts. Over a million objects of
 # imported modules each takes 0.3 s, nine tenths of a small engine's start.

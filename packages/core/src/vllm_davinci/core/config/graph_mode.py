@@ -22,6 +22,8 @@ NO_PIECES = (
 PREFILLS_EAGER = (
     "graphs hold steps that decode: the attention of prefills has shapes of its own at every step"
 )
+# Methods whose drafts are looked up in the text, which has no repetition for most tokens.
+LOOKED_UP = ("ngram", "suffix")
 
 
 def choose_graph_mode(vllm_config: "VllmConfig") -> None:
@@ -114,11 +116,21 @@ def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
 
 
 def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
-    """Notes on sizes of graphs that are not used as they were given. Needs the model."""
+    """Notes on graphs that are not used as they were given, or seldom. Needs the model."""
+    from vllm.config import CUDAGraphMode  # vLLM imports this module first
+
     asked = get_config(vllm_config).torchair_graph_config
-    if not asked.enabled:
-        return []
-    return chosen_sizes(vllm_config).notes
+    notes = list(chosen_sizes(vllm_config).notes) if asked.enabled else []
+    speculative = vllm_config.speculative_config
+    has_graphs = vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+    if has_graphs and speculative is not None and speculative.method in LOOKED_UP:
+        notes.append(
+            f"--speculative-config: drafts of '{speculative.method}' are often fewer than "
+            f"{speculative.num_speculative_tokens}, and a graph replays only steps in which every "
+            "request has all of them. The others are eager: --enforce-eager starts without "
+            "capturing graphs."
+        )
+    return notes
 
 
 def settle_graph_mode(

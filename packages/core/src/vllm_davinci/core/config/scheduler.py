@@ -16,10 +16,6 @@ SCHEDULERS = {
     False: "vllm_davinci.core.scheduler.prefill_first.PrefillFirstScheduler",
     True: "vllm_davinci.core.scheduler.prefill_first.AsyncPrefillFirstScheduler",
 }
-WHOLE_IMAGES = {
-    False: "vllm_davinci.core.scheduler.whole_images.WholeImageScheduler",
-    True: "vllm_davinci.core.scheduler.whole_images.AsyncWholeImageScheduler",
-}
 # Share of the KV cache's blocks that stays free when prompts are admitted: the default of the
 # established plugin's scheduler. vLLM's is 0.
 WATERMARK = 0.01
@@ -101,21 +97,10 @@ def _refuse_what_is_not_prefill_first(vllm_config: "VllmConfig") -> None:
 
 def settle_scheduler(vllm_config: "VllmConfig") -> list[Setting]:
     """Names the scheduler's class for vLLM. Returns the setting. Idempotent."""
-    scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
-    if is_prefill_first(vllm_config):
-        classes, source = SCHEDULERS, Source.ADDITIONAL_CONFIG
-        reason = f"{SECTION}.enabled: prompts first and whole"
-    elif model is not None and model.is_mm_prefix_lm:
-        classes, source = WHOLE_IMAGES, Source.MODEL
-        reason = "the tokens of an image see each other both ways, so that none is cut"
-        if scheduler.scheduler_cls not in (None, *classes.values()):
-            raise ConfigurationError(
-                f"--scheduler-cls is {scheduler.scheduler_cls}, and {reason}: leave it out."
-            )
-    else:
-        return []
-    name = classes[bool(scheduler.async_scheduling)]
-    if scheduler.scheduler_cls == name:
+    scheduler = vllm_config.scheduler_config
+    name = SCHEDULERS[bool(scheduler.async_scheduling)]
+    if not is_prefill_first(vllm_config) or scheduler.scheduler_cls == name:
         return []
     scheduler.scheduler_cls = name
-    return [Setting("scheduler_cls", name, source, reason)]
+    reason = f"{SECTION}.enabled: prompts first and whole"
+    return [Setting("scheduler_cls", name, Source.ADDITIONAL_CONFIG, reason)]

@@ -8,12 +8,11 @@ if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
 
 # Their drafters run a model, in the worker and on the device.
-WITH_MODEL = ("mtp", "eagle", "eagle3", "medusa", "draft_model")
+WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model")
 SERVED = ("ngram", "suffix", "custom_class", *WITH_MODEL)
 # Other methods of vLLM, and why they are not served.
 REFUSED = {
     "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
-    "mlp_speculator": "vLLM's V1 runner has no drafter for it",
     "extract_hidden_states": "it drafts nothing, and hands hidden states to a KV connector",
     "dflash": "its kernel for the inputs of a block of drafts has no stand-in",
     "dspark": "its kernel for the inputs of a block of drafts has no stand-in",
@@ -45,7 +44,7 @@ MTP_REFUSED = {
     "Dots3NoteMTPModel": _OTHERS_CHIPS,
     "Exaone4_5_MTP": _IMAGES,
     "Gemma4MTPModel": _OWN_DRAFTER,
-    "Glm4MoeLiteMTPModel": "vLLM 0.32 reads the model's first layer in its place",
+    "Glm4MoeLiteMTPModel": "vLLM reads the model's first layer in its place",
     "Glm5NextMTPModel": _STATES,
     "GlmOcrMTPModel": _IMAGES,
     "HYV4MTPModel": _OTHERS_CHIPS,
@@ -58,8 +57,12 @@ MTP_REFUSED = {
     "MiniMaxM3MTP": _OTHERS_CHIPS,
     "NemotronHMTPModel": _UNTRIED,
     "OpenPanguMTPModel": _UNTRIED,
+    "ParseAuxMTPModel": "vLLM's V1 runner has no drafter for it",
     "Qwen4ExpMTP": _OTHERS_CHIPS,
     "Step3p5MTP": _OWN_DRAFTER,
+    "Step5MTP": _OTHERS_CHIPS,
+    "TransformersForMTP": _UNTRIED,
+    "TransformersMoEForMTP": _UNTRIED,
 }
 
 
@@ -94,6 +97,8 @@ def _refused(asked: "SpeculativeConfig") -> dict[str, bool]:
         "parallel_drafting": asked.parallel_drafting,
         "use_heterogeneous_vocab": asked.use_heterogeneous_vocab,
         "use_local_argmax_reduction": asked.use_local_argmax_reduction,
+        f"draft_lm_head_quantization {asked.draft_lm_head_quantization!r} (the drafter's head is "
+        "the model's)": asked.draft_lm_head_quantization is not None,
         "num_speculative_tokens_per_batch_size (a number of drafts for all batches is)": (
             asked.num_speculative_tokens_per_batch_size is not None
         ),
@@ -136,7 +141,7 @@ def _require_fit(asked: "SpeculativeConfig") -> None:
     """Raises ConfigurationError for a drafter that belongs to another model."""
     drafter, target = asked.draft_model_config, asked.target_model_config
     sizes = {"vocabulary": (drafter.get_vocab_size(), target.get_vocab_size())}
-    if asked.method in ("eagle", "mtp", "medusa"):
+    if asked.method in ("eagle", "mtp"):
         sizes["hidden size"] = (drafter.get_hidden_size(), target.get_hidden_size())
     for what, (own, other) in sizes.items():
         if own != other:

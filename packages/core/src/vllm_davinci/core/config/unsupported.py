@@ -49,6 +49,9 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "activities CPU and PrivateUse1)": bool(_foreign_profilers(vllm_config)),
         f"a KV cache of {cache_dtype} with a model of {dtype} (--kv-cache-dtype {cache_dtype}; "
         "--kv-cache-dtype auto is)": cache_dtype not in ("auto", dtype),
+        "kernels of a whole layer (--monokernel), which are AMD's": (
+            vllm_config.kernel_config.monokernel
+        ),
         "model runner V2 (VLLM_USE_V2_MODEL_RUNNER)": vllm_config.use_v2_model_runner,
     }
     if asked := [feature for feature, is_asked in refused.items() if is_asked]:

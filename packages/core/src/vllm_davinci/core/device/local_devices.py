@@ -44,18 +44,7 @@ def logical_device(local_rank: int, parallel: "ParallelConfig", num_visible: int
     if assigned is not None:
         # The engine was given its own devices, and counts among those.
         return _checked(local_rank, len(assigned))
-    shares_all_devices = (
-        parallel.distributed_executor_backend not in ("ray", "external_launcher")
-        and parallel.data_parallel_backend != "ray"
-        and parallel.nnodes_within_dp == 1
-    )
-    if not shares_all_devices:
-        return _checked(local_rank, num_visible)
-    dp_rank = parallel.data_parallel_rank_local
-    if dp_rank is None:
-        dp_rank = parallel.data_parallel_index
-    ranks_per_dp_rank = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
-    return _checked(dp_rank * ranks_per_dp_rank + local_rank, num_visible)
+    return _checked(parallel.get_local_gpu_index(local_rank), num_visible)
 
 
 def place_among_workers(device: int, parallel: "ParallelConfig") -> tuple[int, int]:

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import torch_npu
 
+from vllm_davinci.core import components
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.log import init_logger
 
@@ -102,27 +104,35 @@ def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
     return max(0, min(held, statistics.get("inactive_split_bytes.all.peak", 0)))
 
 
+def cache_bytes_of_a_request(worker: "Worker") -> int:
+    """Bytes that the KV cache needs for the longest request; 0 where there is no cache, and where
+    vLLM chooses the length that fits."""
+    specs = worker.get_kv_cache_spec()
+    if not specs or worker.model_config.original_max_model_len == -1:
+        return 0
+    # vLLM keeps one block of its pool empty.
+    block_bytes = sum(spec.page_size_bytes for spec in specs.values())
+    request_bytes = sum(spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values())
+    return int(request_bytes + block_bytes)
+
+
 def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     """Raises DeviceError when nothing is left for the KV cache, or too little for one request.
 
     Says how many bytes are missing and which flag to change. vLLM checks the same later, across
     all workers, with a message that does not name what used the memory.
     """
-    specs = worker.get_kv_cache_spec()
-    if not specs:
-        return
-    # vLLM keeps one block of its pool empty.
-    block_bytes = sum(spec.page_size_bytes for spec in specs.values())
-    request_bytes = sum(spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values())
-    needed_bytes = request_bytes + block_bytes
+    needed_bytes = cache_bytes_of_a_request(worker)
     if available_bytes >= needed_bytes:
+        _warn_of_host_memory(available_bytes)
         return
+    specs = worker.get_kv_cache_spec()
+    block_bytes = sum(spec.page_size_bytes for spec in specs.values())
+    request_bytes = needed_bytes - block_bytes
     missing_bytes = needed_bytes - available_bytes
     total_bytes = worker.init_snapshot.total_memory
     utilization = worker.cache_config.gpu_memory_utilization
     max_model_len = worker.model_config.max_model_len
-    if worker.model_config.original_max_model_len == -1:
-        return  # vLLM chooses the length that fits
     enough_utilization = utilization + (missing_bytes + SMALL_SEGMENT_BYTES) / total_bytes
     # Memory is given out in blocks, so a length that fits is a whole number of them.
     block_size = max(spec.block_size for spec in specs.values())
@@ -145,8 +155,27 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
         f"{format_bytes(needed_bytes)}, {format_bytes(max(available_bytes, 0))} are left on "
         f"{worker.device}, {format_bytes(missing_bytes)} are missing. The device has "
         f"{format_bytes(total_bytes)}, of which --gpu-memory-utilization {utilization} may be "
-        f"used; weights take {format_bytes(int(worker.model_runner.model_memory_usage))}. "
+        f"used; weights take {format_bytes(int(worker.model_runner.model_memory_usage))}, the "
+        f"largest step {format_bytes(int(getattr(worker, 'peak_activation_memory', 0)))}. "
         f"To make it fit: {'; or '.join(remedies)}."
+    )
+
+
+def check_given_cache(worker: "Worker", left_bytes: int, step_bytes: int) -> None:
+    """Raises DeviceError when the KV cache of --kv-cache-memory-bytes leaves a step no memory.
+
+    left_bytes: that it leaves beside the weights
+    step_bytes: that the largest step takes at most
+    """
+    given_bytes = worker.cache_config.kv_cache_memory_bytes
+    if given_bytes is None or step_bytes <= left_bytes:
+        return
+    most_bytes = given_bytes + left_bytes - step_bytes
+    raise DeviceError(
+        f"--kv-cache-memory-bytes {given_bytes} ({format_bytes(given_bytes)}) leaves "
+        f"{format_bytes(max(left_bytes, 0))} of {worker.device} beside the weights, and the "
+        f"largest step takes {format_bytes(step_bytes)}. Lower it to {max(most_bytes, 0)} or less, "
+        "lower --max-num-batched-tokens, or raise --tensor-parallel-size."
     )
 
 
@@ -156,3 +185,22 @@ def format_bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.2f} {unit}"
     return f"{count} bytes"
+
+
+def _warn_of_host_memory(kv_cache_bytes: int) -> None:
+    """Says where a virtual device's KV cache could take more memory than its host has.
+
+    A virtual device takes the host's memory when it is written: the cache grows token by token.
+    kv_cache_bytes: of this rank
+    """
+    if components.active_device() is None or not components.device_computes():
+        return
+    free_bytes = psutil.virtual_memory().available
+    if kv_cache_bytes > free_bytes:
+        logger.warning(
+            "The KV cache may grow to %.1f GiB, and this host, whose memory the virtual device "
+            "takes as tokens are written, has %.1f GiB left. Bound it for long runs: "
+            "--kv-cache-memory-bytes, or `vnpu run --memory` for the whole device.",
+            kv_cache_bytes / 2**30,
+            free_bytes / 2**30,
+        )

@@ -3,21 +3,20 @@
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 import torch_npu
-from vllm.distributed.parallel_state import get_world_group
 
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.forward import LOCAL, FusedMoEForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
+from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# The rows of one piece may take a third of the memory that weights leave. The rest is for the
-# step's other tensors and for the KV cache.
-PARTS_OF_MEMORY = 3
+# The rows of one piece may take a third of the memory that weights leave, and less where the rest
+# is not enough for the step's other tensors and for the KV cache of one request.
+PARTS_OF_MEMORY = (3, 6, 12)
 # Pieces of fewer tokens would read the experts' weights more often than the KV cache is worth.
 FEWEST_TOKENS = 1024
 # Rows that travel between ranks are there several times: as they are sent, as they arrive, in the
@@ -28,23 +27,29 @@ MEASURED_TOKENS = 256
 
 
 def plan_pieces(
-    model: torch.nn.Module, available_bytes: int, asked: int | None, most_tokens: int
-) -> None:
+    model: torch.nn.Module,
+    available_bytes: int,
+    asked: int | None,
+    most_tokens: int,
+    parts: int = PARTS_OF_MEMORY[0],
+) -> bool:
     """Sets the pieces of all layers of routed experts. Every rank calls it, with loaded weights.
 
     available_bytes: device memory that the engine may use beside this rank's weights
     asked:           tokens of a piece, by the user; None: as memory allows
     most_tokens:     of a step
+    parts:           of the memory, of which a piece may take one
     Pieces are the same on all ranks: where rows travel, all ranks exchange equally many.
+    Returns whether smaller ones are possible.
     """
     layers = list(_layers(model))
-    least_bytes = _least_of_all_ranks(available_bytes)
+    least_bytes = least_of_all_ranks(available_bytes)
     token_bytes: dict[tuple[int, ...], int] = {}
     for layer, forward in layers:
         weights = tuple(layer.w13_weight.shape)
         if asked is None and weights not in token_bytes:
             token_bytes[weights] = _token_bytes(layer, forward)
-        fitting = asked or least_bytes // PARTS_OF_MEMORY // token_bytes[weights]
+        fitting = asked or least_bytes // parts // token_bytes[weights]
         forward.pieces.max_tokens = asked or max(FEWEST_TOKENS, fitting)
         if (count := forward.pieces.count(most_tokens)) > 1:
             logger.info_once(
@@ -54,6 +59,7 @@ def plan_pieces(
                 most_tokens,
                 count,
             )
+    return asked is None and any(of.pieces.max_tokens > FEWEST_TOKENS for _, of in layers)
 
 
 def _layers(model: torch.nn.Module) -> Iterator[tuple[NPURoutedExperts, FusedMoEForward]]:
@@ -93,10 +99,3 @@ def _bytes_of_rows(layer: NPURoutedExperts, forward: FusedMoEForward, num_tokens
     forward.experts(rows.rows, rows.tokens_per_expert, rows.scales)
     computed = torch.accelerator.max_memory_allocated(device) - before
     return int(computed) + rows.rows.nbytes + (0 if rows.scales is None else rows.scales.nbytes)
-
-
-def _least_of_all_ranks(value: int) -> int:
-    least = torch.tensor(value, dtype=torch.int64)
-    if get_world_group().world_size > 1:
-        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
-    return int(least)

@@ -9,7 +9,7 @@ import torch
 import torch_npu
 from vllm.compilation.counter import compilation_counter
 from vllm.compilation.monitor import set_cudagraph_capturing_enabled
-from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import is_global_first_rank
 from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
@@ -23,6 +23,7 @@ from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.graph.drafter import DrafterGraphs
 from vllm_davinci.core.graph.plan import CapturePlan, GraphMemory, LayerCounts, plan_capture
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
+from vllm_davinci.core.graph.small_kv_cache import RunnerWithCache, small_kv_cache
 from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
@@ -30,22 +31,19 @@ from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
 logger = init_logger(__name__)
 
 
-class CapturableRunner(Protocol):
+class CapturableRunner(RunnerWithCache, Protocol):
     """Stands for what a capture takes of vLLM's runner; its methods are called in this order.
 
     cudagraph_dispatcher:     asks for sizes and chooses one for each step
     uniform_decode_query_len: tokens of a request that decodes
     """
 
-    vllm_config: VllmConfig
     cudagraph_dispatcher: CudagraphDispatcher
     uniform_decode_query_len: int
 
-    def _init_minimal_kv_cache_for_profiling(self) -> None: ...
     def _freeze_gc(self) -> AbstractContextManager[None]: ...
     def _warmup_and_capture(self, desc: BatchDescriptor, **options: Any) -> None: ...
     def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
-    def _cleanup_profiling_kv_cache(self) -> None: ...
 
 
 class GraphCapture:
@@ -75,11 +73,11 @@ class GraphCapture:
         return self._wrapper
 
     def measure_workspaces(self) -> None:
-        """Keeps the bytes of the workspaces that torch_npu has given each stream by now.
+        """Keeps the bytes of the workspaces that torch_npu has given each stream since, at most.
 
         vLLM does not count them: it measures after they have been given back.
         """
-        self._workspace_bytes = _release_workspaces()
+        self._workspace_bytes = max(self._workspace_bytes, _release_workspaces())
 
     def profile_memory(self) -> GraphMemory:
         """Captures the two largest sizes over a small KV cache and drops them again.
@@ -91,8 +89,12 @@ class GraphCapture:
         workspaces = self._workspace_bytes
         if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
             return GraphMemory(0, 0, workspaces)
-        if not self._has_room_for_trial():
-            return GraphMemory(0, 0, workspaces)
+        with small_kv_cache(self._runner) as is_there:
+            if is_there:
+                self._memory = self._captured_memory(workspaces)
+        return self._memory or GraphMemory(0, 0, workspaces)
+
+    def _captured_memory(self, workspaces: int) -> GraphMemory | None:
         taken: list[int] = []
         model = self._wrapper
         assert model is not None
@@ -115,23 +117,7 @@ class GraphCapture:
             for keys in self._dispatcher.cudagraph_keys.values():
                 keys.clear()
             self._dispatcher.keys_initialized = False
-            self._runner._cleanup_profiling_kv_cache()
-        if taken:
-            self._memory = GraphMemory(taken[0], taken[-1], workspaces)
-        return self._memory or GraphMemory(0, 0, workspaces)
-
-    def _has_room_for_trial(self) -> bool:
-        """Allocates a small KV cache. A device without room for it has none for a real one."""
-        try:
-            with set_current_vllm_config(self._vllm_config):
-                self._runner._init_minimal_kv_cache_for_profiling()
-            is_there = True
-        except torch.OutOfMemoryError:
-            is_there = False
-        if least_of_all_ranks(is_there):
-            return True
-        self._runner._cleanup_profiling_kv_cache()
-        return False
+        return GraphMemory(taken[0], taken[-1], workspaces) if taken else None
 
     def capture(
         self,

@@ -2,6 +2,7 @@
 
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.common import CPUOffloadingInfo
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from vllm_davinci.core.errors import ConfigurationError
@@ -22,6 +23,9 @@ class NPUOffloadingSpec(CPUOffloadingSpec):
         budget_bytes = int(self.extra_config["cpu_bytes_to_use"])
         self._slabs = slab_chunks(budget_bytes // num_ranks, self.cpu_page_size_per_worker)
         self.num_chunks = sum(self._slabs)
+        self.cpu_info = CPUOffloadingInfo.from_config(
+            config, self.num_chunks, self.kv_bytes_per_chunk
+        )
         if not self.num_chunks:
             # Pinned memory comes in powers of two.
             least_bytes = num_ranks << (self.cpu_page_size_per_worker - 1).bit_length()

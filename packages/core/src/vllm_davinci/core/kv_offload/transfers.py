@@ -109,6 +109,9 @@ class HostOffloadingWorker(OffloadingWorker):
         host = HostRows(sizes, slabs, blocks_per_chunk)
         self._stores = Direction(regions, host, to_host=True)
         self._loads = Direction(regions, host, to_host=False)
+        # Loads that the step waits for do not stand behind the others.
+        self._expedited = Direction(regions, host, to_host=False)
+        self._directions = (self._stores, self._loads, self._expedited)
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
@@ -116,8 +119,15 @@ class HostOffloadingWorker(OffloadingWorker):
         self._stores.submit(job_id, self._pairs(src_spec, dst_spec))
         return True
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        self._loads.submit(job_id, self._pairs(dst_spec, src_spec))
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,
+    ) -> bool:
+        direction = self._expedited if expedited else self._loads
+        direction.submit(job_id, self._pairs(dst_spec, src_spec))
         return True
 
     def _pairs(self, device: GPULoadStoreSpec, host: LoadStoreSpec) -> list[Pairs]:
@@ -141,13 +151,13 @@ class HostOffloadingWorker(OffloadingWorker):
         return pairs
 
     def get_finished(self) -> list[TransferResult]:
-        return self._stores.finished() + self._loads.finished()
+        return [result for each in self._directions for result in each.finished()]
 
     def wait(self, job_ids: set[int]) -> None:
-        self._stores.wait(job_ids)
-        self._loads.wait(job_ids)
+        for each in self._directions:
+            each.wait(job_ids)
 
     def shutdown(self) -> None:
         """Waits for what is under way: it reads and writes memory that is freed after this."""
-        self._stores.wait()
-        self._loads.wait()
+        for each in self._directions:
+            each.wait()

@@ -148,9 +148,9 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         finally:
             receives.cancel()
             ends.cancel()
-        why = self._late if not done else "the engine of prefills has ended"
         if receives in done:
-            why = "the engine of prefills has given these prompts up"
+            return
+        why = self._late if not done else "the engine of prefills has ended"
         # Ranks of both engines are as many: each is received from one worker.
         unanswered = [name for name, meta in pull_metas.items() if meta.pull_tasks_count > 0]
         self._handle_failed_recv(pull_metas, unanswered, why)
@@ -163,10 +163,10 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         self, pull_metas: dict[str, PullReqMeta], req_ids: Collection[str], reason: str
     ) -> None:
         """vLLM's; workers of that engine are looked up again, as another may be there since."""
+        engines = {pull_metas[name].remote_engine_id for name in req_ids if name in pull_metas}
         super()._handle_failed_recv(pull_metas, req_ids, reason)
-        for name in req_ids:
-            if name in pull_metas:
-                self._remote_agents.pop(pull_metas[name].remote_engine_id, None)
+        for engine in engines:
+            self._remote_agents.pop(engine, None)
 
 
 async def _end_of(worker_addr: str) -> None:

@@ -2,37 +2,21 @@
 
 vLLM tells clients that its engine died, in words that are always the same. The rank that knows the
 cause leaves it in a file whose name only the server's processes know; a middleware of the server
-puts it into the answers.
+(process.middleware) puts it into the answers.
 """
 
 import atexit
-import json
 import os
 import secrets
 import tempfile
-from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core.config.environment_variables import FAULT_REPORT
 
-if TYPE_CHECKING:
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-
-def add_to_server(parser: "FlexibleArgumentParser") -> None:
-    """Gives a server that is started with this parser the middleware, and its ranks the file."""
-    middleware = parser.get_default("middleware")
-    name = f"{CauseInErrors.__module__}.{CauseInErrors.__qualname__}"
-    if middleware is None or name in middleware:  # another command than a server
-        return
-    parser.set_defaults(middleware=[*middleware, name])
+def name_file() -> None:
+    """Names the file to all processes of this server, which removes it when it ends."""
     if FAULT_REPORT.key not in os.environ:
         file = Path(tempfile.gettempdir(), f"vllm-davinci-fault-{secrets.token_hex(16)}")
         os.environ[FAULT_REPORT.key] = str(file)
@@ -48,7 +32,8 @@ def leave_report(cause: str) -> None:
                 report.write(cause)
 
 
-def _reported() -> str:
+def read() -> str:
+    """The cause; empty where no rank has left one."""
     try:
         return Path(os.environ[FAULT_REPORT.key]).read_text()
     except (KeyError, FileNotFoundError):
@@ -58,39 +43,3 @@ def _reported() -> str:
 def _remove(file: Path, owner: int) -> None:
     if os.getpid() == owner:  # not a process forked from it
         file.unlink(missing_ok=True)
-
-
-class CauseInErrors:
-    """ASGI middleware: what clients are told of an engine that died has the cause with it."""
-
-    def __init__(self, app: App) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError  # vLLM imports this module first
-
-        self._app = app
-        self._told = str(EngineDeadError()).encode()
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        held: list[Message] = []  # the start of an error's answer, which has its length
-
-        async def send_with_cause(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 500:
-                held.append(message)
-                return
-            body: bytes = message.get("body", b"")
-            if self._told in body and (cause := _reported()):
-                body = body.replace(self._told, json.dumps(cause)[1:-1].encode())
-                message = {**message, "body": body}
-                _set_length(held, len(body))
-            while held:
-                await send(held.pop())
-            await send(message)
-
-        await self._app(scope, receive, send_with_cause if scope["type"] == "http" else send)
-
-
-def _set_length(starts: list[Message], length: int) -> None:
-    for start in starts:
-        start["headers"] = [
-            (name, str(length).encode() if name.lower() == b"content-length" else value)
-            for name, value in start["headers"]
-        ]

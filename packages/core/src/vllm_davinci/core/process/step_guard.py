@@ -1,16 +1,13 @@
 """One rank's error ends the step of all ranks, or the engine.
 
 vLLM logs an exception of a rank that does not reply, and goes on. That rank's next collective would
-then meet the one that the others still wait in, one step behind: tokens would come out, and be
-wrong. So a rank that raises tells the others (core.distributed.fault_channel) and launches nothing
-more until every rank has raised at the same point. Where one has not, all ranks end
-(docs/decisions/0013-one-ranks-error.md).
+then meet the one that the others still wait in, one step behind, and tokens would be wrong. So a
+rank that raises tells the others (core.distributed.fault_channel) and launches nothing more until
+every rank has raised at the same point. Where one has not, all ranks end: decisions/0013.
 """
 
-import logging
 import os
 import re
-import sys
 import threading
 import traceback
 from collections import deque
@@ -31,7 +28,7 @@ from vllm_davinci.core.errors import RankFaultError
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.engine_exit import is_of_engine
 from vllm_davinci.core.process.fault_report import leave_report
-from vllm_davinci.core.process.stopped_ranks import StoppedRanks
+from vllm_davinci.core.process.liveness import StoppedRanks, leave_at_once
 
 logger = init_logger(__name__)
 
@@ -276,10 +273,7 @@ class StepGuard:
         if self._channel.is_closed:
             return  # in order, which vLLM sees to
         self._end_stopped()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._exit(1)
+        leave_at_once(1, self._exit)
 
 
 class GuardedOutput(AsyncModelRunnerOutput):
@@ -290,6 +284,9 @@ class GuardedOutput(AsyncModelRunnerOutput):
 
     def get_output(self) -> Any:
         return self._guard.receive(self._output)
+
+    def get_kv_connector_output(self) -> Any:
+        return self._output.get_kv_connector_output()
 
 
 def _after(seconds: float, work: Callable[..., None], *arguments: Any) -> None:

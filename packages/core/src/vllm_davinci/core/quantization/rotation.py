@@ -11,7 +11,7 @@ from typing import Any
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 # Methods whose heads read hidden states of the model that they were trained beside.
-READ_STATES = ("eagle", "eagle3", "medusa")
+READ_STATES = ("eagle", "eagle3")
 ROTATION = "rot.weight"
 
 

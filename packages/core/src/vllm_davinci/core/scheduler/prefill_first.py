@@ -41,7 +41,7 @@ class PrefillFirstScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         is_deferred = (
-            throttle_prefills
+            (throttle_prefills or self._is_within_interval())
             and not self.prefill_capacity_bound
             and any(not request.is_prefill_chunk for request in self.running)
         )
@@ -81,6 +81,11 @@ class PrefillFirstScheduler(Scheduler):
         return outputs
 
     # --- which requests --------------------------------------------------------------------
+
+    def _is_within_interval(self) -> bool:
+        """Whether vLLM defers prefills in this step (--prefill-schedule-interval)."""
+        steps = self.num_executed_steps + 1 - self.last_prefill_step
+        return bool(steps < self.local_prefill_interval)
 
     def _admissible(self, waiting: Iterable[Request]) -> list[Request]:
         """Those of the waiting requests that this step prefills, in their order."""

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -78,6 +79,16 @@ class Decisions:
     def revise(self, **rules: Any) -> None:
         """Decides by other rules from now on: fields of the scheduler's policy."""
         self._policy = replace(self._policy, **rules)
+
+    @contextmanager
+    def revised(self, **rules: Any) -> Iterator[None]:
+        """Decides by other rules meanwhile."""
+        policy = self._policy
+        self.revise(**rules)
+        try:
+            yield
+        finally:
+            self._policy = policy
 
     def facts(self, query_lens: Sequence[int], **facts: int) -> StepFacts:
         """Facts about one step. query_lens: new tokens of each request, in batch order"""

@@ -65,8 +65,11 @@ EXPLANATIONS = {
     "few_tokens": Explanation(
         "the step has fewer tokens than the threshold; below it the doubled launches cost more "
         "than overlap hides",
-        "a lower dbo.min_total_tokens_to_split (without a prefill: "
-        "dbo.min_decode_tokens_to_split), or more requests at once",
+        "a lower dbo.min_total_tokens_to_split, or more requests at once",
+    ),
+    "few_decode_tokens": Explanation(
+        "all requests of the step decode, and have fewer tokens than the threshold of such steps",
+        "a lower dbo.min_decode_tokens_to_split, or more requests at once",
     ),
     "few_prefill_tokens": Explanation(
         "the step decodes for the most part", "a lower dbo.min_prefill_tokens_to_split"
@@ -94,7 +97,8 @@ EXPLANATIONS = {
 
 # The options whose values decide, by reason.
 OPTIONS = {
-    "few_tokens": ("min_total_tokens_to_split", "min_decode_tokens_to_split"),
+    "few_tokens": ("min_total_tokens_to_split",),
+    "few_decode_tokens": ("min_decode_tokens_to_split",),
     "few_prefill_tokens": ("min_prefill_tokens_to_split",),
     "no_cut": ("split", "imbalance_ratio", "token_alignment", "first_share", "num_ubatches"),
     "no_prefill": ("decode",),

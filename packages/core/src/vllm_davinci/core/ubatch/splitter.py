@@ -1,7 +1,8 @@
 """Whether and how each step is split into ubatches, the same on all data-parallel ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -53,6 +54,7 @@ class StepSplitter:
         self._dispatcher = dispatcher
         self._decode_query_len = decode_query_len
         self._takes_images = takes_images
+        self._tries = False  # dummy runs are split as real ones
         self._is_causal = False  # until the KV cache is there
         self._graph_decisions: dict[int, Decision] = {}  # by tokens of a graph
         self._layers_ask_for_prefills = (
@@ -100,6 +102,39 @@ class StepSplitter:
         """Learns from the layers' cache whether steps may be cut at all."""
         self._is_causal = attends_causally(kv_cache_config)
 
+    @property
+    def splits(self) -> bool:
+        """Whether any step may be split."""
+        return self._decisions is not None and has_communication(self._parallel)
+
+    def first_shares(self) -> tuple[float, ...]:
+        """Of a step's tokens, what its first ubatch may have: as usual, and at most."""
+        if not self.splits:
+            return ()
+        usual = self._options.first_share or 1 / self._options.num_ubatches
+        if self._options.split == "token":
+            return (usual,)
+        return (usual, min(usual + self._options.imbalance_ratio, 0.99))
+
+    def would_split(self, query_lens: Sequence[int], first_share: float) -> bool:
+        """Whether a step of these requests is split, its first ubatch having that share."""
+        if self._decisions is None or not self._is_causal:
+            return False
+        step = self._decisions.facts(query_lens, decode_query_len=self._decode_query_len)
+        with self._decisions.revised(first_share=first_share):
+            return self._decisions.decide(step).split is not None
+
+    @contextmanager
+    def as_if_real(self, first_share: float) -> Iterator[None]:
+        """Decides of dummy runs as if they served requests, and counts none of them."""
+        assert self._decisions is not None
+        with self._decisions.revised(first_share=first_share):
+            self._tries = True
+            try:
+                yield
+            finally:
+                self._tries = False
+
     def plan(
         self, step: ScheduledStep, execution: Execution, facts: BatchFacts | None
     ) -> tuple[Execution, PlannedStep]:
@@ -111,6 +146,8 @@ class StepSplitter:
         """
         decisions = self._decisions
         decision = None
+        if self._tries:
+            step, facts = replace(step, is_real=True), BatchFacts(can_be_cut=True)
         if decisions is not None:
             about = self._facts(decisions, step, execution, facts)
             decision = decisions.decide(about, None if facts is None else facts.prefixes)
@@ -122,7 +159,8 @@ class StepSplitter:
             return execution, PlannedStep(None, any_rank_prefills)
         if self._parallel.data_parallel_size > 1 and ubatch_sizes is None:
             decision = decision.withdrawn("VETOED")
-        decisions.count(about, decision)
+        if not self._tries:
+            decisions.count(about, decision)
         mode, descriptor = execution[:2]
         split = decision.split
         if mode == CUDAGraphMode.FULL or step.precedes_graph:

@@ -28,11 +28,11 @@ class BatchFacts:
     """Facts about the batch of a step that serves requests.
 
     can_be_cut: nothing in the step belongs to the step as a whole
-    prefixes:   what the requests have in the cache
+    prefixes:   what the requests have in the cache; None: nothing
     """
 
     can_be_cut: bool
-    prefixes: CachedPrefixes
+    prefixes: CachedPrefixes | None = None
 
     @classmethod
     def of(

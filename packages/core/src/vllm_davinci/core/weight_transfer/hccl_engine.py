@@ -65,6 +65,7 @@ class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
         """Joins the trainer's group; a group of an earlier trainer is left."""
         self.shutdown()
         self.packed_buffer_size_bytes = init_info.buffer_bytes
+        self._last_update_info.clear()
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.model_update_group = TransferGroup(
@@ -75,11 +76,17 @@ class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
         )
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Receives tensors of a checkpoint's names and shapes, and loads them buffer by buffer."""
+        """Receives tensors of a checkpoint's names and shapes, and loads them buffer by buffer.
+
+        update_info: without names where they are those of the update before
+        """
         if self.model_update_group is None:
             raise RuntimeError(
                 "No trainer has joined: call init_weight_transfer_engine before update_weights."
             )
+        if update_info.names:
+            self._last_update_info[self.model] = update_info
+        update_info = self._last_update_info.get(self.model, update_info)
         tensors = [
             ParamMeta(name, getattr(torch, dtype), tuple(shape))
             for name, dtype, shape in zip(
@@ -130,7 +137,7 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
         source: WeightSource | None = None,
     ) -> Self:
         """Joins the workers, on rank 0. Every rank of the trainer calls it."""
-        engine = trainer_end(cls, init_info, client, source)
+        engine = trainer_end(cls, init_info, client, source, owner=SENDER)
         if not engine.is_sender:
             return engine
         address, port, size = (
@@ -154,7 +161,7 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
     def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
         """Makes the source's tensors, which all ranks do together, and sends them from rank 0."""
         if not self.is_sender:
-            for _ in source:
+            for _ in source.iter_full():
                 pass
             return
         pairs = self._checked_iter(source, meta)

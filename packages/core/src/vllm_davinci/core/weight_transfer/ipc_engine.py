@@ -100,11 +100,13 @@ class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
         client: VLLMWeightSyncClient,
         source: WeightSource,
         is_sender: bool = True,
+        rank: int = 0,
         packed: bool = True,
         packed_buffer_size_bytes: int = DEFAULT_BUFFER_BYTES,
     ) -> None:
         # vLLM's own constructor asks CUDA for the device.
         self.client, self.source, self.is_sender = client, source, is_sender
+        self.rank = rank
         self.packed, self.packed_buffer_size_bytes = packed, packed_buffer_size_bytes
         self.device = torch.device("npu", torch.accelerator.current_device_index())
 
@@ -117,7 +119,7 @@ class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
         source: WeightSource | None = None,
     ) -> Self:
         """Every rank of the trainer calls it, and `send_weights` after each step of training."""
-        engine = trainer_end(cls, init_info, client, source)
+        engine = trainer_end(cls, init_info, client, source, owner=init_info.rank)
         if engine.is_sender:
             client.init_weight_transfer_engine({})
         return engine
@@ -125,7 +127,7 @@ class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
     def _send(self, source: WeightSource) -> None:
         """Shares buffer after buffer; the next one follows when all workers have read it."""
         device = current_platform.get_device_uuid(self.device.index)
-        meta = source.metadata()
+        meta = source.metadata
         pairs = NCCLTrainerWeightTransferEngine._checked_iter(source, meta)
         for group in buffers(meta, self.packed_buffer_size_bytes):
             buffer = filled(empty_buffer(group, self.device), group, pairs)

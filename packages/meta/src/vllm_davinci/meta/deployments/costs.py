@@ -11,9 +11,9 @@ from typing import Any
 
 from vllm_davinci.meta.deployments.run import prepared_processes, run_apart
 from vllm_davinci.meta.deployments.table import Deployment
-from vllm_davinci.meta.step_costs.provider import file_name, is_current
+from vllm_davinci.meta.dry_run.time_limit import time_limit
+from vllm_davinci.meta.step_costs.provider import STEPS, file_name, is_current
 
-LIMIT_S = 1800.0
 # An engine that may split any step has windows of fused launches and activations for both ubatches.
 # Where the row leaves no memory for those, its engine plans with less, and then with still less.
 _LESS_MEMORY = (0.87, 0.84, 0.8, 0.7)
@@ -28,12 +28,13 @@ _RANKS = {
 
 
 def write_costs(
-    rows: Iterable[Deployment], directory: Path, resume: bool = False
+    rows: Iterable[Deployment], directory: Path, resume: bool = False, limit_s: float | None = None
 ) -> Iterator[tuple[str, Path | None, str]]:
     """Models one row after the other: its name, the file, and where there is none, the reason.
 
     Rows of one engine have one file, of the first of them. Rows that do not start are left out.
-    resume: rows whose file the installed timing model has made are not modelled again
+    resume:  rows whose file the installed timing model has made are not modelled again
+    limit_s: for each dry-run; None: by its steps
     """
     directory.mkdir(parents=True, exist_ok=True)
     made: set[Path] = set()
@@ -49,7 +50,7 @@ def write_costs(
         if not any(option.partition("=")[0] in _RANKS for option in row.arguments()):
             yield row.name, None, _ONE_RANK
             continue
-        content, reason = _modelled(row.name, context)
+        content, reason = _modelled(row.name, context, limit_s or time_limit(STEPS))
         if content is None or content["world_size"] == 1:
             yield row.name, None, reason or _ONE_RANK
             continue
@@ -70,17 +71,19 @@ def _file_of(name: str, directory: Path) -> Path | None:
     return None
 
 
-def _modelled(name: str, context: ForkServerContext) -> tuple[dict[str, Any] | None, str]:
+def _modelled(
+    name: str, context: ForkServerContext, limit_s: float
+) -> tuple[dict[str, Any] | None, str]:
     """The content of the row's file, or None and why."""
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-step-costs.") as directory:
         file, log = (Path(directory) / each for each in ("costs.json", "log"))
         options = (f"--deployment={name}", f"--step-costs={file}")
-        reason = run_apart(context, options, log, LIMIT_S)
+        reason = run_apart(context, options, log, limit_s)
         for share in _LESS_MEMORY:
             if reason is None or not any(words in reason for words in _NO_ROOM):
                 break
             less = f"--gpu-memory-utilization={share}"
-            reason = run_apart(context, (*options, less), log, LIMIT_S)
+            reason = run_apart(context, (*options, less), log, limit_s)
         if reason is not None:
             return None, reason
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

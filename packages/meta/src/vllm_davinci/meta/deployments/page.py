@@ -16,16 +16,20 @@ modelled: nothing here was measured on an NPU. `vllm-davinci deployments` lists 
 sources, `vllm-davinci dry-run --deployment NAME` runs one. `nox -s deployments` runs all, every
 night, writes such a page, and fails where a row starts, or does not, against what the table says.
 
-Memory is what one device's plan uses, of what there is. Tokens of the cache are those of one
-data-parallel rank. The first token is the time until each of a rank's requests has its first one, a
-token the time of a step that only decodes; in brackets, what they would take if everything that can
-overlap did.
+Memory is what one device's plan uses, of what there is. Each row runs its largest steps over the
+cache that is planned, of prompts and of decodes and a prompt; the memory of a step is what one
+takes at most beside weights and cache, whole and in ubatches. {split} rows split steps, and in
+{larger} of these such a step takes more than a whole one. Tokens of the cache are those of one
+data-parallel rank. The first token is the time until each of a rank's requests has its first one,
+a token the time of a step that only decodes; in brackets, what they would take if everything that
+can overlap did.
 """
 _STARTED = """
 ## Started
 
-| deployment | for | chips | memory, GiB | cache, tokens | prompts | first token, ms | token, ms |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| deployment | for | chips | memory, GiB | step, GiB | cache, tokens | prompts | first token, ms | \
+token, ms |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 _REFUSED = """
 ## Did not start
@@ -46,6 +50,8 @@ def page_of(rows: Mapping[str, Deployment], outcomes: Sequence[Outcome], stamp: 
         models=len(models),
         started=len(started),
         refused=len(refused),
+        split=sum(outcome.split_bytes > 0 for outcome in started),
+        larger=sum(outcome.split_bytes > outcome.whole_bytes for outcome in started),
     )
     return "".join(
         [
@@ -65,12 +71,14 @@ def _lines(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
 
 def _started(row: Deployment, outcome: Outcome) -> tuple[str, ...]:
     used, total = outcome.used_bytes / _GIB, outcome.memory_bytes / _GIB
+    steps = (outcome.whole_bytes, outcome.split_bytes)
     token = f"{outcome.token_ms:,.1f} ({outcome.token_bound_ms:,.1f})" if outcome.token_ms else ""
     return (
         row.name,
         row.role,
         f"{outcome.ranks} x {row.chip}",
         f"{used:.1f} of {total:.0f}",
+        " / ".join(f"{size / _GIB:.1f}" for size in steps if size),
         f"{outcome.cache_tokens:,}",
         f"{row.requests} x {row.prompt_tokens}",
         f"{outcome.first_token_ms:,.1f} ({outcome.first_token_bound_ms:,.1f})",

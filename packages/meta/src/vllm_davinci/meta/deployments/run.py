@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.meta.deployments.table import Deployment
+from vllm_davinci.meta.dry_run.time_limit import time_limit
 
-LIMIT_S = 1200.0
 _PREFIX = "vllm-davinci dry-run: "
 _MOST_CHARACTERS = 400
+_FEWEST_TOKENS = 256  # of a step, whatever its limits are
 _MEMORY = ("weight", "activation", "other", "graph", "piece", "cache")
 
 
@@ -30,6 +31,8 @@ class Outcome:
     ranks:          of the engine
     used_bytes:     that a device plans with, of memory_bytes
     cache_tokens:   of one data-parallel rank
+    whole_bytes, split_bytes: that a step takes at most beside weights and cache, whole and in
+                    ubatches; 0 where no step is split
     first_token_ms: until every request has its first token
     token_ms:       of a step that only decodes
     ..._bound_ms:   the same if all that can overlap did
@@ -41,6 +44,8 @@ class Outcome:
     used_bytes: int = 0
     memory_bytes: int = 0
     cache_tokens: int = 0
+    whole_bytes: int = 0
+    split_bytes: int = 0
     first_token_ms: float = 0.0
     first_token_bound_ms: float = 0.0
     token_ms: float = 0.0
@@ -56,10 +61,13 @@ class Outcome:
         return row.refused in self.reason
 
 
-def run_all(rows: Iterable[Deployment], directory: Path, resume: bool = False) -> Iterator[Outcome]:
+def run_all(
+    rows: Iterable[Deployment], directory: Path, resume: bool = False, limit_s: float | None = None
+) -> Iterator[Outcome]:
     """Dry-runs one row after the other. Reports, logs and outcomes go into the directory.
 
-    resume: rows whose outcome is there already are not run again
+    resume:  rows whose outcome is there already are not run again
+    limit_s: for each row; None: by its steps
     """
     directory.mkdir(parents=True, exist_ok=True)
     context = prepared_processes()
@@ -68,7 +76,7 @@ def run_all(rows: Iterable[Deployment], directory: Path, resume: bool = False) -
         if resume and path.is_file():
             yield Outcome(**json.loads(path.read_text(encoding="utf-8")))
             continue
-        outcome = _run(row, directory, context)
+        outcome = _run(row, directory, context, limit_s or time_limit(_steps(row)))
         path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
         yield outcome
 
@@ -80,11 +88,16 @@ def prepared_processes() -> ForkServerContext:
     return context
 
 
-def _run(row: Deployment, directory: Path, context: ForkServerContext) -> Outcome:
+def _steps(row: Deployment) -> int:
+    """Steps that the row's requests take at most, each of whose prompts may come in many."""
+    return row.requests * (-(-row.prompt_tokens // _FEWEST_TOKENS) + row.output_tokens)
+
+
+def _run(row: Deployment, directory: Path, context: ForkServerContext, limit_s: float) -> Outcome:
     report, log = (directory / f"{row.name}.{kind}" for kind in ("report.json", "log"))
     report.unlink(missing_ok=True)
     options = (f"--deployment={row.name}", f"--json={report}")
-    reason = run_apart(context, options, log, LIMIT_S)
+    reason = run_apart(context, options, log, limit_s)
     if reason is not None or not report.is_file():
         return Outcome(row.name, reason or "there is no report")
     return outcome_of(row.name, json.loads(report.read_text(encoding="utf-8")))
@@ -136,6 +149,10 @@ def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
     last = max((at for at, is_prompt in enumerate(has_prompt) if is_prompt), default=-1)
     first, later = steps[: last + 1], steps[last + 1 :]
 
+    largest = {form: [0] for form in ("whole", "split")}
+    for kind, size in memory["largest_steps"].items():
+        largest["whole" if kind.endswith("whole") else "split"].append(size)
+
     def ms(chosen: list[dict[str, Any]], take: Any, total: Any) -> float:
         return total(take(step) for step in chosen) / 10**9 if chosen else 0.0
 
@@ -151,6 +168,8 @@ def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
         used_bytes=sum(memory[f"{part}_bytes"] for part in _MEMORY),
         memory_bytes=memory["total_bytes"],
         cache_tokens=memory["cache_tokens"],
+        whole_bytes=max(largest["whole"]),
+        split_bytes=max(largest["split"]),
         first_token_ms=ms(first, taken, sum),
         first_token_bound_ms=ms(first, bound, sum),
         token_ms=ms(later, taken, statistics.median),

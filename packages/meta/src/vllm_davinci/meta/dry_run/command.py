@@ -19,6 +19,7 @@ from rich.console import Console
 from vllm_davinci.meta.dry_run.layout import MOST_DEVICES
 from vllm_davinci.meta.dry_run.of_deployment import take_deployment
 from vllm_davinci.meta.errors import DeploymentError, DeviceLibraryError, DryRunError
+from vllm_davinci.meta.given_arguments import unknown_option
 from vllm_davinci.meta.supported_versions import installed_version
 
 _DEFAULTS: dict[str, Any] = {
@@ -161,7 +162,8 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         for name, value in _DEFAULTS.items():
             if getattr(options, name) is None:
                 setattr(options, name, value)
-        if (problem := _problem(options)) is not None:
+        problem = _problem(options) or unknown_option(engine_arguments)
+        if problem is not None:
             tell(problem)
             return 2
         from vllm_davinci.vnpu import VirtualDeviceError

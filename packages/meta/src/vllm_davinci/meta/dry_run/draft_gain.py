@@ -136,8 +136,9 @@ def _sizes(most: int) -> list[int]:
 
 def _work(
     options: argparse.Namespace, sizes: Sequence[int], rows: int, engine_arguments: list[str]
-) -> tuple[list[str], list[str]]:
-    """Options of requests of which so many are left at some time as each of the sizes says.
+) -> tuple[list[str], int, list[str]]:
+    """Options of requests of which so many are left at some time as each of the sizes says, the
+    steps that they take, and options of the engine.
 
     Where prompts come in several steps, requests wait for each other meanwhile, so that they
     decode together for some steps afterwards.
@@ -161,7 +162,7 @@ def _work(
     if given.max_model_len is None:  # with room for drafts after the last token
         longest = max(sum(pair) for pair in zip(prompts, outputs, strict=True))
         engine_arguments = [*engine_arguments, f"--max-model-len={longest + 2 * rows}"]
-    return work, engine_arguments
+    return work, prefills + max(outputs), engine_arguments
 
 
 def _medians(report: dict[str, Any], rows: int) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,11 @@ def start_engine(
     """An engine with room for the workload. Raises DryRunError with what to change."""
     arguments = _engine_arguments(model, workload, routing, engine_arguments, machine)
     try:
-        return LLMEngine.from_engine_args(arguments, UsageContext.LLM_CLASS), arguments
+        engine = LLMEngine.from_engine_args(arguments, UsageContext.LLM_CLASS)
+        # vLLM ends what is left of an engine at the interpreter's end, when torch has taken its
+        # groups away: a message would be followed by a traceback of that.
+        atexit.register(engine.engine_core.shutdown)
+        return engine, arguments
     except torch.OutOfMemoryError as error:
         raise DryRunError(
             f"weights, KV cache and the buffers of the start do not fit into "
@@ -110,4 +115,5 @@ def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine
         piece_bytes=worker.piece_bytes,
         cache_bytes=worker.available_kv_cache_memory_bytes,
         cache_tokens=blocks * cache.block_size,
+        largest_steps=worker.largest_steps,
     )

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+import torch_npu
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -17,11 +18,13 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.fused_moe.expert_layout import expert_layout
+from vllm_davinci.core.ubatch.largest_steps import largest_steps
 from vllm_davinci.core.worker import NPUWorker
 from vllm_davinci.meta.dry_run import phantom_group
 from vllm_davinci.meta.dry_run.layout import Layout
 from vllm_davinci.meta.dry_run.priced_dispatch import price_dispatch
 from vllm_davinci.meta.dry_run.stack import stack_of
+from vllm_davinci.meta.errors import DryRunError
 from vllm_davinci.vnpu.timing import set_routed_share
 
 # Layers with which an engine warms up and captures its graphs; None stands for all.
@@ -98,6 +101,7 @@ class PhantomWorker(NPUWorker):
         config.parallel_config = copy.copy(vllm_config.parallel_config)
         layout.restore(config.parallel_config, config.model_config.is_moe)
         self._layout = layout
+        self.largest_steps: dict[str, int] = {}  # what each takes beside what is there, in bytes
         super().__init__(config, *args, **kwargs)
 
     def init_device(self) -> None:
@@ -109,10 +113,30 @@ class PhantomWorker(NPUWorker):
             set_routed_share(*self._layout.routed_share(layout.ep_size))
 
     def compile_or_warm_up_model(self) -> Any:
+        self._run_largest_steps()
         runner: Any = self.model_runner
         count, stack = _WARMED_LAYERS.get(), stack_of(runner.get_model(), runner.prefetches)
         with nullcontext() if count is None or stack is None else stack.only(count):
             return super().compile_or_warm_up_model()
+
+    def _run_largest_steps(self) -> None:
+        """Runs them over the cache, beside as much as graphs will take. Raises DryRunError."""
+        graphs = torch.empty(self.graph_bytes, dtype=torch.uint8, device=self.device)
+        before = torch.accelerator.memory_allocated()
+        for step in largest_steps(self.model_runner):
+            torch_npu.npu.reset_peak_memory_stats()
+            try:
+                with set_current_vllm_config(self.vllm_config):
+                    step.run(self.model_runner)
+            except torch.OutOfMemoryError as error:
+                raise DryRunError(
+                    f"a step of {step} does not fit beside the KV cache that vLLM has planned: "
+                    f"{str(error).splitlines()[0]} Lower --max-num-batched-tokens, "
+                    "--gpu-memory-utilization, or --kv-cache-memory-bytes where that is given."
+                ) from error
+            self.largest_steps[str(step)] = torch.accelerator.max_memory_allocated() - before
+        del graphs
+        torch.accelerator.empty_cache()
 
     def _step_guard(self) -> None:
         """Phantom ranks do not fail."""

@@ -11,22 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_davinci.meta.dry_run.time_limit import time_limit
 from vllm_davinci.meta.errors import DryRunError
-
-_LIMIT_S = 1800.0
 
 
 def report_of(
     options: argparse.Namespace,
     work: Sequence[str],
+    steps: int,
     engine_arguments: Sequence[str],
     shortened_by: str,
 ) -> dict[str, Any]:
     """The report of a dry-run of this model on this machine. Raises DryRunError.
 
     work:         options of the requests
+    steps:        that these take at most
     shortened_by: the option that makes a run that takes too long shorter
     """
+    limit_s = time_limit(steps)
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-dry-runs.") as directory:
         report = Path(directory) / "report.json"
         command = [
@@ -36,11 +38,11 @@ def report_of(
         ]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+                command, capture_output=True, text=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise DryRunError(
-                f"one of the dry-runs to compare took more than {_LIMIT_S:.0f} s. State less with "
+                f"one of the dry-runs to compare took more than {limit_s:.0f} s. State less with "
                 f"{shortened_by}."
             ) from error
         if done.returncode != 0:

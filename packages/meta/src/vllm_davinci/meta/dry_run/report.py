@@ -27,6 +27,7 @@ class MemoryPlan:
     graph_bytes:  of graphs, with their workspaces
     piece_bytes:  between tensors, of no use to others
     cache_tokens: that the KV cache holds
+    largest_steps: bytes that a step of each kind takes at most, which was run over that cache
     """
 
     total_bytes: int
@@ -37,6 +38,7 @@ class MemoryPlan:
     piece_bytes: int
     cache_bytes: int
     cache_tokens: int
+    largest_steps: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from vllm.entrypoints.common.cli_args import validate_parsed_serve_args
+from vllm.entrypoints.common.startup import cli_env_setup
 from vllm.entrypoints.launchers.api_server.entry import (
     build_and_serve,
     build_async_engine_client_from_engine_args,
 )
-from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
 from vllm.usage.usage_lib import UsageContext
 

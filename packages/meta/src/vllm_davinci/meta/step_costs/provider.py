@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_davinci.meta.dry_run.time_limit import time_limit
 from vllm_davinci.meta.supported_versions import installed_version
 
 SHIPPED = Path(__file__).parent / "shipped"
 """Files of engines in the table of deployments; `nox -s step_costs` writes them."""
-_LIMIT_S = 900.0
+STEPS = 500
+"""Steps that are modelled for a file at most: sizes, schedules and ways to the experts."""
 # By the chip's generation, the links that so many devices most likely have.
 _TOPOLOGIES = {
     "A2": ("node-of-8", "two-meshes-of-8", "nodes-of-8", "nodes-of-16"),
@@ -59,7 +61,7 @@ class StepCostsFiles:
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(f".{os.getpid()}")
         asked = [f"--model={model}", f"--chip={chip}", f"--topology={topology}", *options]
-        said = model_steps(asked, unfinished, _LIMIT_S)
+        said = model_steps(asked, unfinished, time_limit(STEPS))
         if said is not None:
             last = said.strip().splitlines()[-1:] or ["no message"]
             return None, f"modelling the steps failed: {last[0]}"

@@ -66,7 +66,7 @@ class FirstPhase:
         """TAKEN, ABSENT where no library has the operator, or the status; and the message.
 
         operator:  without "aclnn"
-        arguments: in the order of the C interface, as `calls.json` writes them
+        arguments: in the order of the C interface, as `calls.json.xz` writes them
         """
         prepare = self._symbol(f"aclnn{operator}GetWorkspaceSize")
         if prepare is None:

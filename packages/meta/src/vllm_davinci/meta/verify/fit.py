@@ -45,7 +45,7 @@ def fit(report: Report, chip: str) -> str:
             "models none. Run `vllm-davinci verify --only costs` on a chip, or `vnpu run --chip "
             "NAME --` before it."
         )
-    base = _base(chip)
+    chip, base = _base(chip)
     soc = findings.get("environment/chip/SoC", {}).get("value") or base["soc"]
     source = f"measured by verify on {soc}, {report['written'][:10]}"
     lines = [
@@ -78,21 +78,22 @@ def write_chip(text: str, path: Path) -> None:
         raise VerificationError(f"the virtual NPU does not take {path}: {error}") from error
 
 
-def _base(chip: str) -> dict[str, Any]:
-    """The table of a chip of the virtual NPU, whose package has it."""
+def _base(chip: str) -> tuple[str, dict[str, Any]]:
+    """The name and the table of a chip of the virtual NPU, whose package has it."""
     try:
         files = import_module("vllm_davinci.vnpu.timing.chip_files")
     except ModuleNotFoundError as error:
         raise VerificationError(
             "--fit reads a chip's file of the virtual NPU: pip install vllm-davinci-vnpu."
         ) from error
-    known = sorted(path.stem for path in files.FOLDER.glob("*.toml"))
-    if chip not in known:
+    names = files.chip_and_soc(chip)
+    if names is None:
+        known = sorted(path.stem for path in files.FOLDER.glob("*.toml"))
         raise VerificationError(f"--chip {chip}: the virtual NPU knows {', '.join(known)}.")
-    table: dict[str, Any] = files.read_chip(files.FOLDER / f"{chip}.toml")
+    table: dict[str, Any] = files.read_chip(files.FOLDER / f"{names[0]}.toml")
     if "matmul_share" not in table["figures"]:
         raise VerificationError(f"--chip {chip}: nobody has stated its figures; take another one.")
-    return table
+    return names[0], table
 
 
 def _figures(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:

@@ -33,6 +33,7 @@ UNITS: dict[str, tuple[str, int]] = {
 """For each unit of a figure: its dimension, and how many base units it is."""
 
 _MERGED = ("figures", "limits")
+_ANY_CHIP = "Ascend"  # `soc_prefix` of the file for chips that no other one names
 
 
 def read_table(path: pathlib.Path) -> dict[str, Any]:
@@ -53,6 +54,25 @@ def read_chip(path: pathlib.Path, folder: pathlib.Path = FOLDER) -> dict[str, An
     below = read_chip(folder / f"{base}.toml", folder)
     merged = {key: {**below.get(key, {}), **table.get(key, {})} for key in _MERGED}
     return {**below, **table, **merged}
+
+
+def chip_and_soc(spoken: str, folder: pathlib.Path = FOLDER) -> tuple[str, str] | None:
+    """The names of a chip's file and of its SoC as a runtime reports it; None for no chip of ours.
+
+    spoken: one of both, in capitals or not: "ascend910b3", "Ascend910B3", "Ascend910_9382"
+    """
+    asked = spoken.lower()
+    for path in sorted(folder.glob("*.toml")):
+        table = read_chip(path, folder)
+        soc = table["soc"]
+        if asked in (path.stem, soc.lower()):
+            return path.stem, soc
+        # A chip's SoC names differ in the number after their prefix.
+        prefix = table.get("soc_prefix", soc)
+        number = asked.removeprefix(prefix.lower())
+        if prefix not in (soc, _ANY_CHIP) and number != asked and number.isdecimal():
+            return path.stem, f"{prefix}{number}"
+    return None
 
 
 def amount(entry: dict[str, Any]) -> int:

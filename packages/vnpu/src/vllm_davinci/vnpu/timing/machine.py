@@ -18,7 +18,7 @@ from typing import Any
 
 from vllm_davinci.vnpu import _C
 from vllm_davinci.vnpu.errors import MachineError
-from vllm_davinci.vnpu.timing.chip_files import FOLDER, read_chip, read_table
+from vllm_davinci.vnpu.timing.chip_files import FOLDER, chip_and_soc, read_chip, read_table
 from vllm_davinci.vnpu.timing.figures import Assumption, FigureReader
 
 FORMAT = 4
@@ -141,9 +141,12 @@ def topology_names() -> list[str]:
 def load_machine(chip: str, topology: str) -> Machine:
     """The machine of a chip and a topology, each a name or the path of a TOML file.
 
+    A chip may have the name of its SoC as well, and capitals do not matter.
     Raises MachineError for a name that is not known, a figure that is missing, unknown or in a
     wrong unit; it says what to change.
     """
+    if not chip.endswith(".toml"):
+        chip, _ = chip_and_soc(chip) or (chip, "")
     chip_table = _read("chip", chip)
     topology_table = _read("topology", topology)
     chip_name, topology_name = _name(chip), _name(topology)

@@ -1,13 +1,14 @@
 """Whether the device takes and refuses the calls that we believe it takes and refuses.
 
-`calls.json` has calls that documents allow, at the edges of their rules too, and calls that break
-one rule each, with what we believe of each generation and release of CANN. Only first phases run:
-nothing is launched.
+`calls.json.xz` has calls that documents allow, at the edges of their rules too, and calls that
+break one rule each, with what we believe of each generation and release of CANN. Only first phases
+run: nothing is launched.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from vllm_davinci.meta.verify.finding import Finding, Kind
 from vllm_davinci.meta.verify.first_phase import ABSENT, TAKEN, FirstPhase
 from vllm_davinci.meta.verify.settings import Settings
 
-CALLS = Path(__file__).parent.parent / "calls.json"
+CALLS = Path(__file__).parent.parent / "calls.json.xz"
 RELEASES = ("8.3", "8.5", "9.0")
 MEMORY_BYTES = 1 << 30
 """As large as most operands: a virtual NPU looks whether they lie in memory that is there."""
@@ -26,7 +27,7 @@ MEMORY_BYTES = 1 << 30
 
 def cases(settings: Settings, directory: Path) -> Iterator[Case]:
     """One case per call, so that a call that ends the process is known."""
-    data = json.loads(CALLS.read_text(encoding="utf-8"))
+    data = json.loads(lzma.decompress(CALLS.read_bytes()))
     device = Device()
     place = place_of(device)
     yield Case("constraints/believed of", lambda: [_told_place(device, place)])

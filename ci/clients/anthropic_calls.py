@@ -1,0 +1,81 @@
+"""anthropic's client: messages, streams, tools, token counts, a bad call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+from calls import Calls, Server, require_refusal
+
+calls = Calls()
+MESSAGES: Any = [{"role": "user", "content": "def main("}]
+
+
+def client(server: Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=300)
+
+
+def create(server: Server, **options: Any) -> Any:
+    given = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0, **options}
+    return client(server).messages.create(model=server.model, **given)
+
+
+@calls.add("message")
+def _(server: Server) -> None:
+    answer = create(server)
+    assert answer.role == "assistant"
+    assert answer.content[0].type == "text"
+    assert 0 < answer.usage.output_tokens <= 12
+
+
+@calls.add("message with a system prompt")
+def _(server: Server) -> None:
+    answer = create(server, system="Answer in code.", stop_sequences=["\n\n\n"])
+    assert answer.stop_reason in ("max_tokens", "end_turn", "stop_sequence")
+
+
+@calls.add("message, stream")
+def _(server: Server) -> None:
+    whole = create(server).content[0].text
+    options = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    with client(server).messages.stream(model=server.model, **options) as stream:
+        assert "".join(stream.text_stream) == whole
+        assert stream.get_final_message().stop_reason in ("max_tokens", "end_turn")
+
+
+@calls.add("message, a tool is required")
+def _(server: Server) -> None:
+    tool = {
+        "name": "look_up",
+        "description": "Looks a name up.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"size": {"type": "integer"}},
+            "required": ["size"],
+            "additionalProperties": False,
+        },
+    }
+    choice = {"type": "tool", "name": "look_up"}
+    answer = create(server, max_tokens=96, tools=[tool], tool_choice=choice)
+    (use,) = [block for block in answer.content if block.type == "tool_use"]
+    assert isinstance(use.input["size"], int)
+
+
+@calls.add("count of tokens")
+def _(server: Server) -> None:
+    counted = client(server).messages.count_tokens(model=server.model, messages=MESSAGES)
+    assert counted.input_tokens == create(server).usage.input_tokens
+
+
+@calls.add("refused: an unknown model")
+def _(server: Server) -> None:
+    create = client(server).messages.create
+    require_refusal(
+        lambda: create(model="another", messages=MESSAGES, max_tokens=1),
+        anthropic.NotFoundError,
+        "another",
+    )
+
+
+if __name__ == "__main__":
+    calls.run()

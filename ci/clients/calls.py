@@ -1,0 +1,66 @@
+"""Calls of a client, each with a name and a check, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def require_refusal(
+    call: Callable[[], object], error_class: type[Exception], word: str, status: int | None = None
+) -> None:
+    """The call raises this error; its text names the parameter."""
+    try:
+        call()
+    except error_class as error:
+        found = getattr(error, "status_code", None)
+        if status is not None and found != status:
+            raise AssertionError(f"status {found} in the place of {status}: {error}") from error
+        if word not in str(error):
+            raise AssertionError(f"{word!r} is not in: {error}") from error
+        return
+    raise AssertionError("the call was answered")
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a client's program is told of the server: its address, model and features.
+
+    url:       without /v1
+    model:     the served name
+    adapter:   the served name of a LoRA adapter, or None
+    tokenizer: the checkpoint's directory
+    """
+
+    url: str
+    model: str
+    adapter: str | None
+    tokenizer: str
+
+
+class Calls:
+    """The calls of one program: `@calls.add("name")` registers one, `run` makes all of them."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Callable[[Server], None]] = {}
+
+    def add(self, name: str) -> Callable[[Callable[[Server], None]], Callable[[Server], None]]:
+        def register(call: Callable[[Server], None]) -> Callable[[Server], None]:
+            self._calls[name] = call
+            return call
+
+        return register
+
+    def run(self) -> None:
+        """Reads the server from the command line; prints a JSON object per call."""
+        server = Server(**json.loads(sys.argv[1]))
+        for name, call in self._calls.items():
+            try:
+                call(server)
+                error = None
+            except Exception:
+                error = traceback.format_exc(limit=-2)
+            print(json.dumps({"call": name, "error": error}), flush=True)

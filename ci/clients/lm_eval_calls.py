@@ -1,0 +1,99 @@
+"""lm-eval: two tasks from local files, over the completions endpoint."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from calls import Calls, Server
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+calls = Calls()
+LINES = ("import os", "class Reader:", "for name in names:", "return self.value", "def main():")
+CHOICES = """\
+task: local_choices
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {path}}}}}
+validation_split: validation
+output_type: multiple_choice
+doc_to_text: "{{{{start}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc}}]
+"""
+LIKELIHOOD = """\
+task: local_likelihood
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {path}}}}}
+validation_split: validation
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}]
+"""
+UNTIL = """\
+task: local_until
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {path}}}}}
+validation_split: validation
+output_type: generate_until
+doc_to_text: "{{{{start}}}}"
+doc_to_target: "{{{{text}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 12, do_sample: false}}
+metric_list: [{{metric: exact_match}}]
+"""
+
+
+def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        rows = [
+            {
+                "start": line[: len(line) // 2],
+                "choices": [line[len(line) // 2 :], "@@@@"],
+                "answer": 0,
+                "text": line,
+            }
+            for line in LINES
+        ]
+        data = directory / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (directory / f"{task}.yaml").write_text(text.format(path=data))
+        found = simple_evaluate(
+            model="local-completions",
+            model_args={
+                "model": server.model,
+                "base_url": f"{server.url}/v1/completions",
+                "tokenizer": server.tokenizer,
+                "tokenizer_backend": "huggingface",
+                "num_concurrent": 4,
+                "max_retries": 1,
+                "max_length": 200,
+            },
+            tasks=[task],
+            task_manager=TaskManager(include_path=str(directory), include_defaults=False),
+            bootstrap_iters=0,
+        )
+    return found["results"][task]
+
+
+@calls.add("multiple choice")
+def _(server: Server) -> None:
+    # The shipped checkpoints have seen code: the line's own end is likelier than four signs.
+    assert evaluate(server, "local_choices", CHOICES)["acc,none"] >= 0.8
+
+
+@calls.add("likelihood of texts")
+def _(server: Server) -> None:
+    assert 1 < evaluate(server, "local_likelihood", LIKELIHOOD)["byte_perplexity,none"] < 40
+
+
+@calls.add("generation until a line's end")
+def _(server: Server) -> None:
+    assert "exact_match,none" in evaluate(server, "local_until", UNTIL)
+
+
+if __name__ == "__main__":
+    calls.run()

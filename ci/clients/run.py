@@ -1,0 +1,193 @@
+"""Serves the shipped checkpoints and lets other people's clients call them, as users do.
+
+Run by `nox -s clients`, which installs the clients in an environment of their own. Writes
+results/clients/page.md, which is docs/measurements/clients.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from calls import Server
+
+from vllm_davinci_testing.engines.adapters import write_adapter
+from vllm_davinci_testing.engines.server_process import VLLM_MODULE, ServerProcess
+
+from versions import ROOT, stamp  # isort: skip
+
+RESULTS = ROOT / "results" / "clients"
+HERE = Path(__file__).parent
+PROGRAM_LIMIT_S = 1200
+PROGRAMS = {
+    "openai": "openai_calls.py",
+    "anthropic": "anthropic_calls.py",
+    "litellm": "litellm_calls.py",
+    "lm-eval": "lm_eval_calls.py",
+}
+BENCH = "vllm bench serve"
+ADAPTER = "adapter"
+COMMON = (
+    "--max-model-len=512",
+    "--max-num-seqs=16",
+    f"--kv-cache-memory-bytes={96 << 20}",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser=hermes",
+    "--shutdown-timeout=15",
+)
+EAGER = "--enforce-eager"
+N_GRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server of the page: checkpoint, options, whether it has an adapter."""
+
+    name: str
+    checkpoint: str
+    options: tuple[str, ...]
+    has_adapter: bool = False
+
+
+SERVERS = (
+    Served("llama, eager", "tiny_llama", (EAGER,)),
+    Served("llama, graphs, LoRA", "tiny_llama", (), has_adapter=True),
+    Served("llama, n-gram drafts", "tiny_llama", (f"--speculative-config={json.dumps(N_GRAM)}",)),
+    Served("deepseek, eager", "tiny_deepseek", (EAGER,)),
+    Served("deepseek, graphs, MTP", "tiny_deepseek", (f"--speculative-config={json.dumps(MTP)}",)),
+)
+
+
+def served(each: Served, directory: Path) -> Iterator[tuple[ServerProcess, Server]]:
+    """Starts a server; ends it when the generator is closed."""
+    checkpoint = ROOT / "checkpoints" / each.checkpoint
+    options = [*COMMON, *each.options, f"--served-model-name={each.checkpoint}"]
+    if each.has_adapter:
+        network = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        adapter = write_adapter(network, directory / "adapter", rank=8, seed=1)
+        options += ["--enable-lora", "--max-lora-rank=8", "--lora-modules", f"{ADAPTER}={adapter}"]
+    log = directory / f"{each.name.replace(', ', '-').replace(' ', '-')}.log"
+    process = ServerProcess(checkpoint, log, *options)
+    try:
+        process.wait_until_ready()
+        adapter_name = ADAPTER if each.has_adapter else None
+        yield process, Server(process.url, each.checkpoint, adapter_name, str(checkpoint))
+    finally:
+        process.interrupt()
+        process.wait_for_end()
+
+
+def called(python: Path, program: str, server: Server) -> dict[str, str | None]:
+    """Error texts by call, None for a right answer."""
+    done = subprocess.run(
+        [python, HERE / program, json.dumps(asdict(server))],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_LIMIT_S,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"call"')]
+    found = {line["call"]: line["error"] for line in lines}
+    if done.returncode != 0:
+        found["the program itself"] = done.stderr[-2000:]
+    return found
+
+
+def benchmarked(server: Server, directory: Path) -> dict[str, str | None]:
+    """vLLM's own client under load: no failed request."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", VLLM_MODULE, "bench", "serve", f"--model={server.model}"),
+            *(f"--tokenizer={server.tokenizer}", f"--base-url={server.url}"),
+            *("--dataset-name=random", "--random-input-len=48", "--random-output-len=24"),
+            *("--num-prompts=48", "--request-rate=24", "--ignore-eos", "--save-result"),
+            *(f"--result-dir={directory}", "--result-filename=bench.json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_LIMIT_S,
+        check=False,
+    )
+    error = None if done.returncode == 0 else done.stderr[-2000:]
+    if error is None:
+        result = json.loads((directory / "bench.json").read_text(encoding="utf-8"))
+        if (result["completed"], result["total_output_tokens"]) != (48, 48 * 24):
+            error = f"{result['completed']} of 48, {result['total_output_tokens']} tokens"
+    return {"48 requests, 24 per second": error}
+
+
+def page(results: dict[str, dict[str, dict[str, str | None]]]) -> str:
+    """A table of clients and servers, then each client's calls, then errors."""
+    clients = list(dict.fromkeys(client for found in results.values() for client in found))
+    lines = [
+        "# Clients of other people",
+        "",
+        stamp(),
+        "",
+        "The shipped checkpoints behind `vllm serve` on the virtual NPU, called by published",
+        "clients. A call is right if its answer has what was asked for (greedy texts repeat,",
+        "streams add up to the whole, JSON fits its schema), or if a bad value is refused with its",
+        "parameter's name.",
+        "`nox -s clients` makes this page.",
+        "",
+        f"| client | {' | '.join(results)} |",
+        f"| --- | {' | '.join('---' for _ in results)} |",
+    ]
+    for client in clients:
+        cells = []
+        for found in results.values():
+            outcomes = found.get(client, {})
+            right = sum(error is None for error in outcomes.values())
+            cells.append(f"{right} of {len(outcomes)}")
+        lines.append(f"| {client} | {' | '.join(cells)} |")
+    for client in clients:
+        names = dict.fromkeys(name for found in results.values() for name in found.get(client, {}))
+        lines += ["", f"## {client}", "", "; ".join(names) + "."]
+    errors = [
+        f"- {server}, {client}, {name}: {error.strip().splitlines()[-1]}"
+        for server, found in results.items()
+        for client, outcomes in found.items()
+        for name, error in outcomes.items()
+        if error is not None
+    ]
+    if errors:
+        lines += ["", "## Not right", "", *errors]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", type=Path, required=True, help="of the clients' environment")
+    parser.add_argument("names", nargs="*", help="how names of servers begin (default: all)")
+    options = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    chosen = [s for s in SERVERS if not options.names or s.name.startswith(tuple(options.names))]
+    results: dict[str, dict[str, Any]] = {}
+    for each in chosen:
+        for _process, server in served(each, RESULTS):
+            found: dict[str, Any] = {}
+            for client, program in PROGRAMS.items():
+                found[client] = called(options.python, program, server)
+                right = sum(error is None for error in found[client].values())
+                print(f"{each.name}: {client} {right} of {len(found[client])}", flush=True)
+            found[BENCH] = benchmarked(server, RESULTS)
+            results[each.name] = found
+    (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    text = page(results)
+    (RESULTS / "page.md").write_text(text, encoding="utf-8")
+    wrong = text.partition("## Not right")[2]
+    print(wrong or "all calls are right", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

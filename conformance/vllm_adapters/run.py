@@ -1,0 +1,57 @@
+"""vLLM's own tests of adapters and weight transfer on device `npu`: `run.py --checkout DIR`.
+
+DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins,
+and adapters are too (hub_adapters.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+VLLM = HERE.parent / "vllm"
+sys.path += [str(VLLM), str(ROOT / "ci"), str(HERE.parent), str(ROOT / "benchmarks")]
+
+import hub  # noqa: E402 - of the suite beside this one
+import hub_adapters  # noqa: E402 - beside this file
+from vllm_suite import WITH_RAY, vllm_suite  # noqa: E402
+
+BY_RAY = (
+    "test_weight_transfer.py::test_ipc_weight_transfer_between_processes",
+    "test_weight_transfer.py::test_nccl_weight_transfer_between_processes",
+    "test_weight_transfer_m2n.py::test_m2n_weight_transfer_between_processes",
+    "test_weight_transfer_m2n.py::test_m2n_weight_transfer_to_tp2_shards",
+    "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_between_processes_uid",
+    "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_torch_free_trainer",
+)
+SUITE = vllm_suite(
+    HERE,
+    "adapters, sleep, reloading and transfer of weights, but by Ray; models and adapters of a hub "
+    "are stand-ins with random weights",
+    folders=(
+        "tests/lora",
+        "tests/entrypoints/serve/lora",
+        "tests/plugins_tests/lora_resolvers",
+        "tests/basic_correctness/memory",
+        "tests/entrypoints/rl",
+    ),
+    import_from=(str(VLLM),),
+    packages=WITH_RAY,
+    packages_folder="conformance-packages-adapters",
+    plugins=("as_in_a_worker", "as_in_a_manager"),
+    together=5,
+    alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(",
+    # A file that reads a hub while it is imported leaves the others of its process theirs.
+    arguments=(
+        "--continue-on-collection-errors",
+        # These wait for a GPU of Ray's, of which there is none, up to each limit.
+        *(f"--deselect=tests/distributed/{test}" for test in BY_RAY),
+    ),
+)
+
+if __name__ == "__main__":
+    hub.make_missing()
+    hub_adapters.make_missing()
+    sys.exit(SUITE.main())

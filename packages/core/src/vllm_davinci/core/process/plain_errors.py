@@ -1,0 +1,112 @@
+"""Errors of configuration in vLLM's commands: one line and what to do, without a traceback.
+
+VLLM_LOGGING_LEVEL=DEBUG shows the tracebacks.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import vllm.envs as envs
+
+from vllm_davinci.core.errors import CoreError
+from vllm_davinci.core.process.engine_exit import is_of_engine
+
+# What vLLM runs in a command before it starts an engine, and which logger says that one has not
+# started. In the engine's own process vLLM raises the error once more, and Python prints it again.
+CONFIGURES = "create_engine_config"
+ENGINE_LOGGER = "vllm.v1.engine.core"
+NOT_STARTED = "EngineCore failed to start."
+ENGINE_FAILED = "Engine core initialization failed."
+ENGINE_FAILED_WORDS = "The engine did not start, for the reason that stands above."
+TRACEBACK = "VLLM_LOGGING_LEVEL=DEBUG shows the traceback."
+
+
+def shorten_errors_of_commands() -> None:
+    """Prints errors of configuration in a line each. For processes that are a command of vLLM's.
+
+    Other errors have their traceback, and nothing below it: torch_npu adds a line about an unknown
+    exception of the application to each.
+    """
+    if not is_debugging():
+        sys.excepthook = _print_error
+
+
+def shorten_errors_of_engines() -> None:
+    """Makes an engine that cannot start, for a setting, say so in a line, and end. Idempotent."""
+    if is_of_engine() and not is_debugging():
+        logging.getLogger(ENGINE_LOGGER).addFilter(_say_and_end)
+
+
+def is_debugging() -> bool:
+    return bool(envs.VLLM_LOGGING_LEVEL == "DEBUG")
+
+
+def _print_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("vllm-davinci: Interrupted.", file=sys.stderr)
+    elif words := words_of(error, trace):
+        print(f"{' '.join(_command())}: error: {words} ({TRACEBACK})", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def words_of(error: BaseException, trace: TracebackType | None) -> str:
+    """What to tell of an error of configuration, in one line; empty for any other error."""
+    text = str(error)
+    if text.startswith(ENGINE_FAILED):
+        return ENGINE_FAILED_WORDS
+    if not isinstance(error, CoreError) and CONFIGURES not in _functions(trace):
+        return ""
+    if isinstance(error, AssertionError | ImportError | AttributeError | NameError | TypeError):
+        return ""  # of code, not of settings
+    validated: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
+    if callable(validated):  # pydantic's, of one setting or more
+        told = [_setting(each) for each in validated()]
+        text = "; ".join(told)
+    return " ".join(f"{text} {advice_on(text)}".split())
+
+
+def _setting(found: dict[str, Any]) -> str:
+    words = str(found["msg"]).removeprefix("Value error, ")
+    place = ".".join(map(str, found.get("loc", ())))
+    return f"{place}: {words}" if place else words
+
+
+def advice_on(text: str) -> str:
+    """What to do about an error of vLLM's that does not say so."""
+    if heads := re.search(r"attention heads \((\d+)\) must be divisible by tensor parallel", text):
+        count = int(heads[1])
+        sizes = ", ".join(str(size) for size in range(1, count + 1) if count % size == 0)
+        return f"Start with --tensor-parallel-size and one of: {sizes}."
+    for path in re.findall(r"'([./~][^']*)'", text):
+        if not Path(path).expanduser().exists():
+            return f"There is no {path} on this host: name a folder with a config.json."
+    return ""
+
+
+def _functions(trace: TracebackType | None) -> Iterator[str]:
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
+
+
+def _command() -> list[str]:
+    """The command without its options, such as `vllm serve`."""
+    return [Path(sys.argv[0]).name, *(word for word in sys.argv[1:2] if word[:1] != "-")]
+
+
+def _say_and_end(record: logging.LogRecord) -> bool:
+    """A filter: an engine that did not start for a ValueError of its settings ends here."""
+    error = record.exc_info[1] if record.exc_info else None
+    if record.getMessage() != NOT_STARTED or not isinstance(error, ValueError | CoreError):
+        return True
+    words = " ".join(str(error).split())
+    logging.getLogger(ENGINE_LOGGER).error("%s %s (%s)", NOT_STARTED[:-1] + ":", words, TRACEBACK)
+    raise SystemExit(1)

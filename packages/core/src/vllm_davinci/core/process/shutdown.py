@@ -1,0 +1,367 @@
+"""How processes end: after a signal, in time, whole, without noise, and with which status.
+
+Of the user's own process and of API servers; an engine's own processes: process.engine_exit. The
+order of events and the limits are in docs/guides/ending.md.
+"""
+
+import atexit
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+
+from vllm_davinci.core.process.engine_exit import ENGINE_PROCESSES
+
+# --- a server and a program: signals --------------------------------------------------------
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# How long everything has to end after a signal, beside --shutdown-timeout. vLLM's own limits are
+# below it: 5 s for an engine of a program, which is then killed.
+ENDS_WITHIN_S = 10.0
+# How long API servers of a server that has several have to answer before vLLM kills them.
+ANSWERS_WITHIN_S = 2.0
+# A Ctrl-C reaches some processes twice, from the terminal and from what has started them.
+REPEATED_AFTER_S = 0.1
+# How long processes that were killed have to be gone.
+KILLED_WITHIN_S = 2.0
+# Returns shared memory when all others have ended.
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+# The modules of vLLM whose handlers of SIGTERM tell which server starts in this process.
+ONE_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+SEVERAL_SERVERS = HEADLESS = "vllm.entrypoints.cli.serve"
+API_SERVER = "ApiServer"
+
+
+def take_over_signals(drains_s: float) -> None:
+    """Handles SIGINT and SIGTERM of a process that starts servers or engines. Idempotent.
+
+    Does nothing outside the main thread, in an engine's own processes, or where a program handles
+    SIGINT itself.
+
+    drains_s: what open requests have to finish (--shutdown-timeout)
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    owner = getattr(signal.getsignal(signal.SIGTERM), "__module__", None)
+    if owner == ONE_SERVER:
+        SignalledEnd(drains_s, None)
+    elif owner == SEVERAL_SERVERS:
+        SignalledEnd(drains_s, _end_api_servers if drains_s == 0 else _begin_nothing)
+    elif multiprocessing.current_process().name.startswith(API_SERVER):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves
+    elif multiprocessing.parent_process() is None:
+        atexit.unregister(_end_engines)
+        atexit.register(_end_engines)
+        # The second: of a `vllm` command that has imported vLLM (meta.vllm_command).
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(signal.SIGINT, interrupt)
+
+
+class SignalledEnd:
+    """Stands before the handlers of SIGINT and SIGTERM that this process has, and calls them.
+
+    The first signal begins the end, which has a limit. A second Ctrl-C ends everything at once.
+
+    begin: called in the handler; None while the server starts: everything ends at once
+    """
+
+    def __init__(self, drains_s: float, begin: Callable[[], None] | None) -> None:
+        self._limit_s, self._begin = drains_s + ENDS_WITHIN_S, begin
+        self._began_s: float | None = None
+        self._remains: Remains | None = None
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+            signal.siginterrupt(number, False)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self._began_s is None:
+            self._began_s = now_s
+            _engine_death().hear_signal()
+            if self._begin is None:
+                self._leave(128 + number, "The server was still starting, and ends.")
+            self._remains = Remains(psutil.Process().children())
+            _after(self._limit_s, self._leave_late)
+            self._begin()
+        elif number == signal.SIGINT and now_s - self._began_s >= REPEATED_AFTER_S:
+            self._leave(128 + number, "Ctrl-C again: the server ends at once.")
+        if callable(before := self._before[number]):
+            before(number, frame)
+
+    def _leave_late(self) -> None:
+        words = f"The server has not ended within {self._limit_s:.0f} s of the signal, and is ended"
+        self._leave(0, f"{words} with all of its processes.")
+
+    def _leave(self, status: int, words: str) -> NoReturn:
+        # The log's own locks may be held by what the signal has interrupted.
+        os.write(2, f"vllm-davinci: {words}\n".encode())
+        (self._remains or Remains(psutil.Process().children())).end()
+        os._exit(status)
+
+
+class Remains:
+    """What would be left of some processes, and of those below them, if they were killed.
+
+    Shared memory returns by itself: multiprocessing's tracker of it outlives them.
+    """
+
+    def __init__(self, roots: Iterable[psutil.Process]) -> None:
+        self.processes: list[psutil.Process] = []
+        for root in roots:
+            with suppress(psutil.NoSuchProcess):
+                if RESOURCE_TRACKER not in " ".join(root.cmdline()):
+                    self.processes += [root, *root.children(recursive=True)]
+        self._sockets: set[Path] = set()
+        for process in (psutil.Process(), *self.processes):
+            with suppress(psutil.Error):
+                sockets = process.net_connections("unix")
+                self._sockets |= {Path(each.laddr) for each in sockets if each.laddr[:1] == "/"}
+        self._owner = os.getpid()
+        atexit.register(self.remove_sockets)
+
+    def end(self) -> None:
+        """Kills the processes that have not ended, and removes their sockets' files."""
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess):
+                self.processes += [
+                    each for each in process.children(recursive=True) if each not in self.processes
+                ]
+                process.kill()
+        psutil.wait_procs(self.processes, KILLED_WITHIN_S)
+        self.remove_sockets()
+
+    def remove_sockets(self) -> None:
+        """Removes the files of sockets, whose connections stay; not in a fork of this process."""
+        for file in self._sockets if os.getpid() == self._owner else ():
+            if file.is_socket():
+                file.unlink(missing_ok=True)
+
+
+def _end_api_servers() -> None:
+    """Lets the API servers of this server answer; vLLM would kill them at once."""
+    servers = [
+        each for each in multiprocessing.active_children() if each.name.startswith(API_SERVER)
+    ]
+    for server in servers:
+        server.terminate()
+    end_s = time.monotonic() + ANSWERS_WITHIN_S
+    for server in servers:
+        server.join(max(0.0, end_s - time.monotonic()))
+
+
+def _begin_nothing() -> None:
+    """vLLM gives servers and engines the time of --shutdown-timeout."""
+
+
+def _end_engines() -> None:
+    """The program ends: its engines have a limit, and none after another Ctrl-C."""
+    children = multiprocessing.active_children()
+    engines = [each.pid for each in children if each.name.startswith(ENGINE_PROCESSES)]
+    if not engines:
+        return
+    remains = Remains(psutil.Process(pid) for pid in engines if psutil.pid_exists(pid or 0))
+    remains.remove_sockets()
+    _after(ENDS_WITHIN_S, remains.end)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, lambda number, frame: remains.end())
+
+
+def _after(seconds: float, work: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
+
+
+# --- a program: Ctrl-C while vLLM waits for its engine to start -----------------------------
+#
+# vLLM 0.32 opens the socket of that wait in `zmq_socket_ctx`, which swallows KeyboardInterrupt; the
+# client goes on to wait, up to VLLM_ENGINE_READY_TIMEOUT_S (600 s), for an engine that the same
+# Ctrl-C has ended. Until an interrupt leaves that function by itself, the handler below repeats it.
+
+WAIT_THAT_SWALLOWS = "wait_for_engine_startup"
+CLIENT = "vllm/v1/engine/core_client.py"
+# How long the repetition looks for the second wait, and how often.
+LIMIT_S = 10.0
+INTERVAL_S = 0.2
+
+
+def interrupt(signal_number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, and sees to it that the start ends when vLLM swallows it."""
+    if any(name == WAIT_THAT_SWALLOWS for _, name in callers(frame)):
+        threading.Thread(target=repeat, name="repeat_interrupt", daemon=True).start()
+    raise KeyboardInterrupt
+
+
+def repeat() -> None:
+    """Interrupts the main thread once more when it has got to the client's second wait."""
+    main = threading.main_thread().ident
+    assert main is not None
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        time.sleep(INTERVAL_S)
+        if waits_for_ready_engine(callers(sys._current_frames().get(main))):
+            # To the thread, whose wait in C ends with it.
+            signal.pthread_kill(main, signal.SIGINT)
+            return
+
+
+def waits_for_ready_engine(stack: list[tuple[str, str]]) -> bool:
+    """Whether a stack, innermost first, is that of the client's second wait."""
+    if not stack or stack[0][1] != "poll":
+        return False
+    outside = [caller for caller in stack if caller[1] != "poll"]
+    return bool(outside) and outside[0][0].endswith(CLIENT) and outside[0][1] == "__init__"
+
+
+def callers(frame: FrameType | None) -> list[tuple[str, str]]:
+    """File and function of a frame and of those that called it, innermost first."""
+    found = []
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_code.co_name))
+        frame = frame.f_back
+    return found
+
+
+# --- a program: calls that wait for a dead engine -------------------------------------------
+
+
+def tell_waiting_callers() -> None:
+    """Raises EngineDeadError in the calls of this process that wait for dead engines.
+
+    vLLM's client of an offline engine sets a flag when the engine's process has gone, for later
+    calls. A call that waits already is only woken by the engine's own last message, which a process
+    that was killed, or that aborted, has not sent.
+
+    An engine also ends when its program does, and then a thread that still runs here is stopped
+    for good where it stands, with all that it holds: never more than the clients, so that the rest
+    of the heap goes in order.
+    """
+    from vllm.v1.engine.core_client import SyncMPClient  # imports this package's platform
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    for kind in (SyncMPClient, *SyncMPClient.__subclasses__()):
+        # By its type: isinstance asks proxies too, of which one may be of what has gone.
+        clients = [each for each in gc.get_referrers(kind) if type(each) is kind]
+        for client in clients:
+            if not client.resources.engine_dead:
+                continue
+            client.outputs_queue.put_nowait(EngineDeadError())
+            for result in list(client.utility_results.values()):
+                if not result.done():
+                    result.set_exception(EngineDeadError())
+
+
+# --- a server: with which status it leaves --------------------------------------------------
+
+# Imported by vLLM's servers and by nothing else.
+SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
+ENGINE_CLIENT = "vllm.v1.engine.core_client"
+OUTPUT_HANDLER = "vllm.v1.engine.async_llm"
+# Ctrl-C reaches the engine too, which may end, and be missed, before the server has noticed.
+SIGNAL_DELAY_S = 5
+
+
+def fail_when_engine_dies() -> None:
+    """Makes a server whose engine died end with status 1. Idempotent.
+
+    vLLM's server answers every request with an error then, shuts down in order, and exits with
+    status 0, which tells a supervisor not to start it again.
+    """
+    death = _engine_death()
+    logging.getLogger("vllm").addHandler(death)
+    logging.getLogger(OUTPUT_HANDLER).addFilter(death.is_news)
+    for name in (SERVER_MODULE, ENGINE_CLIENT, HEADLESS):
+        logger = logging.getLogger(name)
+        if not logger.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
+            logger.setLevel(logging.INFO)
+
+
+class EngineDeath(logging.Handler):
+    """Remembers that vLLM reported the death of its engine, and that it was told to end.
+
+    vLLM has no callback for either event. The engine's client and the server report them in words,
+    and who waits for the engine by the exception.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._died_at: float | None = None
+        self._told_at: float | None = None
+        self._is_headless = False
+        atexit.register(self.leave)
+
+    def hear_signal(self) -> None:
+        """The server was told to end by a signal."""
+        if self._told_at is None:
+            self._told_at = time.time()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == SERVER_MODULE:
+            if self._told_at is None and "shutdown triggered" in record.getMessage():
+                self._told_at = record.created
+            return
+        if record.name == HEADLESS:
+            self._hear_of_headless(record)
+            return
+        of_client = record.getMessage() if record.name == ENGINE_CLIENT else ""
+        if "[shutdown]" in of_client:  # its engine's death is reported for the first one alone
+            tell_waiting_callers()
+        if self._died_at is None and (
+            _is_engine_dead_error(record) or "engine core exited unexpectedly" in of_client
+        ):
+            self._died_at = record.created
+
+    def _hear_of_headless(self, record: logging.LogRecord) -> None:
+        """Engines without a server end when one of them has died, or after a signal, in words."""
+        words = record.getMessage()
+        self._is_headless |= words.startswith("Launching")
+        if words.startswith("Waiting up to"):
+            self._told_at = record.created
+        elif words == "Shutting down." and self._told_at is None:
+            self._died_at = record.created
+
+    def is_news(self, record: logging.LogRecord) -> bool:
+        """A filter: once the server was told to end, the engine's death is no error.
+
+        vLLM closes the engine's output before it ends the task that waits for it, which now and
+        then has the time to report that with a traceback.
+        """
+        return self._told_at is None or not _is_engine_dead_error(record)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the engine died although nobody had told the server to end."""
+        if self._died_at is None:
+            return False
+        return self._told_at is None or self._told_at > self._died_at + SIGNAL_DELAY_S
+
+    def leave(self) -> None:
+        """Ends the process when it is such a server. Nothing else can set the status by now."""
+        if self.is_failure and (self._is_headless or SERVER_MODULE in sys.modules):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+@cache
+def _engine_death() -> EngineDeath:
+    """The record of this process, which leaves once."""
+    return EngineDeath()
+
+
+def _is_engine_dead_error(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ == "EngineDeadError"

@@ -1,0 +1,123 @@
+"""The largest steps of each kind that an engine can run, and what they take of device memory.
+
+vLLM's profile run is a step of prompts, whole and without attention. A step in ubatches holds what
+several ubatches have at one time, gathered rows of one beside those of another; it may take more.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch_npu
+from vllm.config import CUDAGraphMode
+
+from vllm_davinci.core.ubatch.splitter import StepSplitter
+
+# Tokens of the cache that prefills attend to beside their own: more are gathered in chunks.
+CONTEXT_TOKENS = 8192
+
+
+class StepRunner(Protocol):
+    """Stands for what a dummy step takes of vLLM's runner."""
+
+    max_num_tokens: int
+    max_num_reqs: int
+    max_model_len: int
+    splitter: StepSplitter
+
+    def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
+    def dummy_runs_as_planned(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class LargestStep:
+    """One of the largest steps.
+
+    query_lens:  new tokens of each request, decodes first
+    is_mixed:    all but the last request decode
+    first_share: of the tokens, those of the first ubatch; None: the step is whole
+    """
+
+    query_lens: tuple[int, ...]
+    is_mixed: bool
+    first_share: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.query_lens)
+
+    def __str__(self) -> str:
+        kind = "decodes and a prompt" if self.is_mixed else "prompts"
+        form = "whole" if self.first_share is None else f"cut at {self.first_share:.0%}"
+        return f"{self.num_tokens} tokens of {kind}, {form}"
+
+    def run(self, runner: StepRunner) -> None:
+        """Runs it over the cache that there is, of which it reads block 0 and writes nothing."""
+        lens = torch.tensor(self.query_lens)
+        num_prefills = 1 if self.is_mixed else len(lens)
+        context = torch.full_like(lens, -(-CONTEXT_TOKENS // num_prefills))
+        if self.is_mixed:
+            context[:-1] = 0
+        seq_lens = (lens + context).clamp(max=runner.max_model_len).int()
+        share, splitter = self.first_share, runner.splitter
+        split = nullcontext() if share is None else splitter.as_if_real(share)
+        with split, runner.dummy_runs_as_planned():
+            runner._dummy_run(
+                self.num_tokens,
+                cudagraph_runtime_mode=CUDAGraphMode.NONE,
+                force_attention=True,
+                is_profile=True,
+                skip_eplb=True,
+                create_mixed_batch=self.is_mixed,
+                profile_seq_lens=seq_lens,
+            )
+        torch.accelerator.synchronize()
+
+
+def largest_steps(runner: StepRunner) -> Iterator[LargestStep]:
+    """Whole ones of prompts, and of decodes and a prompt; then those in ubatches, if any are."""
+    for is_mixed in (False, True):
+        if (most := _query_lens(runner, runner.max_num_tokens, is_mixed)) is not None:
+            yield LargestStep(most, is_mixed)
+    for is_mixed in (False, True):
+        for share in runner.splitter.first_shares():
+            if (lens := _largest_split(runner, is_mixed, share)) is not None:
+                yield LargestStep(lens, is_mixed, share)
+
+
+def _query_lens(runner: StepRunner, most: int, is_mixed: bool) -> tuple[int, ...] | None:
+    """Of the largest step of at most so many tokens, as vLLM's `_dummy_run` deals them out; None
+    where there is none of that kind."""
+    requests, longest = runner.max_num_reqs, runner.max_model_len
+    if is_mixed:
+        total = min(most, longest + min(requests - 1, longest))
+        decodes = min(requests - 1, total // 2)
+        return (*[1] * decodes, total - decodes) if decodes > 0 else None
+    total = min(most, longest * requests)
+    requests = min(total, requests)
+    each, rest = divmod(total, requests)
+    return (*[each] * (requests - 1), each + rest if each + rest <= longest else each)
+
+
+def _largest_split(runner: StepRunner, is_mixed: bool, share: float) -> tuple[int, ...] | None:
+    most = runner.max_num_tokens
+    while most > 1:
+        lens = _query_lens(runner, most, is_mixed)
+        if lens is None:
+            return None
+        if runner.splitter.would_split(lens, share):
+            return lens
+        most -= -(-most // 8)
+    return None
+
+
+def measure_steps(runner: StepRunner) -> int:
+    """Bytes that one of them takes at most, beside what was there before."""
+    torch.accelerator.empty_cache()
+    before = torch.accelerator.memory_allocated()
+    torch_npu.npu.reset_peak_memory_stats()
+    for step in largest_steps(runner):
+        step.run(runner)
+    return int(torch.accelerator.max_memory_allocated()) - int(before)

@@ -1,0 +1,86 @@
+"""Errors of configuration are one line with what to do; other errors keep their traceback."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.process import plain_errors
+from vllm_davinci.core.process.plain_errors import NOT_STARTED, words_of
+
+HEADS = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
+
+
+class Setting(BaseModel):
+    size: int
+
+
+def raised(error: BaseException, by: str) -> BaseException:
+    """The error with a traceback that passes through a function of this name."""
+    names = {"error": error}
+    exec(f"def {by}():\n    raise error", names)
+    try:
+        names[by]()  # type: ignore[operator]
+    except BaseException as found:
+        return found
+    raise AssertionError
+
+
+def invalid() -> ValidationError:
+    with pytest.raises(ValidationError) as found:
+        Setting(size="many")  # type: ignore[arg-type]
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("error", "by", "words"),
+    [
+        (ValueError(HEADS), "create_engine_config", ["(9)", "one of: 1, 3, 9."]),
+        (OSError("Can't load '/no/model'."), "create_engine_config", ["no /no/model on this host"]),
+        (invalid(), "create_engine_config", ["size: Input should be a valid integer"]),
+        (ConfigurationError("dbo.x is unknown"), "anywhere", ["dbo.x is unknown"]),
+        (RuntimeError("Engine core initialization failed. See"), "anywhere", ["stands above"]),
+    ],
+)
+def test_an_error_of_configuration_is_one_line(error: BaseException, by: str, words: list[str]):
+    found = raised(error, by)
+    text = words_of(found, found.__traceback__)
+    assert "\n" not in text
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    ("error", "by"),
+    [(ValueError("of a step"), "execute_model"), (TypeError("ours"), "create_engine_config")],
+)
+def test_another_error_keeps_its_traceback(
+    error: BaseException, by: str, capsys: pytest.CaptureFixture[str]
+):
+    found = raised(error, by)
+    plain_errors._print_error(type(found), found, found.__traceback__)
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_command_prints_a_line(capsys: pytest.CaptureFixture[str], monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(Path("/bin/vllm")), "serve", "model"])
+    found = raised(ValueError(HEADS), "create_engine_config")
+    plain_errors._print_error(type(found), found, found.__traceback__)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("vllm serve: error: Total") and "VLLM_LOGGING_LEVEL=DEBUG" in line
+    plain_errors._print_error(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "vllm-davinci: Interrupted.\n"
+
+
+def test_an_engine_says_why_it_did_not_start_and_ends():
+    def record(error: Exception, words: str) -> logging.LogRecord:
+        return logging.LogRecord("", 40, "", 0, words, (), (type(error), error, None))
+
+    with pytest.raises(SystemExit):
+        plain_errors._say_and_end(record(ValueError("too long"), NOT_STARTED))
+    assert plain_errors._say_and_end(record(RuntimeError("of the device"), NOT_STARTED))
+    assert plain_errors._say_and_end(record(ValueError("later"), "another line"))

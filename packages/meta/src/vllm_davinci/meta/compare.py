@@ -1,0 +1,182 @@
+"""`vllm-davinci compare MODEL`: greedy tokens of vLLM on an NPU beside transformers' on the CPU.
+
+MODEL is a checkpoint's directory or a GGUF file. In float32 (on the virtual NPU) all tokens should
+be equal. In 16 bits a token may differ where the reference's two best logits are close: the margin
+of each first difference is printed. Options of `vllm serve` follow `--`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from vllm_davinci.meta import local_engine
+from vllm_davinci.meta.errors import MetaError
+from vllm_davinci.meta.generate import encoded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Once upon a time, in a small village by the sea,",
+    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n",
+    "Water boils at a temperature of",
+    "1, 1, 2, 3, 5, 8,",
+    "Question: How many legs does a spider have?\nAnswer:",
+    "The quick brown fox jumps over the lazy dog. " * 24,  # longer than a block of the cache
+)
+# Logits closer than this are a tie that rounding decides, by the engine's dtype. float32: 1e-4
+# standard deviations, as tests/support derives; 16 bits: the largest margin of 40 prompts of a
+# model of 135 M parameters was 0.45.
+TIES = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token of a prompt's continuation that is not the reference's choice.
+
+    position: in the continuation, from 0
+    token:    vLLM's; expected: the reference's
+    margin:   the reference's logit of `expected` minus that of `token`
+    """
+
+    prompt: int
+    position: int
+    token: int
+    expected: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """equal_prompts: whose tokens are all equal; tokens: compared; differences: first ones"""
+
+    prompts: int
+    equal_prompts: int
+    tokens: int
+    equal_tokens: int
+    differences: list[Difference]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.usage = "%(prog)s MODEL [options] [-- OPTIONS OF VLLM SERVE]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    local_engine.add_model_arguments(parser, dtype="float32", max_tokens=32)
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help=f"a UTF-8 file with a prompt per line (default: {len(PROMPTS)} built-in ones)",
+    )
+    parser.add_argument("--chat", action="store_true", help="format prompts as users' messages")
+    parser.add_argument(
+        "--tie",
+        type=float,
+        metavar="X",
+        help=f"a difference of two logits at most X apart is a tie (default: {TIES})",
+    )
+    parser.add_argument("--json", action="store_true", help="the answer for programs")
+
+
+def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
+    """Exit status 0 if all tokens are equal but for ties; 1 if not, or with a reason."""
+    console = Console(stderr=True)
+    try:
+        texts = _texts(options.prompts)
+        engine = local_engine.LocalEngine(options, engine_arguments, console)
+        prompts = [encoded(engine.tokenizer, text, options.chat) for text in texts]
+        llm = engine.start(prompts, engine.parameters_bytes("float32"))
+        outputs = local_engine.greedy(llm, prompts, options.max_tokens)
+    except (MetaError, argparse.ArgumentError, OSError, RuntimeError, ValueError) as error:
+        problem = local_engine.start_problem(error)
+        console.print(f"vllm-davinci compare: {problem}", markup=False, soft_wrap=True)
+        return 1
+    del llm  # its memory is free before the reference is loaded
+    console.print("transformers computes the same on the CPU, in float32", highlight=False)
+    found = compared(_reference(engine.directory), prompts, outputs)
+    tie = TIES[options.dtype] if options.tie is None else options.tie
+    wrong = [each for each in found.differences if each.margin > tie]
+    if options.json:
+        print(json.dumps({**asdict(found), "dtype": options.dtype, "tie": tie}))
+    else:
+        _print(found, engine.tokenizer, texts, tie)
+    return 1 if wrong else 0
+
+
+def _texts(path: Path | None) -> list[str]:
+    if path is None:
+        return list(PROMPTS)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MetaError(f"--prompts: {error}. Name a UTF-8 text file.") from error
+    found = [line for line in lines if line.strip()]
+    if not found:
+        raise MetaError(f"--prompts: {path} holds no prompt. Write one per line.")
+    return found
+
+
+def _reference(directory: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def compared(
+    reference: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+) -> Comparison:
+    """Compares continuations with the reference's choice after the same tokens.
+
+    One pass over a prompt and its continuation gives the choice at every position, so that tokens
+    after a difference are compared, too.
+    """
+    equal_prompts = tokens = equal_tokens = 0
+    differences = []
+    for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        rows = _logits(reference, [*prompt, *output])[len(prompt) - 1 : -1]
+        chosen = rows.argmax(dim=1).tolist()
+        tokens += len(output)
+        matches = [ours == theirs for ours, theirs in zip(output, chosen, strict=True)]
+        equal_tokens += sum(matches)
+        if all(matches):
+            equal_prompts += 1
+            continue
+        at = matches.index(False)
+        margin = float(rows[at, chosen[at]] - rows[at, output[at]])
+        differences.append(Difference(number, at, output[at], chosen[at], margin))
+    return Comparison(len(prompts), equal_prompts, tokens, equal_tokens, differences)
+
+
+def _logits(reference: Any, tokens: Sequence[int]) -> Tensor:
+    """[len(tokens), vocabulary] in fp32: row i predicts token i + 1."""
+    import torch
+
+    with torch.inference_mode():
+        logits: Tensor = reference(torch.tensor([list(tokens)])).logits[0].float()
+    return logits
+
+
+def _print(found: Comparison, tokenizer: Any, texts: Sequence[str], tie: float) -> None:
+    for each in found.differences:
+        verdict = "a tie" if each.margin <= tie else "DIFFERENT"
+        ours, theirs = (tokenizer.decode([token]) for token in (each.token, each.expected))
+        print(
+            f"prompt {each.prompt} {texts[each.prompt][:32]!r}: token {each.position} is {ours!r}, "
+            f"transformers has {theirs!r}, {each.margin:.2g} above it in logits: {verdict}"
+        )
+    print(
+        f"{found.equal_prompts} of {found.prompts} prompts equal, {found.equal_tokens} of "
+        f"{found.tokens} tokens"
+    )

@@ -1,0 +1,54 @@
+"""What a `vllm` command does before vLLM is imported."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+# A program in the place of vLLM's: it says what it has found, and is interrupted.
+PROGRAM = """
+import os, signal, sys
+autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
+print(autoload, "torch" in sys.modules, flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> str:
+    program = tmp_path / "vllm"
+    program.write_text(PROGRAM)
+    return str(program)
+
+
+@pytest.mark.parametrize("command", [["serve", "model"], ["bench", "throughput"]])
+def test_an_engine_s_command_says_what_it_does_and_is_interrupted_quietly(
+    command: list[str], run_without_device, vllm: str
+):
+    done = run_without_device(vllm, *command)
+    assert done.returncode == -signal.SIGINT
+    (line,) = done.stderr.splitlines()
+    assert "vLLM and torch are imported" in line
+    assert done.stdout.split() == ["None", "False"]
+
+
+@pytest.mark.parametrize("command", [["bench", "serve"], ["chat"]])
+def test_a_client_needs_no_device(command: list[str], run_without_device, vllm: str):
+    done = run_without_device(vllm, *command)
+    assert done.stdout.split() == ["0", "False"]
+    assert "imported" not in done.stderr
+
+
+def test_transformers_can_be_imported_without_a_device(run_without_device):
+    program = "from transformers import AutoModelForCausalLM; print(AutoModelForCausalLM.__name__)"
+    done = run_without_device("-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.stdout.strip() == "AutoModelForCausalLM", done.stderr
+
+
+def test_another_program_is_left_alone(run_without_device):
+    program = "import signal; print(signal.getsignal(signal.SIGINT).__name__)"
+    done = run_without_device("-c", program)
+    assert (done.stdout.strip(), done.stderr) == ("default_int_handler", ""), sys.executable

@@ -1,0 +1,33 @@
+"""Reads the error of a refused configuration without starting an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from vllm_davinci_testing.engines.engine_process import DEFAULTS, ENVIRONMENT
+
+
+def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engine: Any) -> str:
+    """Configures an engine as its start does, and returns the error with which that ends.
+
+    model, engine: as EngineProcess takes them
+    environment:   variables that are there meanwhile; not those of the virtual device, which this
+                   process has read at its first use
+    """
+    arguments = EngineArgs(model=str(model), **{**DEFAULTS, **engine})
+    before = dict(os.environ)
+    os.environ.update({**ENVIRONMENT, **(environment or {})})
+    try:
+        arguments.create_engine_config()
+    except Exception as error:
+        return str(error)
+    finally:  # vLLM and we set some
+        os.environ.clear()
+        os.environ.update(before)
+    pytest.fail(f"{model.name} with {engine} is not refused")
