@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer, RowKind

@@ -70,7 +70,7 @@ _RELEASED_NAMES = {
 
 @torch.no_grad()
 def fill_streams_and_tables(network: nn.Module) -> None:
-    """What random matrices leave neutral: streams' weights, places in groups, tables of experts."""
+    """Fills what random matrices leave neutral: streams, places in groups, tables of experts."""
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         part = name.rpartition(".")[2]
         if part in ("fn", "hc_fn"):

@@ -16,7 +16,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class StreamFamily:
-    """What differs between model families.
+    """The differences between model families.
 
     is_mixed:      a doubly stochastic matrix mixes the streams between two sublayers
     adds_post_eps: eps is added to the weights by which a sublayer's output is written

@@ -40,7 +40,7 @@ from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
 @dataclass(frozen=True)
 class RowKind:
-    """What a row is, and for how long it is kept.
+    """A kind of rows: their entries, and for how long they are kept.
 
     width:          entries of a row
     tokens_per_row: one row stands for so many tokens, and is written with the last of them
@@ -150,7 +150,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
     @property
     def metadata(self) -> RowCacheMetadata | None:
-        """Of the step; None in one that measures memory or serves no requests."""
+        """The metadata of the step; None in one that measures memory or serves no requests."""
         by_layer: Any = get_forward_context().attn_metadata
         return by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
 
