@@ -34,6 +34,7 @@ REPORT = {
         "cache_bytes": 2 << 30,
         "total_bytes": 64 << 30,
         "cache_tokens": 7000,
+        "profiled_bytes": 1 << 30,
         "largest_steps": {
             "64 tokens of prompts, whole": 1 << 30,
             "64 tokens of prompts, cut at 50%": 3 << 29,
@@ -106,7 +107,7 @@ def test_the_page_has_a_line_for_each_row() -> None:
     assert lines[:3] == ["# Deployments", "", "Figures of today."]
     assert "of 2 models; 1 start and serve their requests, 1 do not." in page
     assert (
-        f"| {NAME} | mixed | 16 x ascend910b3 | 6.0 of 64 | 1.0 / 1.5 | 7,000 | 4 x 1024 "
+        f"| {NAME} | mixed | 16 x ascend910b3 | 6.0 of 64 | 1.0 / 1.0 / 1.5 | 7,000 | 4 x 1024 "
         "| 16.0 (14.0) | 4.0 (3.0) |"
     ) in lines
     assert "| gpt-oss-120b-a2-tp4 | mixed | ascend910b3 | no sinks / none |" in lines
@@ -154,6 +155,8 @@ def test_wrong_commands_say_what_to_change(capsys: pytest.CaptureFixture[str]) -
     assert "Did you mean 'qwen3-8b-a2'?" in capsys.readouterr().err
     assert main(["deployments", "--page=x"]) == 2
     assert "--page needs --run DIRECTORY" in capsys.readouterr().err
+    assert main(["deployments", "--also=--enable-dbo"]) == 2
+    assert "--also needs --run DIRECTORY" in capsys.readouterr().err
     assert main(["deployments", "--limit=60"]) == 2
     assert "with --run or --step-costs" in capsys.readouterr().err
     assert main(["deployments", "--run=x", "--limit=nan"]) == 2

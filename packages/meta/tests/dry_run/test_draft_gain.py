@@ -35,10 +35,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     seen: list[list[str]] = []
 
     def report(
-        of: Namespace, work: list[str], steps: int, arguments: list[str], by: str
+        of: Namespace, work: list[str], most: int, arguments: list[str], by: str
     ) -> dict[str, Any]:
         outputs = work[2].partition("=")[2].split(",")
-        assert steps > max(map(int, outputs))  # and those of the prompts
+        assert most > max(map(int, outputs))  # and those of the prompts
         seen.append([*work, *arguments])
         has_drafts = "--speculative-config" in arguments
         return {

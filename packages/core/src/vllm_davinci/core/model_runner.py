@@ -161,7 +161,8 @@ class NPUModelRunner(BalancingRunner):
         """Bytes that the largest steps in ubatches take at most; 0 where none is split."""
         if not self.splitter.splits:
             return 0
-        with small_kv_cache(self) as is_there, set_current_vllm_config(self.vllm_config):
+        step = small_kv_cache(self, self.max_num_tokens)
+        with step as is_there, set_current_vllm_config(self.vllm_config):
             step_bytes = measure_steps(self) if is_there else 0
         self.graphs.measure_workspaces()
         return step_bytes

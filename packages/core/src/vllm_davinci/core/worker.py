@@ -69,6 +69,7 @@ class NPUWorker(Worker):
     _measured_kv_cache_bytes: int | None = None
     # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
     graph_bytes = piece_bytes = 0
+    profiled_bytes = 0  # that vLLM's own profile run has taken at most
     _guard: StepGuard | None = None
     _ring: EngineRing | None = None
 
@@ -198,11 +199,12 @@ class NPUWorker(Worker):
         with progress(logger, "The profile run, a step of the largest size,", self.rank == 0):
             available_bytes: int = super().determine_available_memory()
         self.piece_bytes = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
-        whole_bytes = torch.accelerator.max_memory_allocated() - before
+        self.profiled_bytes = torch.accelerator.max_memory_allocated() - before
         split_bytes = self.model_runner.measure_steps()
         graphs = self.model_runner.graphs.profile_memory()
         if self.cache_config.kv_cache_memory_bytes is not None:
-            check_given_cache(self, self._bytes_beside_weights(), max(whole_bytes, split_bytes))
+            step_bytes = max(self.profiled_bytes, split_bytes)
+            check_given_cache(self, self._bytes_beside_weights(), step_bytes)
             return available_bytes
         sizes = self.compilation_config.cudagraph_capture_sizes or ()
         self.graph_bytes = graphs.of_graphs(len(sizes)) + graphs.workspaces

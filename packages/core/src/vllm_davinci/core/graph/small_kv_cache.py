@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
 
@@ -15,17 +16,25 @@ class RunnerWithCache(Protocol):
 
     vllm_config: VllmConfig
 
+    def get_kv_cache_spec(self) -> dict[str, Any]: ...
+    def initialize_kv_cache(self, kv_cache_config: Any, is_profiling: bool = False) -> None: ...
     def _init_minimal_kv_cache_for_profiling(self) -> None: ...
     def _cleanup_profiling_kv_cache(self) -> None: ...
 
 
 @contextmanager
-def small_kv_cache(runner: RunnerWithCache) -> Iterator[bool]:
+def small_kv_cache(runner: RunnerWithCache, num_tokens: int = 0) -> Iterator[bool]:
     """A KV cache of few blocks meanwhile; False where a rank has no room for one, as then it has
-    none for a real one. Every rank calls it."""
+    none for a real one. Every rank calls it.
+
+    num_tokens: of a step that runs over it; 0: as many blocks as a decode of each request reads
+    """
     try:
         with set_current_vllm_config(runner.vllm_config):
-            runner._init_minimal_kv_cache_for_profiling()
+            if num_tokens:
+                _initialize(runner, num_tokens)
+            else:
+                runner._init_minimal_kv_cache_for_profiling()
         is_there = True
     except torch.OutOfMemoryError:
         is_there = False
@@ -33,3 +42,18 @@ def small_kv_cache(runner: RunnerWithCache) -> Iterator[bool]:
         yield least_of_all_ranks(is_there) > 0
     finally:
         runner._cleanup_profiling_kv_cache()
+
+
+def _initialize(runner: RunnerWithCache, num_tokens: int) -> None:
+    """As vLLM's own, with a slot for each token: operators that write them refuse fewer."""
+    config, cache = runner.vllm_config, runner.vllm_config.cache_config
+    groups = get_kv_cache_groups(config, runner.get_kv_cache_spec())
+    block_size = min((each.kv_cache_spec.block_size for each in groups), default=1)
+    asked = cache.num_gpu_blocks_override
+    cache.num_gpu_blocks_override = num_tokens // block_size + 1
+    try:
+        small = get_kv_cache_config_from_groups(config, groups, available_memory=0)
+    finally:
+        cache.num_gpu_blocks_override = asked
+    runner.initialize_kv_cache(small, is_profiling=True)
+    cache.num_gpu_blocks = small.num_blocks

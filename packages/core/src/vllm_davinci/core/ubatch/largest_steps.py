@@ -76,14 +76,18 @@ class LargestStep:
         torch.accelerator.synchronize()
 
 
-def largest_steps(runner: StepRunner) -> Iterator[LargestStep]:
-    """Whole ones of prompts, and of decodes and a prompt; then those in ubatches, if any are."""
+def largest_steps(runner: StepRunner, slots: int | None = None) -> Iterator[LargestStep]:
+    """Whole ones of prompts, and of decodes and a prompt; then those in ubatches, if any are.
+
+    slots: tokens that the cache holds; None: as many as any step has
+    """
+    most = runner.max_num_tokens if slots is None else min(runner.max_num_tokens, slots)
     for is_mixed in (False, True):
-        if (most := _query_lens(runner, runner.max_num_tokens, is_mixed)) is not None:
-            yield LargestStep(most, is_mixed)
+        if (lens := _query_lens(runner, most, is_mixed)) is not None:
+            yield LargestStep(lens, is_mixed)
     for is_mixed in (False, True):
         for share in runner.splitter.first_shares():
-            if (lens := _largest_split(runner, is_mixed, share)) is not None:
+            if (lens := _largest_split(runner, most, is_mixed, share)) is not None:
                 yield LargestStep(lens, is_mixed, share)
 
 
@@ -101,8 +105,9 @@ def _query_lens(runner: StepRunner, most: int, is_mixed: bool) -> tuple[int, ...
     return (*[each] * (requests - 1), each + rest if each + rest <= longest else each)
 
 
-def _largest_split(runner: StepRunner, is_mixed: bool, share: float) -> tuple[int, ...] | None:
-    most = runner.max_num_tokens
+def _largest_split(
+    runner: StepRunner, most: int, is_mixed: bool, share: float
+) -> tuple[int, ...] | None:
     while most > 1:
         lens = _query_lens(runner, most, is_mixed)
         if lens is None:

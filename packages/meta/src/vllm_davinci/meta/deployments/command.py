@@ -53,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page", type=Path, metavar="FILE", help="with --run: write what came of them as Markdown"
     )
     parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="with --run: an option of dry-run or of `vllm serve` for every row, as in "
+        "--also=--enable-dbo",
+    )
+    parser.add_argument(
         "--limit",
         type=float,
         metavar="SECONDS",
@@ -70,6 +78,8 @@ def run(options: argparse.Namespace) -> int:
     problem = None
     if options.page is not None and options.run is None:
         problem = "--page needs --run DIRECTORY"
+    elif options.also and options.run is None:
+        problem = "--also needs --run DIRECTORY"
     elif options.limit is not None and (not options.limit > 0 or _runs_nothing(options)):
         problem = f"--limit {options.limit:g}: seconds above 0, with --run or --step-costs"
     if problem is not None:
@@ -140,7 +150,7 @@ def _run(rows: list[Deployment], options: argparse.Namespace) -> int:
     outcomes: list[Outcome] = []
     unexpected = []
     for row, outcome in zip(
-        rows, run_all(rows, options.run, options.resume, options.limit), strict=True
+        rows, run_all(rows, options.run, options.resume, options.limit, options.also), strict=True
     ):
         outcomes.append(outcome)
         print(f"{outcome.name}: {outcome.reason or 'started'}", flush=True)

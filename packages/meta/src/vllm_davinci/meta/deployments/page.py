@@ -18,8 +18,9 @@ night, writes such a page, and fails where a row starts, or does not, against wh
 
 Memory is what one device's plan uses, of what there is. Each row runs its largest steps over the
 cache that is planned, of prompts and of decodes and a prompt; the memory of a step is what one
-takes at most beside weights and cache, whole and in ubatches. {split} rows split steps, and in
-{larger} of these such a step takes more than a whole one. Tokens of the cache are those of one
+takes at most beside weights and cache: by vLLM's profile run, a whole step without attention /
+whole / in ubatches. {split} rows split steps, and {larger} of these need more for that than the
+profile run says, so that their cache is smaller. Tokens of the cache are those of one
 data-parallel rank. The first token is the time until each of a rank's requests has its first one,
 a token the time of a step that only decodes; in brackets, what they would take if everything that
 can overlap did.
@@ -51,7 +52,7 @@ def page_of(rows: Mapping[str, Deployment], outcomes: Sequence[Outcome], stamp: 
         started=len(started),
         refused=len(refused),
         split=sum(outcome.split_bytes > 0 for outcome in started),
-        larger=sum(outcome.split_bytes > outcome.whole_bytes for outcome in started),
+        larger=sum(outcome.split_bytes > outcome.profiled_bytes for outcome in started),
     )
     return "".join(
         [
@@ -71,7 +72,7 @@ def _lines(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
 
 def _started(row: Deployment, outcome: Outcome) -> tuple[str, ...]:
     used, total = outcome.used_bytes / _GIB, outcome.memory_bytes / _GIB
-    steps = (outcome.whole_bytes, outcome.split_bytes)
+    steps = (outcome.profiled_bytes, outcome.whole_bytes, outcome.split_bytes)
     token = f"{outcome.token_ms:,.1f} ({outcome.token_bound_ms:,.1f})" if outcome.token_ms else ""
     return (
         row.name,

@@ -31,6 +31,7 @@ class Outcome:
     ranks:          of the engine
     used_bytes:     that a device plans with, of memory_bytes
     cache_tokens:   of one data-parallel rank
+    profiled_bytes: that vLLM's own profile run, a whole step without attention, takes at most
     whole_bytes, split_bytes: that a step takes at most beside weights and cache, whole and in
                     ubatches; 0 where no step is split
     first_token_ms: until every request has its first token
@@ -44,6 +45,7 @@ class Outcome:
     used_bytes: int = 0
     memory_bytes: int = 0
     cache_tokens: int = 0
+    profiled_bytes: int = 0
     whole_bytes: int = 0
     split_bytes: int = 0
     first_token_ms: float = 0.0
@@ -62,12 +64,17 @@ class Outcome:
 
 
 def run_all(
-    rows: Iterable[Deployment], directory: Path, resume: bool = False, limit_s: float | None = None
+    rows: Iterable[Deployment],
+    directory: Path,
+    resume: bool = False,
+    limit_s: float | None = None,
+    also: Sequence[str] = (),
 ) -> Iterator[Outcome]:
     """Dry-runs one row after the other. Reports, logs and outcomes go into the directory.
 
     resume:  rows whose outcome is there already are not run again
     limit_s: for each row; None: by its steps
+    also:    options of each dry-run beside those of its row
     """
     directory.mkdir(parents=True, exist_ok=True)
     context = prepared_processes()
@@ -76,7 +83,7 @@ def run_all(
         if resume and path.is_file():
             yield Outcome(**json.loads(path.read_text(encoding="utf-8")))
             continue
-        outcome = _run(row, directory, context, limit_s or time_limit(_steps(row)))
+        outcome = _run(row, directory, context, limit_s or time_limit(_steps(row)), also)
         path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
         yield outcome
 
@@ -93,10 +100,16 @@ def _steps(row: Deployment) -> int:
     return row.requests * (-(-row.prompt_tokens // _FEWEST_TOKENS) + row.output_tokens)
 
 
-def _run(row: Deployment, directory: Path, context: ForkServerContext, limit_s: float) -> Outcome:
+def _run(
+    row: Deployment,
+    directory: Path,
+    context: ForkServerContext,
+    limit_s: float,
+    also: Sequence[str],
+) -> Outcome:
     report, log = (directory / f"{row.name}.{kind}" for kind in ("report.json", "log"))
     report.unlink(missing_ok=True)
-    options = (f"--deployment={row.name}", f"--json={report}")
+    options = (f"--deployment={row.name}", f"--json={report}", *also)
     reason = run_apart(context, options, log, limit_s)
     if reason is not None or not report.is_file():
         return Outcome(row.name, reason or "there is no report")
@@ -168,6 +181,7 @@ def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
         used_bytes=sum(memory[f"{part}_bytes"] for part in _MEMORY),
         memory_bytes=memory["total_bytes"],
         cache_tokens=memory["cache_tokens"],
+        profiled_bytes=memory["profiled_bytes"],
         whole_bytes=max(largest["whole"]),
         split_bytes=max(largest["split"]),
         first_token_ms=ms(first, taken, sum),

@@ -115,5 +115,6 @@ def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine
         piece_bytes=worker.piece_bytes,
         cache_bytes=worker.available_kv_cache_memory_bytes,
         cache_tokens=blocks * cache.block_size,
+        profiled_bytes=worker.profiled_bytes,
         largest_steps=worker.largest_steps,
     )

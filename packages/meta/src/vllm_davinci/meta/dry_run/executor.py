@@ -123,7 +123,8 @@ class PhantomWorker(NPUWorker):
         """Runs them over the cache, beside as much as graphs will take. Raises DryRunError."""
         graphs = torch.empty(self.graph_bytes, dtype=torch.uint8, device=self.device)
         before = torch.accelerator.memory_allocated()
-        for step in largest_steps(self.model_runner):
+        slots = self.num_kv_cache_blocks() * self.cache_config.block_size
+        for step in largest_steps(self.model_runner, slots):
             torch_npu.npu.reset_peak_memory_stats()
             try:
                 with set_current_vllm_config(self.vllm_config):

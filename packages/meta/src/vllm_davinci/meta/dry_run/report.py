@@ -27,6 +27,7 @@ class MemoryPlan:
     graph_bytes:  of graphs, with their workspaces
     piece_bytes:  between tensors, of no use to others
     cache_tokens: that the KV cache holds
+    profiled_bytes: that vLLM's own profile run takes, a whole step without attention
     largest_steps: bytes that a step of each kind takes at most, which was run over that cache
     """
 
@@ -38,6 +39,7 @@ class MemoryPlan:
     piece_bytes: int
     cache_bytes: int
     cache_tokens: int
+    profiled_bytes: int
     largest_steps: Mapping[str, int]
 
 
