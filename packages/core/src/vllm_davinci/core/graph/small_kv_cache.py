@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
+from vllm.v1.core.kv_cache_planning import get_kv_cache_groups_from_builder
 
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
 
@@ -46,14 +47,12 @@ def small_kv_cache(runner: RunnerWithCache, num_tokens: int = 0) -> Iterator[boo
 
 def _initialize(runner: RunnerWithCache, num_tokens: int) -> None:
     """As vLLM's own, with a slot for each token: operators that write them refuse fewer."""
-    config, cache = runner.vllm_config, runner.vllm_config.cache_config
-    groups = get_kv_cache_groups(config, runner.get_kv_cache_spec())
+    config = runner.vllm_config
+    builder = get_kv_cache_config_builder(config)
+    groups = get_kv_cache_groups_from_builder(builder, config, runner.get_kv_cache_spec())
     block_size = min((each.kv_cache_spec.block_size for each in groups), default=1)
-    asked = cache.num_gpu_blocks_override
-    cache.num_gpu_blocks_override = num_tokens // block_size + 1
-    try:
-        small = get_kv_cache_config_from_groups(config, groups, available_memory=0)
-    finally:
-        cache.num_gpu_blocks_override = asked
+    small = builder.get_kv_cache_config_from_groups(
+        config, groups, num_blocks=num_tokens // block_size + 1
+    )
     runner.initialize_kv_cache(small, is_profiling=True)
-    cache.num_gpu_blocks = small.num_blocks
+    config.cache_config.num_gpu_blocks = small.num_blocks
