@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # Where vLLM states the options of `vllm serve`: fields of classes, and names in calls.
-_STATED_IN = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py")
+_STATED_IN = ("engine/arg_utils.py", "entrypoints/common/cli_args.py")
 
 
 def problem_of_engine(model: str, engine_arguments: Sequence[str]) -> str | None:
@@ -39,8 +39,11 @@ def unknown_option(arguments: Sequence[str]) -> str | None:
             continue
         option = argument.partition("=")[0].partition(".")[0]
         name = option.removeprefix("--").replace("_", "-")
-        # argparse takes the begin of a name, and vLLM `--no-` before a switch.
-        if any(each.startswith((name, name.removeprefix("no-"))) for each in known):
+        # argparse takes the begin of a name. vLLM takes `--no-` before a switch, and `--disable-x`
+        # for `--enable-x`, and the other way round.
+        switch, _, rest = name.partition("-")
+        opposite = {"disable": f"enable-{rest}", "enable": f"disable-{rest}"}.get(switch, name)
+        if any(each.startswith((name, name.removeprefix("no-"), opposite)) for each in known):
             continue
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
         return f"vllm serve has no option {option}. Did you mean --{nearest}?"

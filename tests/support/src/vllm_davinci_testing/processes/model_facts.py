@@ -11,7 +11,9 @@ import importlib.util
 import os
 import random
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def fill_cache() -> None:
@@ -39,13 +41,15 @@ def _save_missing() -> None:
     for model in models:
         if not isinstance(model, _LazyRegisteredModel):
             continue
-        try:
-            spec = importlib.util.find_spec(model.module_name)
-            if spec is None or spec.origin is None:
-                continue
-            digest = model._get_modelinfo_module_hash(Path(spec.origin))
-            if model._load_modelinfo_from_cache(digest) is None:
-                facts = _ModelInfo.from_model_cls(model.load_model_cls())
-                model._save_modelinfo_to_cache(facts, digest)
-        except Exception as error:  # packages that are not installed; vLLM tells who asks
-            print(f"{model.class_name}: {type(error).__name__}", file=sys.stderr)
+        # Some need packages that are not installed; vLLM says so to whoever asks for the model.
+        with suppress(Exception):
+            _save(model, _ModelInfo)
+
+
+def _save(model: Any, facts: Any) -> None:
+    spec = importlib.util.find_spec(model.module_name)
+    if spec is None or spec.origin is None:
+        return
+    digest = model._get_modelinfo_module_hash(Path(spec.origin))
+    if model._load_modelinfo_from_cache(digest) is None:
+        model._save_modelinfo_to_cache(facts.from_model_cls(model.load_model_cls()), digest)
