@@ -44,6 +44,7 @@ RELEASED: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "swiglu_limit": 1.0,  # which many activations reach
     "hc_eps": 1e-3,
+    "hc_sinkhorn_iters": 3,  # each is four launches, for which tests wait
     "rope_scaling": YARN,
 }
 COMPRESSED = (
