@@ -141,7 +141,7 @@ def typecheck(session: nox.Session) -> None:
         "benchmarks/run.py",
         "benchmarks/compare.py",
         external=True,
-        env={"MYPYPATH": "ci:benchmarks"},
+        env={"MYPYPATH": "ci:benchmarks:conformance"},
     )
 
 

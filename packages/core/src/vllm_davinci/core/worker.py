@@ -69,6 +69,7 @@ class NPUWorker(Worker):
     _measured_kv_cache_bytes: int | None = None
     # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
     graph_bytes = piece_bytes = 0
+    peak_activation_memory: int
     profiled_bytes = 0  # that vLLM's own profile run has taken at most
     _guard: StepGuard | None = None
     _ring: EngineRing | None = None

@@ -1,9 +1,9 @@
 """DeepSeek-V4: residual streams, compressed and sparse attention, experts by table or by logits."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-import regex as re
 import torch
 from torch import nn
 from vllm.config import VllmConfig
@@ -176,7 +176,8 @@ class DeepseekV4Model(nn.Module):
     ) -> torch.Tensor:
         embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         streams = embedded.unsqueeze(1).repeat(1, self._rule.num_streams, 1)
-        step = self.layers[0].attn.rows.step
+        first: Any = self.layers[0]
+        step = first.attn.rows.step
         for layer in self.layers:
             streams = layer(positions, streams, input_ids, step)
         hidden: torch.Tensor = self.norm(self.hc_head(streams))
@@ -189,8 +190,8 @@ class DeepseekV4Model(nn.Module):
         for name, tensor in weights:
             if (found := EXPERT_PART.search(name)) is not None:
                 target, expert, shard = experts[found.group()]
-                name = name.replace(found.group(), target)
-                parameter = parameters[name]
+                name = name.replace(found.group(), str(target))
+                parameter: Any = parameters[name]
                 options = {"expert_id": expert, "shard_id": shard, "return_success": True}
                 if parameter.weight_loader(parameter, tensor, name, **options):
                     loaded.add(name)
@@ -207,7 +208,7 @@ class DeepseekV4Model(nn.Module):
 EXPERT_PART = re.compile(r"(?<!shared_)experts\.\d+\.w[123]\.")
 
 
-def expert_mapping(model: nn.Module) -> list[tuple[str, str, int, str]]:
+def expert_mapping(model: Any) -> list[tuple[str, str, int, str]]:
     """Parameter, released name, expert and part of each tensor of the routed experts."""
     mapping: list[tuple[str, str, int, str]] = fused_moe_make_expert_params_mapping(
         model,

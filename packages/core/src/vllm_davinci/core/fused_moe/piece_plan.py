@@ -59,7 +59,8 @@ def plan_pieces(
                 most_tokens,
                 count,
             )
-    return asked is None and any(of.pieces.max_tokens > FEWEST_TOKENS for _, of in layers)
+    sizes = (of.pieces.max_tokens or 0 for _, of in layers)
+    return asked is None and any(size > FEWEST_TOKENS for size in sizes)
 
 
 def _layers(model: torch.nn.Module) -> Iterator[tuple[NPURoutedExperts, FusedMoEForward]]:

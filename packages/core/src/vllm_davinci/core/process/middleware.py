@@ -132,7 +132,7 @@ class EndedRequests:
         except asyncio.CancelledError:
             if not self._is_ending:
                 raise
-            task.uncancel()
+            task.uncancel()  # type: ignore[unreachable]  # set while this waited
             await answer.end()
         finally:
             self._open.discard(task)

@@ -98,7 +98,7 @@ class SignalledEnd:
             self._begin()
         elif number == signal.SIGINT and now_s - self._began_s >= REPEATED_AFTER_S:
             self._leave(128 + number, "Ctrl-C again: the server ends at once.")
-        if callable(before := self._before[number]):
+        if callable(before := self._before[signal.Signals(number)]):
             before(number, frame)
 
     def _leave_late(self) -> None:
@@ -127,8 +127,8 @@ class Remains:
         self._sockets: set[Path] = set()
         for process in (psutil.Process(), *self.processes):
             with suppress(psutil.Error):
-                sockets = process.net_connections("unix")
-                self._sockets |= {Path(each.laddr) for each in sockets if each.laddr[:1] == "/"}
+                names = [str(each.laddr) for each in process.net_connections("unix")]
+                self._sockets |= {Path(name) for name in names if name.startswith("/")}
         self._owner = os.getpid()
         atexit.register(self.remove_sockets)
 
