@@ -264,9 +264,7 @@ def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):
             r"activation 'gelu' \(.* only 'silu' and 'relu2_no_mul' are known\)",
         ),
         ({"has_bias": True}, r"'silu' \(of experts with biases, only 'swigluoai' is known\)"),
-        ({"swiglu_limit": 7.0}, "a limit inside SwiGLU"),
         ({"apply_router_weight_on_input": True}, "weights on the input of more than one expert"),
-        ({"scoring_func": "sqrtsoftplus"}, "scores experts by 'sqrtsoftplus'"),
     ],
 )
 def test_experts_that_are_not_computed_are_refused_by_layer_before_weights_load(
