@@ -11,11 +11,11 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci.vnpu.operator_rows import constraints
 from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.timeline_worker import TimelineWorker, launched_tasks
 from vllm_davinci_testing.processes.forked import run_command
@@ -82,7 +82,7 @@ def checkpoint(
             made[kind] = tmp_path_factory.mktemp("kinds") / kind
             ranges = {}
             if kind == STATIC:
-                ranges = input_ranges(tiny_deepseek, [torch.tensor([PROMPT])], lambda _: None)
+                ranges = input_ranges(tiny_deepseek, [torch.tensor([PROMPT])])
             Exporter(tiny_deepseek, made[kind], kind, torch.bfloat16, ranges).run(lambda _: None)
         return made[kind]
 

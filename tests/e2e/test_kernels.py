@@ -16,7 +16,6 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.components.compiled_operators import FUSED_OPS
 from vllm_davinci.core.components.fused_ops import choose_fused_ops
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
@@ -24,6 +23,7 @@ from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
 from vllm_davinci.kernels import HOST_OPERATORS
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci_testing.plugin import EXACT_SOC
 
@@ -144,7 +144,7 @@ def test_results_are_equal_with_and_without_compiled_operators(
     if quantized is not None:
         ranges = {}
         if quantized == "W8A8":
-            ranges = input_ranges(source, [torch.tensor([prompts[5]])], lambda _: None)
+            ranges = input_ranges(source, [torch.tensor([prompts[5]])])
         exporter = Exporter(source, tmp_path, quantized, torch.bfloat16, ranges)
         exporter.run(lambda _: None)
         source = tmp_path

@@ -12,9 +12,9 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.plugin import EXACT_SOC
 
 CROSSINGS = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
@@ -72,7 +72,7 @@ def test_launches_per_layer_stay_in_the_budget(
     if kind != "bf16":
         ranges = {}
         if kind == "W8A8":
-            ranges = input_ranges(source, [torch.tensor([prompts[5]])], lambda _: None)
+            ranges = input_ranges(source, [torch.tensor([prompts[5]])])
         Exporter(source, tmp_path / kind, kind, torch.bfloat16, ranges).run(lambda _: None)
         source = tmp_path / kind
     calls, launched, composed = launches(source, layer, start_engine, prompts)

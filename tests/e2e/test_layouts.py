@@ -19,10 +19,10 @@ import torch
 import transformers
 from vllm import SamplingParams
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.fp8_checkpoint import deepseek_of_blocks, write_block_fp8
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.selection import THOROUGH
@@ -130,7 +130,7 @@ def checkpoint(
         ranges = {}
         if kind == "W8A8":
             windows = [torch.tensor([prompt]) for prompt in PROMPTS]
-            ranges = input_ranges(tiny_deepseek, windows, lambda _: None)
+            ranges = input_ranges(tiny_deepseek, windows)
         Exporter(tiny_deepseek, directory / kind, kind, torch.bfloat16, ranges).run(lambda _: None)
         return directory / kind
 

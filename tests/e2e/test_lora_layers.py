@@ -12,12 +12,12 @@ import torch
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -157,7 +157,7 @@ def test_int8_layers_get_deltas_of_their_float_inputs(
 ):
     model = tmp_path / kind
     text = [*range(40, 90)] * 4
-    ranges = input_ranges(tiny_deepseek, [torch.tensor([text])], lambda _: None)
+    ranges = input_ranges(tiny_deepseek, [torch.tensor([text])])
     Exporter(tiny_deepseek, model, kind, torch.bfloat16, ranges).run(lambda _: None)
     floats = TransformersReference(tiny_deepseek).network
     path, zero = (

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.generating import (
@@ -23,6 +22,7 @@ from vllm_davinci_testing.engines.generating import (
     TWO_RANKS,
     assert_generates,
 )
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -133,7 +133,7 @@ def test_where_all_tokens_are_chosen_attention_is_dense(
 
 def int8(floats: Path, scheme: str, place: Path, prompts: list[list[int]]) -> Path:
     windows = [torch.tensor([prompt]) for prompt in prompts[6:14]]
-    ranges = input_ranges(floats, windows, lambda _: None) if scheme == "W8A8" else {}
+    ranges = input_ranges(floats, windows) if scheme == "W8A8" else {}
     Exporter(floats, place / scheme, scheme, torch.bfloat16, ranges).run(lambda _: None)
     return place / scheme
 

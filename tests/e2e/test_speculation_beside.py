@@ -11,12 +11,12 @@ import torch
 import transformers
 from vllm.lora.request import LoRARequest
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
 from vllm_davinci_testing.engines.speculating import (
     RACES,
@@ -252,7 +252,7 @@ def test_int8_models_keep_their_tokens(
     scheme = {"static": "W8A8", "dynamic": "W8A8_DYNAMIC"}[kind]
     ranges = {}
     if kind == "static":
-        ranges = input_ranges(source, [torch.arange(3, 203).unsqueeze(0)], lambda _: None)
+        ranges = input_ranges(source, [torch.arange(3, 203).unsqueeze(0)])
     target = tmp_path / "int8"
     Exporter(source, target, scheme, torch.bfloat16, ranges).run(lambda _: None)
     drafter = {"model": str(checkpoints / "tiny_llama_eagle3")} if method == "eagle3" else {}

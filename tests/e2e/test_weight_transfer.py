@@ -12,10 +12,10 @@ import httpx
 import pytest
 import torch
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import weight_trainer
 from vllm_davinci_testing.engines.changed_checkpoint import changed
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
 
@@ -104,7 +104,7 @@ def test_other_backends_end_the_start(tiny_llama: Path):
 
 
 def test_weights_that_would_not_arrive_end_the_start(tiny_llama: Path, tmp_path: Path):
-    ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])], lambda _: None)
+    ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])])
     Exporter(tiny_llama, tmp_path, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
     hccl = {"backend": "hccl"}
     said = refusal_of(tmp_path, weight_transfer_config=hccl, dtype="bfloat16")

@@ -13,7 +13,6 @@ from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.lora.request import LoRARequest
 
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.weight_transfer.ipc_engine import NPUIPCTrainerInitInfo
 from vllm_davinci_testing.engines import weight_buckets
@@ -22,6 +21,7 @@ from vllm_davinci_testing.engines.changed_checkpoint import changed
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.generating import bits
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 NIGHTLY = pytest.mark.nightly("weights")
@@ -153,7 +153,7 @@ def test_quantized_weights_are_not_updated(
     tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path
 ):
     quantized = tmp_path / "int8"
-    ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])], lambda _: None)
+    ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])])
     Exporter(tiny_llama, quantized, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
     with start_engine(quantized, dtype="bfloat16", **SMALL) as engine:
         expected = bits(engine, [[5, 6, 7]])

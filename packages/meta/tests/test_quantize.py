@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
+from vllm_davinci.meta import core_access, quantize
+from vllm_davinci.meta.__main__ import main
 from vllm_davinci_testing.processes.forked import run_command
 
 MODULE = "vllm_davinci.meta"
@@ -46,11 +50,51 @@ def test_a_checkpoint_is_quantized_and_looked_at_without_a_device(
     assert "cannot be loaded as it is" in refused.stdout
 
 
-def test_bad_options_are_answered_before_anything_is_loaded(run_without_device, tmp_path: Path):
-    done = run_without_device(*COMMAND, "quantize", ".", str(tmp_path / "out"), "--type", "W8A8")
-    assert done.returncode == 2
-    assert "needs --calibrate FILE" in done.stderr
-    (tmp_path / "file").write_text("")
-    done = run_without_device(*COMMAND, "quantize", ".", str(tmp_path))
-    assert done.returncode == 2
-    assert "name a new one" in done.stderr
+# Options of a command that is to write to a new directory -> what is wrong with them.
+BAD_OPTIONS = {
+    "--type W8A8_DYNAMC": "did you mean W8A8_DYNAMIC?",
+    "--type nonsense": "choose one of FLOAT, W4A16",
+    "--type W8A8": "needs --calibrate FILE",
+    "--type W8A8 --calibrate nowhere.txt": "nowhere.txt is no file",
+    "--type FLOAT --calibrate README.md": "--type FLOAT does not",
+    "--budget 3%": "need --calibrate FILE",
+    "--calibration-tokens 0": "must be at least 1",
+    "": "has no config.json",
+}
+
+
+@pytest.mark.parametrize(("given", "told"), BAD_OPTIONS.items())
+def test_bad_options_are_answered_before_anything_is_loaded(
+    given: str,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(core_access, "prepare", lambda: pytest.fail("core was to be imported"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("text")
+    assert main(["quantize", ".", "out", *given.split()]) == 2
+    assert told in capsys.readouterr().err.replace("\n", " ")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").write_text("")
+    assert main(["quantize", ".", "out"]) == 2
+    assert "name a new one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [("3%", 0.03), ("1.5", 0.015), ("none", float("inf")), ("0", 0.0)]
+)
+def test_a_budget_is_a_percentage(given: str, share: float):
+    parser = argparse.ArgumentParser()
+    quantize.add_arguments(parser)
+    assert parser.parse_args(["a", "b", "--budget", given]).budget == pytest.approx(share)
+
+
+@pytest.mark.parametrize("given", ["-1%", "much", "nan", ""])
+def test_a_budget_that_is_no_percentage_is_refused(given: str, capsys: pytest.CaptureFixture[str]):
+    parser = argparse.ArgumentParser()
+    quantize.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["a", "b", f"--budget={given}"])
+    assert "no percentage such as 3%" in capsys.readouterr().err

@@ -20,12 +20,12 @@ from torch import Tensor
 from vllm.config import VllmConfig
 
 from vllm_davinci.core.errors import CoreError
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 from vllm_davinci_testing.engines.packed_checkpoint import write_packed
 
@@ -100,7 +100,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
         if kind in PACKED:
             made = tmp_path_factory.mktemp(f"{name}-{kind}")
             return write_packed(directory, made, kind, is_symmetric=False)[0]
-        ranges = input_ranges(directory, WINDOWS, lambda count: None) if kind == "W8A8" else {}
+        ranges = input_ranges(directory, WINDOWS) if kind == "W8A8" else {}
         made = directory.with_name(f"{directory.name}-{kind}")
         Exporter(directory, made, kind, torch.bfloat16, ranges).run(lambda count: None)
         return made

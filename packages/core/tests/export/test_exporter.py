@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.destination import PARTIAL_NAME
 from vllm_davinci.core.export.exporter import Exported, Exporter, model_dtype
 from vllm_davinci.core.quantization.config import DESCRIPTION
@@ -22,6 +22,7 @@ from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.tensors import float_from_bits
 from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
+from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.operators.reference import static_quant
 
 DEEPSEEK = small_deepseek()
@@ -46,7 +47,7 @@ def export(
 ) -> Exported:
     ranges = {}
     if kind == "W8A8":
-        ranges = input_ranges(source, WINDOWS, lambda count: None)
+        ranges = input_ranges(source, WINDOWS)
     return Exporter(source, destination, kind, dtype, ranges).run(lambda count: None)
 
 
@@ -160,7 +161,7 @@ def test_experts_in_one_tensor_become_what_separate_ones_do(
         tensors[f"{experts}.{name}"] = stored.contiguous()
     save_file(tensors, fused / WEIGHTS, metadata={"format": "pt"})
     # Calibration runs the separate ones: transformers reads the other layout for other models.
-    ranges = input_ranges(source, WINDOWS, lambda count: None) if kind == "W8A8" else {}
+    ranges = input_ranges(source, WINDOWS) if kind == "W8A8" else {}
     written = [
         Exporter(start, tmp_path / name, kind, torch.bfloat16, ranges).run(lambda count: None)
         for start, name in ((source, "one"), (fused, "other"))
@@ -234,6 +235,28 @@ def test_a_failed_export_leaves_nothing_behind(is_new: bool, source: Path, tmp_p
     assert is_new or not any(destination.iterdir())
     export(source, destination, "W8A8_DYNAMIC")
     assert not (destination / PARTIAL_NAME).exists()
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_rounded(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
+    with pytest.raises(CheckpointError, match=r"out needs 1 MiB at least, .* 0 MiB free"):
+        export(source, tmp_path / "out", "W8A8_DYNAMIC")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_the_system_refuses_ends_in_one_line(source: Path, tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"is not written, and nothing is kept.*too large"
+        ):
+            export(source, tmp_path / "out", "W8A8_DYNAMIC")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_layer_that_calibration_did_not_reach_is_named(source: Path, tmp_path: Path):

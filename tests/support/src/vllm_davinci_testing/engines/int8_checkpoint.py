@@ -9,13 +9,29 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.calibration import load_model, observe
 from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.core.export.smoothing import best_range
 from vllm_davinci.core.quantization.config import DESCRIPTION
+from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 
 WRITTEN = "quant_model_weights-*.safetensors"  # one for each file of the source
+
+
+def input_ranges(source: Path, windows: list[torch.Tensor]) -> dict[str, InputRange]:
+    """Linear layer -> the range of its input, without smoothing. windows: int64 [1, tokens] each"""
+    model, static = load_model(source), find_scheme("W8A8", "all layers")
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    products = observe(model, names, windows, lambda count: None)
+    return {
+        name: best_range(product, product.weight(model), static)[0]
+        for product in products.values()
+        for name in product.layers
+    }
 
 
 def write_int8(
@@ -28,7 +44,7 @@ def write_int8(
     """Exports a float checkpoint; the directory. Static layers' ranges are those of the tokens."""
     ranges = {}
     if kind == "W8A8":
-        ranges = input_ranges(source, [torch.tensor([[*calibration]])], lambda _: None)
+        ranges = input_ranges(source, [torch.tensor([[*calibration]])])
     Exporter(source, directory, kind, dtype, ranges).run(lambda _: None)
     return directory
 

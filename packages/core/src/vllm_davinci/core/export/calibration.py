@@ -1,23 +1,55 @@
-"""The ranges of every linear layer's input, observed while transformers runs a model on CPU."""
+"""What a text shows of a model: the inputs of its linear layers, and what their errors cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.quantization.rounding import InputRange, scale_and_offset
+from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS
 
 WINDOW_TOKENS = 512
-HISTOGRAM_BINS = 2048
+# Windows whose gradients are taken, and every how many of their tokens are kept: what a search over
+# hundreds of roundings looks at.
+_SAMPLED_WINDOWS, _SAMPLED_ONE_IN = 2, 2
 
 
-# Ends of the range that are tried, as shares of the whole one.
-_SHARES = torch.linspace(1.0, 0.2, 41)
+@dataclass
+class Product:
+    """Linear layers of one input that the engine computes as one product, as a text shows them.
+
+    layers:    their names
+    inputs:    fp32 [sampled tokens, in]
+    gradients: fp32 [sampled tokens, out of all layers], of the negative log-likelihood of tokens
+               that the model itself has drawn
+    low, high: fp32 [in], the range of each input channel over all of the text
+    """
+
+    layers: tuple[str, ...]
+    inputs: torch.Tensor
+    gradients: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def weight(self, model: nn.Module) -> torch.Tensor:
+        """fp32 [out of all layers, in]"""
+        return torch.cat([model.get_parameter(f"{name}.weight") for name in self.layers])
+
+    def added_loss(self, error: torch.Tensor) -> float:
+        """Nats per token that an error of the output adds, to the second order.
+
+        The log-likelihood's curvature is the mean square of its gradient (Fisher information); the
+        errors of different tokens are taken as independent.
+        error: fp32, the shape of gradients
+        """
+        return 0.5 * float((error * self.gradients).sum(1).square().mean())
 
 
 def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Tensor]:
@@ -42,79 +74,114 @@ def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Ten
     ]
 
 
-def input_ranges(
-    directory: Path, windows: list[torch.Tensor], advance: Callable[[int], None]
-) -> dict[str, InputRange]:
-    """Name of each nn.Linear that ran -> the range of its input that its levels should cover.
+def load_model(directory: Path) -> nn.Module:
+    """The model in fp32 on the CPU, without gradients of weights."""
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
 
-    The model runs twice: for the ranges, then for the histograms over them.
-    advance: called after each of 2 * len(windows) windows with its number of tokens
+
+def observe(
+    model: nn.Module,
+    names: Iterable[str],
+    windows: list[torch.Tensor],
+    advance: Callable[[int], None],
+) -> dict[str, Product]:
+    """The products that these linear layers are parts of, by their first layer, in order.
+
+    A layer that no token reaches has none. All windows run once, some of them twice and backwards.
+    advance: called after each window with its number of tokens
     """
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    ranges: dict[str, InputRange] = {}
-    counts: dict[str, torch.Tensor] = {}
+    layers = {name: model.get_submodule(name) for name in names}
+    ranges = _input_ranges(model, layers, windows, advance)
+    step = max(1, len(windows) // _SAMPLED_WINDOWS)
+    sampled = windows[::step][:_SAMPLED_WINDOWS]
+    inputs, gradients = _gradients(model, layers, sampled, advance)
+    found: dict[str, Product] = {}
+    for parts in _products(gradients):
+        low, high = ranges[parts[0]]
+        joined = torch.cat([gradients[part] for part in parts], 1)
+        found[parts[0]] = Product(parts, inputs[parts[0]], joined, low, high)
+    return found
 
-    def widen(name: str, values: torch.Tensor) -> None:
-        low, high = (bound.item() for bound in torch.aminmax(values))
-        seen = InputRange(low, high)
-        ranges[name] = ranges[name].joined(seen) if name in ranges else seen
 
-    def count(name: str, values: torch.Tensor) -> None:
-        seen = ranges[name]
-        found = torch.histc(values.float(), HISTOGRAM_BINS, seen.low, seen.high)
-        counts[name] = counts[name] + found if name in counts else found
-
-    _run(model, windows, widen, advance)
-    _run(model, windows, count, advance)
-    return {
-        name: least_error_range(counts[name], seen) if seen.low < seen.high else seen
-        for name, seen in ranges.items()
-    }
+def _products(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """The layers of each product, in order."""
+    fused = {part: whole for whole, parts in FUSED_LAYERS.items() for part in parts}
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parent, _, part = name.rpartition(".")
+        found.setdefault(f"{parent}.{fused.get(part, part)}", []).append(name)
+    return [tuple(parts) for parts in found.values()]
 
 
 @torch.no_grad()
-def _run(
+def _input_ranges(
     model: nn.Module,
+    layers: Mapping[str, nn.Module],
     windows: list[torch.Tensor],
-    look: Callable[[str, torch.Tensor], None],
     advance: Callable[[int], None],
-) -> None:
-    """Shows `look` the input of every linear layer, by the layer's name."""
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Layer -> the smallest and the largest value of each channel of its input, fp32 [in]."""
+    ranges: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def show(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def hook(name: str) -> Callable[..., None]:
+        def widen(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             if inputs[0].numel():
-                look(name, inputs[0])
+                low, high = torch.aminmax(inputs[0].flatten(0, -2), dim=0)
+                seen = ranges.get(name, (low, high))
+                ranges[name] = torch.minimum(seen[0], low), torch.maximum(seen[1], high)
 
-        return show
+        return widen
 
-    handles = [
-        module.register_forward_pre_hook(hook(name))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
     for window in windows:
         model(input_ids=window, use_cache=False)
         advance(window.numel())
     for handle in handles:
         handle.remove()
+    return ranges
 
 
-def least_error_range(counts: torch.Tensor, seen: InputRange) -> InputRange:
-    """The part of a range whose 256 levels stand for the values with the least squared error.
+@torch.enable_grad()
+def _gradients(
+    model: Any,
+    layers: Mapping[str, nn.Module],
+    windows: list[torch.Tensor],
+    advance: Callable[[int], None],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Layer -> inputs and gradients of outputs, fp32 [sampled tokens, in] and [.., out]."""
+    inputs: dict[str, list[torch.Tensor]] = {}
+    gradients: dict[str, list[torch.Tensor]] = {}
 
-    A rare value at the end costs its own error when it is cut off, and all others a wider step
-    when it is not.
-    counts: histogram of the values over `seen`, in bins of one width
-    """
-    step = (seen.high - seen.low) / counts.numel()
-    centers = seen.low + step * (torch.arange(counts.numel()) + 0.5)
-    best, least = seen, float("inf")
-    for share in _SHARES.tolist():
-        tried = InputRange(min(seen.low * share, 0.0), max(seen.high * share, 0.0))
-        scale, offset = scale_and_offset(tried)
-        levels = (centers / scale + offset).round().clamp(-128, 127)
-        error = float((counts * (centers - (levels - offset) * scale) ** 2).sum())
-        if error < least:
-            best, least = tried, error
-    return best
+    def hook(name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            if not given[0].numel():
+                return
+            inputs.setdefault(name, []).append(given[0].detach().flatten(0, -2)[::_SAMPLED_ONE_IN])
+            # Where nothing depends on it but a choice, as of an indexer, it stays zero.
+            taken = torch.zeros_like(output.detach().flatten(0, -2)[::_SAMPLED_ONE_IN])
+            gradients.setdefault(name, []).append(taken)
+
+            def copy(gradient: torch.Tensor) -> None:
+                taken.copy_(gradient.flatten(0, -2)[::_SAMPLED_ONE_IN])
+
+            if output.requires_grad:
+                output.register_hook(copy)
+
+        return keep
+
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    generator = torch.Generator().manual_seed(0)
+    for window in windows:
+        embedded = model.get_input_embeddings()(window).detach().requires_grad_()
+        logits = model(inputs_embeds=embedded, use_cache=False).logits[0]
+        drawn = logits.detach().softmax(-1).multinomial(1, generator=generator).flatten()
+        functional.cross_entropy(logits, drawn, reduction="sum").backward()
+        advance(window.numel())
+    for handle in handles:
+        handle.remove()
+    ordered = [name for name in layers if name in gradients]
+    return (
+        {name: torch.cat(inputs[name]) for name in ordered},
+        {name: torch.cat(gradients[name]) for name in ordered},
+    )

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from vllm_davinci.core.errors import CheckpointError
 
 PARTIAL_NAME = ".partial"
 
@@ -20,22 +27,47 @@ def file_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Writes a safetensors file. Raises OSError where the system refuses it."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path.name}: {error}") from error
+
+
 @contextmanager
 def written_as_a_whole(destination: Path) -> Iterator[Path]:
     """A directory inside of `destination` whose files move up when the block ends.
 
     When the block raises, nothing of it stays, nor `destination` if it is new.
+    Raises CheckpointError where the system refuses a file, as on a full disk.
     """
     is_new = not destination.exists()
     partial = destination / PARTIAL_NAME  # on the same file system, so that moving copies nothing
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         yield partial
-    except BaseException:
-        shutil.rmtree(partial)
-        if is_new:
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if is_new and destination.is_dir():
             destination.rmdir()
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"{destination} is not written, and nothing is kept of it: {error}. Name a "
+                "directory that you may write to, on a disk with room."
+            ) from error
         raise
     for path in sorted(partial.iterdir()):
         path.replace(destination / path.name)
     partial.rmdir()
+
+
+def require_room(destination: Path, num_bytes: int) -> None:
+    """Raises CheckpointError where the file system of `destination` has fewer bytes free."""
+    existing = next(path for path in (destination, *destination.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < num_bytes:
+        raise CheckpointError(
+            f"{destination} needs {math.ceil(num_bytes / 2**20)} MiB at least, and its disk has "
+            f"{free // 2**20} MiB free. Name a DESTINATION on another disk, or make room."
+        )

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.checkpoint.config_check import text_config
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.export.destination import file_name, quantized_file_name, written_as_a_whole
+from vllm_davinci.core.export.destination import (
+    file_name,
+    quantized_file_name,
+    require_room,
+    save_tensors,
+    written_as_a_whole,
+)
 from vllm_davinci.core.export.fused_experts import find_fused_experts
+from vllm_davinci.core.export.layer_types import UNREACHED, LayerTypes
+from vllm_davinci.core.export.pairs import Fold
 from vllm_davinci.core.export.source import (
     floats_of_fp8,
     read_tensor,
@@ -44,16 +49,6 @@ from vllm_davinci.core.weight_files.files import (
 
 MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMAT_VERSION = "1.0.0"
-UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not see
-# Projections and experts, by the last part of the layer's name.
-_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|wq_b|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
-# MLA takes the first apart; the MTP head's is small and sensitive; an indexer's two are one product
-# in vLLM, which is float.
-_KEPT_FLOAT = re.compile(
-    r"(^|\.)(kv_b_proj|eh_proj|indexer\.(wk|weights_proj))$|(^|\.)(visual|vision_\w+|audio_\w+)\."
-)
-_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
-_ROUTED = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -76,13 +71,23 @@ class Exporter:
             config.json's `num_hidden_layers`
     dtype:  of the model: the tensors that stay floats
     ranges: layer -> range of its input, for static layers
+    types:  layer -> type, for those that calibration gives another one
+    folds:  tensor -> factors that it is multiplied with before it is rounded
     """
 
     source: Path
     destination: Path
     kind: str
     dtype: torch.dtype
-    ranges: Mapping[str, InputRange]
+    ranges: Mapping[str, InputRange] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    folds: Mapping[str, Fold] = field(default_factory=dict)
+
+    def require_room(self) -> None:
+        """Raises CheckpointError where the disk has less room than one byte per entry, or two."""
+        shapes = (t.shape for path in tensor_files(self.source) for t in read_header(path).values())
+        size = 2 if self.kind == FLOAT else 1
+        require_room(self.destination, size * sum(map(math.prod, shapes)))
 
     def run(self, advance: Callable[[int], None]) -> Exported:
         """Reads tensor by tensor, writes file by file. Leaves nothing behind when it fails.
@@ -90,6 +95,7 @@ class Exporter:
         advance: called after each tensor with its bytes in the source
         Raises CheckpointError when the source is not a float checkpoint or the result is not whole.
         """
+        self.require_room()
         with written_as_a_whole(self.destination) as directory:
             return self._write(directory, advance)
 
@@ -110,8 +116,7 @@ class Exporter:
         self._fused = find_fused_experts(
             {name: tensor for name, tensor in stored.items() if not is_scale(name)}
         )
-        depth = text_config(config).get("num_hidden_layers")
-        self._num_layers = depth if isinstance(depth, int) and depth else sys.maxsize
+        self._types = LayerTypes(self.kind, config, self.types)
         description: dict[str, Any] = {
             "version": FORMAT_VERSION,
             "model_quant_type": self.kind,
@@ -125,7 +130,7 @@ class Exporter:
         for number, (path, header) in enumerate(headers.items(), 1):
             written = self._file(path, header, stored, description, advance)
             file_name = self._file_name(number, len(headers))
-            save_file(written, directory / file_name, metadata={"format": "pt"})
+            save_tensors(written, directory / file_name)
             places |= dict.fromkeys(written, file_name)
             total += sum(tensor.nbytes for tensor in written.values())
             matrices += [
@@ -175,7 +180,7 @@ class Exporter:
                     else experts.separate(stored_name, tensor)
                 )
                 for name, value in own:
-                    kind = self._kind(name, value.shape, value.dtype)
+                    kind = self._types.of(name, value.shape, value.dtype)
                     for result_name, result in self._results(name, value, kind, stored).items():
                         written[result_name] = result.contiguous()
                         description[result_name] = kind
@@ -186,6 +191,9 @@ class Exporter:
         self, name: str, tensor: torch.Tensor, kind: str, stored: Mapping[str, StoredTensor]
     ) -> dict[str, torch.Tensor]:
         """The tensors that take the place of one of the model's."""
+        if name in self.folds:
+            folded = self.folds[name].applied(tensor)
+            tensor = folded.to(tensor.dtype) if kind == FLOAT else folded
         if kind == FLOAT:
             if name.endswith(".bias") and self._is_quantized(name.removesuffix(".bias"), stored):
                 return {name: tensor.to(torch.float32)}
@@ -206,25 +214,7 @@ class Exporter:
         weight = stored.get(name)
         if weight is None:
             return False
-        return self._kind(name, weight.shape, weight.dtype) != FLOAT
-
-    def _kind(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
-        prefix = name.removesuffix(".weight")
-        if self.kind == FLOAT or prefix == name or len(shape) != 2:
-            return FLOAT
-        if not dtype.is_floating_point:
-            return FLOAT
-        if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
-            return FLOAT
-        is_reached = not (_ROUTED.search(prefix) or self._is_after_the_model(prefix))
-        if SCHEMES[self.kind].needs_input_range and not is_reached:
-            return UNREACHED
-        return self.kind
-
-    def _is_after_the_model(self, prefix: str) -> bool:
-        """Whether it is a layer that predicts further tokens, which calibration does not run."""
-        number = _LAYER.match(prefix)
-        return number is not None and int(number[1]) >= self._num_layers
+        return self._types.of(name, weight.shape, weight.dtype) != FLOAT
 
     def _layer(
         self,
@@ -242,6 +232,8 @@ class Exporter:
                 f"longer text, or --type {UNREACHED}, which needs none."
             )
         bias = read_tensor(stored, f"{prefix}.bias")
+        if bias is not None and f"{prefix}.bias" in self.folds:
+            bias = self.folds[f"{prefix}.bias"].applied(bias)
         return scheme.rounded(FloatLayer(weight, self.dtype, bias, self.ranges[prefix]))
 
     def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:

@@ -155,6 +155,10 @@ class Scheme:
         """fp32 [out, in], the values that a layer stands for. tensor: a parameter by its name"""
         raise self._unavailable("A layer that is needed as floats", "its values (floats)")
 
+    def seen(self, inputs: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """fp32, the values that a layer multiplies in place of its inputs; see `floats`."""
+        return inputs
+
     def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
         """The tensors of a layer as they are stored."""
         raise self._unavailable("A float weight", "how to round it (rounded)")

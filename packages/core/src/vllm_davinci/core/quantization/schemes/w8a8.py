@@ -217,6 +217,10 @@ class W8A8(Int8Scheme):
         scale = deq_scale_as_float(tensor("deq_scale").cpu()) / tensor("input_scale").cpu()
         return weight.float() * scale.unsqueeze(1).to(weight.device)
 
+    def seen(self, inputs: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        scale, offset = tensor("input_scale"), tensor("input_offset")
+        return ((inputs / scale + offset).round_().clamp_(-128, 127) - offset) * scale
+
     def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
         """The input's range is mapped on -128 to 127; the bias goes into `quant_bias`."""
         assert layer.inputs is not None, "needs_input_range"

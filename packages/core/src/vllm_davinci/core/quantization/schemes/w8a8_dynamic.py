@@ -262,5 +262,10 @@ class W8A8Dynamic(Int8Scheme):
     def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
         return tensor("weight").float() * tensor("weight_scale").float()
 
+    def seen(self, inputs: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        scale = inputs.abs().amax(-1, keepdim=True) / 127
+        scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+        return (inputs / scale).round_() * scale
+
     def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
         return stored_per_channel(layer.weight)

@@ -1,0 +1,62 @@
+"""The type that each tensor of an export gets."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vllm_davinci.core.checkpoint.config_check import text_config
+from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
+
+UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not see
+# Projections and experts, by the last part of the layer's name.
+_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|wq_b|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
+# MLA takes the first apart; the MTP head's is small and sensitive; an indexer's two are one product
+# in vLLM, which is float.
+_KEPT_FLOAT = re.compile(
+    r"(^|\.)(kv_b_proj|eh_proj|indexer\.(wk|weights_proj))$|(^|\.)(visual|vision_\w+|audio_\w+)\."
+)
+_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
+_ROUTED = re.compile(r"\.experts\.\d+\.")
+
+
+class LayerTypes:
+    """The types of one export.
+
+    Beside static layers, routed experts become W8A8_DYNAMIC: few tokens reach each, and a range
+    from a short text would cut off the rest. So do the layers after config.json's
+    `num_hidden_layers`.
+    kind:   scheme of the projections
+    config: config.json
+    given:  layer -> another type
+    """
+
+    def __init__(
+        self, kind: str, config: Mapping[str, Any], given: Mapping[str, str] | None = None
+    ) -> None:
+        depth = text_config(config).get("num_hidden_layers")
+        self._num_layers = depth if isinstance(depth, int) and depth else sys.maxsize
+        self._kind, self._given = kind, given or {}
+
+    def of(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
+        """The type of a tensor. name: in the checkpoint"""
+        prefix = name.removesuffix(".weight")
+        if self._kind == FLOAT or prefix == name or len(shape) != 2:
+            return FLOAT
+        if not dtype.is_floating_point:
+            return FLOAT
+        if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
+            return FLOAT
+        is_reached = not (_ROUTED.search(prefix) or self._is_after_the_model(prefix))
+        if SCHEMES[self._kind].needs_input_range and not is_reached:
+            return UNREACHED
+        return self._given.get(prefix, self._kind)
+
+    def _is_after_the_model(self, prefix: str) -> bool:
+        """Whether it is a layer that predicts further tokens, which calibration does not run."""
+        number = _LAYER.match(prefix)
+        return number is not None and int(number[1]) >= self._num_layers

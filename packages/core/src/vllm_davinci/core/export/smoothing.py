@@ -1,0 +1,133 @@
+"""Scales that move from activations into weights, and input ranges: those that cost the least.
+
+Each is tried by the loss that its rounding would add to a calibration text
+(`Product.added_loss`), in place of the error of one layer's output: an outlier on which later
+layers live counts for what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vllm_davinci.core.export.calibration import Product
+from vllm_davinci.core.export.pairs import Pair, fold
+from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
+from vllm_davinci.core.quantization.scheme import Scheme
+
+# Scales are largest(|inputs|)^a / largest(|weights|)^(1 - a) for each of these a.
+_STRENGTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+# Ends of a range that are tried, as shares of the whole one; the first ones beside each strength.
+_FEW_SHARES = (1.0, 0.75)
+_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+_SMALLEST = 1e-5  # of a channel that is never used
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """What became of a pair. strength: 0 where its scales stay; losses: in nats per token"""
+
+    pair: Pair
+    scales: torch.Tensor
+    strength: float
+    loss_before: float
+    loss: float
+
+
+def smooth(
+    model: nn.Module,
+    pair: Pair,
+    products: Mapping[str, Product],
+    scheme: Scheme,
+    dtype: torch.dtype,
+) -> Smoothed:
+    """Moves the best scales of a pair in place, in the model and in what is known of its products.
+
+    products: by their first layer; dtype: that the source's weight is stored in if it is a norm's
+    """
+    read = [product for product in products.values() if product.layers[0] in pair.readers]
+    weights = [product.weight(model) for product in read]
+    inputs = [torch.maximum(-product.low, product.high) for product in read]
+    activations = pair.largest(torch.stack(inputs).amax(0)).clamp_min(_SMALLEST)
+    columns = torch.cat(weights).abs().amax(0)
+    of_weights = pair.largest(columns).clamp_min(_SMALLEST)
+
+    def loss(scales: torch.Tensor) -> float:
+        factors = pair.of_readers(scales)
+        return sum(
+            best_range(scaled(product, factors), weight * factors, scheme, _FEW_SHARES)[1]
+            for product, weight in zip(read, weights, strict=True)
+        )
+
+    best, strength = torch.ones_like(activations), 0.0
+    before = least = loss(best)
+    for tried in _STRENGTHS:
+        scales = activations**tried / of_weights ** (1 - tried)
+        scales = _as_stored(model, pair, scales / scales.log().mean().exp(), dtype)
+        if (found := loss(scales)) < least:
+            best, strength, least = scales, tried, found
+    if strength:
+        fold(model, pair, best)
+        for product in read:
+            vars(product).update(vars(scaled(product, pair.of_readers(best))))
+        _scale_gradients(model, pair, best, products)
+    return Smoothed(pair, best, strength, before, least)
+
+
+def best_range(
+    product: Product, weight: torch.Tensor, scheme: Scheme, shares: Sequence[float] = _SHARES
+) -> tuple[InputRange, float]:
+    """The part of the inputs' range whose levels cost the least, and the loss that it adds.
+
+    A rare value at the end costs its own error when it is cut off, and all others a wider step
+    when it is not.
+    weight: fp32 [out of all layers, in]
+    """
+    whole = InputRange(float(product.low.min()), float(product.high.max()))
+    expected = product.inputs @ weight.t()
+    found = []
+    for share in shares if scheme.needs_input_range else (1.0,):
+        tried = InputRange(whole.low * share, whole.high * share)
+        tensors = scheme.rounded(FloatLayer(weight, torch.bfloat16, inputs=tried))
+        seen = scheme.seen(product.inputs, tensors.__getitem__)
+        error = torch.addmm(expected, seen, scheme.floats(tensors.__getitem__).t(), beta=-1)
+        found.append((tried, product.added_loss(error)))
+    return min(found, key=lambda each: each[1])
+
+
+def scaled(product: Product, factors: torch.Tensor) -> Product:
+    """The product with weights multiplied by these factors. factors: fp32 [in]"""
+    return Product(
+        product.layers,
+        product.inputs / factors,
+        product.gradients,
+        product.low / factors,
+        product.high / factors,
+    )
+
+
+def _scale_gradients(
+    model: nn.Module, pair: Pair, scales: torch.Tensor, products: Mapping[str, Product]
+) -> None:
+    """The gradients of a linear source, whose outputs are divided now."""
+    for product in products.values():
+        if pair.source in product.layers:
+            sizes = [len(model.get_parameter(f"{name}.weight")) for name in product.layers]
+            parts = list(product.gradients.split(sizes, 1))
+            at = product.layers.index(pair.source)
+            parts[at] = parts[at] / pair.of_source(scales, sizes[at])
+            product.gradients = torch.cat(parts, 1)
+
+
+def _as_stored(
+    model: nn.Module, pair: Pair, scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Scales by which a norm's weight is divided without another rounding to its dtype."""
+    weight = model.get_parameter(f"{pair.source}.weight")
+    if weight.dim() > 1:
+        return scales
+    divided = (weight / scales).to(dtype).float()
+    return torch.where(divided == 0, scales, weight / divided)
