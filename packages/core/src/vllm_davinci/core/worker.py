@@ -303,7 +303,8 @@ class NPUWorker(Worker):
 
     def overlap_decisions(self) -> dict[str, int]:
         """Why steps were split or not: reason -> number of steps of this worker."""
-        return self.model_runner.splitter.counts()
+        splitter = getattr(self.model_runner, "splitter", None)  # V2 splits no step yet
+        return {} if splitter is None else splitter.counts()
 
     def graph_replays(self) -> dict[int, int]:
         """Tokens of a captured graph -> steps of this worker that replayed it."""

@@ -40,13 +40,8 @@ def refused_on_v2(vllm_config: "VllmConfig", environment: Mapping[str, str]) -> 
         return {}
     if not is_v2_chosen(environment):  # some options of vLLM choose it by themselves
         return {"watermarks and HiSparse, which take the V2 runner": True}
-    from vllm.config import CUDAGraphMode  # vLLM imports this module first
-
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     asked = {
-        "graphs (--enforce-eager leaves them out)": (
-            vllm_config.compilation_config.cudagraph_mode not in (None, CUDAGraphMode.NONE)
-        ),
         "--data-parallel-size": parallel.data_parallel_size > 1,
         "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
         "--prefill-context-parallel-size": parallel.prefill_context_parallel_size > 1,

@@ -136,8 +136,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
             self._update_stream, self._updated = torch_npu.npu.Stream(), torch_npu.npu.Event()
         graph = torch_npu.npu.NPUGraph()
         groups = [
-            Group(ubatch, layer_name, HostLengths())
-            for ubatch, layer_name, _ in distinct(metadata)
+            Group(ubatch, layer_name, HostLengths()) for ubatch, layer_name, _ in distinct(metadata)
         ]
         for group in groups:
             metadata[group.ubatch][group.layer_name].host_lengths = group.host_lengths

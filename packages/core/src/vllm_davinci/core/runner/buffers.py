@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.platforms import current_platform
 from vllm.utils import platform_utils
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor, UvaBackedTensor
-
-from vllm_davinci.core.platform import NPUPlatform
 
 V2_MODULES = "vllm.v1.worker.gpu."
 
@@ -113,9 +112,10 @@ def leave_out_uva() -> None:
     answers = platform_utils.is_pin_memory_available, platform_utils.is_uva_available
     for answer in answers:
         answer.cache_clear()
-    NPUPlatform.has_pinned_memory = False
+    platform = type(current_platform)
+    platform.has_pinned_memory = False
     try:
         assert not platform_utils.is_uva_available()
     finally:
-        NPUPlatform.has_pinned_memory = True
+        platform.has_pinned_memory = True
         platform_utils.is_pin_memory_available.cache_clear()

@@ -32,7 +32,7 @@ CreateForward = Callable[..., Callable[[CUDAGraphMode], None]]
 
 @dataclass(frozen=True)
 class _Captured:
-    """One size's graph. replayed: recorded after each replay: before it, nothing of it may change"""
+    """One size's graph. replayed: recorded after each replay; nothing of it changes before that."""
 
     graph: Any
     groups: list[Group]
@@ -113,9 +113,7 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
     """The graphs of a model's steps."""
 
     @classmethod
-    def taking_over(
-        cls, manager: ModelCudaGraphManager, state: NPUModelState
-    ) -> "NPUGraphManager":
+    def taking_over(cls, manager: ModelCudaGraphManager, state: NPUModelState) -> "NPUGraphManager":
         """The same object under this class. state: has the metadata of each step"""
         manager.__class__ = cls
         assert isinstance(manager, cls)

@@ -185,7 +185,7 @@ class NPUModelRunner(GPUModelRunner):
     def postprocess_sampled(
         self, idx_mapping: torch.Tensor, sampled_tokens: torch.Tensor, *args: Any, **kwargs: Any
     ) -> None:
-        """Keeps a step's tokens on the device: the newest ones, and all of them where they are read.
+        """Keeps a step's tokens on the device: the newest ones, and all of them where needed.
 
         A request that is a prompt still gets a token that nothing reads: its last step writes
         another one.

@@ -1,6 +1,5 @@
 """What a step has of its model: attention metadata, states, embeddings."""
 
-from functools import cache
 from typing import Any
 
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
@@ -26,11 +25,10 @@ class NPUModelState(ModelState):
         return state
 
     def prepare_attn(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        metadata: dict[str, Any] = super().prepare_attn(*args, **kwargs)  # type: ignore[safe-super]
+        metadata: dict[str, Any] = super().prepare_attn(*args, **kwargs)
         self.newest_metadata = metadata
         return metadata
 
 
-@cache
-def _behind_ours(cls: type[ModelState]) -> type[ModelState]:
+def _behind_ours(cls: type[Any]) -> type[Any]:
     return type(f"NPU{cls.__name__}", (NPUModelState, cls), {})
