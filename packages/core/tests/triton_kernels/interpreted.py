@@ -147,6 +147,9 @@ def post_update(draw: Draw) -> Iterator[Launch]:
                         draw.tokens,
                         LONGEST,
                         draw.ints(0, LONGEST - DRAFTS - 1, SLOTS),
+                        None if counts is None else draw.longs(0, 99, draw.num_reqs, DRAFTS),
+                        draw.longs(0, 99, SLOTS, DRAFTS),
+                        DRAFTS,
                     ),
                     {},
                 )

@@ -106,12 +106,14 @@ OVERRIDES: tuple[Override, ...] = (
         where=(
             "core.runner.graphs:NPUGraphManager",
             "core.runner.graphs:StepGraphs",
+            "core.runner.model_runner:NPUModelRunner._init_minimal_kv_cache_for_profiling",
+            "core.runner.model_runner:NPUModelRunner._cleanup_profiling_kv_cache",
         ),
         why="vLLM captures torch.cuda's graphs, and nothing of a step reaches its replay",
         upstream={
             "v1/worker/gpu/cudagraph_utils.py": (
                 "torch.cuda.CUDAGraph()",
-                "super().capture(create_forward_fn",
+                "super().capture(create_forward_fn, progress_bar_desc)",
                 "super().run_fullgraph(desc)",
                 "def _init_minimal_kv_cache_for_profiling",
                 "def _teardown_profiling_state",

@@ -93,6 +93,7 @@ class NPUBlockTables(BlockTables):
                 gathered[len(slots) :] = 0
                 table[:num_padded].copy_(gathered, non_blocking=True)
             self._gathered = now
+            self._num_dirty_rows = max(self._num_dirty_rows, num_padded)
         return tuple(table[:num_padded] for table in tables)
 
     def slots_of(self, slots: np.ndarray, positions: np.ndarray, num_padded: int) -> torch.Tensor:

@@ -12,7 +12,6 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms import current_platform
 from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
-from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
@@ -167,9 +166,6 @@ class StepGraphs(GraphCapture):
             manager.take_forward(runner)
             return self.capture(layers, lambda size: 1)
 
-    def _begin_trial(self) -> None:
-        cudagraph_utils._init_minimal_kv_cache_for_profiling(self._runner)
-
     @contextmanager
     def _own_pool(self) -> Iterator[None]:
         manager = self._manager
@@ -186,9 +182,6 @@ class StepGraphs(GraphCapture):
         finally:
             manager.graphs.clear()
             manager.pool = pool
-
-    def _end_trial(self) -> None:
-        cudagraph_utils._teardown_profiling_state(self._runner)
 
     def _descriptors(self) -> Iterable[tuple[CUDAGraphMode, list[Any]]]:
         manager = self._manager

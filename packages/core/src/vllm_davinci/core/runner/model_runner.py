@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.attn_utils import get_shared_kv_cache_layers
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
@@ -119,6 +120,16 @@ class NPUModelRunner(GPUModelRunner):
         self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
         super().profile_run(*args, **kwargs)
         self.graphs.measure_workspaces()
+
+    def measure_steps(self) -> int:
+        """Bytes that the largest steps in ubatches take: none is split."""
+        return 0
+
+    def _init_minimal_kv_cache_for_profiling(self) -> None:
+        cudagraph_utils._init_minimal_kv_cache_for_profiling(self)
+
+    def _cleanup_profiling_kv_cache(self) -> None:
+        cudagraph_utils._teardown_profiling_state(self)
 
     def _init_kv_zero_meta(self) -> None:
         """vLLM's looks for tensors among the layers' caches, and would zero nothing of ours."""

@@ -172,6 +172,9 @@ def post_update(
     all_token_ids: torch.Tensor,
     all_token_ids_stride: int,
     total_len: torch.Tensor,
+    draft_tokens: torch.Tensor | None,
+    draft_tokens_out: torch.Tensor | None,
+    num_draft_tokens: int,
     **_: Any,
 ) -> None:
     """Appends a step's tokens to their requests and moves these on.
@@ -187,6 +190,7 @@ def post_update(
     num_sampled, num_rejected: [B] int32
     query_start_loc:     None: no token has been computed
     all_token_ids:       [R, longest request] int32, in place
+    draft_tokens:        [B, num_draft_tokens] int64, kept in draft_tokens_out [R, ...]; or None
     """
     num_reqs, num_columns = idx_mapping.shape[0], sampled_tokens.shape[1]
     exists = idx_mapping >= 0
@@ -211,6 +215,11 @@ def post_update(
         counts = (slot.unsqueeze(1) * output_bin_counts_stride + tokens.clamp(min=0)).view(-1)
         output_bin_counts.view(-1).index_add_(0, counts, is_token.view(-1).to(torch.int32))
     total_len.index_add_(0, slot, count)
+    if draft_tokens is not None:
+        assert draft_tokens_out is not None
+        before = draft_tokens_out.index_select(0, slot)
+        drafts = (draft_tokens[:num_reqs] - before) * exists.unsqueeze(1)
+        draft_tokens_out.index_add_(0, slot, drafts)
 
     computed = -num_rejected[:num_reqs]
     if query_start_loc is not None:
