@@ -54,7 +54,7 @@ OVERRIDES: tuple[Override, ...] = (
             "core.runner.plain_steps:NPURequestState",
             "core.runner.model_state:NPUModelState",
         ),
-        why="the V2 runner names the classes of its parts in its code; none is a choice of a platform",
+        why="the V2 runner names the classes of its parts in its code; no platform chooses them",
         upstream={
             RUNNER_V2: (
                 "self.req_states = RequestState(",
@@ -70,7 +70,7 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="a platform can name the parts of the V2 runner",
     ),
     Override(
-        what="the V2 runner's cache is laid out anew in the memory that vLLM has allocated and bound",
+        what="the V2 runner's cache is laid out anew in the memory that vLLM has allocated",
         where=(
             "core.runner.model_runner:NPUModelRunner.kv_caches",
             "core.runner.model_runner:NPUModelRunner._init_kv_zero_meta",
@@ -102,7 +102,7 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="a platform can say that its device reads no memory of the host",
     ),
     Override(
-        what="the V2 runner's graphs are torch_npu's, with lengths that are updated before a replay",
+        what="the V2 runner's graphs are torch_npu's, with lengths updated before a replay",
         where=(
             "core.runner.graphs:NPUGraphManager",
             "core.runner.graphs:StepGraphs",
