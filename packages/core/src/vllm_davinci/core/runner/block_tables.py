@@ -54,6 +54,7 @@ class NPUBlockTables(BlockTables):
 
     # What `input_block_tables` hold: requests' slots, padded rows, and version of `rows`.
     _version: int
+    _num_dirty_rows: int  # vLLM's: rows that a dummy step clears
     _gathered: tuple[bytes, int, int] | None
 
     def append_block_ids(

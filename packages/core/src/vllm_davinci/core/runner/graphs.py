@@ -82,8 +82,8 @@ class _OnNPU(CudaGraphManager):
         with torch_npu.npu.stream(updates):
             updates.wait_event(captured.replayed)
             for group in captured.groups:
-                lengths = metadata[group.ubatch][group.layer_name].step_lengths()
-                group.host_lengths.update(*lengths, updates)
+                lengths_q, lengths_kv = metadata[group.ubatch][group.layer_name].step_lengths()
+                group.host_lengths.update(lengths_q, lengths_kv, updates)
             self._updated.record(updates)
         stream.wait_event(self._updated)
         captured.graph.replay()
@@ -151,12 +151,14 @@ class StepGraphs(GraphCapture):
 
     @property
     def _manager(self) -> NPUGraphManager | None:
-        manager: NPUGraphManager | None = self._runner.cudagraph_manager
+        runner: Any = self._runner
+        manager: NPUGraphManager | None = runner.cudagraph_manager
         return manager
 
     def capture_steps(self) -> int:
         """Captures every size. Returns the bytes of device memory it took."""
-        runner, manager = self._runner, self._manager
+        runner: Any = self._runner
+        manager = self._manager
         if manager is None or not manager.needs_capture():
             return 0
         self._query_len = manager.decode_query_len
@@ -171,7 +173,7 @@ class StepGraphs(GraphCapture):
         manager = self._manager
         assert manager is not None
         pool, manager.pool = manager.pool, current_platform.graph_pool_handle()
-        runner = self._runner
+        runner: Any = self._runner
         try:
             with (
                 freeze_gc_for_cudagraph_capture(),
