@@ -270,7 +270,8 @@ def apply_grammar_bitmask(
     cu_num_logits:  [B + 1] int32
     bitmask:        [masks, words] int32, a bit per token that is taken
     """
-    request, place = logits_indices // MASK_STRIDE, logits_indices % MASK_STRIDE
+    request = logits_indices // MASK_STRIDE
+    place = logits_indices - request * MASK_STRIDE
     first = cu_num_logits.index_select(0, request)
     row = first + place
     exists = row < cu_num_logits.index_select(0, request + 1)
