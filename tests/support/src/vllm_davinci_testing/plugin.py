@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from vllm_davinci_testing import processors, selection
+from vllm_davinci_testing import processors, runners, selection
 from vllm_davinci_testing.lanes import Lanes
 from vllm_davinci_testing.processes import fork_server
 from vllm_davinci_testing.selection import Selection
@@ -71,10 +71,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=processors.CHOICES,
         help="use the instruction sets of an older processor; `older`: than this machine's",
     )
+    parser.addoption(
+        "--runner",
+        choices=runners.CHOICES,
+        help=f"which model runner of vLLM serves; v2: the tests that {runners.LISTED} names run, "
+        "v2-all: all of them",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     let_children_be_interrupted()
+    runner = config.getoption("runner")
+    if runner:
+        runners.use(runner)
     processor = config.getoption("processor")
     if processor:
         processors.use(processor)
@@ -84,6 +93,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config), "davinci-selection")
     config.pluginmanager.register(Summary(config), "davinci-summary")
     config.pluginmanager.register(TestClock(), "davinci-clock")
+    if runner == runners.LISTED_ON_V2:
+        config.pluginmanager.register(runners.ListedTests(config.rootpath), "davinci-runner")
     if find_spec("vllm_davinci") and find_spec("vllm_davinci.vnpu"):
         config.pluginmanager.register(RefusedCalls(config), "davinci-refused-calls")
     lanes = config.getoption("lanes")

@@ -247,7 +247,7 @@ class NPUModelRunner(BalancingRunner):
         return None
 
     def _zero_block_ids(self, block_ids: list[int]) -> None:
-        self._kv_cache_memory.zero(block_ids)
+        self._kv_cache_memory.zero_block_ids(block_ids)
 
     def _prepare_inputs(
         self,

@@ -17,6 +17,7 @@ from vllm_davinci.core.config.described import is_described
 from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
 from vllm_davinci.core.config.hybrids import settle_states
 from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
+from vllm_davinci.core.config.model_runner import WHY_V1, choose_model_runner, is_v2_chosen
 from vllm_davinci.core.config.parsing import get_settings, is_resolved
 from vllm_davinci.core.config.resolution import log_resolution, resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
@@ -24,7 +25,7 @@ from vllm_davinci.core.config.side_streams import check_streams
 from vllm_davinci.core.config.sparse_attention import refuse_beside_sparse_attention
 from vllm_davinci.core.config.speculation import check_speculation
 from vllm_davinci.core.config.time_limits import limit_device_waits
-from vllm_davinci.core.config.vllm_settings import WHY_V1, choose_model_runner, set_for_npu
+from vllm_davinci.core.config.vllm_settings import set_for_npu
 from vllm_davinci.core.device.local_devices import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.ray_devices import check_ray_devices
 from vllm_davinci.core.device.soc import Soc, soc_of
@@ -66,6 +67,7 @@ class NPUPlatform(Platform):
         "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
     ]
     simple_compile_backend: str = "eager"
+    has_pinned_memory: ClassVar[bool] = True
 
     # --- the device ------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
-        return True
+        return cls.has_pinned_memory
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -142,9 +144,14 @@ class NPUPlatform(Platform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        from vllm_davinci.core.spec_decode import triton_stand_ins  # imports torch's operators
+        if is_v2_chosen(os.environ):
+            from vllm_davinci.core.triton_kernels import registration  # imports vLLM's runner
 
-        triton_stand_ins.register()
+            registration.register()
+        else:
+            from vllm_davinci.core.spec_decode import triton_stand_ins  # imports torch's operators
+
+            triton_stand_ins.register()
 
     @classmethod
     def get_attn_backend_cls(

@@ -24,6 +24,7 @@ class Override:
 
 
 RUNNER = "v1/worker/gpu_model_runner.py"
+RUNNER_V2 = "v1/worker/gpu/model_runner.py"
 
 OVERRIDES: tuple[Override, ...] = (
     Override(
@@ -38,10 +39,89 @@ OVERRIDES: tuple[Override, ...] = (
         where=("core.graph.capture:GraphCapture", "core.graph.wrapper:NPUGraphWrapper"),
         why="the V1 runner names CUDAGraphWrapper, which captures torch.cuda's graphs",
         upstream={
-            RUNNER: ("CUDAGraphWrapper(", "_warmup_and_capture", "_freeze_gc", "capture_model"),
+            RUNNER: ("CUDAGraphWrapper(", "_warmup_and_capture", "capture_model"),
             "compilation/cuda_graph.py": ("class CUDAGraphWrapper", "torch.cuda.CUDAGraph()"),
         },
         goes_when="the runner asks get_static_graph_wrapper_cls for full graphs too",
+    ),
+    Override(
+        what="parts of the V2 runner are taken over where it assigns them to its attributes",
+        where=(
+            "core.runner.adoption:adopted",
+            "core.runner.model_runner:NPUModelRunner",
+            "core.runner.block_tables:NPUBlockTables",
+            "core.runner.sampler:NPUSampler._sample_random",
+            "core.runner.plain_steps:NPURequestState",
+            "core.runner.model_state:NPUModelState",
+        ),
+        why="the V2 runner names the classes of its parts in its code; no platform chooses them",
+        upstream={
+            RUNNER_V2: (
+                "self.req_states = RequestState(",
+                "self.input_buffers = InputBuffers(",
+                "self.model_state = init_model_state(",
+                "self.sampler = Sampler(",
+                "self.block_tables = BlockTables(",
+                "self.cudagraph_manager = ModelCudaGraphManager(",
+                "self.kv_caches = [",
+            ),
+            "v1/worker/gpu/sample/sampler.py": ("def _sample_random",),
+        },
+        goes_when="a platform can name the parts of the V2 runner",
+    ),
+    Override(
+        what="the V2 runner's cache is laid out anew in the memory that vLLM has allocated",
+        where=(
+            "core.runner.model_runner:NPUModelRunner.kv_caches",
+            "core.runner.model_runner:NPUModelRunner._init_kv_zero_meta",
+        ),
+        why="vLLM's views have no room for keys and values in two halves, which the operators take",
+        upstream={
+            RUNNER_V2: ("kv_caches_dict = init_kv_cache(", "def _init_kv_zero_meta"),
+            "v1/worker/utils.py": ("def allocate_kv_cache", "buf = torch.zeros(buf_size"),
+        },
+        goes_when="vLLM asks the attention backend for a layer's regions",
+    ),
+    Override(
+        what="tables of the V2 runner's requests are copied where they change",
+        where=(
+            "core.runner.buffers:CopiedTensor",
+            "core.runner.buffers:IndexedWrites",
+            "core.runner.buffers:leave_out_uva",
+        ),
+        why="vLLM takes all pinned memory for readable by the device, and copies whole tables else",
+        upstream={
+            "utils/platform_utils.py": ("def is_uva_available", "is_pin_memory_available() or"),
+            "v1/worker/gpu/buffer_utils.py": (
+                "_staged_write_indices",
+                "_staged_write_starts",
+                "_staged_write_cu_lens",
+                "self.pool = UvaBufferPool(",
+            ),
+        },
+        goes_when="a platform can say that its device reads no memory of the host",
+    ),
+    Override(
+        what="the V2 runner's graphs are torch_npu's, with lengths updated before a replay",
+        where=(
+            "core.runner.graphs:NPUGraphManager",
+            "core.runner.graphs:StepGraphs",
+            "core.runner.model_runner:NPUModelRunner._init_minimal_kv_cache_for_profiling",
+            "core.runner.model_runner:NPUModelRunner._cleanup_profiling_kv_cache",
+        ),
+        why="vLLM captures torch.cuda's graphs, and nothing of a step reaches its replay",
+        upstream={
+            "v1/worker/gpu/cudagraph_utils.py": (
+                "torch.cuda.CUDAGraph()",
+                "super().capture(create_forward_fn, progress_bar_desc)",
+                "super().run_fullgraph(desc)",
+                "def _init_minimal_kv_cache_for_profiling",
+                "def _teardown_profiling_state",
+                "self._capture_descs",
+                "self._candidates",
+            ),
+        },
+        goes_when="vLLM asks the platform for graphs",
     ),
     Override(
         what="the offloading connector's worker gets both parts of every layer's cache",

@@ -124,9 +124,16 @@ class NPUWorker(Worker):
         init_workspace_manager(self.device, 1, num_lanes=config.dbo.num_ubatches)
         choose_fused_ops(config.enable_compiled_operators)
         name_streams()
-        self.model_runner = NPUModelRunner(self.vllm_config, self.device)
+        self.model_runner = self._make_model_runner()
         if self.rank == 0:
             report_usage_stats(self.vllm_config)
+
+    def _make_model_runner(self) -> Any:
+        if self.use_v2_model_runner:
+            from vllm_davinci.core.runner.model_runner import NPUModelRunner as Runner
+
+            return Runner(self.vllm_config, self.device)
+        return NPUModelRunner(self.vllm_config, self.device)
 
     def _step_guard(self) -> StepGuard | None:
         """Ends a step on all ranks when one of them fails; None where there is one rank."""
@@ -297,7 +304,8 @@ class NPUWorker(Worker):
 
     def overlap_decisions(self) -> dict[str, int]:
         """Why steps were split or not: reason -> number of steps of this worker."""
-        return self.model_runner.splitter.counts()
+        splitter = getattr(self.model_runner, "splitter", None)  # V2 splits no step yet
+        return {} if splitter is None else splitter.counts()
 
     def graph_replays(self) -> dict[int, int]:
         """Tokens of a captured graph -> steps of this worker that replayed it."""

@@ -1,7 +1,7 @@
 """Values of vLLM's configuration that an NPU needs."""
 
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +18,6 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
 
 SHUTDOWN_LIMIT_S = 15
-MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-WHY_V1 = "vLLM takes V2 where Triton is usable; V2's kernels are for GPUs"
-
-
-def choose_model_runner(environment: MutableMapping[str, str]) -> bool:
-    """Chooses vLLM's V1 model runner where nobody has chosen; whether vLLM would have taken V2.
-
-    vLLM's own choice depends on whether it takes Triton for usable: it does on a host with
-    triton-ascend, and also where CUDA_VISIBLE_DEVICES is empty. To be called before vLLM's
-    configuration asks; processes that this one starts inherit the choice.
-    """
-    if MODEL_RUNNER in environment:
-        return False
-    from vllm.triton_utils import HAS_TRITON  # asks the platform, which imports this module
-
-    environment[MODEL_RUNNER] = "0"
-    return bool(HAS_TRITON)
 
 
 def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:

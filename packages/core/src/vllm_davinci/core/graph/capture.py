@@ -1,8 +1,8 @@
 """Captures a runner's model once per size, as far as the device has room."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import is_global_first_rank
 from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
+from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.worker.workspace import lock_workspace
 
@@ -41,7 +42,6 @@ class CapturableRunner(RunnerWithCache, Protocol):
     cudagraph_dispatcher: CudagraphDispatcher
     uniform_decode_query_len: int
 
-    def _freeze_gc(self) -> AbstractContextManager[None]: ...
     def _warmup_and_capture(self, desc: BatchDescriptor, **options: Any) -> None: ...
     def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
 
@@ -77,7 +77,7 @@ class GraphCapture:
 
         vLLM does not count them: it measures after they have been given back.
         """
-        self._workspace_bytes = max(self._workspace_bytes, _release_workspaces())
+        self._workspace_bytes = max(self._workspace_bytes, release_workspaces())
 
     def profile_memory(self) -> GraphMemory:
         """Captures the two largest sizes over a small KV cache and drops them again.
@@ -96,28 +96,43 @@ class GraphCapture:
 
     def _captured_memory(self, workspaces: int) -> GraphMemory | None:
         taken: list[int] = []
-        model = self._wrapper
-        assert model is not None
-        pool, model.graph_pool = model.graph_pool, current_platform.graph_pool_handle()
         captured_before = compilation_counter.num_cudagraph_captured
         set_cudagraph_capturing_enabled(True)
         try:
-            with self._runner._freeze_gc():
-                for mode, descriptors in self._dispatcher.get_capture_descs():
+            with self._own_pool():
+                for mode, descriptors in self._descriptors():
                     for descriptor in descriptors[:2]:
                         before = _free_bytes()
                         if self._capture_on_all_ranks(descriptor, mode) is None:
-                            workspaces = max(workspaces, _release_workspaces())
+                            workspaces = max(workspaces, release_workspaces())
                             taken.append(before - _free_bytes())
         finally:
             set_cudagraph_capturing_enabled(False)
             compilation_counter.num_cudagraph_captured = captured_before
+        return GraphMemory(taken[0], taken[-1], workspaces) if taken else None
+
+    @contextmanager
+    def _own_pool(self) -> Iterator[None]:
+        """Graphs that are captured inside have memory of their own, and are gone after it."""
+        model = self._wrapper
+        assert model is not None
+        pool, model.graph_pool = model.graph_pool, current_platform.graph_pool_handle()
+        try:
+            with freeze_gc_for_cudagraph_capture():
+                yield
+        finally:
             model.clear_graphs()
             model.graph_pool = pool
             for keys in self._dispatcher.cudagraph_keys.values():
                 keys.clear()
             self._dispatcher.keys_initialized = False
-        return GraphMemory(taken[0], taken[-1], workspaces) if taken else None
+
+    def _descriptors(self) -> Iterable[tuple[CUDAGraphMode, list[Any]]]:
+        """The graphs that are asked for, by mode, the largest first."""
+        descriptors: Iterable[tuple[CUDAGraphMode, list[Any]]] = (
+            self._dispatcher.get_capture_descs()
+        )
+        return descriptors
 
     def capture(
         self,
@@ -147,8 +162,8 @@ class GraphCapture:
         captured: list[int] = []
         failed: dict[int, str] = {}
         set_cudagraph_capturing_enabled(True)
-        with self._runner._freeze_gc():
-            for mode, descriptors in self._dispatcher.get_capture_descs():
+        with freeze_gc_for_cudagraph_capture():
+            for mode, descriptors in self._descriptors():
                 for descriptor in descriptors:
                     failure = self._capture_on_all_ranks(descriptor, mode)
                     if failure is None:
@@ -163,8 +178,7 @@ class GraphCapture:
             self._give_up(failed)
             self.use_sizes(captured)
         self.captured_bytes = before - _free_bytes()
-        if self._wrapper is not None:
-            self._wrapper.replays.clear()  # those so far were no steps
+        self._count_from_here()
         lock_workspace()
         logger.info_once(
             "Graph mode: %d graphs captured in %.1f s, %s of device memory.",
@@ -174,9 +188,14 @@ class GraphCapture:
         )
         return self.captured_bytes
 
+    def _count_from_here(self) -> None:
+        """Replays so far were no steps."""
+        if self._wrapper is not None:
+            self._wrapper.replays.clear()
+
     def _sizes(self) -> list[int]:
-        """Tokens of the graphs that the dispatcher asks for, ascending."""
-        descriptors = (of for _, of in self._dispatcher.get_capture_descs())
+        """Tokens of the graphs that are asked for, ascending."""
+        descriptors = (of for _, of in self._descriptors())
         return sorted({each.num_tokens for of_mode in descriptors for each in of_mode})
 
     def _plan(
@@ -203,38 +222,41 @@ class GraphCapture:
             keys.clear()
         dispatcher.initialize_cudagraph_keys(compilation.cudagraph_mode, self._query_len)
 
-    def _capture_on_all_ranks(self, descriptor: BatchDescriptor, mode: CUDAGraphMode) -> str | None:
+    def _capture_on_all_ranks(self, descriptor: Any, mode: CUDAGraphMode) -> str | None:
         """Why some rank could not capture the size, or replay it; None if all could.
 
         A device gives a graph its streams and events at the first replay.
         """
-
-        def capture() -> None:
-            self._runner._warmup_and_capture(descriptor, cudagraph_runtime_mode=mode)
-
-        def replay() -> None:
-            self._runner._dummy_run(
-                descriptor.num_tokens,
-                cudagraph_runtime_mode=mode,
-                uniform_decode=descriptor.uniform,
-                skip_eplb=True,
-                remove_lora=False,
-                num_active_loras=descriptor.num_active_loras,
-            )
-
         failure: str | None = None
-        for attempt in (capture, replay):
+        for attempt in (self._capture_size, self._replay_size):
             try:
-                attempt()
+                attempt(descriptor, mode)
                 torch.accelerator.synchronize()
             except RuntimeError as error:
                 failure = f"{type(error).__name__}: {error}"
                 logger.exception("The graph of %d tokens was not captured.", descriptor.num_tokens)
             if not least_of_all_ranks(failure is None):
-                assert self._wrapper is not None
-                self._wrapper.forget(descriptor)
+                self._forget(descriptor)
                 return failure or "another rank could not; see its log"
         return None
+
+    def _capture_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
+        self._runner._warmup_and_capture(descriptor, cudagraph_runtime_mode=mode)
+
+    def _replay_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
+        self._runner._dummy_run(
+            descriptor.num_tokens,
+            cudagraph_runtime_mode=mode,
+            uniform_decode=descriptor.uniform,
+            skip_eplb=True,
+            remove_lora=False,
+            num_active_loras=descriptor.num_active_loras,
+        )
+
+    def _forget(self, descriptor: Any) -> None:
+        """Gives up a graph that not all ranks have."""
+        assert self._wrapper is not None
+        self._wrapper.forget(descriptor)
 
     def _give_up(self, failed: dict[int, str]) -> None:
         """Says which sizes are not there, or ends the start. failed: tokens -> why."""
@@ -273,7 +295,7 @@ def _free_bytes() -> int:
     return int(torch.accelerator.get_memory_info()[0])
 
 
-def _release_workspaces() -> int:
+def release_workspaces() -> int:
     """Gives back what torch_npu caches. Returns the bytes that its allocator does not count.
 
     Those are workspaces, one for each stream, which later steps take again.

@@ -37,7 +37,7 @@ class CapturableMetadata(Protocol):
         """The tensors of it that the device reads."""
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """The layers of a graph that share metadata, by one of them. ubatch: 0 in a whole step."""
 
     ubatch: int
@@ -55,7 +55,7 @@ class _Captured:
 
     graph: Any
     output: Any
-    groups: list[_Group]
+    groups: list[Group]
     inputs: dict[str, tuple[int, torch.Size]]
     replayed: Any
 
@@ -113,7 +113,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
             return self._forward(*args, **kwargs)
         descriptor = context.batch_descriptor
         assert descriptor is not None
-        metadata = _parts(context.attn_metadata)
+        metadata = parts(context.attn_metadata)
         inputs = _inputs(args, kwargs, metadata)
         captured = self._captured.get(descriptor)
         if captured is None:
@@ -136,8 +136,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
             self._update_stream, self._updated = torch_npu.npu.Stream(), torch_npu.npu.Event()
         graph = torch_npu.npu.NPUGraph()
         groups = [
-            _Group(ubatch, layer_name, HostLengths())
-            for ubatch, layer_name, _ in _distinct(metadata)
+            Group(ubatch, layer_name, HostLengths()) for ubatch, layer_name, _ in distinct(metadata)
         ]
         for group in groups:
             metadata[group.ubatch][group.layer_name].host_lengths = group.host_lengths
@@ -176,12 +175,12 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         self.replays[descriptor.num_tokens] += 1
 
 
-def _parts(metadata: Any) -> list[dict[str, Any]]:
+def parts(metadata: Any) -> list[dict[str, Any]]:
     """By layer, per ubatch."""
     return metadata if isinstance(metadata, list) else [metadata or {}]
 
 
-def _distinct(metadata: list[dict[str, Any]]) -> Iterable[tuple[int, str, CapturableMetadata]]:
+def distinct(metadata: list[dict[str, Any]]) -> Iterable[tuple[int, str, CapturableMetadata]]:
     """Each of a step's metadata once: its ubatch, its first layer, and itself."""
     for ubatch, of_part in enumerate(metadata):
         first_layers = {id(each): name for name, each in reversed(of_part.items())}
@@ -202,7 +201,7 @@ def _inputs(
         for name, each in tensors.items()
         if isinstance(each, torch.Tensor)
     }
-    for ubatch, layer_name, each in _distinct(metadata):
+    for ubatch, layer_name, each in distinct(metadata):
         for number, tensor in enumerate(each.step_tensors()):
             found[f"{layer_name}/{ubatch}/{number}"] = tensor.data_ptr(), tensor.shape
     return found

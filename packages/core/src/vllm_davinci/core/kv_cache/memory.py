@@ -81,15 +81,26 @@ class KVCacheMemory:
         context:       in which the memory is allocated
         Returns each layer's cache.
         """
-        caches: dict[str, LayerCache] = {}
-        whole: list[torch.Tensor] = []
+        memory = None
         if kv_cache_config.kv_cache_tensors:
             with context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
                 memory = torch.zeros(size_bytes, dtype=torch.int8, device=self._device)
+        return self.bind(memory, kv_cache_config, kernel_block_sizes, shared_layers)
+
+    def bind(
+        self,
+        memory: torch.Tensor | None,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int],
+        shared_layers: Mapping[str, str],
+    ) -> dict[str, LayerCache]:
+        """Divides the allocation of a plan among its layers. memory: [bytes], int8; None of none"""
+        caches: dict[str, LayerCache] = {}
+        whole: list[torch.Tensor] = []
+        if memory is not None:
             if self._is_packed(kv_cache_config):
-                caches = self._packed(memory, kv_cache_config)
-                whole = [memory]
+                caches, whole = self._packed(memory, kv_cache_config), [memory]
             else:
                 caches, whole = self._in_regions(memory, kv_cache_config, kernel_block_sizes)
         for layer_name, target_name in shared_layers.items():
@@ -161,7 +172,7 @@ class KVCacheMemory:
         sizes = layer.kv_lora_rank, layer.qk_rope_head_dim, layer.index_head_size
         return MLACache.in_region(region.view(spec.dtype), block_size, *sizes)
 
-    def zero(self, block_ids: Sequence[int]) -> None:
+    def zero_block_ids(self, block_ids: Sequence[int]) -> None:
         """Zeroes whole blocks of every layer's keys and values."""
         if not block_ids:
             return
@@ -178,7 +189,7 @@ class KVCacheMemory:
         copy_blocks = fused_op("copy_kv_blocks")
         if copy_blocks is None:
             return False
-        self.zero(new_blocks)
+        self.zero_block_ids(new_blocks)
         copy_blocks(kv_caches=self._parts_by_block(), block_pairs=torch.tensor(copies))
         return True
 

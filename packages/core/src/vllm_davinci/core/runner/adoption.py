@@ -1,0 +1,38 @@
+"""Components that vLLM's runner makes, taken over as it assigns them."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+Component = TypeVar("Component")
+
+
+class adopted(Generic[Component]):  # noqa: N801  a decorator
+    """Makes an attribute of a runner what a method makes of each value that is assigned to it.
+
+    vLLM's runner names its classes in its code and stores what it makes of them in attributes. The
+    decorated method gets such an object and returns the one that is stored: every reader sees that,
+    in vLLM's method that has just assigned it too. None is stored as it is.
+    """
+
+    def __init__(self, adopt: Callable[[Any, Any], Component]) -> None:
+        self._adopt = adopt
+        self.__doc__ = adopt.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, runner: Any, owner: type | None = None) -> Component:
+        if runner is None:
+            return self  # type: ignore[return-value]
+        try:
+            stored: Component = runner.__dict__[self._name]
+        except KeyError:
+            raise AttributeError(f"{type(runner).__name__} has no {self._name} yet.") from None
+        return stored
+
+    def __set__(self, runner: Any, value: Any) -> None:
+        runner.__dict__[self._name] = None if value is None else self._adopt(runner, value)
+
+    def __delete__(self, runner: Any) -> None:
+        if runner.__dict__.pop(self._name, self) is self:
+            raise AttributeError(f"{type(runner).__name__} has no {self._name} to delete.")

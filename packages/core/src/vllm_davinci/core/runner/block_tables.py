@@ -1,0 +1,144 @@
+"""Block tables of the V2 runner, kept and read on the host."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+from vllm_davinci.core.attention.stripes import Stripes
+
+
+class HostCounts(NamedTuple):
+    """Blocks of each request: [groups, slots of requests] int32, on the host alone."""
+
+    np: np.ndarray
+
+
+class NPUBlockTables(BlockTables):
+    """Blocks of all requests on the host; what a step needs of them on the device.
+
+    vLLM keeps the tables on the device and computes there which rows and slots a step has. The host
+    knows the step's requests and positions, so here that is a few numpy calls and a copy each.
+
+    rows:            by cache group, [slots of requests, blocks] int32: a request's blocks
+    slots_per_block: by cache group, from the first slot of a block to that of the next one
+    stripes:         which tokens this rank keeps, of groups that ranks divide
+    """
+
+    rows: list[np.ndarray]
+    slots_per_block: list[int]
+    stripes: list[Stripes]
+
+    @classmethod
+    def taking_over(cls, tables: BlockTables) -> "NPUBlockTables":
+        """The same object under this class; its buffers of a step stay, the tables go."""
+        is_divided = tables.dcp_sharded.tolist()
+        tables.__class__ = cls
+        assert isinstance(tables, cls)
+        tables.rows = [
+            np.zeros(tuple(table.shape), dtype=np.int32) for table in tables.input_block_tables
+        ]
+        tables.block_tables, tables.fused_writer = [], None
+        tables.num_blocks = HostCounts(tables.num_blocks.np)
+        tables.slots_per_block = list(tables.block_sizes)
+        tables.stripes = [
+            Stripes(tables.cp_size, tables.cp_rank, tables.cp_interleave)
+            if divided and tables.cp_size > 1
+            else Stripes(1, 0, 1)
+            for divided in is_divided
+        ]
+        tables._version, tables._gathered = 0, None
+        return tables
+
+    # What `input_block_tables` hold: requests' slots, padded rows, and version of `rows`.
+    _version: int
+    _num_dirty_rows: int  # vLLM's: rows that a dummy step clears
+    _gathered: tuple[bytes, int, int] | None
+
+    def append_block_ids(
+        self, req_index: int, new_block_ids: tuple[list[int], ...], overwrite: bool
+    ) -> None:
+        counts = self.num_blocks.np
+        for group, block_ids in enumerate(new_block_ids):
+            row = self.rows[group][req_index]
+            start = 0 if overwrite else int(counts[group, req_index])
+            end = start + len(block_ids)
+            if end > len(row):
+                raise RuntimeError(
+                    f"Request {req_index} has {end} blocks of group {group}, and its block table "
+                    f"has room for {len(row)}."
+                )
+            row[start:end] = 0 if self.redirect_writes_to_null_block else block_ids
+            counts[group, req_index] = end
+        self._version += 1
+
+    def apply_staged_writes(self) -> None:
+        """Nothing is staged: `gather` copies what a step needs."""
+
+    def gather(self, slots: np.ndarray, num_padded: int) -> tuple[torch.Tensor, ...]:
+        """Each group's blocks of a step's requests, then rows of the null block.
+
+        slots: [num_reqs], places of the requests
+        Returns [num_padded, blocks] int32 on the device by group, in the same memory always.
+        """
+        now = slots.tobytes(), num_padded, self._version
+        tables = self.input_block_tables
+        if now != self._gathered:
+            for rows, table in zip(self.rows, tables, strict=True):
+                gathered = torch.empty(
+                    (num_padded, rows.shape[1]), dtype=torch.int32, pin_memory=True
+                )
+                np.take(rows, slots, axis=0, out=gathered.numpy()[: len(slots)])
+                gathered[len(slots) :] = 0
+                table[:num_padded].copy_(gathered, non_blocking=True)
+            self._gathered = now
+            self._num_dirty_rows = max(self._num_dirty_rows, num_padded)
+        return tuple(table[:num_padded] for table in tables)
+
+    def slots_of(self, slots: np.ndarray, positions: np.ndarray, num_padded: int) -> torch.Tensor:
+        """Each token's place in the cache; PAD_SLOT_ID where this rank or group keeps none.
+
+        slots:     [num_tokens], the place of each token's request
+        positions: [num_tokens], its position there
+        Returns [groups, num_padded] int64 on the device, in the same memory always.
+        """
+        places = torch.empty(
+            (self.num_kv_cache_groups, num_padded), dtype=torch.int64, pin_memory=True
+        )
+        for group, of_group in enumerate(places.numpy()):
+            self._write_slots(group, slots, positions, of_group)
+        mappings = self.slot_mappings[:, :num_padded]
+        if self.num_kv_cache_groups > 1:  # rows that are apart would be one copy each
+            places = places.to(self.device, non_blocking=True)
+        return mappings.copy_(places, non_blocking=True)
+
+    def _write_slots(
+        self, group: int, slots: np.ndarray, positions: np.ndarray, out: np.ndarray
+    ) -> None:
+        out[len(positions) :] = PAD_SLOT_ID
+        of_tokens = out[: len(positions)]
+        if not self._slot_mapping_enabled[group]:
+            of_tokens[:] = PAD_SLOT_ID
+            return
+        stripes = self.stripes[group]
+        number, offset = np.divmod(positions, self.block_sizes[group] * stripes.size)
+        blocks = self.rows[group][slots, number]
+        np.multiply(blocks, self.slots_per_block[group], out=of_tokens, dtype=np.int64)
+        if stripes.size == 1:
+            of_tokens += offset
+        else:
+            of_tokens += stripes.places(offset)
+            of_tokens[stripes.owners(offset) != stripes.rank] = PAD_SLOT_ID
+
+    def gather_block_tables(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        raise AssertionError("The host knows which rows a step has: `gather`.")
+
+    def compute_slot_mappings(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise AssertionError("The host knows which slots a step has: `slots_of`.")
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        self._gathered = None
+        tables: tuple[torch.Tensor, ...] = super().get_dummy_block_tables(num_reqs)
+        return tables

@@ -1,0 +1,85 @@
+"""vLLM's V2 sampler, without launches that change nothing."""
+
+import numpy as np
+import torch
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from vllm_davinci.core.runner.buffers import take_over_tables
+
+
+class NPUSampler(Sampler):
+    """The same tokens as vLLM's. Where nothing changes the greatest logit, its index alone."""
+
+    _counts: torch.Tensor  # [2, most requests] int32: ones, and zeros
+
+    @classmethod
+    def taking_over(cls, sampler: Sampler) -> "NPUSampler":
+        """The same object under this class, with tables that are copied where they change."""
+        sampler.__class__ = cls
+        assert isinstance(sampler, cls)
+        take_over_tables(sampler)
+        states = sampler.req_states
+        ones = torch.ones((1, states.max_num_reqs), dtype=torch.int32, device=states.device)
+        sampler._counts = torch.cat([ones, torch.zeros_like(ones)])
+        return sampler
+
+    def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
+        slots = input_batch.idx_mapping_np
+        if logits.shape[0] != len(slots) or not self._takes_greatest(slots):
+            return super().__call__(logits, input_batch)
+        num_sampled, num_rejected = self._counts[:, : len(slots)].unbind()
+        lengths = input_batch.seq_lens_cpu_upper_bound.numpy()[: len(slots)]
+        is_prompt = lengths < input_batch.prefill_len_np
+        if is_prompt.any():
+            counts = torch.from_numpy((~is_prompt).astype(np.int32)).pin_memory()
+            num_sampled = counts.to(logits.device, non_blocking=True)
+        return SamplerOutput(
+            sampled_token_ids=logits.argmax(dim=-1, keepdim=True),
+            logprobs_tensors=None,
+            num_nans=None,
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+        )
+
+    def _takes_greatest(self, slots: np.ndarray) -> bool:
+        """Whether each request's token is its greatest logit, and nothing else is asked for."""
+        return not (
+            self.needs_logits_processing[slots].any()
+            or self.sampling_states.temperature.np[slots].any()
+            or self.compute_nans
+            or self.return_sampling_mask
+            or self.trace_replay_state is not None
+            or self.get_logprobs_dims(slots) is not None
+        )
+
+    def _sample_random(
+        self,
+        processed_logits: torch.Tensor,
+        expanded_idx_mapping: torch.Tensor,
+        idx_mapping_np: np.ndarray,
+        pos: torch.Tensor,
+        top_k: torch.Tensor | None,
+        top_p: torch.Tensor | None,
+        has_topp_only_rows: bool,
+        use_fused_sampler: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [rows] int64 and the logits that they were drawn from."""
+        if not self.sampling_states.temperature.np[idx_mapping_np].any():
+            return processed_logits.argmax(dim=-1), processed_logits
+        if top_k is not None or top_p is not None:
+            processed_logits = apply_top_k_top_p_pytorch(processed_logits, top_k, top_p)
+        sampled = gumbel_sample(
+            processed_logits,
+            expanded_idx_mapping,
+            self.sampling_states.temperature.gpu,
+            self.sampling_states.seeds.gpu,
+            pos,
+            apply_temperature=False,
+            is_drafting=False,
+            use_fp64=self.use_fp64_gumbel,
+        )
+        return sampled, processed_logits

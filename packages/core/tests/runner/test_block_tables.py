@@ -1,0 +1,78 @@
+"""Blocks and slots of a step, against a definition that goes token by token."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+from vllm_davinci.core.runner.block_tables import NPUBlockTables
+from vllm_davinci.core.runner.buffers import leave_out_uva
+
+REQUESTS, TOKENS = 5, 64
+
+
+def tables(groups: int = 1, ranks: int = 1, rank: int = 0, interleave: int = 1) -> NPUBlockTables:
+    leave_out_uva()
+    made = BlockTables(
+        block_sizes=[4, 8][:groups],
+        max_num_reqs=REQUESTS,
+        max_num_batched_tokens=TOKENS,
+        max_num_blocks_per_group=[16, 8][:groups],
+        device=torch.device("npu"),
+        cp_size=ranks,
+        cp_rank=rank,
+        cp_interleave=interleave,
+    )
+    return NPUBlockTables.taking_over(made)
+
+
+def test_rows_are_those_of_the_steps_requests_then_the_null_block():
+    ours = tables(groups=2)
+    ours.append_block_ids(3, ([5, 6], [9]), overwrite=True)
+    ours.append_block_ids(1, ([7], [2, 3]), overwrite=True)
+    ours.append_block_ids(3, ([8], []), overwrite=False)
+    first, second = ours.gather(np.array([3, 1]), num_padded=3)
+    assert first[:, :4].tolist() == [[5, 6, 8, 0], [7, 0, 0, 0], [0, 0, 0, 0]]
+    assert second[:, :3].tolist() == [[9, 0, 0], [2, 3, 0], [0, 0, 0]]
+
+
+def test_rows_follow_what_has_changed_since_the_step_before():
+    ours, slots = tables(), np.array([0, 2])
+    ours.append_block_ids(0, ([4],), overwrite=True)
+    ours.append_block_ids(2, ([5],), overwrite=True)
+    before = ours.gather(slots, 2)[0]
+    assert before[:, 0].tolist() == [4, 5]
+    assert ours.gather(slots, 2)[0].data_ptr() == before.data_ptr()
+    ours.append_block_ids(2, ([6],), overwrite=True)  # another request took its place
+    assert ours.gather(slots, 2)[0][:, 0].tolist() == [4, 6]
+    ours.get_dummy_block_tables(2)  # an idle step in between
+    assert ours.gather(slots, 2)[0][:, 0].tolist() == [4, 6]
+
+
+def test_more_blocks_than_a_row_has_are_refused():
+    with pytest.raises(RuntimeError, match="17 blocks of group 0, and its block table has room"):
+        tables().append_block_ids(0, (list(range(17)),), overwrite=True)
+
+
+@pytest.mark.parametrize(("ranks", "interleave"), [(1, 1), (2, 1), (2, 2)])
+def test_slots_are_those_of_each_tokens_block(ranks: int, interleave: int):
+    draw = random.Random(ranks + interleave)
+    for rank in range(ranks):
+        ours = tables(1, ranks, rank, interleave)
+        blocks = {slot: draw.sample(range(1, 90), 16) for slot in (4, 0, 2)}
+        for slot, of_request in blocks.items():
+            ours.append_block_ids(slot, (of_request,), overwrite=True)
+        rows = [(slot, position) for slot in (4, 0, 2) for position in range(3, 3 + 4 + slot)]
+        slots, positions = (np.array(each) for each in zip(*rows, strict=True))
+        written = ours.slots_of(slots, positions, num_padded=len(rows) + 2)[0].tolist()
+        expected = []
+        for slot, position in rows:
+            turn, place = divmod(position, interleave * ranks)
+            local = turn * interleave + place % interleave
+            is_kept = place // interleave == rank
+            expected.append(blocks[slot][local // 4] * 4 + local % 4 if is_kept else -1)
+        assert written == [*expected, -1, -1]

@@ -1,0 +1,342 @@
+"""Runs vLLM's own Triton kernels in Triton's interpreter, and writes what they were given and did.
+
+`python interpreted.py FILE`, in a process of its own with TRITON_INTERPRET=1 and no device: every
+kernel of the V2 runner that has a stand-in and that the interpreter takes, on inputs drawn by lot.
+FILE gets, by kernel, a list of its cases.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+RUNNER = "vllm.v1.worker.gpu"
+SLOTS, LONGEST, ROWS, VOCABULARY, DRAFTS = 9, 50, 40, 2100, 3
+SEEDS = range(4)
+
+
+class Case(NamedTuple):
+    """A launch: positional arguments and options before it, and the arguments after it."""
+
+    given: tuple[Any, ...]
+    options: dict[str, Any]
+    written: tuple[Any, ...]
+
+
+class Launch(NamedTuple):
+    grid: tuple[int, ...]
+    given: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Draw:
+    """Random values of a step of some requests."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.num_reqs = (1, 3, 6, 8)[seed % 4]
+        self.slots = torch.randperm(SLOTS, generator=self.generator)[: self.num_reqs]
+        self.lengths = self.ints(1, 6, self.num_reqs)
+        self.starts = torch.zeros(SLOTS + 1, dtype=torch.int32)
+        self.starts[1 : self.num_reqs + 1] = self.lengths.cumsum(0)
+        self.starts[self.num_reqs + 1 :] = self.starts[self.num_reqs]
+        self.computed, self.prefill = self.ints(0, 20, SLOTS), self.ints(1, 30, SLOTS)
+        self.tokens = self.ints(0, VOCABULARY, SLOTS, LONGEST)
+        self.seq_lens = torch.zeros(SLOTS, dtype=torch.int32)
+        self.seq_lens[: self.num_reqs] = self.computed[self.slots] + self.lengths
+        num_logits = torch.minimum(self.ints(1, DRAFTS + 2, self.num_reqs), self.lengths)
+        self.cu_num_logits = torch.zeros(self.num_reqs + 1, dtype=torch.int32)
+        self.cu_num_logits[1:] = num_logits.cumsum(0)
+        self.num_rows = int(self.cu_num_logits[-1])
+        counts = num_logits.to(torch.int64)
+        self.slot_of_row = self.slots.repeat_interleave(counts)
+        self.place_of_row = torch.cat([torch.arange(n) for n in counts]).to(torch.int32)
+
+    def ints(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=self.generator, dtype=torch.int32)
+
+    def longs(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=self.generator)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=self.generator)
+
+    def logits(self) -> torch.Tensor:
+        return self.floats(self.num_rows, VOCABULARY)
+
+
+def prepare_prefill_inputs(draw: Draw) -> Iterator[Launch]:
+    following = draw.ints(0, 9, 2, SLOTS)
+    yield Launch(
+        (draw.num_reqs,),
+        (
+            draw.ints(0, 99, ROWS),
+            following,
+            following.stride(0),
+            2,
+            draw.slots,
+            draw.starts,
+            draw.tokens,
+            LONGEST,
+            draw.prefill,
+            draw.computed,
+        ),
+        {"BLOCK_SIZE": 16, "LOOKAHEAD_BLOCK": 2},
+    )
+
+
+def prepare_pos_seq_lens(draw: Draw) -> Iterator[Launch]:
+    lengths, positions = draw.ints(0, 99, SLOTS), draw.longs(0, 99, ROWS)
+    given = (positions, lengths, draw.slots, draw.starts, draw.computed, SLOTS)
+    yield Launch((draw.num_reqs + 1,), given, {"BLOCK_SIZE": 16})
+
+
+def combine_sampled_and_draft_tokens(draw: Draw) -> Iterator[Launch]:
+    yield Launch(
+        (draw.num_reqs,),
+        (
+            draw.ints(0, 99, ROWS),
+            draw.slots,
+            draw.longs(0, 99, SLOTS, 1),
+            draw.starts,
+            draw.seq_lens,
+            draw.prefill,
+            draw.longs(0, 99, SLOTS, DRAFTS),
+            DRAFTS,
+            draw.cu_num_logits,
+            torch.zeros(draw.num_rows, dtype=torch.int64),
+        ),
+        {"NUM_NEW_SAMPLED_TOKENS": 1, "BLOCK_SIZE": 4},
+    )
+
+
+def get_num_sampled_and_rejected(draw: Draw) -> Iterator[Launch]:
+    sampled = draw.ints(1, 3, draw.num_reqs)
+    rejected = torch.zeros_like(sampled)
+    given = (sampled, rejected, draw.seq_lens, draw.cu_num_logits, draw.slots, draw.prefill)
+    yield Launch((draw.num_reqs,), given, {})
+
+
+def post_update(draw: Draw) -> Iterator[Launch]:
+    sampled = draw.ints(0, DRAFTS + 2, draw.num_reqs)
+    left_out = draw.slots.clone()
+    left_out[0] = -1
+    for slots in (draw.slots, left_out):
+        for counts in (draw.ints(0, 3, SLOTS, VOCABULARY), None):
+            for starts in (draw.starts, None):
+                yield Launch(
+                    (draw.num_reqs,),
+                    (
+                        slots,
+                        draw.computed,
+                        draw.longs(0, 99, SLOTS, 1),
+                        counts,
+                        0 if counts is None else VOCABULARY,
+                        draw.longs(0, 99, draw.num_reqs, DRAFTS + 1),
+                        DRAFTS + 1,
+                        sampled,
+                        DRAFTS + 1 - sampled,
+                        starts,
+                        draw.tokens,
+                        LONGEST,
+                        draw.ints(0, LONGEST - DRAFTS - 1, SLOTS),
+                        None if counts is None else draw.longs(0, 99, draw.num_reqs, DRAFTS),
+                        draw.longs(0, 99, SLOTS, DRAFTS),
+                        DRAFTS,
+                    ),
+                    {},
+                )
+
+
+def post_update_num_computed_tokens(draw: Draw) -> Iterator[Launch]:
+    yield Launch((draw.num_reqs,), (draw.slots, draw.computed, draw.starts), {})
+
+
+def expand_idx_mapping(draw: Draw) -> Iterator[Launch]:
+    slots = torch.zeros(draw.num_rows, dtype=torch.int64)
+    places = torch.zeros(draw.num_rows, dtype=torch.int32)
+    given = (draw.slots, slots, places, draw.cu_num_logits)
+    yield Launch((draw.num_reqs,), given, {"BLOCK_SIZE": 4})
+
+
+def some_temperatures(draw: Draw) -> torch.Tensor:
+    temperatures = draw.uniform(SLOTS) * 2
+    temperatures[::3], temperatures[1::4] = 0, 1
+    return temperatures
+
+
+def temperature(draw: Draw) -> Iterator[Launch]:
+    given = (draw.logits(), VOCABULARY, draw.slot_of_row, some_temperatures(draw), VOCABULARY)
+    yield Launch((draw.num_rows, 1), given, {"BLOCK_SIZE": 8192})
+
+
+def min_p(draw: Draw) -> Iterator[Launch]:
+    least = draw.uniform(SLOTS)
+    least[::3] = 0
+    given = (draw.logits(), VOCABULARY, draw.slot_of_row, least, VOCABULARY)
+    yield Launch((draw.num_rows,), given, {"BLOCK_SIZE": 1024})
+
+
+def gumbel_sample(draw: Draw) -> Iterator[Launch]:
+    blocks = -(-VOCABULARY // 1024)
+    for is_double in (False, True):
+        for is_drafting in (False, True):
+            dtype = torch.float64 if is_double else torch.float32
+            yield Launch(
+                (draw.num_rows, blocks),
+                (
+                    torch.zeros(draw.num_rows, blocks, dtype=torch.int64),
+                    blocks,
+                    torch.zeros(draw.num_rows, blocks, dtype=dtype),
+                    blocks,
+                    *(None, 0, 0, None, None, 0),
+                    draw.logits(),
+                    VOCABULARY,
+                    draw.slot_of_row,
+                    draw.longs(-(2**62), 2**62, SLOTS),
+                    draw.longs(0, 5000, draw.num_rows),
+                    some_temperatures(draw),
+                    VOCABULARY,
+                ),
+                {
+                    "BLOCK_SIZE": 1024,
+                    "IS_DRAFTING": is_drafting,
+                    "APPLY_TEMPERATURE": True,
+                    "USE_FP64": is_double,
+                    "PER_TOKEN_COL": False,
+                },
+            )
+
+
+def bincount(draw: Draw) -> Iterator[Launch]:
+    masks = torch.zeros(SLOTS, -(-VOCABULARY // 32), dtype=torch.int32)
+    counts = torch.zeros(SLOTS, VOCABULARY, dtype=torch.int32)
+    prompt = torch.minimum(draw.prefill, draw.ints(1, 20, SLOTS))
+    given = (draw.slots, draw.tokens, LONGEST, prompt, draw.prefill)
+    given += (masks, masks.stride(0), counts, VOCABULARY)
+    yield Launch((draw.num_reqs, 4), given, {"BLOCK_SIZE": 16})
+
+
+def penalties(draw: Draw) -> Iterator[Launch]:
+    masks = draw.ints(-(2**31), 2**31 - 1, SLOTS, -(-VOCABULARY // 32))
+    rates = [draw.uniform(SLOTS) + 0.5, draw.uniform(SLOTS), draw.uniform(SLOTS)]
+    rates[0][::3], rates[1][::3], rates[2][::3] = 1, 0, 0
+    given = (draw.logits(), VOCABULARY, draw.slot_of_row)
+    given += (draw.ints(0, VOCABULARY, draw.num_rows), draw.place_of_row, *rates)
+    given += (masks, masks.stride(0), draw.ints(0, 2, SLOTS, VOCABULARY), VOCABULARY, VOCABULARY)
+    yield Launch((draw.num_rows, 1), given, {"BLOCK_SIZE": 8192})
+
+
+def bad_words(draw: Draw) -> Iterator[Launch]:
+    few = 3  # kinds of tokens, so that many words match
+    words, most = draw.ints(0, few, SLOTS, 24), 5
+    lengths = draw.ints(1, 4, SLOTS, most)
+    offsets = torch.zeros(SLOTS, most + 1, dtype=torch.int32)
+    offsets[:, 1:] = lengths.cumsum(1)
+    counts, prompt = draw.ints(0, most + 1, SLOTS), draw.ints(1, 10, SLOTS)
+    given = (draw.logits(), VOCABULARY, draw.slot_of_row, words, 24, offsets, most + 1, counts)
+    given += (draw.tokens % few, LONGEST, prompt, prompt + draw.ints(0, 20, SLOTS))
+    given += (draw.ints(0, few, draw.num_rows), draw.place_of_row)
+    yield Launch((draw.num_rows, most), given, {})
+
+
+def bias(draw: Draw) -> Iterator[Launch]:
+    def tokens(most: int) -> torch.Tensor:
+        rows = [torch.randperm(VOCABULARY, generator=draw.generator)[:most] for _ in range(SLOTS)]
+        return torch.stack(rows).to(torch.int32)
+
+    allowed, biased, stops = tokens(8), tokens(8), tokens(4)
+    num_allowed = draw.ints(0, 9, SLOTS)
+    num_allowed[::2] = 0
+    stops[1::2, :3] = allowed[1::2, :3]  # where these are all that is allowed, none is left
+    num_allowed[1::4] = 3
+    for checks in (False, True):
+        given = (draw.logits(), VOCABULARY, VOCABULARY, draw.slot_of_row)
+        given += (num_allowed, allowed, 8, draw.ints(0, 9, SLOTS), biased, 8)
+        given += (draw.floats(SLOTS, 8), 8, draw.longs(0, 40, draw.num_rows))
+        given += (draw.ints(0, 50, SLOTS), draw.ints(0, 5, SLOTS), draw.ints(0, 2, SLOTS), stops, 4)
+        options = {"BLOCK_SIZE": 8, "LOGITS_BLOCK_SIZE": 8192, "CHECK_ALL_MASKED_ROWS": checks}
+        yield Launch((draw.num_rows,), given, options)
+
+
+def topk_log_softmax(draw: Draw) -> Iterator[Launch]:
+    ids = draw.longs(0, VOCABULARY, draw.num_rows, 5)
+    given = (torch.zeros(draw.num_rows, 5), draw.logits(), VOCABULARY, ids, 5, 5, VOCABULARY)
+    yield Launch((draw.num_rows,), given, {"BLOCK_SIZE": 1024, "TOPK_BLOCK_SIZE": 8})
+
+
+def ranks(draw: Draw) -> Iterator[Launch]:
+    logits = draw.logits().round()  # many are equal
+    out = torch.zeros(draw.num_rows, dtype=torch.int64)
+    given = (out, logits, VOCABULARY, draw.longs(0, VOCABULARY, draw.num_rows), VOCABULARY)
+    yield Launch((draw.num_rows,), given, {"BLOCK_SIZE": 8192})
+
+
+def fill_logprob_token_ids(draw: Draw) -> Iterator[Launch]:
+    for num_topk, columns in ((0, 4), (3, 4), (5, 5)):
+        counts = draw.ints(0, columns + 1, SLOTS)
+        counts[::2] = 0
+        out = torch.zeros(draw.num_rows, 1 + columns, dtype=torch.int64)
+        likeliest = draw.ints(0, VOCABULARY, draw.num_rows, max(num_topk, 1))
+        given = (out, 1 + columns, torch.zeros_like(out, dtype=torch.bool), 1 + columns)
+        given += (draw.longs(0, VOCABULARY, draw.num_rows), likeliest, likeliest.stride(0))
+        given += (draw.slot_of_row, counts, draw.ints(0, VOCABULARY, SLOTS, 16), 16)
+        yield Launch((draw.num_rows,), given, {"NUM_TOPK": num_topk, "PADDED_COLS": 8})
+
+
+def prompt_logprobs_token_ids(draw: Draw) -> Iterator[Launch]:
+    out = torch.zeros(int(draw.starts[-1]), dtype=torch.int64)
+    given = (out, draw.starts, draw.slots, draw.computed, draw.tokens, LONGEST)
+    yield Launch((draw.num_reqs,), given, {"BLOCK_SIZE": 16})
+
+
+# Kernel -> draws launches of it.
+CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
+    f"{RUNNER}.{module}._{draws.__name__}_kernel": draws
+    for module, of_module in {
+        "input_batch": [
+            prepare_prefill_inputs,
+            prepare_pos_seq_lens,
+            combine_sampled_and_draft_tokens,
+            get_num_sampled_and_rejected,
+            post_update,
+            post_update_num_computed_tokens,
+            expand_idx_mapping,
+        ],
+        "sample.gumbel": [temperature, gumbel_sample],
+        "sample.min_p": [min_p],
+        "sample.penalties": [bincount, penalties],
+        "sample.bad_words": [bad_words],
+        "sample.logit_bias": [bias],
+        "sample.logprob": [topk_log_softmax, ranks, fill_logprob_token_ids],
+        "sample.prompt_logprob": [prompt_logprobs_token_ids],
+    }.items()
+    for draws in of_module
+}
+
+
+def copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in arguments)
+
+
+def run(name: str) -> list[Case]:
+    module, attribute = name.rsplit(".", 1)
+    kernel = getattr(importlib.import_module(module), attribute)
+    cases = []
+    for seed in SEEDS:
+        for launch in CASES[name](Draw(seed)):
+            written = copied(launch.given)
+            kernel[launch.grid](*written, **launch.options)
+            cases.append(Case(copied(launch.given), launch.options, written))
+    return cases
+
+
+if __name__ == "__main__":
+    torch.save({name: [tuple(case) for case in run(name)] for name in CASES}, sys.argv[1])

@@ -1,0 +1,95 @@
+"""Each stand-in against vLLM's own kernel, which Triton's interpreter ran on the same values."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_davinci.core.triton_kernels.registration import STAND_INS
+
+PROGRAM = Path(__file__).with_name("interpreted.py")
+LIMIT_S = 900
+WITHOUT_DEVICE = {
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # vLLM takes Triton for usable then, without a driver
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "VLLM_PLUGINS": "",
+}
+# Results of sums and logarithms, which have no order or library in common.
+TOLERANT = {"_topk_log_softmax_kernel": 2e-6}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    file = tmp_path_factory.mktemp("interpreted") / "cases.pt"
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM), str(file)],
+        env={**os.environ, **WITHOUT_DEVICE},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+    loaded: dict[str, list[Any]] = torch.load(file)
+    return loaded
+
+
+def on_npu(arguments: tuple[Any, ...]) -> list[Any]:
+    return [each.npu() if isinstance(each, torch.Tensor) else each for each in arguments]
+
+
+def drawn_tokens(arguments: list[Any]) -> torch.Tensor:
+    """What vLLM makes of the maxima of blocks: the kernel leaves more than it takes."""
+    blocks, maxima = arguments[0].cpu(), arguments[2].cpu()
+    return blocks.gather(1, maxima.argmax(dim=1, keepdim=True))
+
+
+# The interpreter does not take its mask; see test_grammars.py.
+NOT_INTERPRETED = "vllm.v1.worker.gpu.structured_outputs._apply_grammar_bitmask_kernel"
+
+
+@pytest.mark.thorough  # a process that imports vLLM, and seconds of interpretation
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("name", [each for each in STAND_INS if each != NOT_INTERPRETED])
+def test_a_stand_in_writes_what_the_kernel_writes(name: str, cases: dict[str, list[Any]]):
+    assert cases[name]
+    for given, options, written in cases[name]:
+        arguments = on_npu(given)
+        STAND_INS[name](*arguments, **options)
+        if name.endswith("_gumbel_sample_kernel"):
+            assert torch.equal(drawn_tokens(arguments), drawn_tokens(list(written)))
+            continue
+        tolerance = TOLERANT.get(name.rsplit(".", 1)[1], 0.0)
+        for number, (ours, theirs) in enumerate(zip(arguments, written, strict=True)):
+            if isinstance(theirs, torch.Tensor):
+                torch.testing.assert_close(
+                    ours.cpu(),
+                    theirs,
+                    rtol=0,
+                    atol=tolerance,
+                    equal_nan=True,
+                    msg=lambda text, number=number: f"argument {number}: {text}",
+                )
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_stand_in_has_the_kernels_parameters(name: str):
+    """Kernels are launched with positional arguments: a release that moves one is seen here."""
+    module, attribute = name.rsplit(".", 1)
+    kernel = getattr(importlib.import_module(module), attribute)
+    function = getattr(kernel, "fn", None) or getattr(kernel, "func", kernel)
+    theirs = [each.removesuffix("_ptr") for each in inspect.signature(function).parameters]
+    ours = list(inspect.signature(STAND_INS[name]).parameters)
+    assert ours[-1] == "_"  # options of a launch that say nothing here
+    positional = [each for each in theirs if not each.isupper()]
+    assert [each for each in ours[:-1] if not each.isupper()] == positional
+    assert set(ours[:-1]) <= set(theirs)

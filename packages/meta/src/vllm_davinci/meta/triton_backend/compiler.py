@@ -1,0 +1,109 @@
+"""Refuses to compile, with the kernel's name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import ModuleType
+from typing import Any
+
+from triton.backends.compiler import BaseBackend, GPUTarget
+
+from vllm_davinci.meta.triton_backend.driver import MODEL_RUNNER, NAME
+
+# What leads to kernels of a file, by a part of its path.
+OPTIONS = {
+    "sample/watermark": "--watermark-config",
+    "sample/batch_shard": "--enable-batch-sharded-sampling",
+    "sample/trace_replay": "--enable-trace-replay",
+    "sample/output": "--return-sampling-mask",
+    "sample/thinking_budget": "a request's thinking_token_budget",
+    "spec_decode/": "--speculative-config",
+    "v1/spec_decode": "--speculative-config",
+    "metrics/logits": "VLLM_COMPUTE_NANS_IN_LOGITS",
+    "model_states/prompt_embeds": "--enable-prompt-embeds",
+    "model_states/recoverssm": "--mamba-cache-mode",
+    "mamba_utils": "--mamba-cache-mode align",
+    "lora/": "--enable-lora",
+}
+LOCATION = re.compile(r'loc\("([^"]+)":\d+')
+
+
+@dataclass(frozen=True)
+class Options:
+    """The fields of a launch that Triton reads before it compiles."""
+
+    num_warps: int = 4
+    num_ctas: int = 1
+    num_stages: int = 2
+    enable_fp_fusion: bool = False
+    launch_cooperative_grid: bool = False
+    debug: bool = False
+    sanitize_overflow: bool = False
+    backend_name: str = NAME
+    arch: str = "none"
+    extern_libs: tuple[tuple[str, str], ...] = ()
+    supported_fp8_dtypes: tuple[str, ...] = ()
+    deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
+    default_dot_input_precision: str = "ieee"
+    allowed_dot_input_precisions: tuple[str, ...] = ("ieee",)
+    max_num_imprecise_acc_default: int = 0
+
+    def hash(self) -> str:
+        return NAME
+
+
+class NPUBackend(BaseBackend):  # type: ignore[misc]
+    """Takes every kernel as far as its name."""
+
+    binary_ext = "none"
+
+    @staticmethod
+    def supports_target(target: GPUTarget) -> bool:
+        return bool(target.backend == NAME)
+
+    def hash(self) -> str:
+        return NAME
+
+    def parse_options(self, options: dict[str, Any]) -> Options:
+        known = Options.__dataclass_fields__
+        return Options(**{name: each for name, each in options.items() if name in known})
+
+    def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
+        return ()
+
+    def get_codegen_implementation(self, options: Options) -> dict[str, Any]:
+        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1)}
+
+    def load_dialects(self, context: Any) -> None:
+        """None of its own."""
+
+    def get_module_map(self) -> dict[str, ModuleType]:
+        from triton.language.extra import libdevice
+
+        return {"triton.language.extra.libdevice": libdevice}
+
+    def add_stages(self, stages: dict[str, Any], options: Options, language: Any = None) -> None:
+        stages["ttir"] = refuse
+
+
+def refuse(module: Any, metadata: dict[str, Any]) -> None:
+    """Raises NotImplementedError: NAME of FILE has no stand-in.
+
+    module: the kernel in Triton's intermediate representation, with its places in the source
+    """
+    text = module.str() if hasattr(module, "str") else str(module)
+    found = re.search(r"tt\.func public @(\w+)", text)
+    name = metadata.get("name") or (found[1] if found else "a kernel")
+    place = LOCATION.search(text)
+    path = PurePath(place[1]).as_posix() if place else "an unknown file"
+    led_there = next(
+        (option for part, option in OPTIONS.items() if part in path),
+        "an option of the engine, the request or the model",
+    )
+    raise NotImplementedError(
+        f"{MODEL_RUNNER}=1 ({led_there}): vLLM launches its Triton kernel {name} of {path}, which "
+        "has no stand-in on NPUs. Start without that option, or with "
+        f"{MODEL_RUNNER}=0 (the V1 runner), and please report this line."
+    )

@@ -1,0 +1,74 @@
+"""Whether the backend is active, and what Triton asks of a driver before it compiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from vllm_davinci.meta import device_library
+
+NAME = "npu"
+MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+TRUE = ("1", "true")
+
+
+def uses_v2(environment: Mapping[str, str]) -> bool:
+    """Whether vLLM is told to use the runner that needs Triton, by a variable that children have.
+
+    The V1 runner needs no Triton: without it vLLM starts faster, and takes torch's operators.
+    """
+    return environment.get(MODEL_RUNNER, "").strip().lower() in TRUE
+
+
+def another_is_active() -> bool:
+    """Whether another backend drives this process's device, as a Triton for Ascend does."""
+    from triton.backends import backends  # which imports this module
+
+    return any(
+        backend.driver is not NPUDriver and backend.driver.is_active()
+        for name, backend in backends.items()
+        if name != "cpu"  # says so on every machine
+    )
+
+
+class NPUDriver(DriverBase):  # type: ignore[misc]
+    """Names the device. Touches none: vLLM asks while it is imported, before it forks."""
+
+    @staticmethod
+    def is_active() -> bool:
+        return (
+            uses_v2(os.environ)
+            and device_library.loader_error() is None
+            and not another_is_active()
+        )
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise NotImplementedError("The backend for NPUs makes no launchers.")
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget(NAME, "none", 1)
+
+    def get_current_device(self) -> int:
+        import torch  # loads torch_npu, which Triton need not
+
+        return int(torch.accelerator.current_device_index())
+
+    def set_current_device(self, device: int) -> None:
+        import torch
+
+        torch.accelerator.set_device_index(device)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0  # only a launch would use it
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device(NAME, self.get_current_device())
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError("The backend for NPUs has no kernels to measure.")
