@@ -103,7 +103,7 @@ def _set_length(starts: list[Message], length: int) -> None:
 class EndedRequests:
     """Ends open requests with an error as soon as the server is told to end.
 
-    vLLM 0.32 ends its engine and the task that passes tokens on, and then waits without a limit
+    vLLM 0.33 ends its engine and the task that passes tokens on, and then waits without a limit
     for the connections of requests that wait for tokens. With --shutdown-timeout open requests
     have that time to finish.
     """
@@ -111,7 +111,7 @@ class EndedRequests:
     def __init__(self, app: App) -> None:
         self._app = app
         self._open: set[asyncio.Task[Any]] = set()
-        self._is_ending = False
+        self._is_ending = asyncio.Event()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" and threading.current_thread() is threading.main_thread():
@@ -123,14 +123,14 @@ class EndedRequests:
         answer = _Answer(scope["path"], send)
         task = asyncio.current_task()
         assert task is not None
-        if self._is_ending:
+        if self._is_ending.is_set():
             await answer.end()
             return
         self._open.add(task)
         try:
             await self._app(scope, receive, answer.send)
         except asyncio.CancelledError:
-            if not self._is_ending:
+            if not self._is_ending.is_set():
                 raise
             task.uncancel()  # type: ignore[unreachable]  # set while this waited
             await answer.end()
@@ -146,7 +146,7 @@ class EndedRequests:
             end_s = loop.time() + drains_s
             while loop.time() < end_s and not state.server.should_exit:
                 await asyncio.sleep(LOOKS_EVERY_S)
-            self._is_ending = True
+            self._is_ending.set()
             for task in self._open:
                 task.cancel()
 
