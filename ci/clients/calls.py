@@ -27,7 +27,7 @@ def require_refusal(
 
 @dataclass(frozen=True)
 class Server:
-    """What a client's program is told of the server: its address, model and features.
+    """Tells a client's program about the server: its address, model and features.
 
     url:       without /v1
     model:     the served name

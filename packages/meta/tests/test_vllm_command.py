@@ -1,4 +1,4 @@
-"""What a `vllm` command does before vLLM is imported."""
+"""A `vllm` command before vLLM is imported."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(
     memory.allocate(config, [BLOCK_SIZE] * len(config.kv_cache_groups), {})
     parts[0][1].fill_(7)
     parts[0][2].copy_(parts[0][1])  # as vLLM copies blocks of parts
-    memory.zero([1])
+    memory.zero_block_ids([1])
     sums = parts[0].eq(7).all(dim=1).cpu().nonzero().flatten().tolist()
     assert sums == [2]
     assert not parts[0][1].any()

@@ -1,4 +1,4 @@
-"""What a server's middleware says at its start and puts into answers, and how it ends requests."""
+"""A server's middleware: its words at the start and in answers, and how it ends requests."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def ended(
     path: str, *sent: dict[str, Any], drains_s: int = 0, finishes_after_s: float | None = None
 ) -> list[dict[str, Any]]:
-    """What a client gets of a request that has sent these messages when SIGTERM comes.
+    """A client's view of a request that has sent these messages when SIGTERM comes.
 
     finishes_after_s: the request sends its last message by itself
     """

@@ -48,7 +48,7 @@ def on_npu(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def drawn_tokens(arguments: list[Any]) -> torch.Tensor:
-    """What vLLM makes of the maxima of blocks: the kernel leaves more than it takes."""
+    """vLLM's result from the maxima of blocks: the kernel leaves more than it takes."""
     blocks, maxima = arguments[0].cpu(), arguments[2].cpu()
     return blocks.gather(1, maxima.argmax(dim=1, keepdim=True))
 

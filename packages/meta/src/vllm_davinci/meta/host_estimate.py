@@ -1,4 +1,4 @@
-"""What a model will take on this host's virtual NPU, from its files and a short measurement."""
+"""Estimates a model's time and memory on this host, from its files and a short measurement."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def offline_engine(model: str, arguments: Sequence[str]) -> LLM:
 
 
 def start_problem(error: Exception) -> str:
-    """What kept an engine from starting, in one line."""
+    """The reason why an engine did not start, in one line."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):

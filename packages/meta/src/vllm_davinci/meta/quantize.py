@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
 def _calibrated(
     options: argparse.Namespace, config: dict[str, Any], dtype: torch.dtype, progress: Progress
 ) -> plan.Plan:
-    """What the text says of the model; see core's `export.plan`."""
+    """The text's measure of the model; see core's `export.plan`."""
     from vllm_davinci.core.export import calibration, plan, source
     from vllm_davinci.core.weight_files import files
 
@@ -154,7 +154,7 @@ def _calibrated(
 
 
 def _tell(found: plan.Plan, console: Console) -> None:
-    """What was lost, by which layers, and what speaks against the result."""
+    """Reports the loss, by layer, and what speaks against the result."""
     table = Table("costs most", "written as", "strength", *found.costs[0].losses)
     for cost in sorted(found.costs, key=lambda cost: -next(iter(cost.losses.values())))[:10]:
         first, *others = cost.layers
@@ -188,7 +188,7 @@ def _share(text: str) -> float:
 
 
 def _problem_with(options: argparse.Namespace) -> str | None:
-    """What is wrong with the options, as far as it shows without core, which imports slowly."""
+    """The first mistake in the options that shows without core, which imports slowly."""
     known = _scheme_names()
     if known and options.type not in known:
         close = difflib.get_close_matches(options.type.upper(), known, n=1)

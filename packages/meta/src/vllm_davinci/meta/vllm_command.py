@@ -1,4 +1,4 @@
-"""What a process that is a `vllm` command gets before it imports anything.
+"""Prepares a process that is a `vllm` command before it imports anything.
 
 The import of vLLM takes seconds, on a busy or cold machine minutes, in which the command says
 nothing, and a Ctrl-C is a traceback of whatever is being imported.

@@ -35,7 +35,7 @@ def is_v2_chosen(environment: Mapping[str, str]) -> bool:
 
 
 def refused_on_v2(vllm_config: "VllmConfig", environment: Mapping[str, str]) -> dict[str, bool]:
-    """What is not available on the V2 runner, and whether it was asked for."""
+    """Features that the V2 runner lacks, and whether each was asked for."""
     if not vllm_config.use_v2_model_runner:
         return {}
     if not is_v2_chosen(environment):  # some options of vLLM choose it by themselves

@@ -1,4 +1,4 @@
-"""What a text shows of a model: the inputs of its linear layers, and what their errors cost."""
+"""Measures a model on a text: the inputs of its linear layers, and what their errors cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calibration decides for an export: moved scales, input ranges, types, and what they cost."""
+"""Decisions of calibration for an export: moved scales, input ranges, types, and what they cost."""
 
 from __future__ import annotations
 

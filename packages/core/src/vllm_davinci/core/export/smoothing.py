@@ -28,7 +28,7 @@ _SMALLEST = 1e-5  # of a channel that is never used
 
 @dataclass(frozen=True)
 class Smoothed:
-    """What became of a pair. strength: 0 where its scales stay; losses: in nats per token"""
+    """The result for a pair. strength: 0 where its scales stay; losses: in nats per token"""
 
     pair: Pair
     scales: torch.Tensor

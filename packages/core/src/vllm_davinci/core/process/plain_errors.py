@@ -58,7 +58,7 @@ def _print_error(
 
 
 def words_of(error: BaseException, trace: TracebackType | None) -> str:
-    """What to tell of an error of configuration, in one line; empty for any other error."""
+    """One line for an error of configuration; empty for any other error."""
     text = str(error)
     if text.startswith(ENGINE_FAILED):
         return ENGINE_FAILED_WORDS
@@ -80,7 +80,7 @@ def _setting(found: dict[str, Any]) -> str:
 
 
 def advice_on(text: str) -> str:
-    """What to do about an error of vLLM's that does not say so."""
+    """Advice for an error of vLLM's that gives none."""
     if heads := re.search(r"attention heads \((\d+)\) must be divisible by tensor parallel", text):
         count = int(heads[1])
         sizes = ", ".join(str(size) for size in range(1, count + 1) if count % size == 0)

@@ -113,7 +113,7 @@ class SignalledEnd:
 
 
 class Remains:
-    """What would be left of some processes, and of those below them, if they were killed.
+    """Remains of some processes, and of those below them, if they were killed.
 
     Shared memory returns by itself: multiprocessing's tracker of it outlives them.
     """

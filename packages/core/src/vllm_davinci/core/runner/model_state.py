@@ -1,4 +1,4 @@
-"""What a step has of its model: attention metadata, states, embeddings."""
+"""A step's view of its model: attention metadata, states, embeddings."""
 
 from typing import Any
 

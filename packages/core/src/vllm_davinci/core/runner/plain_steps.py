@@ -37,7 +37,7 @@ class NPURequestState(RequestState):
 
 
 class _Copied(NamedTuple):
-    """What a buffer on the device holds. host: the bytes; on_device: the tensor"""
+    """The content of a buffer on the device. host: the bytes; on_device: the tensor"""
 
     host: bytes
     on_device: torch.Tensor

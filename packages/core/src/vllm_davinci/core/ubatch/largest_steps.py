@@ -92,7 +92,7 @@ def largest_steps(runner: StepRunner, slots: int | None = None) -> Iterator[Larg
 
 
 def _query_lens(runner: StepRunner, most: int, is_mixed: bool) -> tuple[int, ...] | None:
-    """Of the largest step of at most so many tokens, as vLLM's `_dummy_run` deals them out; None
+    """The largest step of at most so many tokens, as vLLM's `_dummy_run` deals them out; None
     where there is none of that kind."""
     requests, longest = runner.max_num_reqs, runner.max_model_len
     if is_mixed:

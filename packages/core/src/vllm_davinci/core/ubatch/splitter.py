@@ -108,7 +108,7 @@ class StepSplitter:
         return self._decisions is not None and has_communication(self._parallel)
 
     def first_shares(self) -> tuple[float, ...]:
-        """Of a step's tokens, what its first ubatch may have: as usual, and at most."""
+        """Tokens of a step that its first ubatch may have: as usual, and at most."""
         if not self.splits:
             return ()
         usual = self._options.first_share or 1 / self._options.num_ubatches

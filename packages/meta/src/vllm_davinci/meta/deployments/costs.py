@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm_davinci.meta.deployments.run import prepared_processes, run_apart
 from vllm_davinci.meta.deployments.table import Deployment
-from vllm_davinci.meta.dry_run.time_limit import time_limit
 from vllm_davinci.meta.step_costs.provider import STEPS, file_name, is_current
+from vllm_davinci.meta.time_limit import time_limit
 
 # An engine that may split any step has windows of fused launches and activations for both ubatches.
 # Where the row leaves no memory for those, its engine plans with less, and then with still less.

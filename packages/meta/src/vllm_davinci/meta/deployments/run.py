@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.meta.deployments.table import Deployment
-from vllm_davinci.meta.dry_run.time_limit import time_limit
+from vllm_davinci.meta.time_limit import time_limit
 
 _PREFIX = "vllm-davinci dry-run: "
 _MOST_CHARACTERS = 400

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci.meta.dry_run.time_limit import time_limit
 from vllm_davinci.meta.errors import DryRunError
+from vllm_davinci.meta.time_limit import time_limit
 
 
 def report_of(

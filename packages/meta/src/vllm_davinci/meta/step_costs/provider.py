@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci.meta.dry_run.time_limit import time_limit
 from vllm_davinci.meta.supported_versions import installed_version
+from vllm_davinci.meta.time_limit import time_limit
 
 SHIPPED = Path(__file__).parent / "shipped"
 """Files of engines in the table of deployments; `nox -s step_costs` writes them."""
