@@ -1,4 +1,4 @@
-"""Changes of logits that requests ask for, in torch's operators: penalties, words, biases, grammars.
+"""Changes of logits that requests ask for: penalties, words, biases, grammars, in torch operators.
 
 Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample, structured_outputs.py), whose
 parameters they have without `_ptr`. Nothing here reads from the device. Shapes: L rows of logits, V
