@@ -137,7 +137,9 @@ def test_abstract_methods_of_vllm_are_all_there(subclasses: list[type]):
     missing = {
         cls.__qualname__: sorted(cls.__abstractmethods__)
         for cls in subclasses
-        if getattr(cls, "__abstractmethods__", None) and not cls.__name__.endswith("Base")
+        # A part of the V2 runner is joined with the class that vLLM chooses for the model.
+        if getattr(cls, "__abstractmethods__", None)
+        and not cls.__name__.endswith(("Base", "NPUModelState"))
     }
     assert not missing
 

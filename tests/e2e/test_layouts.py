@@ -92,8 +92,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     marks: list[Any] = []
-    cases = [of_a_day(metafunc.config.pluginmanager.get_plugin("davinci-selection").date)]
-    if THOROUGH in (metafunc.config.getoption("markexpr") or ""):
+    option = metafunc.config.getoption
+    cases = [of_a_day(datetime.datetime.now(datetime.UTC).date().isoformat())]
+    if option("all") or THOROUGH in (option("markexpr") or ""):
         cases, marks = CASES, [pytest.mark.thorough]
     metafunc.parametrize("case", [pytest.param(case, id=case.id, marks=marks) for case in cases])
 

@@ -62,7 +62,10 @@ VLLMS = {
 }
 
 
-@pytest.mark.parametrize("architecture", sorted(registry.MODELS))
+OWN = {"DeepseekV4ForCausalLM"}  # vLLM's has kernels of GPUs
+
+
+@pytest.mark.parametrize("architecture", sorted(set(registry.MODELS) - OWN))
 def test_vllm_takes_the_definition_after_registration(architecture: str):
     out_of_tree.register()
     definition = ModelRegistry.models[architecture].load_model_cls()

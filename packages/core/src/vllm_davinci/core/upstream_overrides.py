@@ -49,6 +49,7 @@ OVERRIDES: tuple[Override, ...] = (
         where=(
             "core.runner.adoption:adopted",
             "core.runner.model_runner:NPUModelRunner",
+            "core.worker:NPUWorker._make_model_runner",
             "core.runner.block_tables:NPUBlockTables",
             "core.runner.sampler:NPUSampler._sample_random",
             "core.runner.plain_steps:NPURequestState",
@@ -273,7 +274,10 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="Triton kernels of speculative decoding have stand-ins of torch's operators",
-        where=("core.spec_decode.triton_stand_ins:STAND_INS",),
+        where=(
+            "core.spec_decode.triton_stand_ins:STAND_INS",
+            "core.triton_kernels.registration:STAND_INS",
+        ),
         why="vLLM has no other path beside them; its hook for platforms takes stand-ins by the "
         "kernels' paths, and puts them into its own modules",
         upstream={

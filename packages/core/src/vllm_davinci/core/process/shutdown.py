@@ -187,7 +187,7 @@ def _after(seconds: float, work: Callable[[], None]) -> None:
 
 # --- a program: Ctrl-C while vLLM waits for its engine to start -----------------------------
 #
-# vLLM 0.32 opens the socket of that wait in `zmq_socket_ctx`, which swallows KeyboardInterrupt; the
+# vLLM opens the socket of that wait in `zmq_socket_ctx`, which swallows KeyboardInterrupt; the
 # client goes on to wait, up to VLLM_ENGINE_READY_TIMEOUT_S (600 s), for an engine that the same
 # Ctrl-C has ended. Until an interrupt leaves that function by itself, the handler below repeats it.
 
