@@ -1,4 +1,4 @@
-"""Which layers keep more bits so that a model loses no more than a budget, measured on text."""
+"""Types of layers: as few of more bits as keep the loss within a budget, measured on text."""
 
 from __future__ import annotations
 
