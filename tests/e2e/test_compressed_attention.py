@@ -64,6 +64,7 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
         assert_generates(engine, reference(MODEL), prompts_of(LENGTHS), MAX_TOKENS)
 
 
+@pytest.mark.thorough
 def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
@@ -122,6 +123,7 @@ def _in_16_bits(checkpoint: Path) -> TransformersReference:
     return TransformersReference(checkpoint, torch.bfloat16)
 
 
+@pytest.mark.thorough
 def test_ranks_that_do_not_divide_the_groups_of_heads_are_refused_by_name(
     zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
 ):

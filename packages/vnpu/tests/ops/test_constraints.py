@@ -156,7 +156,7 @@ def test_most_rules_have_calls_at_their_edges() -> None:
         if row.operator.removeprefix("aclnn") in LEGAL
         for said in answers(*place_of(row))[first_phase.AT_EDGES].get(key_of(row), {}).values()
     ]
-    assert len(found) > 1900
+    assert len(found) > 1800
     assert sum(each.isdigit() for each in found) > 0.9 * len(found)
 
 
