@@ -132,7 +132,7 @@ class EndedRequests:
         except asyncio.CancelledError:
             if not self._is_ending.is_set():
                 raise
-            task.uncancel()  # type: ignore[unreachable]  # set while this waited
+            task.uncancel()
             await answer.end()
         finally:
             self._open.discard(task)
