@@ -53,7 +53,7 @@ def drawn_tokens(arguments: list[Any]) -> torch.Tensor:
     return blocks.gather(1, maxima.argmax(dim=1, keepdim=True))
 
 
-# The interpreter does not take its mask; see test_grammars.py.
+# The interpreter does not take its mask; see test_penalties_of_grammars.py.
 NOT_INTERPRETED = "vllm.v1.worker.gpu.structured_outputs._apply_grammar_bitmask_kernel"
 
 

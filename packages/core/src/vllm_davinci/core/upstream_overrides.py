@@ -52,6 +52,7 @@ OVERRIDES: tuple[Override, ...] = (
             "core.worker:NPUWorker._make_model_runner",
             "core.runner.block_tables:NPUBlockTables",
             "core.runner.sampler:NPUSampler._sample_random",
+            "core.runner.model_runner:NPUModelRunner._dummy_run",
             "core.runner.plain_steps:NPURequestState",
             "core.runner.model_state:NPUModelState",
         ),

@@ -152,6 +152,11 @@ class NPUModelRunner(GPUModelRunner):
         """Moves requests on: blocks of the cache first, which requests get copies of."""
         super().update_requests(self._kv_cache_memory.copied(scheduler_output))
 
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's, which writes the buffers of a step's inputs anew."""
+        self._plain_steps.forget()
+        return super()._dummy_run(*args, **kwargs)
+
     def prepare_inputs(
         self,
         scheduler_output: SchedulerOutput,

@@ -67,10 +67,7 @@ class PlainSteps:
         self._starts = self._masked = None
 
     def prepare(
-        self,
-        batch: Any,
-        descriptor: BatchExecutionDescriptor,
-        has_grammars: bool,
+        self, batch: Any, descriptor: BatchExecutionDescriptor, has_grammars: bool
     ) -> InputBatch:
         """The batch of a step. batch: vLLM's facts of it on the host, in its order"""
         buffers, states = self._buffers, self._states
@@ -81,16 +78,7 @@ class PlainSteps:
         computed = states.num_computed_tokens_np[batch.idx_mapping_np]
         slots = self._on_device(batch.idx_mapping_np)
 
-        starts = np.empty(buffers.max_num_reqs + 1, dtype=np.int32)
-        starts[0] = 0
-        np.cumsum(lengths, out=starts[1 : num_reqs + 1])
-        starts[num_reqs + 1 :] = num_tokens
-        if starts.tobytes() != self._starts:
-            self._starts = starts.tobytes()
-            _copy(starts, buffers.query_start_loc)
-        seq_lens = np.zeros(buffers.max_num_reqs, dtype=np.int32)
-        np.add(computed, lengths, out=seq_lens[:num_reqs])
-        _copy(seq_lens, buffers.seq_lens)
+        starts, seq_lens = self._write_lengths(lengths, computed)
         if num_tokens == num_reqs:
             positions = computed.astype(np.int64)
             sampled: Any = slice(num_reqs)
@@ -136,6 +124,22 @@ class PlainSteps:
             has_structured_output_reqs=has_grammars,
             prompt_lens=None,
         )
+
+    def _write_lengths(
+        self, lengths: np.ndarray, computed: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Writes and returns each request's first row, and all its tokens; then the end, and 0."""
+        buffers, num_reqs = self._buffers, len(lengths)
+        starts = np.zeros(buffers.max_num_reqs + 1, dtype=np.int32)
+        np.cumsum(lengths, out=starts[1 : num_reqs + 1])
+        starts[num_reqs + 1 :] = starts[num_reqs]
+        if starts.tobytes() != self._starts:
+            self._starts = starts.tobytes()
+            _copy(starts, buffers.query_start_loc)
+        seq_lens = np.zeros(buffers.max_num_reqs, dtype=np.int32)
+        np.add(computed, lengths, out=seq_lens[:num_reqs])
+        _copy(seq_lens, buffers.seq_lens)
+        return starts, seq_lens
 
     def _on_device(self, slots: np.ndarray) -> torch.Tensor:
         """The requests' slots, [num_reqs] int64; the tensor of the step before if it has them."""

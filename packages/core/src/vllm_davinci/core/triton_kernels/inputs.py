@@ -206,8 +206,8 @@ def post_update(
     newest = last_sampled_tokens.view(-1)
     newest.index_add_(0, slot, (last - newest.index_select(0, slot)) * (count > 0))
 
-    places = slot * all_token_ids_stride + length
-    places = (places.unsqueeze(1) + columns).clamp_(max=all_token_ids.numel() - 1).view(-1)
+    places = (slot * all_token_ids_stride + length).unsqueeze(1) + columns
+    places = places.clamp_(max=all_token_ids.numel() - 1).view(-1)
     known = all_token_ids.view(-1)
     change = (tokens.view(-1).to(known.dtype) - known.index_select(0, places)) * is_token.view(-1)
     known.index_add_(0, places, change.to(known.dtype))
@@ -217,14 +217,20 @@ def post_update(
     total_len.index_add_(0, slot, count)
     if draft_tokens is not None:
         assert draft_tokens_out is not None
-        before = draft_tokens_out.index_select(0, slot)
-        drafts = (draft_tokens[:num_reqs] - before) * exists.unsqueeze(1)
-        draft_tokens_out.index_add_(0, slot, drafts)
+        _keep_drafts(draft_tokens_out, slot, draft_tokens[:num_reqs], exists)
 
     computed = -num_rejected[:num_reqs]
     if query_start_loc is not None:
         computed = computed + query_start_loc[1 : num_reqs + 1] - query_start_loc[:num_reqs]
     num_computed_tokens.index_add_(0, slot, computed * exists)
+
+
+def _keep_drafts(
+    kept: torch.Tensor, slot: torch.Tensor, drafts: torch.Tensor, exists: torch.Tensor
+) -> None:
+    """Writes drafts [B, K] to their requests' rows; those of a request that is left out nowhere."""
+    change = (drafts - kept.index_select(0, slot)) * exists.unsqueeze(1)
+    kept.index_add_(0, slot, change)
 
 
 def post_update_num_computed_tokens(

@@ -153,7 +153,9 @@ def bad_words(
     input_ids:          [L] int32, the inputs of these rows
     """
     slots, num_rows = expanded_idx_mapping, logits.shape[0]
-    offsets, words = bad_word_offsets[slots], bad_word_token_ids[slots]
+    offsets, words = (
+        each.index_select(0, slots) for each in (bad_word_offsets, bad_word_token_ids)
+    )
     num_words, width = offsets.shape[1] - 1, words.shape[1]
     starts, ends = offsets[:, :-1], offsets[:, 1:]  # [L, words]
     place = expanded_local_pos.unsqueeze(1)

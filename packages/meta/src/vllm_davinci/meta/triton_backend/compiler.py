@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import PurePath
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from triton.backends.compiler import BaseBackend, GPUTarget
@@ -30,25 +29,28 @@ OPTIONS = {
 LOCATION = re.compile(r'loc\("([^"]+)":\d+')
 
 
-@dataclass(frozen=True)
-class Options:
-    """The fields of a launch that Triton reads before it compiles."""
+# The fields of a launch that Triton reads before it compiles.
+DEFAULTS: dict[str, Any] = {
+    "num_warps": 4,
+    "num_ctas": 1,
+    "num_stages": 2,
+    "enable_fp_fusion": False,
+    "launch_cooperative_grid": False,
+    "debug": False,
+    "sanitize_overflow": False,
+    "backend_name": NAME,
+    "arch": "none",
+    "extern_libs": (),
+    "supported_fp8_dtypes": (),
+    "deprecated_fp8_dot_operand_dtypes": (),
+    "default_dot_input_precision": "ieee",
+    "allowed_dot_input_precisions": ("ieee",),
+    "max_num_imprecise_acc_default": 0,
+}
 
-    num_warps: int = 4
-    num_ctas: int = 1
-    num_stages: int = 2
-    enable_fp_fusion: bool = False
-    launch_cooperative_grid: bool = False
-    debug: bool = False
-    sanitize_overflow: bool = False
-    backend_name: str = NAME
-    arch: str = "none"
-    extern_libs: tuple[tuple[str, str], ...] = ()
-    supported_fp8_dtypes: tuple[str, ...] = ()
-    deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
-    default_dot_input_precision: str = "ieee"
-    allowed_dot_input_precisions: tuple[str, ...] = ("ieee",)
-    max_num_imprecise_acc_default: int = 0
+
+class Options(SimpleNamespace):
+    """Options of a launch: the defaults, and whatever this release of Triton gives."""
 
     def hash(self) -> str:
         return NAME
@@ -67,8 +69,7 @@ class NPUBackend(BaseBackend):  # type: ignore[misc]
         return NAME
 
     def parse_options(self, options: dict[str, Any]) -> Options:
-        known = Options.__dataclass_fields__
-        return Options(**{name: each for name, each in options.items() if name in known})
+        return Options(**{**DEFAULTS, **options})
 
     def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
         return ()
