@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from vllm_davinci.core.device.memory import (
     check_kv_cache_budget,
     discard_damaged_plans,
     format_bytes,
+    memory_beside_buffers,
 )
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci_testing.processes.programs import output_of
@@ -118,6 +120,27 @@ def test_an_explicit_cache_size_is_answered_with_the_size_that_fits(worker: Simp
     worker.cache_config.kv_cache_memory_bytes = 1
     with pytest.raises(DeviceError, match=f"raise --kv-cache-memory-bytes to {NEEDED_BYTES}"):
         check_kv_cache_budget(1, worker)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("free", "buffers", "gib"),
+    [(61, 3, 0.9 * 64), (55, 9, 0.9 * 55), (48, 9, None), (20, 0, None)],
+)
+def test_buffers_of_collectives_leave_a_smaller_plan_and_other_processes_do_not(
+    free: int, buffers: int, gib: float | None, worker: SimpleNamespace
+):
+    cache_config = worker.cache_config
+    cache_config.gpu_memory_utilization = 0.9
+    snapshot: Any = SimpleNamespace(total_memory=64 * GIB, free_memory=free * GIB, device_="npu:0")
+    if gib is None:
+        with pytest.raises(ValueError, match="Free memory on device npu:0"):
+            memory_beside_buffers(snapshot, cache_config, 0, buffers * GIB)
+    else:
+        planned = memory_beside_buffers(snapshot, cache_config, 0, buffers * GIB)
+        assert planned == pytest.approx(gib * GIB)
 
 
 @pytest.mark.parametrize(("given", "left", "step"), [(None, 0, 9), (5, 9, 9)])

@@ -22,7 +22,6 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.utils import report_usage_stats
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.startup_plan import maybe_save_startup_plan
-from vllm.v1.worker.utils import request_memory
 from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
@@ -38,6 +37,7 @@ from vllm_davinci.core.device.memory import (
     check_given_cache,
     check_kv_cache_budget,
     discard_damaged_plans,
+    memory_beside_buffers,
     use_expandable_segments,
 )
 from vllm_davinci.core.device.profiling import profiler_activities
@@ -107,16 +107,18 @@ class NPUWorker(Worker):
         self._guarded(self._init_device_in_groups)
 
     def _init_device_in_groups(self) -> None:
+        free_bytes, _ = torch.accelerator.get_memory_info()
         make_communicators(self.vllm_config, self.device, groups_of_experts())
         set_random_seed(self.model_config.seed)
         gc.collect()
         torch.accelerator.empty_cache()
         self.init_snapshot = MemorySnapshot(device=self.device)
         loader = get_model_loader(self.load_config)
-        self.requested_memory = request_memory(
+        self.requested_memory = memory_beside_buffers(
             self.init_snapshot,
             self.cache_config,
             loader.get_external_weight_memory(self.vllm_config),
+            free_bytes - self.init_snapshot.free_memory,
         )
         config = get_config(self.vllm_config)
         if config.enable_cpu_binding:

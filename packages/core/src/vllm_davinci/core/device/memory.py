@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 import torch_npu
+from vllm.v1.worker.utils import request_memory
 
 from vllm_davinci.core import components
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
+    from vllm.config import CacheConfig
+    from vllm.utils.mem_utils import MemorySnapshot
     from vllm.v1.worker.gpu_worker import Worker
 
 logger = init_logger(__name__)
@@ -102,6 +105,39 @@ def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
         "allocated_bytes.all.peak", 0
     )
     return max(0, min(held, statistics.get("inactive_split_bytes.all.peak", 0)))
+
+
+def memory_beside_buffers(
+    snapshot: "MemorySnapshot",
+    cache_config: "CacheConfig",
+    external_weight_bytes: int,
+    buffer_bytes: int,
+) -> int:
+    """Device memory that the engine may use beside the buffers of collectives, in bytes.
+
+    snapshot:              after those were made
+    external_weight_bytes: of weights that another process holds
+    buffer_bytes:          of these buffers, which are the larger the more ubatches use them
+    vLLM's share of all memory where that is free; where these buffers leave less, the share of what
+    they leave, and a warning. Raises vLLM's ValueError where other processes have the memory.
+    """
+    try:
+        return request_memory(snapshot, cache_config, external_weight_bytes)
+    except ValueError:
+        share, total_bytes = cache_config.gpu_memory_utilization, snapshot.total_memory
+        left_bytes = int(share * (total_bytes - buffer_bytes))
+        is_theirs = share * total_bytes <= snapshot.free_memory + buffer_bytes
+        if external_weight_bytes or not is_theirs or left_bytes > snapshot.free_memory:
+            raise
+        logger.warning(
+            "HCCL's buffers take %s: the engine plans with %s, --gpu-memory-utilization %s of what "
+            "they leave, not of all %s. HCCL_BUFFSIZE makes them smaller.",
+            format_bytes(buffer_bytes),
+            format_bytes(left_bytes),
+            share,
+            format_bytes(total_bytes),
+        )
+        return left_bytes
 
 
 def cache_bytes_of_a_request(worker: "Worker") -> int:
