@@ -68,7 +68,7 @@ class NPUWorker(Worker):
     profiler: Any
     _measured_kv_cache_bytes: int | None = None
     # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
-    graph_bytes = piece_bytes = 0
+    graph_bytes = workspace_bytes = piece_bytes = 0
     peak_activation_memory: int
     profiled_bytes = 0  # that vLLM's own profile run has taken at most
     _guard: StepGuard | None = None
@@ -93,6 +93,7 @@ class NPUWorker(Worker):
         torch_npu.npu.use_compatible_impl(True)
         NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
         name_host_address(self.parallel_config)
+        self._free_bytes, _ = torch.accelerator.get_memory_info()
         # Before the memory snapshot, so that the collectives' buffers are part of it.
         init_worker_distributed_environment(
             self.vllm_config,
@@ -107,7 +108,6 @@ class NPUWorker(Worker):
         self._guarded(self._init_device_in_groups)
 
     def _init_device_in_groups(self) -> None:
-        free_bytes, _ = torch.accelerator.get_memory_info()
         make_communicators(self.vllm_config, self.device, groups_of_experts())
         set_random_seed(self.model_config.seed)
         gc.collect()
@@ -118,7 +118,7 @@ class NPUWorker(Worker):
             self.init_snapshot,
             self.cache_config,
             loader.get_external_weight_memory(self.vllm_config),
-            free_bytes - self.init_snapshot.free_memory,
+            self._free_bytes - self.init_snapshot.free_memory,
         )
         config = get_config(self.vllm_config)
         if config.enable_cpu_binding:
@@ -217,6 +217,7 @@ class NPUWorker(Worker):
             check_given_cache(self, self._bytes_beside_weights(), step_bytes)
             return available_bytes
         sizes = self.compilation_config.cudagraph_capture_sizes or ()
+        self.workspace_bytes = graphs.workspaces
         self.graph_bytes = graphs.of_graphs(len(sizes)) + graphs.workspaces
         available_bytes -= self.graph_bytes + self.piece_bytes
         if split_bytes > self.peak_activation_memory:

@@ -121,7 +121,9 @@ class PhantomWorker(NPUWorker):
 
     def _run_largest_steps(self) -> None:
         """Runs them over the cache, beside as much as graphs will take. Raises DryRunError."""
-        graphs = torch.empty(self.graph_bytes, dtype=torch.uint8, device=self.device)
+        # Steps take the workspaces themselves.
+        graph_bytes = self.graph_bytes - self.workspace_bytes
+        graphs = torch.empty(graph_bytes, dtype=torch.uint8, device=self.device)
         before = torch.accelerator.memory_allocated()
         slots = self.num_kv_cache_blocks() * self.cache_config.block_size
         for step in largest_steps(self.model_runner, slots):
