@@ -16,9 +16,10 @@ import shutil
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from progress import StepFailedError, Steps
 from versions import ROOT, TORCH_NPU_VERSION, TORCH_VERSION, VLLM_VERSION
@@ -106,8 +107,13 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
 
 
 def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
-    """A compiled package's wheel, from the cache or built with `python`."""
-    return _cached(
+    """A compiled package's wheel, from the cache or built with `python`.
+
+    Raises StepFailedError where the wheel has no module `_C`.
+    """
+    # What was compiled before torch came has left the option in the folder's cache of CMake.
+    options = ["-Ccmake.define.WITHOUT_TORCH=OFF"] if has_part_without_torch(package) else []
+    wheel = _cached(
         _key(package),
         [
             python,
@@ -118,11 +124,16 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
             "--no-deps",
             "--no-build-isolation",
             f"-Cbuild-dir={build_directory(package)}",
+            *options,
             package,
         ],
         build_environment(python),
         steps,
     )
+    with zipfile.ZipFile(wheel) as contents:
+        if not any(PurePath(name).match("_C*.so") for name in contents.namelist()):
+            raise StepFailedError(f"{wheel} has no module _C. Remove the file, and run this again.")
+    return wheel
 
 
 def compile_without_torch(package: Path, python: Path, steps: Steps) -> None:
