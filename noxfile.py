@@ -333,7 +333,7 @@ def deployments(session: nox.Session) -> None:
 def step_costs(session: nox.Session) -> None:
     """Model the steps of published deployments, for the files that meta ships: `-- NAME...`."""
     commands = prepare(session)
-    shipped = "packages/meta/src/vllm_davinci/meta/step_costs/shipped"
+    shipped = "packages/planner/src/vllm_davinci/planner/step_costs/shipped"
     command = (str(commands / "vllm-davinci"), "deployments", f"--step-costs={shipped}", "--resume")
     session.run(*command, *session.posargs, external=True)
 

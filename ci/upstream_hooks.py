@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 
-PACKAGES = ("vllm_davinci.core", "vllm_davinci.models", "vllm_davinci.meta")
+PACKAGES = tuple(f"vllm_davinci.{each}" for each in ("core", "models", "meta", "planner"))
 OVERRIDDEN, IMPORTED, ATTRIBUTE, KERNEL = "overridden", "imported", "attribute", "kernel"
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CALLS = ROOT / "packages/meta/src/vllm_davinci/meta/verify/calls.json.xz"
+CALLS = ROOT / "packages/verify/src/vllm_davinci/verify/calls.json.xz"
 PLACES = [
     (soc, cann) for soc in ("Ascend910B3", "Ascend910_9391") for cann in ("8.3", "8.5", "9.0")
 ]
@@ -173,8 +173,8 @@ def _answer(given: dict[str, Any]) -> list[str]:
     import torch
     from torch_npu import npu
 
-    from vllm_davinci.meta.verify.first_phase import FirstPhase
-    from vllm_davinci.meta.verify.parts_of.constraints import MEMORY_BYTES
+    from vllm_davinci.verify.first_phase import FirstPhase
+    from vllm_davinci.verify.parts_of.constraints import MEMORY_BYTES
 
     npu.set_device(0)
     memory = torch.empty(MEMORY_BYTES, dtype=torch.uint8, device="npu")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci.meta.deployments.checkpoint import write_checkpoint
-from vllm_davinci.meta.deployments.table import deployment
+from vllm_davinci.planner.deployments.checkpoint import write_checkpoint
+from vllm_davinci.planner.deployments.table import deployment
 
 LIMIT_S = 1200.0
 # The checkpoint of the published commands.

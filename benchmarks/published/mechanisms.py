@@ -23,7 +23,7 @@ from published.decode import DECODE_GRAPH, PROMPTS_FIRST
 from published.deepseek_r1_w8a8 import OVERLAPPED, SERIAL
 from published.mechanisms_table import Compared, page_of
 from result import Kind, Result, Row
-from vllm_davinci.meta.deployments.run import prepared_processes, run_apart
+from vllm_davinci.planner.deployments.run import prepared_processes, run_apart
 
 CHIP, TOPOLOGY = "ascend910b2", "two-meshes-of-8"
 LIMIT_S = 1800.0

@@ -23,8 +23,8 @@ from typing import Any
 
 from published.intervals import interval
 from result import Kind, Result, Row
-from vllm_davinci.meta.deployments.checkpoint import write_checkpoint
-from vllm_davinci.meta.deployments.table import Checkpoint
+from vllm_davinci.planner.deployments.checkpoint import write_checkpoint
+from vllm_davinci.planner.deployments.table import Checkpoint
 
 PS_PER_MS = 10**9
 LIMIT_S = 1200.0

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from result import Kind, Result, Row
-from vllm_davinci.meta.dry_run import step_costs
-from vllm_davinci.meta.dry_run.of_deployment import take_deployment
+from vllm_davinci.planner.dry_run import step_costs
+from vllm_davinci.planner.dry_run.of_deployment import take_deployment
 
 # The first was looked at while the decisions were mended, the second never.
 SEEDS = (30, 47)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
-    from vllm_davinci.meta.dry_run.exploration import Schedule, named
+    from vllm_davinci.planner.dry_run.exploration import Schedule, named
 
     described = explored.described(model)
     content = {**described, **step_costs.explore(explored, step_costs.SIZES)}
@@ -130,7 +130,7 @@ def _durations(
     explored: Any, workloads: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> list[int]:
     """Modelled picoseconds of each workload."""
-    from vllm_davinci.meta.dry_run.workload import Workload
+    from vllm_davinci.planner.dry_run.workload import Workload
 
     return [
         sum(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_davinci.meta.deployments.table import deployment
+from vllm_davinci.planner.deployments.table import deployment
 
 SERVER = "vllm.entrypoints.openai.api_server"
 

@@ -35,6 +35,21 @@ MAY_IMPORT = {
         "vllm_davinci.core",
         "vllm_davinci.vnpu",
     },
+    "planner": {
+        "vllm",
+        "torch",
+        "torch_npu",
+        "vllm_davinci.core",
+        "vllm_davinci.meta",
+        "vllm_davinci.vnpu",
+    },
+    "verify": {
+        "vllm",
+        "torch",
+        "torch_npu",
+        "transformers",
+        "vllm_davinci.meta",
+    },
 }
 THIRD_PARTY = {"vllm", "torch", "torch_npu", "transformers", "greenlet"}
 OURS = {f"vllm_davinci.{name}" for name in MAY_IMPORT}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_davinci.meta.verify.operators import families
-from vllm_davinci.meta.verify.operators.shapes import LAYOUTS
-from vllm_davinci.meta.verify.parts_of.constraints import CALLS
+from vllm_davinci.verify.operators import families
+from vllm_davinci.verify.operators.shapes import LAYOUTS
+from vllm_davinci.verify.parts_of.constraints import CALLS
 
 CALLED = re.compile(r"torch_npu\.(npu_[a-z0-9_]+)")
 

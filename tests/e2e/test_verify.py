@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from vllm_davinci.meta.verify.comparison import Difference, differences
-from vllm_davinci.meta.verify.fit import fit, write_chip
-from vllm_davinci.meta.verify.report import findings_of, read_report
+from vllm_davinci.verify.comparison import Difference, differences
+from vllm_davinci.verify.fit import fit, write_chip
+from vllm_davinci.verify.report import findings_of, read_report
 from vllm_davinci.vnpu.timing.machine import load_machine
 
 LIMIT_S = 1800.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_davinci.meta.deployments.table import all_deployments
-from vllm_davinci.meta.dry_run.engine_arguments import _parser
 from vllm_davinci.meta.given_arguments import missing_directory, unknown_option
+from vllm_davinci.planner.deployments.table import all_deployments
+from vllm_davinci.planner.dry_run.engine_arguments import _parser
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 LIMIT_S = 60

@@ -6,6 +6,7 @@ to be tried is tried by `device_probe` in a process of its own.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from rich.console import Console
 
 from vllm_davinci.meta import device_library, supported_versions
 from vllm_davinci.meta.device_probe import REQUIRED_LIBRARIES
 from vllm_davinci.meta.machine import machine_checks
 from vllm_davinci.meta.registration import PLATFORM_CLASS
 from vllm_davinci.meta.report import Check, Report, Status
+from vllm_davinci.meta.report_table import print_report
 
 # Importing torch and vLLM takes about 15 s on two busy cores; a device that does not answer
 # within this does not answer.
@@ -54,6 +57,20 @@ PLUGIN_GROUPS = {
     "vllm.general_plugins": Status.PROBLEM,
     "vllm.stat_logger_plugins": Status.NOTE,
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the report for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the report. Exit status 0 only if a model could run."""
+    report = run_checks()
+    if options.json:
+        print(report.to_json())
+    else:
+        print_report(report, Console())
+    return 0 if report.can_run else 1
 
 
 def run_checks() -> Report:

@@ -23,17 +23,5 @@ class ServerError(MetaError):
     """A server does not answer, or its answer is not the one asked for."""
 
 
-class DryRunError(MetaError):
-    """A dry-run is impossible as it was asked for."""
-
-
-class DeploymentError(MetaError):
-    """The table of deployments has no such row, or a row that is not as it should be."""
-
-
-class VerificationError(MetaError):
-    """A run of `verify`, or a report of one, is not as it was asked for."""
-
-
 class ModelFileError(MetaError):
     """A local model cannot be read, converted, or held by this host."""

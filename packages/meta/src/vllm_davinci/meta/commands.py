@@ -1,0 +1,59 @@
+"""What a command of `vllm-davinci` is, and where commands of other packages are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+GROUP = "vllm_davinci.commands"
+
+# Commands of packages that may not be installed -> the package's extra of this one.
+EXTRAS = {"deployments": "planner", "dry-run": "planner", "pools": "planner", "verify": "verify"}
+
+
+class EngineOptions(Enum):
+    """Where a command finds options of `vllm serve` among its own."""
+
+    NONE = "it takes none"
+    AFTER_DASHES = "what follows `--`"
+    UNKNOWN = "every option that the command does not have itself"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    question: that it answers, for `--help`
+    module:   has `add_arguments(parser)`, and `run(options)`, which returns the exit status;
+              `run(options, engine_arguments)` where it takes options of an engine
+    """
+
+    question: str
+    module: ModuleType
+    engine_options: EngineOptions = EngineOptions.NONE
+
+    def run(self, options: Any, engine_arguments: list[str]) -> int:
+        run: Callable[..., int] = self.module.run
+        if self.engine_options is EngineOptions.NONE:
+            return run(options)
+        return run(options, engine_arguments)
+
+
+def installed_commands() -> dict[str, Command]:
+    """Commands of the planner and of other packages that are installed, by name."""
+    return {point.name: point.load() for point in sorted(entry_points(group=GROUP))}
+
+
+def missing_command(name: str) -> str | None:
+    """How to get a command whose package is not installed; None: there is no such command."""
+    extra = EXTRAS.get(name)
+    if extra is None:
+        return None
+    return (
+        f"vllm-davinci {name} is in vllm-davinci-{extra}, which is not installed: "
+        f"pip install 'vllm-davinci[{extra}]'"
+    )

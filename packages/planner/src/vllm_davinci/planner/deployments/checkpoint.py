@@ -1,0 +1,115 @@
+"""The directory that a dry-run takes for a checkpoint: configuration and types, no weights."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_davinci.planner.deployments.table import Checkpoint
+
+DESCRIPTION = "quant_model_description.json"
+_FLOAT = "FLOAT"
+_PACKED = "pack-quantized"  # compressed-tensors' format that is told by its tensors' names
+_ITEM_BYTES = {"I32": 4, "BF16": 2, "I64": 8}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+# Models whose experts are named otherwise.
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w2", "w3")),
+    "minimax_m2": ("block_sparse_moe", ("w1", "w2", "w3")),
+}
+
+
+def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
+    """Writes config.json, and ModelSlim's description where the checkpoint is quantized."""
+    config = checkpoint.configuration()
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if checkpoint.quantization:
+        types = description(config, checkpoint.quantization)
+        (directory / DESCRIPTION).write_text(json.dumps(types), encoding="utf-8")
+    if config.get("quantization_config", {}).get("format") == _PACKED:
+        _write_headers(_packed_experts(config), directory / "model.safetensors")
+
+
+def _packed_experts(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of the experts' tensors, which alone are packed in released models."""
+    (group,) = config["quantization_config"]["config_groups"].values()
+    bits, group_size = group["weights"]["num_bits"], group["weights"]["group_size"]
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    shapes = dict.fromkeys(_MLP, (inner, hidden)) | {"down_proj": (hidden, inner)}
+    for layer in _linear_layers(config):
+        if ".experts." in layer:
+            rows, columns = shapes[layer.rpartition(".")[2]]
+            yield f"{layer}.weight_packed", "I32", (rows, columns * bits // 32)
+            yield f"{layer}.weight_scale", "BF16", (rows, columns // group_size)
+            yield f"{layer}.weight_shape", "I64", (2,)
+
+
+def _write_headers(tensors: Iterable[tuple[str, str, tuple[int, ...]]], path: Path) -> None:
+    """A safetensors file whose tensors are holes: they take no room, and nobody reads them."""
+    header, end = {}, 0
+    for name, dtype, shape in tensors:
+        begin, end = end, end + math.prod(shape) * _ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + end)
+
+
+def description(config: Mapping[str, Any], quantization: Mapping[str, str]) -> dict[str, str]:
+    """ModelSlim's description: a type for the weight of each layer, and for its scales."""
+    types = dict.fromkeys(("model.embed_tokens.weight", "model.norm.weight"), _FLOAT)
+    for layer in _linear_layers(config):
+        kind = next(
+            (kind for pattern, kind in quantization.items() if fnmatch.fnmatch(layer, pattern)),
+            _FLOAT,
+        )
+        parts = ("weight",) if kind == _FLOAT else ("weight", "weight_scale", "weight_offset")
+        types |= {f"{layer}.{part}": kind for part in parts}
+    kinds = set(types.values()) - {_FLOAT}
+    return {"model_quant_type": min(kinds, default=_FLOAT), **types}
+
+
+def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the layers with a product, as released checkpoints have them.
+
+    Those that predict further tokens come after the last; their projections of embedding and
+    hidden state are floats, which need no entry.
+    """
+    for number in range(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0)):
+        layer = f"model.layers.{number}"
+        for part in _attention(config):
+            yield f"{layer}.self_attn.{part}"
+        if not _has_experts(config, number):
+            yield from (f"{layer}.mlp.{part}" for part in _MLP)
+            continue
+        block, parts = _EXPERTS.get(config["model_type"], ("mlp", _MLP))
+        yield f"{layer}.{block}.gate"
+        if config.get("n_shared_experts"):
+            yield from (f"{layer}.{block}.shared_experts.{part}" for part in _MLP)
+        for expert in range(_num_experts(config)):
+            yield from (f"{layer}.{block}.experts.{expert}.{part}" for part in parts)
+    yield "lm_head"
+
+
+def _attention(config: Mapping[str, Any]) -> tuple[str, ...]:
+    if "kv_lora_rank" not in config:
+        return ("q_proj", "k_proj", "v_proj", "o_proj")
+    query = ("q_a_proj", "q_b_proj") if config.get("q_lora_rank") else ("q_proj",)
+    return (*query, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    return next((int(config[name]) for name in names if config.get(name)), 0)
+
+
+def _has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    if layer < config.get("first_k_dense_replace", 0) or layer in config.get("mlp_only_layers", ()):
+        return False
+    return _num_experts(config) > 0

@@ -1,0 +1,90 @@
+"""Files of `step_costs` for deployments: what their steps take by each schedule."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from vllm_davinci.planner.deployments.run import prepared_processes, run_apart
+from vllm_davinci.planner.deployments.table import Deployment
+from vllm_davinci.planner.step_costs.provider import STEPS, file_name, is_current
+from vllm_davinci.planner.time_limit import time_limit
+
+# An engine that may split any step has windows of fused launches and activations for both ubatches.
+# Where the row leaves no memory for those, its engine plans with less, and then with still less.
+_LESS_MEMORY = (0.87, 0.84, 0.8, 0.7)
+# Words of vLLM, of torch, and of torch_npu's log.
+_NO_ROOM = ("Free memory on device", "torch.OutOfMemoryError", "PTA memory error")
+_ONE_RANK = "one rank has nothing to decide"
+# Options of `vllm serve` without which an engine has one rank.
+_RANKS = {
+    *("--tensor-parallel-size", "-tp", "--data-parallel-size", "-dp"),
+    *("--pipeline-parallel-size", "-pp"),
+}
+
+
+def write_costs(
+    rows: Iterable[Deployment], directory: Path, resume: bool = False, limit_s: float | None = None
+) -> Iterator[tuple[str, Path | None, str]]:
+    """Models one row after the other: its name, the file, and where there is none, the reason.
+
+    Rows of one engine have one file, of the first of them. Rows that do not start are left out.
+    resume:  rows whose file the installed timing model has made are not modelled again
+    limit_s: for each dry-run; None: by its steps
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    made: set[Path] = set()
+    context = prepared_processes()
+    for row in rows:
+        if row.refused:
+            continue
+        known = _file_of(row.name, directory) if resume else None
+        if known is not None:
+            made.add(known)  # also that of later rows of the same engine
+            yield row.name, known, ""
+            continue
+        if not any(option.partition("=")[0] in _RANKS for option in row.arguments()):
+            yield row.name, None, _ONE_RANK
+            continue
+        content, reason = _modelled(row.name, context, limit_s or time_limit(STEPS))
+        if content is None or content["world_size"] == 1:
+            yield row.name, None, reason or _ONE_RANK
+            continue
+        file = directory / file_name(content["engine"])
+        if file not in made:
+            content["model"] = content["deployment"] = row.name
+            text = json.dumps(content, separators=(",", ":"))
+            file.write_text(f"{text}\n", encoding="utf-8")
+            made.add(file)
+        yield row.name, file, ""
+
+
+def _file_of(name: str, directory: Path) -> Path | None:
+    for file in sorted(directory.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content.get("deployment") == name and is_current(file):
+            return file
+    return None
+
+
+def _modelled(
+    name: str, context: ForkServerContext, limit_s: float
+) -> tuple[dict[str, Any] | None, str]:
+    """The content of the row's file, or None and why."""
+    with tempfile.TemporaryDirectory(prefix="vllm-davinci-step-costs.") as directory:
+        file, log = (Path(directory) / each for each in ("costs.json", "log"))
+        options = (f"--deployment={name}", f"--step-costs={file}")
+        reason = run_apart(context, options, log, limit_s)
+        for share in _LESS_MEMORY:
+            if reason is None or not any(words in reason for words in _NO_ROOM):
+                break
+            less = f"--gpu-memory-utilization={share}"
+            reason = run_apart(context, (*options, less), log, limit_s)
+        if reason is not None:
+            return None, reason
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return content, ""

@@ -1,0 +1,120 @@
+"""The engine of a dry-run: vLLM's own, in this process, as one rank among phantoms."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import ValidationError
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.step_costs import engine_of_costs
+from vllm_davinci.core.errors import CoreError
+from vllm_davinci.planner.dry_run.engine_arguments import PhantomEngineArgs, parse
+from vllm_davinci.planner.dry_run.executor import PhantomExecutor
+from vllm_davinci.planner.dry_run.report import DryRun, MemoryPlan
+from vllm_davinci.planner.dry_run.workload import Workload, serve
+from vllm_davinci.planner.errors import DryRunError
+from vllm_davinci.vnpu.timing import Machine
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def start_engine(
+    model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
+) -> tuple[LLMEngine, PhantomEngineArgs]:
+    """An engine with room for the workload. Raises DryRunError with what to change."""
+    arguments = _engine_arguments(model, workload, routing, engine_arguments, machine)
+    try:
+        engine = LLMEngine.from_engine_args(arguments, UsageContext.LLM_CLASS)
+        # vLLM ends what is left of an engine at the interpreter's end, when torch has taken its
+        # groups away: a message would be followed by a traceback of that.
+        atexit.register(engine.engine_core.shutdown)
+        return engine, arguments
+    except torch.OutOfMemoryError as error:
+        raise DryRunError(
+            f"weights, KV cache and the buffers of the start do not fit into "
+            f"{machine.memory_bytes / 2**30:.0f} GiB of each {machine.chip}: "
+            f"{str(error).splitlines()[0]} Use more ranks, a quantized checkpoint, a chip with "
+            "more memory, or a lower --kv-cache-memory-bytes where that is given."
+        ) from error
+    except ValidationError as error:
+        said = (each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise DryRunError("; ".join(said)) from error
+    except (CoreError, ValueError) as error:
+        raise DryRunError(str(error)) from error
+
+
+def run_workload(
+    model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
+) -> DryRun:
+    """Runs the requests step by step. Raises DryRunError with what to change."""
+    begin = time.monotonic()
+    engine, arguments = start_engine(model, workload, routing, engine_arguments, machine)
+    start_seconds = time.monotonic() - begin
+    executor, config = executor_of(engine), engine.vllm_config
+    try:
+        steps, served = serve(engine, executor, workload, arguments.hides_host)
+    except torch.OutOfMemoryError as error:
+        # What vLLM plans with is the memory of tensors at most, without what lies between them.
+        raise DryRunError(
+            f"a step of {sum(executor.scheduled.values())} tokens does not fit beside the KV cache "
+            f"that vLLM has planned: {str(error).splitlines()[0]} Lower --max-num-batched-tokens "
+            "or --gpu-memory-utilization."
+        ) from error
+    return DryRun(
+        machine=machine,
+        model=model,
+        world_size=arguments.world_size,
+        layout=arguments.layout,
+        engine=arguments.layout.of_whole(engine_of_costs(config, get_config(config))),
+        memory=_memory_plan(executor, config, machine),
+        steps=steps,
+        served=served.to_json(),
+        start_seconds=start_seconds,
+    )
+
+
+def _engine_arguments(
+    model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
+) -> PhantomEngineArgs:
+    # Everything at once, so that steps are the ones that were asked for.
+    defaults = [
+        f"--model={model}",
+        f"--max-model-len={workload.longest}",
+        f"--max-num-seqs={workload.concurrency}",
+        f"--max-num-batched-tokens={max(workload.largest_prompts(), 64)}",
+        "--no-enable-prefix-caching",
+        "--skip-tokenizer-init",
+    ]
+    return PhantomEngineArgs.for_machine(parse(defaults, engine_arguments), routing, machine)
+
+
+def executor_of(engine: LLMEngine) -> PhantomExecutor:
+    core: Any = engine.engine_core
+    executor = core.engine_core.model_executor
+    assert isinstance(executor, PhantomExecutor)
+    return executor
+
+
+def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine) -> MemoryPlan:
+    worker: Any = executor.driver_worker.worker
+    cache = config.cache_config
+    blocks = cache.num_gpu_blocks or 0
+    return MemoryPlan(
+        total_bytes=machine.memory_bytes,
+        weight_bytes=int(worker.model_runner.model_memory_usage),
+        activation_bytes=int(getattr(worker, "peak_activation_memory", 0) or 0),
+        other_bytes=int(getattr(worker, "non_torch_memory", 0) or 0),
+        graph_bytes=worker.graph_bytes,
+        piece_bytes=worker.piece_bytes,
+        cache_bytes=worker.available_kv_cache_memory_bytes,
+        cache_tokens=blocks * cache.block_size,
+        profiled_bytes=worker.profiled_bytes,
+        largest_steps=worker.largest_steps,
+    )

@@ -1,0 +1,150 @@
+"""One worker, in this process, that takes itself for rank 0 of the whole group."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch_npu
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.outputs import ModelRunnerOutput
+
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.fused_moe.expert_layout import expert_layout
+from vllm_davinci.core.ubatch.largest_steps import largest_steps
+from vllm_davinci.core.worker import NPUWorker
+from vllm_davinci.planner.dry_run import phantom_group
+from vllm_davinci.planner.dry_run.layout import Layout
+from vllm_davinci.planner.dry_run.priced_dispatch import price_dispatch
+from vllm_davinci.planner.dry_run.stack import stack_of
+from vllm_davinci.planner.errors import DryRunError
+from vllm_davinci.vnpu.timing import set_routed_share
+
+# Layers with which an engine warms up and captures its graphs; None stands for all.
+_WARMED_LAYERS: ContextVar[int | None] = ContextVar("warmed_layers", default=None)
+
+
+@contextmanager
+def few_layers_warm_up() -> Iterator[None]:
+    """An engine that starts meanwhile captures graphs of one layer, which nothing should replay."""
+    token = _WARMED_LAYERS.set(1)
+    try:
+        yield
+    finally:
+        _WARMED_LAYERS.reset(token)
+
+
+class PhantomExecutor(UniProcExecutor):
+    """The engine's executor, by its name.
+
+    scheduled: tokens of each request in the newest step, by request
+    """
+
+    scheduled: dict[str, int]
+
+    def _init_executor(self) -> None:
+        self.scheduled = {}
+        self._has_later_stages = Layout.told().pipeline_parallel_size > 1
+        self._prompts: dict[str, int] = {}
+        self._sampled: ModelRunnerOutput | None = None
+        super()._init_executor()
+
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
+        self.scheduled = dict(scheduler_output.num_scheduled_tokens)
+        if self._has_later_stages:
+            self._sampled = self._of_the_last_stage(scheduler_output)
+            # The scheduler, which knows of one stage, sends it no tokens of the last one.
+            cached = scheduler_output.scheduled_cached_reqs
+            cached.new_token_ids = [[0] * self.scheduled[name] for name in cached.req_ids]
+        return super().execute_model(scheduler_output, non_block)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None, non_block: bool = False) -> Any:
+        if not self._has_later_stages:
+            return super().sample_tokens(grammar_output, non_block)
+        torch.accelerator.synchronize()
+        if not non_block:
+            return self._sampled
+        future: Future[Any] = Future()
+        future.set_result(self._sampled)
+        return future
+
+    def _of_the_last_stage(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Answer of the last stage: token 0 for each request whose prompt is done."""
+        for name in step.finished_req_ids:
+            self._prompts.pop(name, None)
+        cached = step.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request in step.scheduled_new_reqs:
+            self._prompts[request.req_id] = len(request.prompt_token_ids or [])
+            computed[request.req_id] = request.num_computed_tokens
+        names = list(step.num_scheduled_tokens)
+        tokens = [
+            [0] if computed[name] + step.num_scheduled_tokens[name] >= self._prompts[name] else []
+            for name in names
+        ]
+        return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, tokens)
+
+
+class PhantomWorker(NPUWorker):
+    """Chosen with --worker-cls by its name. Its configuration has the whole layout."""
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        layout = Layout.told()
+        config = copy.copy(vllm_config)
+        config.parallel_config = copy.copy(vllm_config.parallel_config)
+        layout.restore(config.parallel_config, config.model_config.is_moe)
+        self._layout = layout
+        self.largest_steps: dict[str, int] = {}  # what each takes beside what is there, in bytes
+        super().__init__(config, *args, **kwargs)
+
+    def init_device(self) -> None:
+        phantom_group.start(self.parallel_config.world_size_across_dp)
+        with set_current_vllm_config(self.vllm_config):
+            super().init_device()
+        if self.model_config.is_moe:
+            layout = expert_layout(self.parallel_config, get_config(self.vllm_config))
+            set_routed_share(*self._layout.routed_share(layout.ep_size))
+
+    def compile_or_warm_up_model(self) -> Any:
+        self._run_largest_steps()
+        runner: Any = self.model_runner
+        count, stack = _WARMED_LAYERS.get(), stack_of(runner.get_model(), runner.prefetches)
+        with nullcontext() if count is None or stack is None else stack.only(count):
+            return super().compile_or_warm_up_model()
+
+    def _run_largest_steps(self) -> None:
+        """Runs them over the cache, beside as much as graphs will take. Raises DryRunError."""
+        # Steps take the workspaces themselves.
+        graph_bytes = self.graph_bytes - self.workspace_bytes
+        graphs = torch.empty(graph_bytes, dtype=torch.uint8, device=self.device)
+        before = torch.accelerator.memory_allocated()
+        slots = self.num_kv_cache_blocks() * self.cache_config.block_size
+        for step in largest_steps(self.model_runner, slots):
+            torch_npu.npu.reset_peak_memory_stats()
+            try:
+                with set_current_vllm_config(self.vllm_config):
+                    step.run(self.model_runner)
+            except torch.OutOfMemoryError as error:
+                raise DryRunError(
+                    f"a step of {step} does not fit beside the KV cache that vLLM has planned: "
+                    f"{str(error).splitlines()[0]} Lower --max-num-batched-tokens, "
+                    "--gpu-memory-utilization, or --kv-cache-memory-bytes where that is given."
+                ) from error
+            self.largest_steps[str(step)] = torch.accelerator.max_memory_allocated() - before
+        del graphs
+        torch.accelerator.empty_cache()
+
+    def _step_guard(self) -> None:
+        """Phantom ranks do not fail."""
+
+    def load_model(self, **kwargs: Any) -> None:
+        with set_current_vllm_config(self.vllm_config):
+            super().load_model(**kwargs)
+        self.tried_method = price_dispatch(self.model_runner.get_model(), self._layout)

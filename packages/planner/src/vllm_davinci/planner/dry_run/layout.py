@@ -1,0 +1,120 @@
+"""The ranks of a dry-run that vLLM's engine does not know of, and what they have to do.
+
+The engine is that of one data-parallel rank with one pipeline stage, so that no other engine has to
+be there. The worker learns the whole layout from one environment variable: with `--serve` it is
+another process than the command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_davinci.planner.environment_variables import DAVINCI_DRY_RUN
+from vllm_davinci.planner.errors import DryRunError
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
+
+# Devices that torch_npu can have in one process. Phantom ranks need none.
+MOST_DEVICES = 32
+BALANCED = "balanced"
+"""Routing that gives each rank of experts the same rows."""
+_MILLION = 10**6
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes of the whole group, and how evenly its experts are loaded.
+
+    busiest: rows of the expert rank that has the most of them, over the mean of all ranks; 1 is
+             balanced. The one real rank is that rank: the others wait for it
+    """
+
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    busiest: float = 1.0
+
+    def tell(self) -> None:
+        """Tells the workers of this process and of those that it starts."""
+        os.environ[DAVINCI_DRY_RUN] = json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def told() -> Layout:
+        """As this process was told; one rank of each kind where it was told nothing."""
+        return Layout(**json.loads(os.environ.get(DAVINCI_DRY_RUN, "{}")))
+
+    def leave_one_rank(self, parallel: ParallelConfig) -> None:
+        """Makes a configuration of the whole layout that of the engine, which starts one rank."""
+        if self.data_parallel_size > 1:
+            parallel.reconfigure_for_independent_dp_rank()
+        parallel.pipeline_parallel_size = 1
+        parallel.world_size //= self.pipeline_parallel_size
+
+    def restore(self, parallel: ParallelConfig, is_moe: bool) -> None:
+        """Undoes `leave_one_rank` in the worker, which computes as one rank of all.
+
+        is_moe: whether data-parallel ranks compute together. Others know nothing of each other.
+        """
+        if is_moe:
+            parallel.data_parallel_size = self.data_parallel_size
+            parallel.data_parallel_size_local = self.data_parallel_size
+        parallel.pipeline_parallel_size = self.pipeline_parallel_size
+        parallel.world_size *= self.pipeline_parallel_size
+
+    def of_whole(self, engine: dict[str, Any]) -> dict[str, Any]:
+        """The engine as files state it, of whose ranks one is described."""
+        sizes = ("data_parallel_size", "pipeline_parallel_size")
+        return {**engine, **{name: getattr(self, name) for name in sizes}}
+
+    def routed_share(self, expert_ranks: int) -> tuple[int, int]:
+        """This rank's share of the rows of all experts, as numerator and denominator."""
+        return round(self.busiest * _MILLION), expert_ranks * _MILLION
+
+
+def busiest_rank(routing: str, expert_ranks: int) -> float:
+    """Rows of the busiest of so many ranks over their mean. Raises DryRunError.
+
+    routing: "balanced", a number from 1 on, or the path of a JSON file with recorded loads: a list
+             of layers, each a list with the number of rows of each expert. Experts lie on the ranks
+             in order. Each layer waits for its busiest rank, so layers count by their sum.
+    """
+    if routing == BALANCED:
+        return 1.0
+    try:
+        number = float(routing)
+    except ValueError:
+        return _of_recorded_loads(Path(routing), expert_ranks)
+    if not 1 <= number <= expert_ranks:
+        raise DryRunError(
+            f"--routing {routing}: the busiest of {expert_ranks} expert ranks has 1 to "
+            f"{expert_ranks} times the mean. State such a number, `balanced`, or a file of loads."
+        )
+    return number
+
+
+def _of_recorded_loads(file: Path, expert_ranks: int) -> float:
+    try:
+        layers = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DryRunError(
+            f"--routing {file}: {error}. State `balanced`, a number from 1 on, or a JSON file with "
+            "a list of layers, each a list of its experts' rows."
+        ) from error
+    busiest, mean = 0.0, 0.0
+    for number, loads in enumerate(layers if isinstance(layers, list) else [None]):
+        if not isinstance(loads, list) or not loads or len(loads) % expert_ranks:
+            raise DryRunError(
+                f"--routing {file}: layer {number} is no list of rows for each of a number of "
+                f"experts that {expert_ranks} ranks can share."
+            )
+        of_rank = len(loads) // expert_ranks
+        rows = [sum(loads[r * of_rank : (r + 1) * of_rank]) for r in range(expert_ranks)]
+        busiest += max(rows)
+        mean += sum(rows) / expert_ranks
+    if mean <= 0:
+        raise DryRunError(f"--routing {file}: nothing is routed to any expert.")
+    return busiest / mean

@@ -1,0 +1,12 @@
+"""Imports what a dry-run needs, which processes that are forked afterwards then have."""
+
+import os
+
+from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
+from vllm_davinci.vnpu import VirtualDeviceConfig, activate
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+activate(VirtualDeviceConfig(devices=MOST_DEVICES, compute=False))
+
+import vllm_davinci.planner.dry_run.engine  # noqa: E402, F401  (imports torch_npu)

@@ -1,0 +1,104 @@
+"""Ways to the experts in a dry-run: each makes room for other rows, and any of them can be tried.
+
+A dry-run computes nothing, so no operator knows how many of the rows that it makes room for are
+there. The timing model is told before each layer, as it follows from the way of this step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from vllm_davinci.core.fused_moe.communication import (
+    Choice,
+    CommunicationMethod,
+    CommunicationRule,
+)
+from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.all_to_all_fixed import FixedAllToAllDispatcher
+from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
+from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
+from vllm_davinci.core.fused_moe.method_costs import MethodCosts
+from vllm_davinci.planner.dry_run.layout import Layout
+from vllm_davinci.vnpu.timing import set_routed_share
+
+
+@dataclass
+class TriedMethod:
+    """The method that all layers follow from now on.
+
+    method: None for the one that the engine chooses
+    rule:   by which it does; None where tokens stay on their ranks
+    costs:  that it knows beside those of its own rule
+    """
+
+    method: CommunicationMethod | None = None
+    rule: CommunicationRule | None = None
+    costs: MethodCosts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedSelector(DispatcherSelector):
+    """A layer's dispatcher, of whose rows the timing model is told.
+
+    layout:    of the whole group
+    num_local: experts of a rank, of which a token chooses up to top_k
+    tried:     shared by all layers
+    """
+
+    layout: Layout
+    top_k: int
+    num_local: int
+    tried: TriedMethod
+
+    def of_step(self, num_tokens: int) -> Any:
+        dispatcher = super().of_step(num_tokens)
+        set_routed_share(*self._share(dispatcher))
+        return dispatcher
+
+    def _share(self, dispatcher: Any) -> tuple[int, int]:
+        ranks = self.rule.layout.ep_size
+        if isinstance(dispatcher, FixedAllToAllDispatcher):
+            # Parts have room for as many rows of a token as a rank has experts that it can choose.
+            rows, room = self.top_k, ranks * min(self.top_k, self.num_local)
+            numerator, denominator = self.layout.routed_share(1)
+            return numerator * rows, denominator * room
+        # All-to-alls bring a rank the rows that it has; the others make room for those of all.
+        return self.layout.routed_share(1 if isinstance(dispatcher, AllToAllDispatcher) else ranks)
+
+    def _choose(self, max_tokens: int) -> Choice:
+        if self.tried.method is None:
+            if self.tried.costs is None:
+                return super()._choose(max_tokens)
+            knowing = replace(self, rule=replace(self.rule, costs=self.tried.costs))
+            return DispatcherSelector._choose(knowing, max_tokens)
+        return Choice(self.tried.method, "a dry-run tries it")
+
+
+def price_dispatch(model: torch.nn.Module, layout: Layout) -> TriedMethod:
+    """Makes every layer of a loaded model tell the timing model of its rows. What they share."""
+    tried = TriedMethod()
+    module: Any
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if not isinstance(method, NPUFusedMoEMethodBase) or method.moe_forward is None:
+            continue
+        selector = method.moe_forward.dispatchers
+        if selector is None:
+            continue
+        tried.rule = selector.rule
+        priced = PricedSelector(
+            rule=selector.rule,
+            sequence_parallel=selector.sequence_parallel,
+            tp_rank=selector.tp_rank,
+            counts_wait=selector.counts_wait,
+            num_ubatches=selector.num_ubatches,
+            layout=layout,
+            top_k=module.moe_config.experts_per_token,
+            num_local=module.local_num_experts,
+            tried=tried,
+        )
+        method.moe_forward = replace(method.moe_forward, dispatchers=priced)
+    return tried

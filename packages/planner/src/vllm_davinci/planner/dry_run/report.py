@@ -1,0 +1,213 @@
+"""Result of a dry-run: the memory plan and the steps, every time of them modelled."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_davinci.planner.dry_run.layout import Layout
+from vllm_davinci.planner.dry_run.sensitivity import print_sensitivity
+from vllm_davinci.planner.dry_run.step import Step, median_step
+from vllm_davinci.vnpu.timing import Machine, Report
+
+_GIB = 2**30
+_MS = 10**9  # picoseconds
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one device, as vLLM divided them.
+
+    other_bytes:  buffers outside torch, those of collectives among them
+    graph_bytes:  of graphs, with their workspaces
+    piece_bytes:  between tensors, of no use to others
+    cache_tokens: that the KV cache holds
+    profiled_bytes: that vLLM's own profile run takes, a whole step without attention
+    largest_steps: bytes that a step of each kind takes at most, which was run over that cache
+    """
+
+    total_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    other_bytes: int
+    graph_bytes: int
+    piece_bytes: int
+    cache_bytes: int
+    cache_tokens: int
+    profiled_bytes: int
+    largest_steps: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """The whole report."""
+
+    machine: Machine
+    model: str
+    world_size: int
+    layout: Layout
+    engine: Mapping[str, Any]
+    memory: MemoryPlan
+    steps: Sequence[Step]
+    served: Mapping[str, Any]
+    start_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "modelled": True,
+            "machine": {
+                "chip": self.machine.chip,
+                "topology": self.machine.topology,
+                "title": self.machine.title,
+                "hash": self.machine.hash,
+                "assumptions": [dataclasses.asdict(each) for each in self.machine.assumptions],
+            },
+            "model": self.model,
+            "world_size": self.world_size,
+            "layout": dataclasses.asdict(self.layout),
+            "engine": dict(self.engine),
+            "memory": dataclasses.asdict(self.memory),
+            "steps": [
+                {
+                    "tokens": list(step.tokens),
+                    "modelled": dataclasses.asdict(step.modelled),
+                    "exposed_communication_ps": step.modelled.exposed_communication_ps,
+                    "overlap_bound_ps": step.modelled.overlap_bound_ps,
+                    "wall_seconds": step.wall_seconds,
+                    "brief": _brief(step.modelled),
+                    "variants": {name: _brief(report) for name, report in step.variants.items()},
+                }
+                for step in self.steps
+            ],
+            "served": dict(self.served),
+            "host": {
+                "start_seconds": self.start_seconds,
+                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            },
+        }
+
+
+def _brief(report: Report) -> dict[str, int]:
+    """The times that ratios are made of."""
+    return {
+        "host_ps": report.host_ps,
+        "communication_ps": report.communication_ps,
+        "overlap_bound_ps": report.overlap_bound_ps,
+        "resource_bound_ps": max(report.compute_alone_ps, *report.busy_ps.values()),
+    }
+
+
+def print_report(result: DryRun, console: Console) -> None:
+    """Prints the report for people."""
+    machine = result.machine
+    console.print(
+        f"{result.model} as rank 0 of {result.world_size} on {machine.title}.\n"
+        "All times are modelled; nothing here was measured on an NPU.",
+        markup=False,
+    )
+    console.print(_memory_table(result))
+    console.print(_step_table(result))
+    console.print(_use_table(result))
+    _print_served(result, console)
+    print_sensitivity(_by_kind(result.steps), machine, console)
+    console.print(
+        f"{len(machine.assumptions)} figures of this machine are assumed, such as "
+        f"{', '.join(a.figure for a in machine.assumptions[:3])}; --json lists them all.",
+        markup=False,
+    )
+    wall = [step.wall_seconds for step in result.steps]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
+    console.print(
+        f"This host: start-up {result.start_seconds:.1f} s, steps {min(wall, default=0):.3f} to "
+        f"{max(wall, default=0):.3f} s, {peak:.2f} GiB of memory at most.",
+        markup=False,
+    )
+
+
+def _memory_table(result: DryRun) -> Table:
+    plan = result.memory
+    memory = Table(title="memory of one device")
+    memory.add_column("for")
+    memory.add_column("GiB", justify="right")
+    for name, count in (
+        ("weights", plan.weight_bytes),
+        ("activations, at most", plan.activation_bytes),
+        ("buffers outside torch", plan.other_bytes),
+        ("graphs", plan.graph_bytes),
+        ("pieces between tensors", plan.piece_bytes),
+        (f"KV cache ({plan.cache_tokens} tokens)", plan.cache_bytes),
+        ("all there is", plan.total_bytes),
+    ):
+        memory.add_row(name, f"{count / _GIB:.2f}")
+    return memory
+
+
+def _step_table(result: DryRun) -> Table:
+    table = Table(title="steps, modelled ms")
+    columns = ("step", "count", "total", "device", "compute", "communication", "exposed", "bound")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "step" else "right")
+    for kind, steps in _by_kind(result.steps).items():
+        step = median_step(steps).modelled
+        figures = (
+            step.host_ps,
+            step.any_ps,
+            step.compute_ps,
+            step.communication_ps,
+            step.exposed_communication_ps,
+            step.overlap_bound_ps,
+        )
+        table.add_row(kind, str(len(steps)), *(f"{ps / _MS:.3f}" for ps in figures))
+    return table
+
+
+def _use_table(result: DryRun) -> Table:
+    use = Table(title="share of the step in which a resource is busy, and of communication")
+    busy = [n for n in _names(result.steps) if any(s.modelled.busy_ps[n] for s in result.steps)]
+    for column in ("step", *busy, "communication", "tokens/s"):
+        use.add_column(column, justify="left" if column == "step" else "right")
+    for kind, steps in _by_kind(result.steps).items():
+        chosen = median_step(steps)
+        step = chosen.modelled
+        shares = [step.busy_ps[name] / max(step.host_ps, 1) for name in busy]
+        shares.append(step.communication_ps / max(step.host_ps, 1))
+        speed = sum(chosen.tokens) / max(step.host_ps, 1) * 10**12
+        use.add_row(kind, *(f"{share:.0%}" for share in shares), f"{speed:,.0f}")
+    return use
+
+
+def _print_served(result: DryRun, console: Console) -> None:
+    layout, figures = result.layout, dict(result.served)
+    table = Table(title="serving, modelled" + _of_rank(layout))
+    table.add_column("figure")
+    table.add_column("", justify="right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else str(value))
+    console.print(table)
+    if layout.pipeline_parallel_size > 1:
+        console.print(
+            f"These are the steps of the first of {layout.pipeline_parallel_size} stages. A token "
+            "comes after all of them; with as many batches under way, one comes after each step.",
+            markup=False,
+        )
+
+
+def _of_rank(layout: Layout) -> str:
+    ranks = layout.data_parallel_size
+    return "" if ranks == 1 else f", of one of {ranks} data-parallel ranks alike"
+
+
+def _by_kind(steps: Sequence[Step]) -> dict[str, list[Step]]:
+    kinds: dict[str, list[Step]] = {}
+    for step in steps:
+        kinds.setdefault(step.kind, []).append(step)
+    return kinds
+
+
+def _names(steps: Sequence[Step]) -> list[str]:
+    return list(steps[0].modelled.busy_ps) if steps else []

@@ -1,0 +1,116 @@
+"""By how much steps' times move with the figures that are assumed: intervals, and the figures that
+move them most."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_davinci.planner.dry_run.step import Step, median_step
+from vllm_davinci.vnpu.timing import Machine
+from vllm_davinci.vnpu.timing.variants import DRAWN, HIGH, LOW, WITHOUT
+
+_MS = 10**9  # picoseconds
+_SHOWN = 8  # that are shown of each kind of step
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """How long a step takes with one figure at its low and at its high end, in picoseconds."""
+
+    figure: str
+    low: int
+    high: int
+
+    @property
+    def width(self) -> int:
+        return abs(self.high - self.low)
+
+
+def moves_of(step: Step) -> list[Move]:
+    """Each figure that has a range, the one that moves the step's time most first."""
+    figures = dict.fromkeys(
+        name.rpartition(" ")[0] for name in step.variants if not name.startswith(f"{DRAWN} ")
+    )
+
+    def with_figure(figure: str, end: str) -> int:
+        # A figure that lies at an end of its range has no variant there.
+        return step.variants.get(f"{figure} {end}", step.modelled).host_ps
+
+    moves = [
+        Move(figure, with_figure(figure, LOW), with_figure(figure, HIGH)) for figure in figures
+    ]
+    return sorted(moves, key=lambda move: (-move.width, move.figure))
+
+
+def interval_of(step: Step) -> tuple[int, int]:
+    """The shortest and the longest time over all variants, the machine itself among them."""
+    times = [step.modelled.host_ps, *(report.host_ps for report in step.variants.values())]
+    return min(times), max(times)
+
+
+def print_sensitivity(
+    kinds: Mapping[str, Sequence[Step]], machine: Machine, console: Console
+) -> None:
+    """Prints nothing where no variants were modelled."""
+    chosen = {kind: median_step(steps) for kind, steps in kinds.items()}
+    if not any(step.variants for step in chosen.values()):
+        return
+    if any(name.startswith(f"{WITHOUT} ") for step in chosen.values() for name in step.variants):
+        _print_mechanisms(chosen, console)
+        return
+    table = Table(title="steps over the ranges of assumed figures, modelled ms")
+    for column in (
+        "step",
+        "total",
+        "from",
+        "to",
+        "figure that moves it",
+        "its range",
+        "low",
+        "high",
+    ):
+        table.add_column(
+            column, justify="left" if column in ("step", "figure that moves it") else "right"
+        )
+    for kind, step in chosen.items():
+        shortest, longest = interval_of(step)
+        head = [kind, *(f"{ps / _MS:.3f}" for ps in (step.modelled.host_ps, shortest, longest))]
+        for move in moves_of(step)[:_SHOWN]:
+            if move.width == 0:
+                break
+            low, high = machine.ranges[move.figure]
+            stated = machine.figures[move.figure]
+            table.add_row(
+                *head,
+                move.figure,
+                f"x {low / stated:.2f} to {high / stated:.2f}",
+                *(f"{ps / _MS:.3f}" for ps in (move.low, move.high)),
+            )
+            head = ["", "", "", ""]
+    console.print(table)
+    console.print(
+        f"Over {len(next(iter(chosen.values())).variants)} machines: each of "
+        f"{len(machine.ranges)} figures at both ends of its range, and machines of which all are "
+        "drawn.",
+        markup=False,
+    )
+
+
+def _print_mechanisms(chosen: Mapping[str, Step], console: Console) -> None:
+    """Prints steps' times without each mechanism of the model."""
+    table = Table(title="steps without a mechanism of the model, modelled ms")
+    for column in ("step", "total", "without", "", "change"):
+        table.add_column(column, justify="left" if column in ("step", "without") else "right")
+    for kind, step in chosen.items():
+        whole = step.modelled.host_ps
+        head = [kind, f"{whole / _MS:.3f}"]
+        for name, report in step.variants.items():
+            change = f"{report.host_ps / max(whole, 1) - 1:+.1%}"
+            mechanism = name.removeprefix(f"{WITHOUT} ")
+            table.add_row(*head, mechanism, f"{report.host_ps / _MS:.3f}", change)
+            head = ["", ""]
+    console.print(table)

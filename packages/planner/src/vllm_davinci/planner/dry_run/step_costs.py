@@ -1,0 +1,278 @@
+"""Models an engine's steps by every schedule that it could follow, for the option `step_costs`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_davinci.planner.dry_run.this_process import become_rank
+
+# Tokens of the steps with prefills that are compared where the command names none, and requests of
+# those in which all decode.
+SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Tokens of requests that decode in all of these steps, one after the other.
+_DECODES_LENGTH = 256
+# Where two schedules come within this share of each other, sizes between are modelled too, until
+# they are so near to each other.
+_CLOSE = 0.1
+_NEIGHBOURS = 1.5
+# Steps from this size on decide about the options that all split steps share.
+_LARGE = 2048
+_FIRST_SHARES = (None, 0.53, 0.57, 0.6)
+_NORM_VECTOR_CORES = (None, 8)
+# Of one weight, that a decode fetches while ranks sum; 18 MiB is the option's default.
+_PREFETCH_BYTES = (18 << 20, 36 << 20, 54 << 20, 90 << 20)
+# What is chosen for each size gains so much at least, or stays as the option has it.
+_WORTH = 0.002
+# Types of models with latent attention whose decodes can fetch weights ahead.
+_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+
+
+def measure(
+    options: argparse.Namespace, engine_arguments: list[str], sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Content of the file of `step_costs`, in modelled picoseconds. Raises DryRunError."""
+    explored = start(options, engine_arguments, max(sizes))
+    found = {**explored.described(options.model), **explore(explored, sizes)}
+    explored.close()
+    return found
+
+
+def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens: int) -> Any:
+    """An Exploration of an engine with room for steps of so many tokens. Raises DryRunError."""
+    machine = become_rank(options)
+    from vllm_davinci.planner.dry_run.engine import start_engine
+    from vllm_davinci.planner.dry_run.executor import few_layers_warm_up
+    from vllm_davinci.planner.dry_run.exploration import Exploration
+    from vllm_davinci.planner.dry_run.workload import Workload
+
+    room = Workload(max(DECODES), max(DECODES), (1,), (1,))
+    arguments = with_room(options.model, engine_arguments, most_tokens)
+    arguments = with_schedules(options.model, arguments)
+    # Graphs are captured when they are compared.
+    with few_layers_warm_up():
+        engine, engine_args = start_engine(options.model, room, options.routing, arguments, machine)
+    return Exploration(engine, engine_args, machine)
+
+
+def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
+    """Durations of steps by schedule, and the options with which split steps are the fastest."""
+    from vllm_davinci.planner.dry_run.exploration import least
+
+    asked = explored.prefill_sizes(sizes)
+    if explored.can_shard:
+        sharded, steps = _sharded(explored, asked)
+    else:
+        sharded, steps = {}, [_step(explored, size) for size in asked]
+    steps = list(_with_sizes_between(explored, steps))
+    options: dict[str, Any] = {}
+    if explored.can_split:
+        _choose_splits(explored, steps)
+    for step in steps:
+        step["whole"] = least(step["by_method"]["whole"])
+        step["split"] = least(step["by_method"]["split"])
+    gains = any(step["split"] < step["whole"] for step in steps)
+    if explored.can_split:
+        options = {"dbo.enabled": gains, **({"dbo.split": "token"} if gains else {})}
+    decodes = _decodes(explored)
+    if explored.can_prefetch:
+        is_worth = any(row["prefetch_bytes"] for row in decodes)
+        options["weight_prefetch_config.enabled"] = is_worth
+    return {"steps": steps, "decodes": decodes, "options": {**sharded, **options}}
+
+
+def _sharded(explored: Any, sizes: Sequence[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The options of sequence parallelism with which steps are the fastest, and the steps by them.
+
+    From the smallest size on of which it makes all larger ones faster, whole or as ubatches.
+    """
+
+    def measured(num_tokens: int | None) -> list[dict[str, Any]]:
+        explored.shard_from(num_tokens)
+        return [_step(explored, size) for size in sizes]
+
+    def least(step: dict[str, Any]) -> int:
+        return min(_schedules(step).values())
+
+    plain, sharded = measured(None), measured(1)
+    num_plain = len(sizes)
+    while num_plain and least(sharded[num_plain - 1]) < least(plain[num_plain - 1]):
+        num_plain -= 1
+    first = sizes[num_plain] if num_plain < len(sizes) else None
+    explored.shard_from(first)
+    chosen: dict[str, Any] = {"sequence_parallel.enabled": first is not None}
+    if first is not None:
+        chosen["sequence_parallel.min_tokens"] = first
+    return chosen, plain[:num_plain] + sharded[num_plain:]
+
+
+def _step(explored: Any, size: int) -> dict[str, Any]:
+    """Durations of a step of so many tokens, by each way to the experts."""
+    from vllm_davinci.planner.dry_run.exploration import Schedule, named
+
+    def measured(steps: str, is_split: bool) -> dict[str, int]:
+        return {
+            name: explored.prefill_ps(size, Schedule(method, is_split))
+            for name, method in named(explored.methods(steps)).items()
+        }
+
+    whole = measured("whole", is_split=False)
+    split = measured("split", is_split=True) if explored.can_split else whole
+    return {"tokens": size, "by_method": {"whole": whole, "split": split}}
+
+
+def _with_sizes_between(explored: Any, steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The steps, and others between them as far as decisions between these are close.
+
+    Durations are no straight lines: what the host or memory bounds stays, and then rises. An error
+    of interpolation matters where it turns a decision.
+    """
+    yield from steps[:1]
+    for before, after in itertools.pairwise(steps):
+        size = round(math.sqrt(before["tokens"] * after["tokens"]))
+        if after["tokens"] > _NEIGHBOURS * before["tokens"] and _is_close(before, after):
+            between = _step(explored, size)
+            yield from list(_with_sizes_between(explored, [before, between, after]))[1:]
+        else:
+            yield after
+
+
+def _is_close(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether another schedule than the fastest of one of both may be the fastest between them."""
+    ordered = [
+        sorted((ps, name) for name, ps in _schedules(step).items()) for step in (before, after)
+    ]
+    if ordered[0][0][1] != ordered[1][0][1]:
+        return True
+    return any(each[1][0] < (1 + _CLOSE) * each[0][0] for each in ordered if len(each) > 1)
+
+
+def _schedules(step: dict[str, Any]) -> dict[tuple[str, str], int]:
+    by_method = step["by_method"]
+    kinds = ("whole",) if by_method["split"] is by_method["whole"] else ("whole", "split")
+    return {(kind, name): ps for kind in kinds for name, ps in by_method[kind].items()}
+
+
+def _choose_splits(explored: Any, steps: list[dict[str, Any]]) -> None:
+    """Gives each large step the share of its first ubatch and the cores of its norms with which it
+    is the fastest split, and its durations by them."""
+    from vllm_davinci.planner.dry_run.exploration import Schedule, named
+
+    methods = named(explored.methods("split"))
+    large = [step for step in steps if step["tokens"] >= _LARGE] or steps[-1:]
+    for step in steps:
+        step["first_share"] = step["norm_vector_cores"] = None
+    for step in large:
+        known = step["by_method"]["split"]
+        fastest = min(known, key=known.__getitem__)
+        tried = {
+            each: explored.prefill_ps(step["tokens"], Schedule(methods[fastest], True, *each))
+            for each in itertools.product(_FIRST_SHARES, _NORM_VECTOR_CORES)
+            if each != (None, None)
+        }
+        share, cores = chosen = min(tried, key=tried.__getitem__)
+        if tried[chosen] > (1 - _WORTH) * known[fastest]:
+            continue
+        step["first_share"], step["norm_vector_cores"] = share, cores
+        step["by_method"]["split"] = {
+            name: tried[chosen]
+            if name == fastest
+            else explored.prefill_ps(step["tokens"], Schedule(method, True, *chosen))
+            for name, method in methods.items()
+        }
+
+
+def _decodes(explored: Any) -> list[dict[str, Any]]:
+    from vllm_davinci.planner.dry_run.exploration import named
+
+    sizes, methods = explored.decode_sizes(DECODES), named(explored.methods("decodes"))
+    explored.prefetch(0)
+    columns = {name: explored.decodes_ps(method, sizes) for name, method in methods.items()}
+    rows: list[dict[str, Any]] = [
+        {"tokens": each, "by_method": {name: column[each] for name, column in columns.items()}}
+        for each in next(iter(columns.values()))
+    ]
+    if explored.can_prefetch:
+        _choose_prefetch(explored, rows, sizes)
+    return rows
+
+
+def _choose_prefetch(explored: Any, rows: list[dict[str, Any]], sizes: Sequence[int]) -> None:
+    """Gives each step of decodes the bytes of a weight that it fetches, and its duration with them.
+
+    All with the way to the experts that most sizes prefer.
+    """
+    from vllm_davinci.planner.dry_run.exploration import named
+
+    preferred = [min(row["by_method"], key=row["by_method"].__getitem__) for row in rows]
+    name = statistics.mode(preferred)
+    method = named(explored.methods("decodes"))[name]
+    plain = {row["tokens"]: row["by_method"][name] for row in rows}
+    found = {0: plain}
+    for most in _PREFETCH_BYTES:
+        explored.prefetch(most)
+        found[most] = explored.decodes_ps(method, sizes)
+    for row in rows:
+        tokens = row["tokens"]
+        most = min(found, key=lambda each: found[each][tokens])
+        if found[most][tokens] > (1 - _WORTH) * plain[tokens]:
+            most = 0
+        row["prefetch_bytes"] = most
+        row["by_method"][name] = found[most][tokens]
+
+
+def with_room(model: str, engine_arguments: list[str], most_tokens: int) -> list[str]:
+    """The options, with room for steps of so many tokens where they say nothing of it."""
+    from vllm_davinci.planner.dry_run.exploration import LONGEST_PROMPT
+
+    longest = _text_config(model).get("max_position_embeddings") or LONGEST_PROMPT
+    length = max(min(most_tokens, LONGEST_PROMPT) + 8, _DECODES_LENGTH)
+    room = {
+        "--max-model-len": min(longest, length),
+        "--max-num-batched-tokens": max(most_tokens, 2 * max(DECODES)),
+    }
+    given = {option.partition("=")[0].replace("_", "-") for option in engine_arguments}
+    return [
+        *(f"{name}={value}" for name, value in room.items() if name not in given),
+        *engine_arguments,
+    ]
+
+
+def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
+    """The options of an engine that may split steps anywhere, and decides nothing by costs.
+
+    Its prompts are all alike, so that none may be found in the cache.
+    """
+    parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
+    parser.add_argument("--additional-config", type=json.loads, default={})
+    known, others = parser.parse_known_args(engine_arguments)
+    # Where nothing is said of overlap, steps are split if the engine can.
+    config = {"overlap": "auto", **known.additional_config, "step_costs": None}
+    may_split = {} if config["overlap"] == "auto" else {"enabled": True}
+    config["dbo"] = {**may_split, **config.get("dbo", {}), "split": "token"}
+    if _has_latent_attention(model):
+        config["weight_prefetch_config"] = {
+            "enabled": True, **config.get("weight_prefetch_config", {})
+        }  # fmt: skip
+    kept = [option for option in others if option.replace("_", "-") != "--enable-prefix-caching"]
+    return [*kept, "--no-enable-prefix-caching", f"--additional-config={json.dumps(config)}"]
+
+
+def _has_latent_attention(model: str) -> bool:
+    """Whether it is a model whose decodes can fetch weights ahead."""
+    text = _text_config(model)
+    is_sparse = text.get("index_topk") is not None
+    return text.get("model_type") in _LATENT and bool(text.get("kv_lora_rank")) and not is_sparse
+
+
+def _text_config(model: str) -> dict[str, Any]:
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = config.get("text_config", config)
+    return found

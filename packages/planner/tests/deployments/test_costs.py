@@ -1,0 +1,92 @@
+"""Files of durations for deployments: which rows have one, and which are modelled again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci.planner.deployments import costs
+from vllm_davinci.planner.deployments.costs import write_costs
+from vllm_davinci.planner.deployments.table import all_deployments
+from vllm_davinci.vnpu.timing import load_machine
+
+ROW = next(row for row in all_deployments().values() if not row.refused)
+
+
+def test_rows_whose_file_is_current_are_not_modelled_again(tmp_path: Path):
+    file = tmp_path / "costs.json"
+    figures = load_machine(ROW.chip, ROW.topology).hash
+    content = {
+        "deployment": ROW.name, "chip": ROW.chip, "topology": ROW.topology, "figures": figures
+    }  # fmt: skip
+    file.write_text(json.dumps(content))
+    assert [*write_costs([ROW], tmp_path, resume=True)] == [(ROW.name, file, "")]
+
+
+def test_a_row_that_cannot_be_modelled_says_why(tmp_path: Path):
+    (name, file, reason), *others = write_costs([replace(ROW, name="no-such-row")], tmp_path)
+    assert (name, file, others) == ("no-such-row", None, [])
+    assert "there is no deployment 'no-such-row'" in reason
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_do_not_start_are_left_out(tmp_path: Path):
+    assert not [*write_costs([replace(ROW, refused="too large")], tmp_path)]
+
+
+def modelled(options: tuple[str, ...], chip: str, topology: str) -> None:
+    """Writes what a dry-run of a row would: every row is one of the same engine."""
+    figures = load_machine(chip, topology).hash
+    content = {
+        "engine": {"architecture": "A"}, "world_size": 2,
+        "chip": chip, "topology": topology, "figures": figures,
+    }  # fmt: skip
+    Path(options[1].removeprefix("--step-costs=")).write_text(json.dumps(content))
+
+
+PARALLEL = [row for row in all_deployments().values() if "-tp=" in str(row.arguments())][:2]
+
+
+NO_ROOM = (
+    "Free memory on device npu:0 (55.36/64.0 GiB) on startup is less than desired",
+    "torch.OutOfMemoryError: NPU out of memory. Tried to allocate 3.56 GiB",
+    "[ERROR] 2026-11-26-12:09:19 (PID:14428, Device:0, RankID:-1) ERR00006 PTA memory error",
+)
+
+
+def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[str, ...]] = []
+
+    def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
+        asked.append(options)
+        if len(asked) <= len(NO_ROOM):
+            return NO_ROOM[len(asked) - 1]
+        modelled(options, ROW.chip, ROW.topology)
+        return None
+
+    monkeypatch.setattr(costs, "run_apart", run_apart)
+    [(_, file, reason)] = write_costs(PARALLEL[:1], tmp_path)
+    assert file is not None and file.is_file() and not reason
+    shares = ("0.87", "0.84", "0.8")
+    assert asked[1:] == [(*asked[0], f"--gpu-memory-utilization={share}") for share in shares]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_rows_of_one_engine_have_the_file_of_the_first_of_them(
+    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
+        modelled(options, ROW.chip, ROW.topology)
+        return None
+
+    monkeypatch.setattr(costs, "run_apart", run_apart)
+    if not at_once:
+        list(write_costs(PARALLEL[:1], tmp_path))
+    rows = [*write_costs(PARALLEL, tmp_path, resume=True)]
+    [file] = tmp_path.iterdir()
+    assert [each for _, each, _ in rows] == [file, file]
+    assert json.loads(file.read_text())["deployment"] == PARALLEL[0].name

@@ -1,0 +1,179 @@
+"""A dry-run of a deployment has figures or a reason, and a line of the page."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci.meta.__main__ import main
+from vllm_davinci.planner.deployments.page import page_of
+from vllm_davinci.planner.deployments.run import Outcome, outcome_of, reason_of
+from vllm_davinci.planner.deployments.table import Deployment, all_deployments
+from vllm_davinci.planner.dry_run import time_limit
+
+NAME = "qwen3-8b-a2"
+C = "ascend910c"
+
+
+def step(tokens: list[int], ms: int, bound_ms: int) -> dict[str, Any]:
+    return {
+        "tokens": tokens,
+        "modelled": {"host_ps": ms * 10**9},
+        "overlap_bound_ps": bound_ms * 10**9,
+    }
+
+
+REPORT = {
+    "world_size": 16,
+    "memory": {
+        **{f"{part}_bytes": 1 << 30 for part in ("weight", "activation", "other", "graph")},
+        "piece_bytes": 0,
+        "cache_bytes": 2 << 30,
+        "total_bytes": 64 << 30,
+        "cache_tokens": 7000,
+        "profiled_bytes": 1 << 30,
+        "largest_steps": {
+            "64 tokens of prompts, whole": 1 << 30,
+            "64 tokens of prompts, cut at 50%": 3 << 29,
+            "63 tokens of decodes and a prompt, cut at 50%": 1 << 29,
+        },
+    },
+    # Two prompts in pieces beside the first one's tokens, then tokens alone.
+    "steps": [step([64], 9, 8), step([1, 63], 7, 6), step([1, 1], 3, 2), step([1, 1], 5, 4)],
+}
+
+
+def test_figures_are_of_steps_with_prompts_and_of_steps_without() -> None:
+    found = outcome_of(NAME, REPORT)
+    assert found.reason is None
+    assert (found.ranks, found.cache_tokens) == (16, 7000)
+    assert (found.used_bytes, found.memory_bytes) == (6 << 30, 64 << 30)
+    assert (found.whole_bytes, found.split_bytes) == (1 << 30, 3 << 29)
+    assert (found.first_token_ms, found.first_token_bound_ms) == (16, 14)
+    assert (found.token_ms, found.token_bound_ms) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("noise\nvllm-davinci dry-run: too large\nmore noise\n", "too large"),
+        ("vllm-davinci dry-run: --port does nothing here: ...\nKeyError: 'x'\n", "KeyError: 'x'"),
+        ("", ""),
+        ("x" * 500, "x" * 400 + "..."),
+    ],
+)
+def test_a_reason_is_the_last_word(log: str, reason: str) -> None:
+    assert reason_of(log) == reason
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason", "is_expected"),
+    [
+        ("", None, True),
+        ("", "no sinks", False),
+        ("sinks", "attention sinks not supported", True),
+        ("sinks", "too large", False),
+        ("sinks", None, False),  # it starts by now: the row says otherwise
+    ],
+)
+def test_a_row_says_what_is_to_come_of_it(
+    refused: str, reason: str | None, is_expected: bool
+) -> None:
+    row = dataclasses.replace(all_deployments()[NAME], refused=refused)
+    assert Outcome(NAME, reason).is_expected(row) == is_expected
+
+
+def test_a_run_that_is_not_as_the_table_says_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The outcomes are there already, so that nothing is run."""
+    for outcome in (Outcome(NAME, ranks=1), Outcome("gpt-oss-120b-a2-tp4", "too large")):
+        path = tmp_path / f"{outcome.name}.outcome.json"
+        path.write_text(json.dumps(outcome.to_json()))
+    run = ["deployments", "--resume", f"--run={tmp_path}", f"--page={tmp_path / 'page.md'}"]
+    assert main([*run, NAME]) == 0
+    assert main([*run, NAME, "gpt-oss-120b-a2-tp4"]) == 1
+    assert "not as the table says: gpt-oss-120b-a2-tp4" in capsys.readouterr().out
+    assert "of 2 models; 1 start and serve" in (tmp_path / "page.md").read_text()
+
+
+def test_the_page_has_a_line_for_each_row() -> None:
+    refused = Outcome("gpt-oss-120b-a2-tp4", "no sinks | none")
+    page = page_of(all_deployments(), [outcome_of(NAME, REPORT), refused], "Figures of today.")
+    lines = page.splitlines()
+    assert lines[:3] == ["# Deployments", "", "Figures of today."]
+    assert "of 2 models; 1 start and serve their requests, 1 do not." in page
+    assert (
+        f"| {NAME} | mixed | 16 x ascend910b3 | 6.0 of 64 | 1.0 / 1.0 / 1.5 | 7,000 | 4 x 1024 "
+        "| 16.0 (14.0) | 4.0 (3.0) |"
+    ) in lines
+    assert "| gpt-oss-120b-a2-tp4 | mixed | ascend910b3 | no sinks / none |" in lines
+
+
+def test_the_command_lists_rows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["deployments", "--json", NAME]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["checkpoint"]["name"] == "Qwen3-8B"
+    assert main(["deployments", NAME]) == 0
+    assert f"source: {all_deployments()[NAME].source}" in capsys.readouterr().out
+    assert main(["deployments"]) == 0
+    said = capsys.readouterr().out
+    assert f"{len(all_deployments())} deployments" in said
+    assert {line.split()[0] for line in said.splitlines() if line.strip()} >= {*all_deployments()}
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "is_of"),
+    [
+        (("--model=DeepSeek-R1-W8A8",), lambda row: row.checkpoint.name == "DeepSeek-R1-W8A8"),
+        (("--chip=Ascend910B2",), lambda row: row.chip == "ascend910b2"),
+        (("--chip=910C", "--role=decode"), lambda row: (row.chip, row.role) == (C, "decode")),
+        (("--chip=Ascend910_9382",), lambda row: row.chip == C),
+        (("glm-4.7-*", NAME), lambda row: row.name == NAME or row.name.startswith("glm-4.7-")),
+    ],
+)
+def test_rows_are_found_by_their_names_models_and_chips(
+    options: tuple[str, ...],
+    is_of: Callable[[Deployment], bool],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["deployments", "--json", *options]) == 0
+    found = {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert found == {name for name, row in all_deployments().items() if is_of(row)}
+    assert 0 < len(found) < len(all_deployments())
+
+
+def test_wrong_commands_say_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deployments", "qwen3-8b-a3"]) == 1
+    assert "Did you mean 'qwen3-8b-a2'?" in capsys.readouterr().err
+    assert main(["deployments", "--page=x"]) == 2
+    assert "--page needs --run DIRECTORY" in capsys.readouterr().err
+    assert main(["deployments", "--also=--enable-dbo"]) == 2
+    assert "--also needs --run DIRECTORY" in capsys.readouterr().err
+    assert main(["deployments", "--limit=60"]) == 2
+    assert "with --run or --step-costs" in capsys.readouterr().err
+    assert main(["deployments", "--run=x", "--limit=nan"]) == 2
+    assert "seconds above 0" in capsys.readouterr().err
+    assert main(["deployments", "--model=deepseek", "--chip=910b7"]) == 1
+    assert "no row is all of that. Models: DeepSeek" in capsys.readouterr().err
+    assert main(["dry-run", "--deployment=qwen3-8b-a3"]) == 1
+    assert "Did you mean 'qwen3-8b-a2'?" in capsys.readouterr().err
+    assert main(["dry-run", "--chip=ascend910b2"]) == 2
+    assert "or --deployment NAME" in capsys.readouterr().err
+
+
+def test_limits_of_time_grow_with_the_work_and_with_what_else_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for load, factor in ((0.0, 1), (4.0, 2)):
+        monkeypatch.setattr(time_limit.os, "getloadavg", lambda load=load: (load, 0, 0))
+        monkeypatch.setattr(time_limit.os, "cpu_count", lambda: 2)
+        assert time_limit.time_limit(0) == 600 * factor
+        assert time_limit.time_limit(1000) == 2600 * factor

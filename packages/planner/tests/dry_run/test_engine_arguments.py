@@ -1,0 +1,71 @@
+"""Options of `vllm serve` in a dry-run: what does nothing and is named, and what cannot be."""
+
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci.planner.dry_run.engine_arguments import PhantomEngineArgs, parse
+from vllm_davinci.planner.errors import DryRunError
+from vllm_davinci.vnpu.timing import load_machine
+
+MODEL = f"--model={Path(__file__).parent}"  # nothing is asked of a hub
+PUBLISHED = (
+    "--headless --data_parallel_size 4 --data-parallel-size-local 2 -dpr 2 --port 8006 "
+    "--data_parallel_address=10.0.0.1 --data-parallel-rpc-port 13389 -tp=2 --max_num_seqs 8 "
+    "--distributed-executor-backend=ray --load-format safetensors --served-model-name auto"
+)
+
+
+def arguments_of(*given: str) -> PhantomEngineArgs:
+    machine = load_machine("ascend910c", "supernode")
+    return PhantomEngineArgs.for_machine(
+        parse([MODEL, "--max-num-seqs=1"], given), "balanced", machine
+    )
+
+
+def test_a_published_command_is_taken_and_what_does_nothing_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = arguments_of(*PUBLISHED.split())
+    assert found.world_size == 8
+    assert (found.layout.data_parallel_size, found.max_num_seqs) == (4, 8)
+    # Nothing of where other ranks are reaches the engine, which would look for them.
+    assert found.data_parallel_address is None
+    assert found.data_parallel_size_local is None
+    assert found.distributed_executor_backend is None
+    assert found.load_format == "dummy"
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    assert told == (
+        "vllm-davinci dry-run: --data-parallel-address, --data-parallel-rpc-port, "
+        "--data-parallel-size-local, --data-parallel-start-rank, --distributed-executor-backend, "
+        "--headless, --load-format, --port do nothing here: one rank runs, and no "
+        "weights are read."
+    )
+
+
+def test_options_of_a_front_end_do_something_where_there_is_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--port=8006", "--host=::", "--reasoning-parser=qwen3"]
+    assert parse([MODEL], given, has_server=True).reasoning_parser == "qwen3"
+    assert capsys.readouterr().err == ""
+    assert not parse([MODEL], given).reasoning_parser  # it would ask for a tokenizer
+    assert "--host, --port, --reasoning-parser do nothing here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--kv-transfer-config.kv_role=kv_both"], "leave out --kv-transfer-config"),
+        (["--enable-eplb"], "leave out --enable-eplb, and state what it reaches with --routing"),
+        (["--worker-cls=own.Worker"], "leave out --worker-cls"),
+        (["--distributed-executor-backend=external_launcher"], "does not stand for: leave it out"),
+        (["--data-parallel-size=1024"], "1024 ranks do not fit into topology supernode"),
+    ],
+)
+def test_what_needs_other_ranks_or_engines_is_refused_by_name(
+    given: list[str], message: str
+) -> None:
+    with pytest.raises(Exception, match=message) as raised:
+        arguments_of(*given)
+    assert type(raised.value).__name__ in (DryRunError.__name__, "MachineError")

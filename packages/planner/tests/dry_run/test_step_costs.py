@@ -1,0 +1,172 @@
+"""Sizes of the steps whose durations decide: more of them where two schedules come close."""
+
+import itertools
+import json
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci.planner.dry_run import step_costs
+
+
+class Method(Enum):
+    """Ways to the experts."""
+
+    ONE = "one"
+    OTHER = "other"
+
+
+class Explored:
+    """An engine whose steps take what a function of way, ubatches and tokens says."""
+
+    can_split = True
+    can_shard = can_prefetch = False
+
+    def __init__(self, duration: Callable[[str, bool, int], int]) -> None:
+        self.duration = duration
+        self.first_sharded: int | None = None
+
+    def shard_from(self, num_tokens: int | None) -> None:
+        self.first_sharded = num_tokens
+
+    def methods(self, steps: str) -> list[Method]:
+        return list(Method)
+
+    def prefill_ps(self, num_tokens: int, schedule: Any) -> int:
+        return self.duration(schedule.method.value, schedule.is_split, num_tokens)
+
+
+class Sharded(Explored):
+    """One whose sequence parallel steps take longer by `lost`, less a quarter of their tokens."""
+
+    can_split = False
+
+    def __init__(self, lost: int) -> None:
+        super().__init__(lambda way, is_split, tokens: tokens)
+        self.lost = lost
+
+    def prefill_ps(self, num_tokens: int, schedule: Any) -> int:
+        is_sharded = self.first_sharded is not None and num_tokens >= self.first_sharded
+        return num_tokens + is_sharded * (self.lost - num_tokens // 4)
+
+
+def sizes_between(duration: Callable[[str, bool, int], int]) -> list[int]:
+    """Sizes that are modelled between 256 and 1024 tokens."""
+    explored = Explored(duration)
+    steps = [step_costs._step(explored, size) for size in (256, 1024)]
+    found = list(step_costs._with_sizes_between(explored, steps))
+    assert [step["tokens"] for step in found] == sorted({step["tokens"] for step in found})
+    return [step["tokens"] for step in found][1:-1]
+
+
+@pytest.mark.parametrize("slower", [2, 10])
+def test_far_schedules_need_no_sizes_between(slower: int):
+    assert not sizes_between(
+        lambda way, is_split, tokens: tokens * (1 if way == "one" and is_split else slower)
+    )
+
+
+def test_where_the_fastest_changes_the_sizes_are_near():
+    # Whole steps rise, split ones stay: they cross at 600 tokens.
+    found = sizes_between(
+        lambda way, is_split, tokens: (600 if is_split else tokens) * (1 if way == "one" else 3)
+    )
+    around = [256, *found, 1024]
+    after = next(place for place, size in enumerate(around) if size > 600)
+    assert around[after] < 1.5 * around[after - 1]
+
+
+def test_schedules_that_take_the_same_have_sizes_between_everywhere():
+    found = sizes_between(lambda way, is_split, tokens: tokens)
+    around = [256, *found, 1024]
+    assert all(b <= 1.5 * a for a, b in itertools.pairwise(around))
+
+
+@pytest.mark.parametrize(("lost", "first"), [(0, 128), (100, 512), (256, None), (9999, None)])
+def test_sequence_parallel_begins_where_all_larger_steps_gain(lost: int, first: int | None):
+    explored = Sharded(lost)
+    options, steps = step_costs._sharded(explored, [128, 256, 512, 1024])
+    assert options["sequence_parallel.enabled"] is (first is not None)
+    assert options.get("sequence_parallel.min_tokens") == first
+    assert explored.first_sharded == first  # what is modelled next follows it
+    assert steps == [step_costs._step(explored, size) for size in (128, 256, 512, 1024)]
+
+
+def test_steps_that_cannot_be_split_are_one_schedule_of_each_way():
+    step = step_costs._step(Sharded(0), 256)
+    assert len(step_costs._schedules(step)) == len(Method)
+
+
+class Tuned(Explored):
+    """Split steps gain from a larger first part and from few cores; decodes from what is fetched,
+    up to 36 MiB, and those of many requests not at all."""
+
+    can_prefetch = True
+
+    def __init__(self) -> None:
+        super().__init__(lambda way, is_split, tokens: tokens * (90 if is_split else 100))
+        self.fetched = 0
+
+    def prefill_sizes(self, asked: Any) -> list[int]:
+        return [256, 4096]
+
+    def prefill_ps(self, num_tokens: int, schedule: Any) -> int:
+        gain = (schedule.first_share == 0.57) + 2 * (schedule.norm_vector_cores == 8)
+        return super().prefill_ps(num_tokens, schedule) - gain * num_tokens
+
+    def decode_sizes(self, asked: Any) -> list[int]:
+        return [1, 64]
+
+    def prefetch(self, max_bytes: int) -> None:
+        self.fetched = max_bytes
+
+    def decodes_ps(self, method: Method, sizes: list[int]) -> dict[int, int]:
+        slower = 1 if method is Method.ONE else 2
+        gain = min(self.fetched, 36 << 20) >> 20
+        return {size: slower * 1000 - (gain if size == 1 else -gain) for size in sizes}
+
+
+def test_each_size_has_its_own_share_cores_and_fetched_bytes():
+    found = step_costs.explore(Tuned(), step_costs.SIZES)
+    small, *_, large = found["steps"]
+    assert (small["first_share"], small["norm_vector_cores"]) == (None, None)
+    assert (large["first_share"], large["norm_vector_cores"]) == (0.57, 8)
+    assert large["split"] == 4096 * (90 - 3) == large["by_method"]["split"]["other"]
+    one, many = found["decodes"]
+    assert one["by_method"] == {"one": 964, "other": 2000}
+    assert many["by_method"] == {"one": 1000, "other": 2000}
+    assert (one["prefetch_bytes"], many["prefetch_bytes"]) == (36 << 20, 0)
+    assert found["options"] == {
+        "dbo.enabled": True, "dbo.split": "token", "weight_prefetch_config.enabled": True
+    }  # fmt: skip
+
+
+def test_what_gains_next_to_nothing_is_not_chosen():
+    explored = Tuned()
+    explored.prefill_ps = lambda tokens, schedule: 10**6 - (schedule.first_share is not None)
+    found = step_costs.explore(explored, step_costs.SIZES)
+    assert all(step["first_share"] is None for step in found["steps"])
+    assert found["options"]["dbo.enabled"] is False
+
+
+@pytest.mark.parametrize(
+    ("described", "fetches"),
+    [
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, True),
+        ({"text_config": {"model_type": "kimi_k2", "kv_lora_rank": 512}}, True),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512, "index_topk": 2048}, False),
+        ({"model_type": "qwen3_moe"}, False),
+    ],
+)
+def test_models_with_latent_attention_may_fetch(
+    described: dict[str, Any], fetches: bool, tmp_path: Path
+):
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    given = ["--max-num-seqs=8", "--enable-prefix-caching"]
+    kept, caching, option = step_costs.with_schedules(str(tmp_path), given)
+    assert (kept, caching) == (given[0], "--no-enable-prefix-caching")
+    config = json.loads(option.removeprefix("--additional-config="))
+    assert ("weight_prefetch_config" in config) is fetches

@@ -1,0 +1,95 @@
+"""How many engines a load needs, from two dry-runs' reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci.meta.__main__ import main
+from vllm_davinci.planner.errors import DryRunError
+from vllm_davinci.planner.pools import Load, plan
+
+MS = 10**9
+
+
+def report(*steps: tuple[list[int], int], dp: int = 1, devices: int = 1) -> dict[str, Any]:
+    """A report with steps of these tokens and ms; its cache takes 100 bytes a token."""
+    return {
+        "modelled": True,
+        "world_size": devices,
+        "layout": {"data_parallel_size": dp, "pipeline_parallel_size": 1},
+        "memory": {"cache_bytes": 400_000, "cache_tokens": 4000},
+        "steps": [{"tokens": tokens, "modelled": {"host_ps": ms * MS}} for tokens, ms in steps],
+    }
+
+
+# 1000 tokens in 100 ms; the decode beside it belongs to the other pool.
+PREFILL = report(([1000], 100), ([1], 10))
+# 10 tokens in 20 ms; the batch that runs dry does not count.
+DECODE = report(([500] * 10, 900), ([1] * 10, 20), ([1] * 10, 20), ([1], 15))
+
+
+def test_each_pool_has_as_many_engines_as_its_tokens_need():
+    # 30 x 1000 prompt tokens/s, of which an engine computes 10,000; 30 x 100 later tokens of 500.
+    pools = plan(PREFILL, DECODE, Load(30, 1000, 101, 1.0))
+    assert (pools.prefill.engines, pools.decode.engines) == (3, 6)
+    assert (pools.prefill.tokens_per_second, pools.decode.tokens_per_second) == (10_000, 500)
+    assert (pools.prefill.busy, pools.decode.busy) == (1.0, 1.0)
+    # Each request is under way for 100 steps of 20 ms.
+    assert pools.decode_requests == pytest.approx(60)
+    assert (pools.decode_batch, pools.cache_requests) == (10, 3)
+    assert pools.transfer_bytes == 100_000
+    assert pools.transfer_bytes_per_second == 3_000_000
+
+
+def test_engines_that_rest_are_more():
+    pools = plan(PREFILL, DECODE, Load(30, 1000, 101, 0.75))
+    assert (pools.prefill.engines, pools.decode.engines) == (4, 8)
+    assert pools.decode.busy == pytest.approx(0.75)
+
+
+def test_data_parallel_ranks_are_one_engine():
+    wide = report(([1] * 10, 20), dp=4, devices=8)
+    pools = plan(PREFILL, wide, Load(30, 1000, 101, 1.0))
+    assert pools.decode.engines == 2  # of 2000 tokens/s
+    assert (pools.decode.devices, pools.decode_batch) == (8, 40)
+    # A rank's two devices hold a part of each token.
+    assert pools.transfer_bytes == 200_000
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "message"),
+    [
+        (report(([1], 5)), DECODE, "--prefill has no step that computes a prompt"),
+        (PREFILL, report(([500], 5)), "--decode has no step that computes a token"),
+    ],
+)
+def test_a_report_without_such_steps_is_refused(prefill, decode, message):
+    with pytest.raises(DryRunError, match=message):
+        plan(prefill, decode, Load(1, 1000, 10, 1.0))
+
+
+@pytest.mark.parametrize("change", [(0, 1, 1, 1), (1, -1, 1, 1), (1, 1, 1, 1.5), (1, 1, 1, 0)])
+def test_a_load_that_is_none_is_refused(change):
+    with pytest.raises(DryRunError, match=r"is not valid\. Expected a number above 0"):
+        Load(*change)
+
+
+def test_the_command_answers_from_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    files = {"prefill": PREFILL, "decode": DECODE}
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    arguments = ["pools", "--requests-per-second=30", "--prompt-tokens=1000", "--output-tokens=101"]
+    arguments += [f"--{name}={tmp_path / name}" for name in files]
+    assert main(arguments) == 0
+    told = capsys.readouterr().out
+    assert "All times are modelled" in told
+    assert "holds fewer requests" in told
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prefill"]["engines"] == 4
+    (tmp_path / "decode").write_text("{}")
+    assert main(arguments) == 2
+    assert "is no report of a dry-run" in capsys.readouterr().err

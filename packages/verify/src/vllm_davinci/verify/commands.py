@@ -1,0 +1,8 @@
+"""The command `verify`, which `vllm-davinci` finds by its entry point."""
+
+from __future__ import annotations
+
+from vllm_davinci.meta.commands import Command
+from vllm_davinci.verify import command
+
+VERIFY = Command("does a device compute, refuse and cost what we believe?", command)
