@@ -41,7 +41,6 @@ FILES: dict[str, int] = {
 }
 FUNCTIONS: dict[str, int] = {
     "ci/prepare_environment.py:prepare": 90,
-    "packages/core/src/vllm_davinci/core/runner/plain_steps.py:prepare": 70,
     "packages/core/src/vllm_davinci/core/triton_kernels/inputs.py:post_update": 70,
     "packages/core/src/vllm_davinci/core/triton_kernels/penalties.py:bad_words": 70,
     "packages/models/src/vllm_davinci/models/deepseek_v4_attention.py:__init__": 80,

@@ -84,7 +84,7 @@ void Timeline::name_stream(int device, int stream, const std::string& name) {
 void Timeline::close() {
   std::unique_lock lock(mutex_);
   if (closed_) return;
-  write(lock);
+  write(lock);  // after the regular writer, which may be about to open the file
   closed_ = true;
   if (file_ != nullptr) {
     std::fputs("\n]\n", file_);
@@ -101,35 +101,40 @@ void Timeline::write_regularly() {
 }
 
 void Timeline::write(std::unique_lock<std::mutex>& lock) {
-  if (spans_.empty()) return;
+  written_.wait(lock, [this] { return !is_writing_; });
+  if (spans_.empty() || closed_) return;
+  is_writing_ = true;
   std::vector<Span> spans;
   std::map<int, std::string> names;
   spans.swap(spans_);
   names.swap(names_);
   lock.unlock();
-  {
-    std::lock_guard file_lock(file_mutex_);
-    if (file_ == nullptr) file_ = std::fopen(path_.c_str(), "w");
-    if (file_ == nullptr) {
-      std::fprintf(stderr, "vnpu: VNPU_TRACE: cannot write %s. Name a directory that exists.\n",
-                   path_.c_str());
-      lock.lock();
-      closed_ = true;
-      return;
-    }
-    if (first_) {
-      std::fputs("[", file_);
-      put_metadata("process_labels", 0, "labels", clock_);
-    }
-    if (std::string name = current_process_name(); name != process_name_) {
-      put_metadata("process_name", 0, "name", name);
-      process_name_ = std::move(name);
-    }
-    for (const auto& [stream, name] : names) put_metadata("thread_name", stream, "name", name);
-    for (const Span& span : spans) put(span);
-    std::fflush(file_);
-  }
+  const bool is_written = put_all(spans, names);
   lock.lock();
+  closed_ = closed_ || !is_written;
+  is_writing_ = false;
+  written_.notify_all();
+}
+
+bool Timeline::put_all(const std::vector<Span>& spans, const std::map<int, std::string>& names) {
+  if (file_ == nullptr) file_ = std::fopen(path_.c_str(), "w");
+  if (file_ == nullptr) {
+    std::fprintf(stderr, "vnpu: VNPU_TRACE: cannot write %s. Name a directory that exists.\n",
+                 path_.c_str());
+    return false;
+  }
+  if (first_) {
+    std::fputs("[", file_);
+    put_metadata("process_labels", 0, "labels", clock_);
+  }
+  if (std::string name = current_process_name(); name != process_name_) {
+    put_metadata("process_name", 0, "name", name);
+    process_name_ = std::move(name);
+  }
+  for (const auto& [stream, name] : names) put_metadata("thread_name", stream, "name", name);
+  for (const Span& span : spans) put(span);
+  std::fflush(file_);
+  return true;
 }
 
 void Timeline::begin_line() {

@@ -48,7 +48,9 @@ class Timeline {
 
  private:
   void write_regularly();
+  // Writes what there is, one caller at a time; lock: of mutex_, let go meanwhile.
   void write(std::unique_lock<std::mutex>& lock);
+  bool put_all(const std::vector<Span>& spans, const std::map<int, std::string>& names);
   void put(const Span& span);
   void put_metadata(const char* what, int stream, const char* key, const std::string& value);
   void begin_line();
@@ -57,12 +59,13 @@ class Timeline {
   const std::string clock_;
   const int process_;
   std::mutex mutex_;
-  std::mutex file_mutex_;
   std::condition_variable regularly_;
+  std::condition_variable written_;
   std::vector<Span> spans_;
   std::map<int, std::string> names_;  // of streams, not yet written
   bool closed_ = false;
-  std::FILE* file_ = nullptr;  // the writer's
+  bool is_writing_ = false;
+  std::FILE* file_ = nullptr;  // the writer's, as all below
   std::string process_name_;
   bool first_ = true;
 };

@@ -136,8 +136,11 @@ Write = Callable[[Family], tuple[Path, Path]]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Two directories: the fp8 checkpoint, and the floats that it stands for."""
+
+    # vLLM gives the class the type of every model that shares it, such as kimi_k2.
+    monkeypatch.setattr(transformers.DeepseekV3Config, "model_type", "deepseek_v3")
 
     def made(family: Family) -> tuple[Path, Path]:
         with torch.random.fork_rng(devices=[]):

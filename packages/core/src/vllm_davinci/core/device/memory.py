@@ -160,7 +160,7 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     """
     needed_bytes = cache_bytes_of_a_request(worker)
     if available_bytes >= needed_bytes:
-        _warn_of_host_memory(available_bytes)
+        _tell_of_host_memory(available_bytes)
         return
     specs = worker.get_kv_cache_spec()
     block_bytes = sum(spec.page_size_bytes for spec in specs.values())
@@ -223,7 +223,7 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def _warn_of_host_memory(kv_cache_bytes: int) -> None:
+def _tell_of_host_memory(kv_cache_bytes: int) -> None:
     """Says where a virtual device's KV cache could take more memory than its host has.
 
     A virtual device takes the host's memory when it is written: the cache grows token by token.
@@ -233,7 +233,7 @@ def _warn_of_host_memory(kv_cache_bytes: int) -> None:
         return
     free_bytes = psutil.virtual_memory().available
     if kv_cache_bytes > free_bytes:
-        logger.warning(
+        logger.info(
             "The KV cache may grow to %.1f GiB, and this host, whose memory the virtual device "
             "takes as tokens are written, has %.1f GiB left. Bound it for long runs: "
             "--kv-cache-memory-bytes, or `vnpu run --memory` for the whole device.",
