@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from vllm_davinci.meta.__main__ import main
+from vllm_davinci.planner import time_limit
 from vllm_davinci.planner.deployments.page import page_of
 from vllm_davinci.planner.deployments.run import Outcome, outcome_of, reason_of
 from vllm_davinci.planner.deployments.table import Deployment, all_deployments
-from vllm_davinci.planner.dry_run import time_limit
 
 NAME = "qwen3-8b-a2"
 C = "ascend910c"

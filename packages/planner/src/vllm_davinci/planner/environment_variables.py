@@ -1,4 +1,4 @@
-"""Every environment variable that meta's commands set for the processes they start."""
+"""Every environment variable that the planner sets for processes it starts."""
 
 DAVINCI_DRY_RUN = "DAVINCI_DRY_RUN"
 """Facts for the worker of a dry-run, as JSON: the parallel sizes that its engine does not know of,
