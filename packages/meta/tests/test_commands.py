@@ -1,0 +1,36 @@
+"""Commands of `vllm-davinci`: its own, those of other packages, and those that are missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_davinci.meta import __main__ as program
+from vllm_davinci.meta import commands
+
+
+def test_commands_of_other_packages_are_found_by_entry_points():
+    found = commands.installed_commands()
+    assert {"deployments", "dry-run", "pools", "verify"} <= set(found)
+    assert set(found) >= set(commands.EXTRAS)
+    assert not set(found) & set(program.COMMANDS)
+
+
+@pytest.mark.parametrize(("name", "extra"), sorted(commands.EXTRAS.items()))
+def test_a_command_of_a_missing_package_says_how_to_get_it(
+    name: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(program, "installed_commands", dict)
+    with pytest.raises(SystemExit) as ended:
+        program.main([name, "--help"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        f"vllm-davinci {name} is in vllm-davinci-{extra}, which is not installed: "
+        f"pip install 'vllm-davinci[{extra}]'"
+    )
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        program.main(["dry-rum"])
+    assert "invalid choice: 'dry-rum'" in capsys.readouterr().err
