@@ -1,4 +1,4 @@
-"""What a command of `vllm-davinci` is, and where commands of other packages are found."""
+"""Commands of `vllm-davinci`: how a module becomes one, and where other packages add theirs."""
 
 from __future__ import annotations
 
