@@ -76,3 +76,43 @@ def test_slots_are_those_of_each_tokens_block(ranks: int, interleave: int):
             is_kept = place // interleave == rank
             expected.append(blocks[slot][local // 4] * 4 + local % 4 if is_kept else -1)
         assert written == [*expected, -1, -1]
+
+
+@pytest.mark.parametrize(("ranks", "interleave"), [(1, 1), (2, 2)])
+def test_the_device_finds_the_slots_that_the_host_finds(ranks: int, interleave: int):
+    draw = random.Random(ranks)
+    ours = tables(2, ranks, ranks - 1, interleave)
+    slots = np.array([4, 0, 2])
+    for slot in slots:
+        blocks = [draw.sample(range(1, 90), count) for count in (16, 8)]
+        ours.append_block_ids(int(slot), tuple(blocks), overwrite=True)
+    ours.gather(slots, num_padded=4)
+    lengths, computed = np.array([3, 1, 5]), np.array([9, 22, 0])
+    starts = np.concatenate([[0], lengths.cumsum()])
+    positions = np.arange(9) + np.repeat(computed - starts[:-1], lengths)
+    expected = ours.slots_of(np.repeat(slots, lengths), positions, num_padded=11).cpu()
+    found = ours.compute_slot_mappings(
+        torch.tensor([4, 0, 2]).npu(),
+        torch.from_numpy(starts).int().npu(),
+        torch.from_numpy(np.pad(positions, (0, 2))).npu(),
+        11,
+        out=torch.zeros(2, 20, dtype=torch.int64).npu(),
+    )
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_a_request_that_keeps_nothing_has_no_slots():
+    ours = tables()
+    ours.append_block_ids(1, ([3, 5],), overwrite=True)
+    ours.gather(np.array([1, 1]), num_padded=2)
+    ends = torch.tensor([0, 1, 2], dtype=torch.int32).npu()
+    positions = torch.tensor([6, 6]).npu()
+    found = ours.compute_slot_mappings(torch.tensor([-1, 1]).npu(), ends, positions, 3)
+    assert found.tolist() == [[-1, 5 * 4 + 2, -1]]
+
+
+def test_blocks_of_a_request_that_has_gone_are_not_those_of_the_next_one():
+    ours = tables()
+    ours.append_block_ids(2, ([7, 8, 9],), overwrite=True)
+    ours.append_block_ids(2, ([4],), overwrite=True)
+    assert ours.gather(np.array([2]), 1)[0][0, :3].tolist() == [4, 0, 0]

@@ -297,6 +297,158 @@ def prompt_logprobs_token_ids(draw: Draw) -> Iterator[Launch]:
     yield Launch((draw.num_reqs,), given, {"BLOCK_SIZE": 16})
 
 
+def prefill_of_drafts(draw: Draw) -> Iterator[Launch]:
+    sampled = draw.ints(0, 2, draw.num_reqs)
+    rejected = torch.minimum(draw.ints(0, 3, draw.num_reqs), draw.lengths - 1) * sampled
+    last, column = draw.longs(0, 99, SLOTS), torch.tensor(7)
+    given = (last, column, draw.ints(0, 99, ROWS + 4), draw.longs(0, 99, ROWS + 4))
+    given += (draw.ints(0, 99, SLOTS + 1), draw.ints(0, 99, SLOTS))
+    given += (draw.ints(0, 99, ROWS), draw.longs(0, 99, ROWS), draw.slots)
+    given += (draw.longs(0, 99, SLOTS, 1), draw.ints(0, 99, 2, SLOTS), sampled, rejected)
+    given += (draw.starts, draw.seq_lens, SLOTS)
+    yield Launch((draw.num_reqs,), given, {"BLOCK_SIZE": 16})
+
+
+def decode_of_drafts(draw: Draw) -> Iterator[Launch]:
+    for advances in (False, True):
+        given = (draw.longs(0, 99, draw.num_reqs), 1, draw.seq_lens)
+        given += (torch.minimum(draw.ints(0, 3, draw.num_reqs), draw.lengths - 1),)
+        given += (draw.ints(0, 99, ROWS), draw.longs(0, 25, ROWS), draw.longs(0, 25, SLOTS))
+        given += (draw.ints(0, 99, SLOTS + 1), draw.ints(0, 99, SLOTS), 20, SLOTS)
+        options = {"BLOCK_SIZE": 16, "ADVANCE_DRAFT_POSITIONS": advances}
+        yield Launch((draw.num_reqs + 1,), given, options)
+
+
+def update_of_drafts(draw: Draw) -> Iterator[Launch]:
+    for advances in (False, True):
+        for step in range(DRAFTS - 1):
+            given = (draw.longs(0, 99, SLOTS, DRAFTS), DRAFTS, draw.floats(ROWS, 24), 24)
+            given += (draw.ints(0, 99, ROWS), draw.longs(0, 25, ROWS), draw.longs(0, 25, SLOTS))
+            given += (draw.ints(0, 25, SLOTS), draw.longs(0, 99, draw.num_reqs))
+            given += (torch.tensor(step), draw.floats(ROWS, 24), 24, 24, 20, DRAFTS)
+            options = {"BLOCK_SIZE": 16, "ADVANCE_DRAFT_POSITIONS": advances}
+            yield Launch((draw.num_reqs,), given, options)
+
+
+def rows_of_a_draft_model(draw: Draw) -> Iterator[Launch]:
+    given = (draw.ints(0, 99, ROWS), draw.longs(0, 25, ROWS), draw.ints(0, 99, SLOTS, 1))
+    given += (draw.slots, draw.ints(0, 99, ROWS + SLOTS), draw.longs(0, 99, ROWS + SLOTS))
+    given += (draw.longs(0, 99, SLOTS), draw.ints(0, 99, SLOTS + 1), draw.ints(0, 99, SLOTS))
+    given += (draw.starts, draw.seq_lens)
+    given += (torch.minimum(draw.ints(0, 3, draw.num_reqs), draw.lengths - 1), SLOTS, 20)
+    yield Launch((draw.num_reqs,), given, {"BLOCK_SIZE": 16})
+
+
+def ngram_scan(draw: Draw) -> Iterator[Launch]:
+    for shortest, longest, rounded in ((1, 1, 1), (2, 4, 4), (3, 5, 8)):
+        tokens, lengths = draw.tokens % 3, draw.ints(1, LONGEST + 1, SLOTS)  # many stand twice
+        scratch = torch.zeros(SLOTS, 4, dtype=torch.int64)
+        given = (tokens, LONGEST, draw.slots, lengths, draw.ints(0, 2, draw.num_reqs))
+        given += (scratch, 4, LONGEST, shortest, longest, rounded, 16)
+        yield Launch((draw.num_reqs, 4), given, {})
+
+
+def gather_draft_sampled(draw: Draw) -> Iterator[Launch]:
+    rows = draw.longs(0, ROWS, draw.num_rows)
+    given = (torch.zeros_like(rows, dtype=torch.int32), torch.zeros_like(rows))
+    given += (draw.ints(0, 99, ROWS), draw.longs(0, 30, ROWS), rows)
+    given += (draw.slot_of_row, draw.place_of_row, draw.prefill, draw.num_rows)
+    yield Launch((-(-draw.num_rows // 16),), given, {"BLOCK_SIZE": 16})
+
+
+def flatten_sampled(draw: Draw) -> Iterator[Launch]:
+    counts = draw.cu_num_logits.diff()
+    sampled = torch.minimum(draw.ints(0, DRAFTS + 2, draw.num_reqs), counts)
+    given = (torch.zeros(draw.num_rows, dtype=torch.int64),)
+    given += (draw.longs(0, 99, draw.num_reqs, DRAFTS + 1), DRAFTS + 1, sampled)
+    yield Launch((draw.num_reqs,), (*given, draw.cu_num_logits), {})
+
+
+BLOCK, BLOCKS = 1024, -(-VOCABULARY // 1024)
+
+
+def drafted(draw: Draw, logits: torch.Tensor) -> torch.Tensor:
+    """Tokens of rows: about every other draft is the greatest logit of the row before."""
+    tokens = torch.where(
+        draw.uniform(draw.num_rows) < 0.7,
+        logits.argmax(dim=1).roll(1),
+        draw.longs(-1, VOCABULARY, draw.num_rows),
+    )
+    return tokens.to(torch.int32)
+
+
+def local_logits_stats(draw: Draw) -> Iterator[Launch]:
+    for has_drafts in (False, True):
+        of_drafter = draw.floats(SLOTS, DRAFTS, VOCABULARY) if has_drafts else None
+        kinds = (torch.int64, *[torch.float32] * 4)
+        blocks = [torch.zeros(draw.num_rows, BLOCKS, dtype=each) for each in kinds]
+        given = tuple(each for block in blocks for each in (block, BLOCKS))
+        given += (draw.logits(), VOCABULARY, of_drafter)
+        given += (DRAFTS * VOCABULARY, VOCABULARY) if has_drafts else (0, 0)
+        given += (draw.slot_of_row, draw.place_of_row, some_temperatures(draw))
+        options = {"BLOCK_SIZE": BLOCK, "HAS_DRAFT_LOGITS": has_drafts}
+        yield Launch((draw.num_rows, BLOCKS), (*given, VOCABULARY, draw.num_rows), options)
+
+
+def rejection(draw: Draw) -> Iterator[Launch]:
+    """Requests are greedy here: what others keep depends on noise of another kind."""
+    logits = draw.logits()
+    padded = torch.nn.functional.pad(logits, (0, BLOCKS * BLOCK - VOCABULARY), value=-torch.inf)
+    maxima, places = padded.view(-1, BLOCKS, BLOCK).max(dim=2)
+    argmax = places + torch.arange(BLOCKS) * BLOCK
+    sums = torch.ones_like(maxima)
+    given = (torch.zeros(draw.num_reqs, DRAFTS + 1, dtype=torch.int64), DRAFTS + 1)
+    given += (torch.zeros(draw.num_reqs, dtype=torch.int32),)
+    given += (torch.zeros(draw.num_reqs), torch.zeros(draw.num_reqs), logits, VOCABULARY)
+    given += (argmax, BLOCKS, maxima, BLOCKS, sums, BLOCKS, drafted(draw, logits), None, 0, 0)
+    given += (maxima, BLOCKS, sums, BLOCKS, draw.cu_num_logits, draw.slots)
+    given += (torch.zeros(SLOTS), draw.longs(0, 99, SLOTS), draw.longs(0, 99, draw.num_rows))
+    given += (None, None, None, 0, None, 0.0, BLOCKS)
+    options = {"PADDED_VOCAB_NUM_BLOCKS": 4, "HAS_DRAFT_LOGITS": False, "SYNTHETIC_MODE": False}
+    options |= {"USE_BLOCK_VERIFICATION": False, "FLY_WINDOW_SIZE": 0}
+    yield Launch((draw.num_reqs,), given, options)
+
+
+def resample(draw: Draw) -> Iterator[Launch]:
+    logits = draw.logits()
+    kept = (draw.uniform(draw.num_reqs) * draw.cu_num_logits.diff()).to(torch.int32)
+    given = (torch.zeros(draw.num_reqs, BLOCKS, dtype=torch.int64), BLOCKS)
+    given += (torch.full((draw.num_reqs, BLOCKS), -torch.inf), BLOCKS, logits, VOCABULARY)
+    given += (torch.zeros(draw.num_reqs), None, 0, 0, torch.zeros(draw.num_reqs), kept)
+    given += (draw.cu_num_logits, draw.slot_of_row, drafted(draw, logits))
+    given += (some_temperatures(draw), draw.longs(-(2**62), 2**62, SLOTS))
+    given += (draw.longs(0, 5000, draw.num_rows), None, None, 0, None, None, 0, 0, VOCABULARY)
+    options = {"BLOCK_SIZE": BLOCK, "HAS_DRAFT_LOGITS": False, "USE_FP64": False}
+    options |= {"USE_BLOCK_VERIFICATION": False, "CONTEXT_WIDTH": 1, "WATERMARK": False}
+    options |= {"DEDUPLICATE_CONTEXTS": False}
+    yield Launch((draw.num_reqs, BLOCKS), given, options)
+
+
+def insert_resampled(draw: Draw) -> Iterator[Launch]:
+    kept = (draw.uniform(draw.num_reqs) * draw.cu_num_logits.diff()).to(torch.int32)
+    given = (draw.longs(0, 99, draw.num_reqs, DRAFTS + 1), DRAFTS + 1, kept)
+    given += (draw.longs(0, VOCABULARY, draw.num_reqs, BLOCKS), BLOCKS)
+    given += (draw.floats(draw.num_reqs, BLOCKS), BLOCKS, BLOCKS, draw.cu_num_logits)
+    given += (draw.slot_of_row, some_temperatures(draw))
+    yield Launch((draw.num_reqs,), given, {"PADDED_RESAMPLE_NUM_BLOCKS": 4})
+
+
+DEPENDENT = "spec_decode.target_dependent_ar.speculator"
+VERIFIED = "spec_decode.rejection_sampler_utils"
+OF_DRAFTS: dict[str, Callable[[Draw], Iterator[Launch]]] = {
+    f"{DEPENDENT}._prepare_prefill_inputs_kernel": prefill_of_drafts,
+    f"{DEPENDENT}._prepare_decode_inputs_kernel": decode_of_drafts,
+    f"{DEPENDENT}._update_draft_inputs_kernel": update_of_drafts,
+    "spec_decode.standalone_ar.speculator._prepare_prefill_inputs_kernel": rows_of_a_draft_model,
+    "spec_decode.ngram.speculator._ngram_scan_kernel": ngram_scan,
+    "spec_decode.rejection_sampler._gather_draft_sampled_kernel": gather_draft_sampled,
+    "spec_decode.rejection_sampler._flatten_sampled_kernel": flatten_sampled,
+    f"{VERIFIED}._compute_local_logits_stats_kernel": local_logits_stats,
+    f"{VERIFIED}._rejection_kernel": rejection,
+    f"{VERIFIED}._resample_kernel": resample,
+    f"{VERIFIED}._insert_resampled_kernel": insert_resampled,
+}
+
 # Kernel -> draws launches of it.
 CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{RUNNER}.{module}._{draws.__name__}_kernel": draws
@@ -319,7 +471,7 @@ CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
         "sample.prompt_logprob": [prompt_logprobs_token_ids],
     }.items()
     for draws in of_module
-}
+} | {f"{RUNNER}.{name}": draws for name, draws in OF_DRAFTS.items()}
 
 
 def copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -3,10 +3,12 @@
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from vllm.config import VllmConfig, get_current_vllm_config_or_none
 from vllm.distributed.parallel_state import get_dcp_group
 
 Numbers = TypeVar("Numbers", int, np.ndarray)
+Positions = TypeVar("Positions", np.ndarray, torch.Tensor)
 
 
 class Stripes(NamedTuple):
@@ -34,15 +36,15 @@ class Stripes(NamedTuple):
         kept: list[int] = self.length(np.asarray(tokens, dtype=np.int64)).tolist()
         return kept
 
-    def owners(self, positions: np.ndarray) -> np.ndarray:
+    def owners(self, positions: Positions) -> Positions:
         """The rank that keeps each token of a request. positions: of the tokens, from 0"""
-        owners: np.ndarray = positions // self.interleave % self.size
+        owners: Positions = positions // self.interleave % self.size
         return owners
 
-    def places(self, positions: np.ndarray) -> np.ndarray:
+    def places(self, positions: Positions) -> Positions:
         """Number of each token among those that its rank keeps."""
         turns = positions // (self.interleave * self.size)
-        places: np.ndarray = turns * self.interleave + positions % self.interleave
+        places: Positions = turns * self.interleave + positions % self.interleave
         return places
 
 

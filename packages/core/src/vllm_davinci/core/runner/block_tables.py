@@ -8,6 +8,8 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from vllm_davinci.core.attention.stripes import Stripes
+from vllm_davinci.core.triton_kernels.inputs import request_of
+from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
 
 
 class HostCounts(NamedTuple):
@@ -71,6 +73,8 @@ class NPUBlockTables(BlockTables):
                     f"has room for {len(row)}."
                 )
             row[start:end] = 0 if self.redirect_writes_to_null_block else block_ids
+            if overwrite:  # what a drafter writes behind the end goes to the null block
+                row[end:] = 0
             counts[group, req_index] = end
         self._version += 1
 
@@ -132,11 +136,56 @@ class NPUBlockTables(BlockTables):
             of_tokens += stripes.places(offset)
             of_tokens[stripes.owners(offset) != stripes.rank] = PAD_SLOT_ID
 
+    def prefixes(self, slots: np.ndarray, num_computed_tokens: np.ndarray) -> CachedPrefixes:
+        """The blocks and tokens that a step's requests have. num_computed_tokens: [num_reqs]"""
+        groups = zip(self.rows, self.block_sizes, strict=True)
+        return CachedPrefixes(
+            [BlockIds(rows[slots], size) for rows, size in groups], num_computed_tokens
+        )
+
     def gather_block_tables(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         raise AssertionError("The host knows which rows a step has: `gather`.")
 
-    def compute_slot_mappings(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        raise AssertionError("The host knows which slots a step has: `slots_of`.")
+    def compute_slot_mappings(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens_padded: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`slots_of` a drafter's pass, whose positions the device has: over the gathered rows.
+
+        idx_mapping:     [num_reqs] int64; -1: the request keeps nothing
+        query_start_loc: [num_reqs + 1 or more] int32, the first token of each request, and the end
+        positions:       [num_tokens or more] int64
+        Returns [groups, num_tokens_padded] int64, in `out` or always in the same memory.
+        """
+        mappings = (self.slot_mappings if out is None else out)[:, :num_tokens_padded]
+        positions = positions[:num_tokens_padded]
+        ends = query_start_loc[1 : idx_mapping.shape[0] + 1]
+        request = request_of(ends, positions.shape[0])
+        numbers = torch.arange(positions.shape[0], device=positions.device, dtype=torch.int64)
+        is_token = (numbers < ends[-1]) & (idx_mapping.index_select(0, request) >= 0)
+        mappings[:, positions.shape[0] :].fill_(PAD_SLOT_ID)
+        for group, table in enumerate(self.input_block_tables):
+            places = mappings[group, : positions.shape[0]]
+            if not self._slot_mapping_enabled[group]:
+                places.fill_(PAD_SLOT_ID)
+                continue
+            stripes = self.stripes[group]
+            size = self.block_sizes[group] * stripes.size
+            number = torch.div(positions, size, rounding_mode="floor")
+            offset = positions - number * size
+            is_kept = is_token
+            if stripes.size > 1:
+                is_kept = is_token & (stripes.owners(offset) == stripes.rank)
+                offset = stripes.places(offset)
+            block = request * table.shape[1] + number.clamp(max=table.shape[1] - 1)
+            blocks = table.view(-1).index_select(0, block)
+            slots = blocks * self.slots_per_block[group] + offset
+            places.copy_(torch.where(is_kept, slots, PAD_SLOT_ID))
+        return mappings
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
         self._gathered = None

@@ -23,6 +23,11 @@ def request_of(ends: torch.Tensor, num_rows: int) -> torch.Tensor:
     return (rows.unsqueeze(1) >= ends[:-1]).sum(dim=1)
 
 
+def following(values: torch.Tensor) -> torch.Tensor:
+    """The value after each one, and 0 after the last: [rows]."""
+    return torch.nn.functional.pad(values[1:], (0, 1))
+
+
 def prepare_prefill_inputs(
     input_ids: torch.Tensor,
     next_prefill_tokens: torch.Tensor,

@@ -5,11 +5,21 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from vllm_davinci.core.triton_kernels import inputs, logprobs, penalties, sampling
+from vllm_davinci.core.triton_kernels import (
+    drafting,
+    inputs,
+    logprobs,
+    penalties,
+    sampling,
+    verification,
+)
 
 RUNNER = "vllm.v1.worker.gpu"
 BATCH = f"{RUNNER}.input_batch"
 SAMPLE = f"{RUNNER}.sample"
+DRAFTS = f"{RUNNER}.spec_decode"
+DEPENDENT = f"{DRAFTS}.target_dependent_ar.speculator"
+VERIFIED = f"{DRAFTS}.rejection_sampler_utils"
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     f"{BATCH}._prepare_prefill_inputs_kernel": inputs.prepare_prefill_inputs,
@@ -33,6 +43,18 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     f"{SAMPLE}.prompt_logprob._prompt_logprobs_token_ids_kernel": (
         logprobs.prompt_logprobs_token_ids
     ),
+    f"{DEPENDENT}._prepare_prefill_inputs_kernel": drafting.prepare_prefill_inputs,
+    f"{DEPENDENT}._prepare_decode_inputs_kernel": drafting.prepare_decode_inputs,
+    f"{DEPENDENT}._update_draft_inputs_kernel": drafting.update_draft_inputs,
+    f"{DRAFTS}.standalone_ar.speculator._prepare_prefill_inputs_kernel": drafting.with_new_tokens,
+    f"{DRAFTS}.ngram.speculator._ngram_scan_kernel": drafting.ngram_scan,
+    f"{DRAFTS}.ngram.speculator._ngram_finalize_kernel": drafting.ngram_finalize,
+    f"{DRAFTS}.rejection_sampler._gather_draft_sampled_kernel": verification.gather_draft_sampled,
+    f"{DRAFTS}.rejection_sampler._flatten_sampled_kernel": verification.flatten_sampled,
+    f"{VERIFIED}._compute_local_logits_stats_kernel": verification.local_logits_stats,
+    f"{VERIFIED}._rejection_kernel": verification.reject,
+    f"{VERIFIED}._resample_kernel": verification.resample,
+    f"{VERIFIED}._insert_resampled_kernel": verification.insert_resampled,
 }
 
 
