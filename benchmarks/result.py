@@ -30,6 +30,7 @@ DISTRIBUTIONS = (
     "vllm-davinci-kernels",
     "vllm-davinci-models",
     "vllm-davinci-multistream",
+    "vllm-davinci-operators",
     "vllm-davinci-vnpu",
 )
 

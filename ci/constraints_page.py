@@ -8,7 +8,8 @@ from typing import Any
 from reference_cells import GENERATED, cell
 from vllm_davinci_testing.operators.edge_calls import edges
 from vllm_davinci_testing.operators.generated_calls import breaking, place_of
-from vllm_davinci_testing.operators.illegal_calls import A310P, CASES, LEGAL
+from vllm_davinci_testing.operators.illegal_calls import CASES
+from vllm_davinci_testing.operators.legal_calls import A310P, LEGAL
 
 
 def operator_constraints_page(constraints: list[Any], launched: set[str]) -> str:

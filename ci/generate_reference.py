@@ -20,7 +20,6 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent / "conformance"))
 from page import conformance_page
 
-import operator_calls
 from constraints_page import operator_constraints_page
 from reference_cells import GENERATED, cell
 
@@ -120,12 +119,12 @@ def _needs(row: Any) -> str:
 def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], reference: Any) -> str:
     """Each operator of vllm-davinci-kernels: arguments, and what it launches."""
     text = "# Compiled operators\n\n" + GENERATED.format(
-        source="packages/kernels/csrc/op_table.inc and reference"
+        source="packages/kernels/csrc/op_table.inc and packages/operators"
     )
     text += (
         "`torch.ops.vllm_davinci.*`, of `vllm-davinci-kernels`. One call of the first column "
         "launches the operators of CANN in the last (some of them only for some arguments); "
-        "shapes are in `vllm_davinci.kernels.reference`. vllm-davinci-core uses them where the "
+        "shapes are in `vllm_davinci.operators`. vllm-davinci-core uses them where the "
         "package is installed, unless `enable_compiled_operators` is false.\n\n"
         "| operator | what it computes | arguments | launches |\n| --- | --- | --- | --- |\n"
     )
@@ -168,14 +167,10 @@ def pages() -> dict[Path, str]:
     other_keys = import_module(f"{CONFIG}.other_keys").OTHER_KEYS
     found[REFERENCE / "configuration.md"] = configuration_page(table, other_keys)
     kernels, compiled = import_module("vllm_davinci.kernels"), "vllm_davinci.kernels._C"
-    reference, host = import_module("vllm_davinci.kernels.reference"), kernels.HOST_OPERATORS
     found[REFERENCE / "compiled_operators.md"] = compiled_operators_page(
-        import_module(compiled), host, reference
-    )
-    names = [*import_module(compiled).operator_names(), *host]
-    found[operator_calls.CALLS] = operator_calls.calls_file(reference, names)
-    found[operator_calls.PROTOCOLS] = operator_calls.protocols_file(
-        reference, names, [kernels.ATTENTION_GROUPS]
+        import_module(compiled),
+        kernels.HOST_OPERATORS,
+        import_module("vllm_davinci.operators"),
     )
     rows = import_module("vllm_davinci.vnpu.operator_rows")
     found[REFERENCE / "virtual_operators.md"] = virtual_operators_page(

@@ -33,7 +33,9 @@ NEW_ENVIRONMENT_CORE_S = 600
 # In the environment's directory: what was installed, and that the directory is ours to replace.
 STAMP = "installed.json"
 # In order of dependence: what a package needs stands before it.
-PACKAGES = ("multistream", "vnpu", "kernels", "core", "models", "meta", "planner", "verify")
+PACKAGES = (
+    *("multistream", "operators", "vnpu", "kernels", "core", "models", "meta", "planner", "verify"),
+)
 # Imports what an engine imports, on the CPU, while C++ is compiled: Python writes the bytecode of
 # exactly these modules, and the disk has been read. Whatever fails here fails later with a message.
 IMPORTS = """

@@ -32,7 +32,7 @@ TOO_LARGE = "507015"
 def written(value: Any) -> Any:
     """An argument of the tests' calls as JSON."""
     from vllm_davinci_testing.operators.aclnn import Number, Numbers
-    from vllm_davinci_testing.operators.illegal_calls import Operand
+    from vllm_davinci_testing.operators.legal_calls import Operand
 
     match value:
         case Operand():
@@ -68,13 +68,18 @@ Found = tuple[str, str, Mapping[str, Any]]  # operator, what is asked, changes o
 def chosen() -> Iterator[Found]:
     """The calls of this process's chip and release that answer what they are made for."""
     from vllm_davinci.vnpu.operator_rows import constraints
-    from vllm_davinci_testing.operators import edge_calls, generated_calls, illegal_calls
+    from vllm_davinci_testing.operators import (
+        edge_calls,
+        generated_calls,
+        illegal_calls,
+        legal_calls,
+    )
     from vllm_davinci_testing.operators.first_phase import answer
 
     place = os.environ["VNPU_SOC"], os.environ["VNPU_CANN"]
     legal = {
         operator: arguments
-        for operator, arguments in illegal_calls.LEGAL.items()
+        for operator, arguments in legal_calls.LEGAL.items()
         if not asks_a_group(arguments)
     }
     if place == PLACES[1]:
@@ -150,7 +155,7 @@ def _numbered(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _choose() -> dict[str, Any]:
     from torch_npu import npu
 
-    from vllm_davinci_testing.operators.illegal_calls import LEGAL
+    from vllm_davinci_testing.operators.legal_calls import LEGAL
 
     npu.set_device(0)
     legal = {

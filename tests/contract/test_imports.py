@@ -23,8 +23,9 @@ from packaging.requirements import Requirement
 # Package -> what its sources may import of the parts that this table is about.
 MAY_IMPORT = {
     "multistream": {"torch", "greenlet"},
+    "operators": {"torch"},
     "kernels": {"torch", "torch_npu"},
-    "core": {"vllm", "torch", "torch_npu", "transformers"},
+    "core": {"vllm", "torch", "torch_npu", "transformers", "vllm_davinci.operators"},
     "models": {"vllm", "torch", "vllm_davinci.core", "transformers"},
     "vnpu": {"torch"},  # in its folder `hosts`, which the device calls where torch is
     "meta": {
@@ -49,6 +50,7 @@ MAY_IMPORT = {
         "torch_npu",
         "transformers",
         "vllm_davinci.meta",
+        "vllm_davinci.operators",
     },
 }
 THIRD_PARTY = {"vllm", "torch", "torch_npu", "transformers", "greenlet"}

@@ -12,7 +12,7 @@ from vllm_davinci.vnpu import library_directory
 from vllm_davinci.vnpu.coverage import operators
 from vllm_davinci.vnpu.operator_rows import constraints, declared
 from vllm_davinci_testing.operators.generated_calls import breaking
-from vllm_davinci_testing.operators.illegal_calls import LEGAL
+from vllm_davinci_testing.operators.legal_calls import LEGAL
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "add_an_operator.md").read_text(encoding="utf-8")

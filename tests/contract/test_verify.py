@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_davinci.verify.operators import families
-from vllm_davinci.verify.operators.shapes import LAYOUTS
+from vllm_davinci.verify.models import MODELS, NOT_COMPARED, WITHIN_OTHERS, calls_of
 from vllm_davinci.verify.parts_of.constraints import CALLS
 
 CALLED = re.compile(r"torch_npu\.(npu_[a-z0-9_]+)")
@@ -23,12 +22,12 @@ def test_every_operator_that_layers_call_is_compared_or_says_why_not(repository:
         for source in (repository / "packages" / package / "src").rglob("*.py")
         for name in CALLED.findall(source.read_text(encoding="utf-8"))
     }
-    names = [name for name, _ in families.calls_of(LAYOUTS)]
+    names = [name for name, _ in calls_of(MODELS)]
     assert len(set(names)) == len(names), "findings of one name"
     compared = {name.split("/")[1] for name in names}
-    used = {*families.NOT_COMPARED, *families.WITHIN_OTHERS, *compared}
+    used = {*NOT_COMPARED, *WITHIN_OTHERS, *compared}
     assert called - used == set(), "give each a call, or a reason in NOT_COMPARED"
-    others = {*families.NOT_COMPARED, *families.WITHIN_OTHERS}
+    others = {*NOT_COMPARED, *WITHIN_OTHERS}
     assert others <= called, "a reason for what is gone"
 
 

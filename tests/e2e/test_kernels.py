@@ -14,8 +14,7 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.components.compiled_operators import FUSED_OPS
-from vllm_davinci.core.components.fused_ops import choose_fused_ops
+from vllm_davinci.core.components.fused_ops import FUSED_OPS, choose_fused_ops
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts

@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vllm_davinci import kernels
-from vllm_davinci.kernels import reference
+from vllm_davinci import kernels, operators
 from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 
 
 @pytest.mark.parametrize("name", [*operator_names(), *kernels.HOST_OPERATORS])
 def test_each_operator_has_a_definition_with_its_arguments(name: str) -> None:
     schema = getattr(torch.ops.vllm_davinci, name).default._schema
-    defined = inspect.signature(getattr(reference, name)).parameters
+    defined = inspect.signature(getattr(operators, name)).parameters
     assert [argument.name for argument in schema.arguments] == list(defined)
 
 

@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from vllm_davinci import operators
 from vllm_davinci.core import components
-from vllm_davinci.core.components import compiled_operators, fused_ops, providers
+from vllm_davinci.core.components import fused_ops, providers
 from vllm_davinci.core.errors import ComponentError
 
 
@@ -50,16 +51,16 @@ def test_operators_that_layers_know_are_taken(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "Kernels")
     fused_ops.choose_fused_ops(True)
     assert fused_ops.names_in_use() == ["experts", "rms_norm"]
-    experts = fused_ops.fused_op("experts")
+    experts = fused_ops.fused_op(operators.experts)
     assert experts is not None and experts(1, 2) == ("experts", (1, 2))
-    assert fused_ops.fused_op("add_rms_norm") is None
+    assert fused_ops.fused_op(operators.add_rms_norm) is None
 
 
 def test_operators_are_left_alone_when_the_option_says_so(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "Kernels")
     fused_ops.choose_fused_ops(True)
     fused_ops.choose_fused_ops(False)
-    assert fused_ops.names_in_use() == [] and fused_ops.fused_op("experts") is None
+    assert fused_ops.names_in_use() == [] and fused_ops.fused_op(operators.experts) is None
 
 
 def test_without_a_provider_there_are_none(monkeypatch: pytest.MonkeyPatch):
@@ -80,11 +81,11 @@ def test_layers_ask_for_each_fused_operator_and_for_no_other():
         for source in Path(fused_ops.__file__).parents[1].rglob("*.py")
         for name in _names_asked_for(ast.parse(source.read_text(encoding="utf-8")))
     }
-    assert sorted(asked) == sorted(compiled_operators.FUSED_OPS)
+    assert sorted(asked) == sorted(operators.__all__)
 
 
 def _names_asked_for(module: ast.Module) -> list[str]:
-    """Strings in calls of `fused_op`, and in values given to a name `fused_ops`."""
+    """Definitions in calls of `fused_op`, and in values given to a name `fused_ops`."""
     holders: list[ast.AST] = []
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "fused_op":
@@ -94,8 +95,8 @@ def _names_asked_for(module: ast.Module) -> list[str]:
             if any(getattr(target, "id", None) == "fused_ops" for target in targets):
                 holders.append(node.value)
     return [
-        constant.value
+        node.attr
         for holder in holders
-        for constant in ast.walk(holder)
-        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+        for node in ast.walk(holder)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "operators"
     ]

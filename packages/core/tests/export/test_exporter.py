@@ -21,9 +21,9 @@ from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.tensors import float_from_bits
+from vllm_davinci.operators.quantization import static_quant
 from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
-from vllm_davinci_testing.operators.reference import static_quant
 
 DEEPSEEK = small_deepseek()
 WEIGHTS = "model.safetensors"

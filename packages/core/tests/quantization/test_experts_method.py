@@ -14,12 +14,12 @@ from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 from vllm_davinci.core.fused_moe.local_experts import Experts
 from vllm_davinci.core.quantization.schemes.w8a8 import StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
-from vllm_davinci_testing.layers.launch_counter import LaunchCounter
-from vllm_davinci_testing.operators.reference import (
+from vllm_davinci.operators.quantization import (
     dynamic_quant,
     dynamic_quant_in_launch,
     static_quant,
 )
+from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.processes.forked import output_of
 
 NUM_EXPERTS, HIDDEN, INTER, TOP_K = 6, 64, 32, 2

@@ -16,16 +16,16 @@ from vllm.model_executor.layers.linear import (
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
+from vllm_davinci.operators.quantization import (
+    dynamic_quant,
+    dynamic_quant_in_launch,
+)
 from vllm_davinci_testing.layers.quantized_linear import (
     DTYPES,
     Exported,
     inputs,
 )
 from vllm_davinci_testing.layers.resolved_outputs import in_order, mlp, resolve
-from vllm_davinci_testing.operators.reference import (
-    dynamic_quant,
-    dynamic_quant_in_launch,
-)
 
 pytestmark = pytest.mark.usefixtures("registered")
 

@@ -25,7 +25,7 @@ from vllm_davinci.core.quantization.compressed_schemes import refusal
 from vllm_davinci.core.quantization.config import DESCRIPTION, NAME, AscendQuantizationConfig
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
 from vllm_davinci.core.quantization.vllm_methods import choose_quantization
-from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
+from vllm_davinci.operators.quantization import dynamic_quant, static_quant
 
 
 @pytest.fixture(autouse=True)

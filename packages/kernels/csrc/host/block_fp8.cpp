@@ -1,6 +1,6 @@
 // fp8 weights with a scale per block, as DeepSeek publishes them, on the host: what becomes of them
 // while a checkpoint is loaded. torch makes ten passes over the memory for it, this makes one.
-// Shapes and meaning: reference.py.
+// Shapes and meaning: `vllm_davinci.operators`.
 
 #include "host/block_fp8.h"
 

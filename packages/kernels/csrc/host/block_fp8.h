@@ -1,6 +1,6 @@
 #pragma once
 
-// fp8 weights with a scale per block, on the host. Shapes and meaning: reference.py.
+// fp8 weights with a scale per block, on the host. Shapes and meaning: `vllm_davinci.operators`.
 
 #include <ATen/core/Tensor.h>
 

@@ -57,7 +57,7 @@ class Projections {
   virtual void up(Stage& stage, const CompressedQueries& rows, const View& out) const = 0;
 };
 
-// Makes the stage's results (reference.mla_preprocess) and, unless they are meta tensors, launches
+// Makes the stage's results (operators.mla_preprocess) and, unless they are meta tensors, launches
 // it. hidden_states: a tensor on its device.
 Tensors<5> preprocess(const char* name, const Tensor& hidden_states, const MlaSizes& sizes,
                       const MlaInputs& inputs, const Projections& projections);

@@ -1,7 +1,7 @@
 #pragma once
 
 // From op_table.inc, for each operator: a struct of its arguments, and the function that computes
-// it. Shapes and meaning: reference.py.
+// it. Shapes and meaning: `vllm_davinci.operators`.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu
 
-from vllm_davinci.kernels import reference
+from vllm_davinci import operators
 
 ops = torch.ops.vllm_davinci
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 64, 48, 16, 4
@@ -87,7 +87,7 @@ def test_experts_of_a_rank_equal_their_composition(
     inputs = [t.npu() for t in (x, topk_weights, topk_ids, gate_up, down)]
     found = ops.experts(*inputs, first, EXPERTS)
     assert torch.equal(found, composed(*inputs, first))
-    near(found, reference.experts(x, topk_weights, topk_ids, gate_up, down, first, EXPERTS))
+    near(found, operators.experts(x, topk_weights, topk_ids, gate_up, down, first, EXPERTS))
 
 
 RULES = pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_routing_and_experts_equal_their_composition(
     assert torch.equal(found, expected)
     near(
         found,
-        reference.routed_experts(
+        operators.routed_experts(
             x, logits, bias, gate_up, down, TOP_K, *groups, is_sigmoid, factor, 0, EXPERTS
         ),
     )
@@ -208,7 +208,7 @@ def test_int8_experts_equal_their_composition(
     inputs = [t.npu() for t in host]
     found = ops.experts_w8a8(*inputs, first, EXPERTS)
     assert torch.equal(found, composed_w8a8(*inputs[:3], inputs[3:], first))
-    near_integers(found, reference.experts_w8a8(*host, first, EXPERTS))
+    near_integers(found, operators.experts_w8a8(*host, first, EXPERTS))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -232,7 +232,7 @@ def test_routing_and_int8_experts_equal_their_composition(
     topk_weights, topk_ids = chosen(logits.npu(), device_bias, groups, is_sigmoid, factor)
     expected = composed_w8a8(x.npu(), topk_weights.to(dtype), topk_ids, on_device, first)
     assert torch.equal(found, expected)
-    near_integers(found, reference.routed_experts_w8a8(x, logits, bias, *weights, *rule))
+    near_integers(found, operators.routed_experts_w8a8(x, logits, bias, *weights, *rule))
 
 
 def test_a_broken_token_spoils_no_other() -> None:

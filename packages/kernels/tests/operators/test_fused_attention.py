@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu
 
-from vllm_davinci.kernels import reference
+from vllm_davinci import operators
 
 ops = torch.ops.vllm_davinci
 BLOCK, SIZE = 16, 64
@@ -71,7 +71,7 @@ def test_step_goes_into_the_cache_and_sees_it(
     assert torch.equal(out, expected)
     assert all(torch.equal(a, b) for a, b in zip(on_device[3:5], others, strict=True))
     defined = torch.empty_like(query)
-    reference.paged_attention(query, key, value, *caches, slots, table, *rest, defined)
+    operators.paged_attention(query, key, value, *caches, slots, table, *rest, defined)
     near(out, defined)
     # Once in the cache, the same tokens need not be given again.
     again = torch.empty_like(out)
@@ -102,7 +102,7 @@ def test_batch_attends_to_itself(dtype: torch.dtype, with_rope: bool, mode: str)
         scale=0.1, input_layout="TND", sparse_mode=sparse_mode, softmax_lse_flag=True,
     )  # fmt: skip
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
-    defined, defined_lse = reference.prefill_attention(
+    defined, defined_lse = operators.prefill_attention(
         query, key, value, *ropes, ends, ends, mask, 0.1, sparse_mode, ALL, ALL, True
     )
     near(out, defined)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.kernels import reference
+from vllm_davinci import operators
 
 ops = torch.ops.vllm_davinci
 NUM_BLOCKS = 12
@@ -21,7 +21,7 @@ def test_blocks_are_copied_one_pair_after_the_other(pairs: list[tuple[int, int]]
     on_device = [cache.npu() for cache in caches]
     block_pairs = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
     ops.copy_kv_blocks(on_device, block_pairs)
-    reference.copy_kv_blocks(caches, block_pairs)
+    operators.copy_kv_blocks(caches, block_pairs)
     for found, expected in zip(on_device, caches, strict=True):
         assert torch.equal(found.cpu(), expected)
 
@@ -32,7 +32,7 @@ def test_runs_of_neighbours_keep_the_order_of_pairs(start: int, to: int) -> None
     on_device = cache.npu()
     pairs = torch.tensor([(start + i, to + i) for i in range(6)])
     ops.copy_kv_blocks([on_device], pairs)
-    reference.copy_kv_blocks([cache], pairs)
+    operators.copy_kv_blocks([cache], pairs)
     assert torch.equal(on_device.cpu(), cache)
 
 

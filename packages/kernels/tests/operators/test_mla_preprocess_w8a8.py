@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vllm_davinci.kernels import reference
+from vllm_davinci import operators
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.operators.mla_stage import IntegerBlock, near
 from vllm_davinci_testing.processes import programs
@@ -38,7 +38,7 @@ def test_it_equals_its_composition_and_its_definition(
     block, other, host = (IntegerBlock(*made) for _ in range(3))
     found = ops.mla_preprocess_w8a8(*block.arguments(), num_decode_tokens)
     on_host = [a.cpu() if isinstance(a, Tensor) else a for a in host.arguments()]
-    defined = reference.mla_preprocess_w8a8(*on_host, num_decode_tokens)
+    defined = operators.mla_preprocess_w8a8(*on_host, num_decode_tokens)
     assert [ours is None for ours in found] == [ours is None for ours in defined]
     check_equal((*found, *block.caches), (*other.composed(num_decode_tokens), *other.caches))
     if found[0] is not None:  # a float product, which the device may sum in another order
@@ -57,7 +57,7 @@ def test_a_bias_of_the_query_norm_is_added_before_quantization(is_dynamic: bool)
     without = ops.mla_preprocess_w8a8(*IntegerBlock(*made).arguments(), 3)
     assert not torch.equal(found[2], without[2])
     on_host = [a.cpu() if isinstance(a, Tensor) else a for a in other.arguments()]
-    check_equal(found[1:], reference.mla_preprocess_w8a8(*on_host, 3)[1:])
+    check_equal(found[1:], operators.mla_preprocess_w8a8(*on_host, 3)[1:])
 
 
 TILES = """

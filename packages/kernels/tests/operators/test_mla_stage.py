@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu
 
-from vllm_davinci.kernels import reference
+from vllm_davinci import operators
 from vllm_davinci_testing.operators.mla_stage import (
     BLOCK,
     EPSILON,
@@ -54,7 +54,7 @@ def test_preprocess_equals_its_composition(
     expected = composed(other, num_decode_tokens)
     host = Block(dtype, q_lora_rank, num_tokens)
     on_host = [a.cpu() if isinstance(a, torch.Tensor) else a for a in host.arguments()]
-    defined = reference.mla_preprocess(*on_host, num_decode_tokens)
+    defined = operators.mla_preprocess(*on_host, num_decode_tokens)
     for ours, launched, definition in zip(found, expected, defined, strict=True):
         assert (ours is None) == (definition is None)
         if ours is not None:
@@ -164,7 +164,7 @@ def test_decode_attention_equals_its_composition(dtype: torch.dtype, query_lens:
     arguments = (ql_nope, q_pe, *caches, table)
     near(
         found,
-        reference.mla_decode_attention(
+        operators.mla_decode_attention(
             *(t.cpu() for t in arguments), ends, seq_lens, mask, block.W_UV.cpu(), 0.1
         ),
     )

@@ -6,7 +6,7 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.kernels import reference
+from vllm_davinci import operators
 from vllm_davinci_testing.processes.forked import output_of
 
 ops = torch.ops.vllm_davinci
@@ -36,12 +36,12 @@ def test_norm_with_and_without_residual(
     inputs = [t.npu() for t in (x, residual, weight)]
     alone = ops.rms_norm(inputs[0], inputs[2], EPSILON)
     assert torch.equal(alone, torch_npu.npu_rms_norm(inputs[0], inputs[2], EPSILON)[0])
-    near(alone, reference.rms_norm(x, weight, EPSILON))
+    near(alone, operators.rms_norm(x, weight, EPSILON))
     normalized, total = ops.add_rms_norm(*inputs, EPSILON)
     expected, _, expected_total = torch_npu.npu_add_rms_norm(*inputs, EPSILON)
     assert torch.equal(normalized, expected) and torch.equal(total, expected_total)
     for ours, defined in zip(
-        (normalized, total), reference.add_rms_norm(x, residual, weight, EPSILON), strict=True
+        (normalized, total), operators.add_rms_norm(x, residual, weight, EPSILON), strict=True
     ):
         near(ours, defined)
 
@@ -64,7 +64,7 @@ def test_norm_quantized_row_by_row(dtype: torch.dtype, sizes: tuple[int, int], s
     expected, expected_scales = torch_npu.npu_dynamic_quant(normalized)
     assert torch.equal(integers, expected) and torch.equal(scales, expected_scales)
     assert torch.equal(total, expected_total)
-    defined = reference.dynamic_quant(normalized.cpu())
+    defined = operators.quantization.dynamic_quant(normalized.cpu())
     assert torch.equal(integers.cpu(), defined[0])
     torch.testing.assert_close(scales.cpu(), defined[1], rtol=1e-6, atol=0)
 
@@ -86,7 +86,7 @@ def test_norm_quantized_with_a_given_scale(
         normalized.add_(bias)
     expected = torch_npu.npu_quantize(normalized, scale.npu(), offset.npu(), torch.qint8, -1, True)
     assert torch.equal(integers, expected) and torch.equal(total, expected_total)
-    defined, defined_total = reference.add_rms_norm_quant(
+    defined, defined_total = operators.add_rms_norm_quant(
         *host[:3], host[3] if has_bias else None, scale, offset, EPSILON
     )
     assert torch.equal(total.cpu(), defined_total)

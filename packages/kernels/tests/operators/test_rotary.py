@@ -6,7 +6,7 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.kernels import reference
+from vllm_davinci import operators
 
 ops = torch.ops.vllm_davinci
 MAX_POSITION = 64
@@ -44,7 +44,7 @@ def test_query_and_key_turn_by_their_position(
         mrope_section=[0, 0, 0],  # the default is read after it is gone
         rotary_mode="half" if is_neox_style else "interleave",
     )
-    defined = reference.rotary_embedding(positions, query, key, table, head_size, is_neox_style)
+    defined = operators.rotary_embedding(positions, query, key, table, head_size, is_neox_style)
     limit = 16 * torch.finfo(dtype).eps
     for ours, expected, definition in zip(turned, launched, defined, strict=True):
         assert torch.equal(ours, expected)

@@ -13,7 +13,8 @@ from vllm_davinci.vnpu.operator_rows import Constraint, constraints
 from vllm_davinci_testing.operators import first_phase
 from vllm_davinci_testing.operators.edge_calls import edges
 from vllm_davinci_testing.operators.generated_calls import breaking, key_of, names, place_of
-from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL, CASES, LEGAL, RELATIVES, Case
+from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL, CASES, Case
+from vllm_davinci_testing.operators.legal_calls import LEGAL, RELATIVES
 from vllm_davinci_testing.processes.forked import run_together
 
 pytestmark = pytest.mark.refused_calls

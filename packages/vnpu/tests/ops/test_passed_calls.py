@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vllm_davinci_testing.operators.first_phase import answer
-from vllm_davinci_testing.operators.illegal_calls import LEGAL, Operand
+from vllm_davinci_testing.operators.legal_calls import LEGAL, Operand
 
 pytestmark = pytest.mark.refused_calls
 

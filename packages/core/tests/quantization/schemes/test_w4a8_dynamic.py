@@ -15,8 +15,7 @@ from vllm_davinci.core.quantization.schemes.w4a8_dynamic import (
     product_takes_halves,
 )
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
-from vllm_davinci_testing.operators.quantization import pack_int4
-from vllm_davinci_testing.operators.reference import dynamic_quant
+from vllm_davinci.operators.quantization import dynamic_quant, pack_int4
 
 NUM_EXPERTS, HIDDEN = 3, 128
 COUNTS = [4, 0, 5]

@@ -1,11 +1,12 @@
 """Operators that launch a whole stage of a layer in one call: `torch.ops.vllm_davinci.*`.
 
-Importing this package registers them. README.md lists them with their shapes; `reference` defines
-each in plain torch.
+Importing this package registers them. README.md lists them; `vllm_davinci.operators` defines each
+in plain torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 # Before the operators: its library is one that theirs is linked to.
 import torch_npu
 
-from vllm_davinci.kernels import calls
 from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 
 # A class and no operator: the attention launches of a captured graph, and their updates.
@@ -52,7 +52,7 @@ def _exists(launch: str) -> bool:
 
 
 def load(name: str) -> Any:
-    """The typed function of one operator, from `calls`; for `attention_groups`, the class.
+    """A function of one operator's arguments; for `attention_groups`, the class.
 
     Raises KeyError with the names there are when `name` is none of them.
     """
@@ -63,7 +63,23 @@ def load(name: str) -> Any:
         )
     if name == ATTENTION_GROUPS:
         return torch.classes.vllm_davinci.AttentionGroups
-    return getattr(calls, name)
+    return _function_of(getattr(torch.ops.vllm_davinci, name).default)
+
+
+def _function_of(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A function with the parameters of the operator's schema, which are called by keyword.
+
+    It hands its arguments to torch by position, because torch looks up each keyword in the schema,
+    and calls what `OpOverload.__call__` calls, which saves as much as the function costs.
+    """
+    arguments = operator._schema.arguments
+    names = ", ".join(each.name for each in arguments)
+    parameters = ", ".join(
+        f"{each.name}={each.default_value!r}" if each.has_default_value() else each.name
+        for each in arguments
+    )
+    made: Callable[..., Any] = eval(f"lambda {parameters}: call({names})", {"call": operator._op})
+    return made
 
 
 __all__ = ["api_version", "load", "supported_ops"]

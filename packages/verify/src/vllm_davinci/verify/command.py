@@ -18,7 +18,7 @@ from rich.console import Console
 from vllm_davinci.verify import comparison, fit
 from vllm_davinci.verify.errors import VerificationError
 from vllm_davinci.verify.journal import Journal
-from vllm_davinci.verify.operators.shapes import LAYOUTS
+from vllm_davinci.verify.models import MODELS
 from vllm_davinci.verify.page import page
 from vllm_davinci.verify.parts import NAMES, PARTS, journal_of, run_part
 from vllm_davinci.verify.report import (
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.split(","),
         default=[],
         metavar="NAME,...",
-        help=f"with whose sizes operators are called, of {', '.join(LAYOUTS)} (default: all)",
+        help=f"with whose sizes operators are called, of {', '.join(MODELS)} (default: all)",
     )
     parser.add_argument(
         "--ranks", type=int, default=8, metavar="N", help="devices in collectives, at most"
@@ -123,8 +123,8 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
     checkpoints = [path.resolve() for path in options.checkpoints]
     if missing := [path for path in checkpoints if not (path / "config.json").is_file()]:
         raise VerificationError(f"--checkpoints {missing[0]} has no config.json.")
-    if unknown := [name for name in options.models if name not in LAYOUTS]:
-        raise VerificationError(f"--models {', '.join(unknown)}: there are {', '.join(LAYOUTS)}.")
+    if unknown := [name for name in options.models if name not in MODELS]:
+        raise VerificationError(f"--models {', '.join(unknown)}: there are {', '.join(MODELS)}.")
     if options.ranks < 1:
         raise VerificationError(f"--ranks {options.ranks}: name at least one device.")
     directory = options.directory.resolve()

@@ -6,11 +6,11 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_davinci.operators.attention import visible_keys
 from vllm_davinci_testing.operators.attention_definition import (
     CAUSAL_MASK,
     attention,
     close,
-    visible_keys,
 )
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 

@@ -6,8 +6,8 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_davinci.operators.quantization import to_int8
 from vllm_davinci_testing.operators.comparison import compare
-from vllm_davinci_testing.operators.reference import to_int8
 from vllm_davinci_testing.operators.strategies import shuffled, values
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)

@@ -6,9 +6,9 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_davinci.operators.quantization import pack_int4
 from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare, near
-from vllm_davinci_testing.operators.quantization import pack_int4
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
 COUNTS = [3, 0, 4]  # rows of each group; one more row belongs to none

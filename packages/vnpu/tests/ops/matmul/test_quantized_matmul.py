@@ -5,11 +5,11 @@ import ctypes
 import pytest
 import torch
 
+from vllm_davinci.operators.quantization import pack_int4
 from vllm_davinci.vnpu import library_directory
 from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.aclnn import FourBit
 from vllm_davinci_testing.operators.comparison import near
-from vllm_davinci_testing.operators.quantization import pack_int4
 from vllm_davinci_testing.operators.strategies import values
 
 

@@ -128,7 +128,7 @@ def test_dynamically_quantized_rows_have_a_scale_each():
     check_ranks(
         DEFINITION
         + """
-from vllm_davinci_testing.operators.reference import dynamic_quant_in_launch
+from vllm_davinci.operators.quantization import dynamic_quant_in_launch
 
 places, k = (2 * world, 0, 0), 2
 everyone = [tokens_of(r, places[0], k, torch.bfloat16) for r in range(world)]

@@ -8,9 +8,9 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_davinci.operators.quantization import dynamic_quant_in_launch, to_int8
 from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare
-from vllm_davinci_testing.operators.reference import dynamic_quant_in_launch, to_int8
 from vllm_davinci_testing.operators.strategies import FLOATS, Pair, tensors, values
 
 silu = torch.nn.functional.silu

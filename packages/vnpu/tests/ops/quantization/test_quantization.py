@@ -6,9 +6,8 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_davinci.operators.quantization import dynamic_quant, pack_int4, to_int8
 from vllm_davinci_testing.operators.comparison import compare, near
-from vllm_davinci_testing.operators.quantization import pack_int4
-from vllm_davinci_testing.operators.reference import dynamic_quant, to_int8
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
 

@@ -6,9 +6,9 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_davinci.operators.quantization import to_int8
 from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare
-from vllm_davinci_testing.operators.reference import to_int8
 from vllm_davinci_testing.operators.strategies import FLOATS, Pair, tensors, values
 
 ROWS = ((1, 1), (7, 64), (3, 5, 67), (2, 512), (0, 16))

@@ -16,8 +16,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vllm_davinci.operators.quantization import dynamic_quant, static_quant
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
-from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
 
 DESCRIPTIONS = "quant_model_description*.json"
 

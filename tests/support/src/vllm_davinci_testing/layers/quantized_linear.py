@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import LinearBase, ReplicatedLinear
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.tensors import bits_from_float
-from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
+from vllm_davinci.operators.quantization import dynamic_quant, static_quant
 
 IN, OUT = 64, 48
 

@@ -1,27 +1,12 @@
-"""Attention written out, as what the device's attention operators must equal."""
+"""The definition of attention for heads that come first, and how near a result has to be."""
 
 import torch
+
+from vllm_davinci.operators.attention import attend
 
 # float32: scores reach a few hundred, and a weight is e to the power of a score.
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 CAUSAL_MASK = torch.triu(torch.ones(2048, 2048, dtype=torch.int8), 1)
-
-
-def visible_keys(
-    queries: int, keys: int, sparse_mode: int, pre: int = 2**31, post: int = 2**31
-) -> torch.Tensor:
-    """[queries, keys], bool: what CANN's sparseMode lets each query see."""
-    i = torch.arange(queries)[:, None]
-    j = torch.arange(keys)[None]
-    shift = keys - queries
-    everything = torch.ones(queries, keys, dtype=torch.bool)
-    return {
-        0: (j >= i - pre) & (j <= i + post),
-        1: everything,
-        2: everything & (j <= i),
-        3: everything & (j <= i + shift),
-        4: (j >= i + shift - pre) & (j <= i + shift + post),
-    }[sparse_mode]
 
 
 def attention(
@@ -39,20 +24,9 @@ def attention(
     bias [heads, queries, keys]; sink [heads]. Returns [heads, queries, value size] and the log
     of each softmax's denominator [heads, queries]; rows that see no key are zero, and inf.
     """
-    group = query.shape[0] // key.shape[0]
-    k = key.double().repeat_interleave(group, 0)
-    v = value.double().repeat_interleave(group, 0)
-    scores = query.double() @ k.transpose(1, 2) * scale
-    if bias is not None:
-        scores = scores + bias.double()
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -torch.inf)
-    lse = scores.logsumexp(-1)
-    if sink is not None:
-        lse = torch.logaddexp(lse, sink.double()[:, None])
-    weights = (scores - lse[..., None]).exp().nan_to_num(0)
-    void = (scores == -torch.inf).all(-1)
-    return weights @ v, lse.masked_fill(void, torch.inf)
+    first = (each.transpose(0, 1) for each in (query, key, value))
+    out, lse = attend(*first, scale, visible, bias=bias, sink=sink, dtype=torch.float64)
+    return out.transpose(0, 1), lse.squeeze(-1).t()
 
 
 def close(npu: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:

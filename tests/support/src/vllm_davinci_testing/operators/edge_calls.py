@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vllm_davinci.vnpu.operator_rows import Constraint
 from vllm_davinci_testing.operators.aclnn import Number
 from vllm_davinci_testing.operators.generated_calls import MOST_ELEMENTS, Changes, names, plain
-from vllm_davinci_testing.operators.illegal_calls import Operand
+from vllm_davinci_testing.operators.legal_calls import Operand
 
 
 class Edge(NamedTuple):

@@ -20,7 +20,8 @@ from vllm_davinci.vnpu.operator_rows import constraints
 from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.edge_calls import answers_at_edges
 from vllm_davinci_testing.operators.generated_calls import answers_to_breaking, key_of, place_of
-from vllm_davinci_testing.operators.illegal_calls import A310P, ALSO_LEGAL, CASES, LEGAL, Operand
+from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL, CASES
+from vllm_davinci_testing.operators.legal_calls import A310P, LEGAL, Operand
 
 AT_EDGES = "at edges"
 _AFTER_ALL_RULES = "takes part in no group 'none'"

@@ -17,7 +17,7 @@ import torch
 
 from vllm_davinci.vnpu.operator_rows import Constraint
 from vllm_davinci_testing.operators.aclnn import Number
-from vllm_davinci_testing.operators.illegal_calls import A2, A3, A310P, Operand
+from vllm_davinci_testing.operators.legal_calls import A2, A3, A310P, Operand
 
 DTYPES = (
     *("float32", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool", "float64"),

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from vllm_davinci_testing.operators.reference import dynamic_quant_in_launch, to_int8
+from vllm_davinci.operators.quantization import dynamic_quant_in_launch, to_int8
 
 NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 64
 # Fused launches take no smaller ones, and no fp32.

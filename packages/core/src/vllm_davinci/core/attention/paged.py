@@ -1,5 +1,6 @@
 """Grouped-query attention over a paged cache: two launches per layer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch.nn.functional import pad
 from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
 
+from vllm_davinci import operators
 from vllm_davinci.core.attention.composed import ComposedAttention, ScoreRule
 from vllm_davinci.core.attention.head_sizes import (
     dense_head_size,
@@ -17,7 +19,6 @@ from vllm_davinci.core.attention.masks import ALL_TOKENS, mask_for, masking
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
 from vllm_davinci.core.attention.paged_cache import PagedCache
 from vllm_davinci.core.attention.spans import span_masking
-from vllm_davinci.core.components.compiled_operators import PagedAttention
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
@@ -165,7 +166,6 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         out: torch.Tensor,
     ) -> None:
         """`forward` with heads of operator_head_size and without padding tokens."""
-        stage = fused_op("paged_attention")
         if self.composed is not None:
             if self.writes_cache and key is not None and value is not None:
                 kv_cache.write(key, value, attn_metadata.slot_mapping)
@@ -174,7 +174,11 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         if self._is_encoder:
             assert key is not None and value is not None
             self._attend_to_batch(query, key, value, attn_metadata, out)
-        elif self._fuses and stage is not None and attn_metadata.host_lengths is None:
+        elif (
+            self._fuses
+            and attn_metadata.host_lengths is None
+            and (stage := fused_op(operators.paged_attention))
+        ):
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None and value is not None:
@@ -188,7 +192,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
 
     def _attend_fused(
         self,
-        stage: PagedAttention,
+        stage: Callable[..., None],
         query: torch.Tensor,
         key: torch.Tensor | None,
         value: torch.Tensor | None,

@@ -1,29 +1,41 @@
 """Fused operators: one call for a whole stage, where an installed package has it.
 
-A layer asks `fused_op(name)`, calls the answer by keyword, and composes torch_npu's operators when
-it is None. Both ways launch the same work in the same order, so results are equal bit for bit. So
-does the loader for its work on the host (`block_fp8_*`). `compiled_operators` has the types.
+A layer asks `fused_op(definition)`, calls the answer by keyword, and composes torch_npu's operators
+when it is None. Both launch the same work in the same order, so results are equal bit for bit. So
+does the loader for its work on the host (`block_fp8_*`).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from vllm_davinci import operators
 from vllm_davinci.core import components
-from vllm_davinci.core.components.compiled_operators import FUSED_OPS, CompiledOperators
 from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# A class and no operator: the attention launches of a captured graph, and their updates.
+ATTENTION_GROUPS = "attention_groups"
+FUSED_OPS = (*operators.__all__, ATTENTION_GROUPS)
 
 # Name -> function. Empty until a worker has its device, and in processes without one.
 _fused_ops: dict[str, Callable[..., Any]] = {}
 
 
-def _fused_op(name: str) -> Any:
-    """The fused operator of that name, or None when torch_npu's are to be composed."""
-    return _fused_ops.get(name)
+def fused_op(definition: Callable[P, R]) -> Callable[P, R] | None:
+    """The operator of the definition's name, or None when torch_npu's are to be composed.
+
+    definition: a function of `vllm_davinci.operators`, which says what it takes and returns
+    """
+    return _fused_ops.get(definition.__name__)
 
 
-fused_op: CompiledOperators = _fused_op
+def attention_groups() -> Callable[[], Any] | None:
+    """The class, where an installed package has it."""
+    return _fused_ops.get(ATTENTION_GROUPS)
 
 
 def choose_fused_ops(is_enabled: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 import torch_npu
 
+from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.fused_moe.dispatcher.base import DispatchedTokens
 from vllm_davinci.core.fused_moe.router import RoutingRule
@@ -42,7 +43,7 @@ class Experts(ABC):
     takes_integers: ClassVar[bool] = False
     """Whether rows may come quantized to int8 by the launch that brings them."""
 
-    fused_ops: ClassVar[tuple[str, str] | None] = None
+    fused_ops: ClassVar[tuple[Callable[..., Any], Callable[..., Any]] | None] = None
     """Names of the compiled operators from tokens whose experts are selected to their sums, and
     from router logits to the sums."""
 
@@ -173,7 +174,7 @@ class FloatExperts(Experts):
     down:    [num_local, intermediate_size, hidden_size]
     """
 
-    fused_ops: ClassVar[tuple[str, str] | None] = ("experts", "routed_experts")
+    fused_ops = (operators.experts, operators.routed_experts)
     takes_adapters: ClassVar[bool] = True
 
     gate_up: torch.Tensor

@@ -12,7 +12,7 @@ import torch
 import torch_npu
 from torch_npu._C import _weak_ref_tensor as weak_ref_tensor
 
-from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.components.fused_ops import attention_groups
 from vllm_davinci.core.device import fused_attention
 
 Lengths = Sequence[int]
@@ -35,7 +35,7 @@ class HostLengths:
     """
 
     def __init__(self) -> None:
-        make = fused_op("attention_groups")
+        make = attention_groups()
         self._compiled: Any = None if make is None else make()
         self._groups: list[Any] = []  # task groups, and what launches their operators, without it
         self._launches: list[Callable[[Lengths, Lengths], Any]] = []

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_davinci import operators
 from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.paged_cache import PagedCache
@@ -186,7 +187,7 @@ class KVCacheMemory:
         new_blocks: zeroed first: a copy's target is one of them
         Returns whether an operator for it is there; without one nothing is written.
         """
-        copy_blocks = fused_op("copy_kv_blocks")
+        copy_blocks = fused_op(operators.copy_kv_blocks)
         if copy_blocks is None:
             return False
         self.zero_block_ids(new_blocks)

@@ -7,6 +7,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 
 
@@ -28,7 +29,7 @@ class NPUVocabParallelEmbedding(VocabParallelEmbedding):
         indices = self.shard_indices
         if indices.num_added_elements > 0:
             return super().forward(input_)
-        look_up = fused_op("vocab_parallel_embedding")
+        look_up = fused_op(operators.vocab_parallel_embedding)
         if look_up is not None and input_.dim() == 1:
             partial = look_up(
                 token_ids=input_,

@@ -9,6 +9,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.utils import set_weight_attrs
 
+from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device.core_limits import memory_bound
 from vllm_davinci.core.layers.quantized_activation import (
@@ -84,7 +85,7 @@ class NPURMSNorm(RMSNorm):
                 if self.output is OutputKind.FLOAT:
                     return self._of_sum(x, residual)
                 return self._of_sum_for_readers(x, residual)
-        if norm := fused_op("rms_norm"):
+        if norm := fused_op(operators.rms_norm):
             normalized = norm(x=x, weight=self.weight, epsilon=self.variance_epsilon)
         else:
             normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
@@ -99,7 +100,7 @@ class NPURMSNorm(RMSNorm):
             normalized, total = self._of_sum(x, residual)
             return TracedActivation(normalized, output), total
         if x.dim() == 2 and isinstance(output, InputScale):
-            if by_scale := fused_op("add_rms_norm_quant"):
+            if by_scale := fused_op(operators.add_rms_norm_quant):
                 integers, total = by_scale(
                     x=x,
                     residual=residual,
@@ -110,7 +111,7 @@ class NPURMSNorm(RMSNorm):
                     epsilon=self.variance_epsilon,
                 )
                 return QuantizedActivation(integers, None, x.dtype), total
-        elif x.dim() == 2 and (by_row := fused_op("add_rms_norm_dynamic_quant")):
+        elif x.dim() == 2 and (by_row := fused_op(operators.add_rms_norm_dynamic_quant)):
             integers, scales, total = by_row(
                 x=x, residual=residual, weight=self.weight, epsilon=self.variance_epsilon
             )
@@ -119,7 +120,7 @@ class NPURMSNorm(RMSNorm):
 
     def _of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of x + residual in floats, and that sum."""
-        if add_norm := fused_op("add_rms_norm"):
+        if add_norm := fused_op(operators.add_rms_norm):
             normalized, total = add_norm(
                 x=x, residual=residual, weight=self.weight, epsilon=self.variance_epsilon
             )

@@ -18,6 +18,7 @@ from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import (
     YaRNScalingRotaryEmbedding,
 )
 
+from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 
 # What npu_mrope asks of the size of a head and of the number of rotated entries in it, by bytes per
@@ -54,7 +55,7 @@ class NPURotaryEmbedding(RotaryEmbedding):
         ):
             return self.forward_native(positions, query, key)
         table = self._match_cos_sin_cache_dtype(query)
-        if rotate := fused_op("rotary_embedding"):
+        if rotate := fused_op(operators.rotary_embedding):
             return rotate(
                 positions=positions,
                 query=query,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.rounding import FloatLayer
@@ -146,7 +147,9 @@ def as_floats(
     block = block_of_scale(weight.shape, scale.shape, blocks)
     assert block is not None, "require_scale"
     scale = scale.float().reshape(block.scale_shape(weight.shape)).contiguous()
-    if dtype in (torch.bfloat16, torch.float32) and (convert := fused_op("block_fp8_floats")):
+    if dtype in (torch.bfloat16, torch.float32) and (
+        convert := fused_op(operators.block_fp8_floats)
+    ):
         return convert(
             weight=weight,
             scale=scale,
@@ -174,7 +177,7 @@ def as_integers(
     block = block_of_scale(weight.shape, scale.shape, blocks)
     assert block is not None, "require_scale"
     scale = scale.float().reshape(block.scale_shape(weight.shape)).contiguous()
-    if convert := fused_op("block_fp8_integers"):
+    if convert := fused_op(operators.block_fp8_integers):
         integers, weight_scale = convert(
             weight=weight,
             scale=scale,

@@ -5,36 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vllm_davinci.operators.calls.call import (
+    OperatorCall,
+    compare,
+    described,
+    generator_of,
+    on_device,
+)
 from vllm_davinci.verify.case import Case
 from vllm_davinci.verify.device import Device
 from vllm_davinci.verify.finding import Finding, Kind
+from vllm_davinci.verify.models import MODELS, calls_of
 from vllm_davinci.verify.settings import Settings
 
 
 def cases(settings: Settings, directory: Path) -> Iterator[Case]:
     """One case per call."""
     Device()
-    from vllm_davinci.verify.operators.families import calls_of
-    from vllm_davinci.verify.operators.shapes import LAYOUTS
+    for name, call in calls_of(settings.models or tuple(MODELS)):
 
-    for name, call in calls_of(settings.models or tuple(LAYOUTS)):
-
-        def run(name: str = name, call: object = call) -> list[Finding]:
+        def run(name: str = name, call: OperatorCall = call) -> list[Finding]:
             return [_compared(name, call, settings.seed)]
 
         yield Case(name, run)
 
 
-def _compared(name: str, call: object, seed: int) -> Finding:
-    from vllm_davinci.verify.operators import call as calls
-
-    assert isinstance(call, calls.OperatorCall)
-    arguments = call.make(calls.generator_of(name, seed))
-    told = {"launches": call.launches, "arguments": calls.described(arguments), "seed": seed}
-    moved = {key: calls.on_device(value) for key, value in arguments.items()}
+def _compared(name: str, call: OperatorCall, seed: int) -> Finding:
+    arguments = call.make(generator_of(name, seed))
+    told = {"launches": call.launches, "arguments": described(arguments), "seed": seed}
+    moved = {key: on_device(value) for key, value in arguments.items()}
     try:
         results = call.call(**moved)
-        outcome = calls.compare(results, call.definition(**arguments), call.exact)
+        outcome = compare(results, call.definition(**arguments), call.exact)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         details = {**told, "message": str(error).strip()}
         return Finding(name, "failed", Kind.ERROR, passed=False, details=details)

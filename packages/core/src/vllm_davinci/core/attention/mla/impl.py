@@ -7,6 +7,7 @@ import torch_npu
 from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
+from vllm_davinci import operators
 from vllm_davinci.core.attention import masks
 from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters, in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
@@ -106,7 +107,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         """
         is_single = metadata.max_query_len == 1
         mask = None if is_single else masks.compressed_causal_mask(ql_nope.device)
-        attend, adapters = fused_op("mla_decode_attention"), in_step(self.adapters)
+        attend, adapters = fused_op(operators.mla_decode_attention), in_step(self.adapters)
         if attend and host_lengths is None and adapters is None:
             return attend(
                 ql_nope=ql_nope,
@@ -249,7 +250,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         if filling := self.prefill_sizes[1] - self.v_head_dim:
             value = pad(value, (0, filling))
         sparse_mode = masks.SPARSE_MODE_NONE if mask is None else masks.SPARSE_MODE_CAUSAL
-        if attend := fused_op("prefill_attention"):
+        if attend := fused_op(operators.prefill_attention):
             out, lse = attend(
                 query=query,
                 key=key,

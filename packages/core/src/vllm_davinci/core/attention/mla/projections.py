@@ -5,13 +5,14 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from vllm.model_executor.layers.mla import MLAModules
 
+from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.layers.linear import plain_weight
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
 from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
 
-# ql_nope, q_pe, q, kv_c_normed and k_pe of the operators, see vllm_davinci.kernels.reference.
+# ql_nope, q_pe, q, kv_c_normed and k_pe of the operators, see vllm_davinci.operators.
 Outputs = tuple[
     torch.Tensor | None,
     torch.Tensor,
@@ -53,11 +54,11 @@ class FloatProjections(NamedTuple):
     @property
     def is_fused(self) -> bool:
         """Whether an installed package has the stage."""
-        return fused_op("mla_preprocess") is not None
+        return fused_op(operators.mla_preprocess) is not None
 
     def preprocess(self, hidden_states: torch.Tensor, rest: PreprocessArguments) -> Outputs:
         """The stage in one call, where it `is_fused`."""
-        stage = fused_op("mla_preprocess")
+        stage = fused_op(operators.mla_preprocess)
         assert stage is not None
         return stage(
             hidden_states=hidden_states,
@@ -83,11 +84,11 @@ class QuantizedProjections(NamedTuple):
 
     @property
     def is_fused(self) -> bool:
-        return fused_op("mla_preprocess_w8a8") is not None
+        return fused_op(operators.mla_preprocess_w8a8) is not None
 
     def preprocess(self, hidden_states: torch.Tensor, rest: PreprocessArguments) -> Outputs:
         """The same. Quantizes the rows where the norm before has not."""
-        stage = fused_op("mla_preprocess_w8a8")
+        stage = fused_op(operators.mla_preprocess_w8a8)
         assert stage is not None
         down, up = self.down, self.up
         scale = None if self.norm is None else up.input_scale

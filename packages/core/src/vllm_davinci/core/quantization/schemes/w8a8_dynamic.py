@@ -16,6 +16,7 @@ import torch
 import torch_npu
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
+from vllm_davinci import operators
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import (
@@ -131,7 +132,7 @@ class DynamicExperts(Experts):
     """
 
     takes_integers: ClassVar[bool] = True
-    fused_ops: ClassVar[tuple[str, str] | None] = ("experts_w8a8", "routed_experts_w8a8")
+    fused_ops = (operators.experts_w8a8, operators.routed_experts_w8a8)
     takes_adapters: ClassVar[bool] = True
     rounds_otherwise_adapted: ClassVar[bool] = True
 

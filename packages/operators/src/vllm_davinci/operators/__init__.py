@@ -1,0 +1,50 @@
+"""Defines each operator of vllm-davinci-kernels in plain torch: same names, arguments and results.
+
+The functions run on any device. Norms, softmax and products accumulate in fp32; results are rounded
+once to the dtype of the output. Everything that checks an operator compares it with them. The
+modules also define what single operators of CANN compute.
+"""
+
+from vllm_davinci.operators.attention import (
+    mla_decode_attention,
+    paged_attention,
+    prefill_attention,
+)
+from vllm_davinci.operators.block_fp8 import block_fp8_floats, block_fp8_integers
+from vllm_davinci.operators.experts import (
+    experts,
+    experts_w8a8,
+    routed_experts,
+    routed_experts_w8a8,
+)
+from vllm_davinci.operators.kv_cache import copy_kv_blocks
+from vllm_davinci.operators.mla import mla_preprocess, mla_preprocess_w8a8
+from vllm_davinci.operators.norm import (
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    add_rms_norm_quant,
+    rms_norm,
+)
+from vllm_davinci.operators.rotary import rotary_embedding
+from vllm_davinci.operators.vocabulary import vocab_parallel_embedding
+
+__all__ = [
+    "add_rms_norm",
+    "add_rms_norm_dynamic_quant",
+    "add_rms_norm_quant",
+    "block_fp8_floats",
+    "block_fp8_integers",
+    "copy_kv_blocks",
+    "experts",
+    "experts_w8a8",
+    "mla_decode_attention",
+    "mla_preprocess",
+    "mla_preprocess_w8a8",
+    "paged_attention",
+    "prefill_attention",
+    "rms_norm",
+    "rotary_embedding",
+    "routed_experts",
+    "routed_experts_w8a8",
+    "vocab_parallel_embedding",
+]

@@ -1,0 +1,184 @@
+"""Compiled operators, of the packages that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from vllm_davinci import operators
+from vllm_davinci.operators.calls.call import OperatorCall
+from vllm_davinci.operators.calls.operands import (
+    BFLOAT16,
+    BLOCK_SIZE,
+    CAUSAL,
+    CAUSAL_MASK,
+    STEPS,
+    blocks_of,
+    cos_sin,
+    ends_of,
+    gains,
+    int8,
+    integers,
+    normal,
+    scales,
+    slots_of,
+    table,
+    weight,
+    zeros,
+)
+from vllm_davinci.operators.calls.sizes import LatentSizes, ModelSizes
+
+GROUP = "vllm_davinci.op_providers"
+TOKENS = 16
+VOCABULARY = 4096
+EXPERTS, TOP_K = 4, 2  # of which this rank has all
+ALL_TOKENS = 2**31 - 1
+# Arguments that are written, and so results too.
+WRITTEN = {
+    "paged_attention": ("key_cache", "value_cache", "out"),
+    "mla_preprocess": ("kv_c_cache", "k_pe_cache"),
+}
+Row = tuple[str, str, Mapping[str, Any]]  # operator, step, operands
+
+
+def calls(model: ModelSizes) -> Iterator[OperatorCall]:
+    for provider in (entry.load() for entry in entry_points(group=GROUP)):
+        present = provider.supported_ops()
+        for name, step, operands in _rows(model):
+            if name in present:
+                yield OperatorCall(
+                    f"compiled {name}", "several", f"{step}, bfloat16", operands,
+                    _with_written(provider.load(name), WRITTEN.get(name, ())),
+                    _with_written(getattr(operators, name), WRITTEN.get(name, ())),
+                )  # fmt: skip
+
+
+def _with_written(run: Callable[..., Any], written: tuple[str, ...]) -> Callable[..., Any]:
+    def made(**arguments: Any) -> list[Tensor | None]:
+        results = run(**arguments)
+        listed = [] if results is None else [results] if isinstance(results, Tensor) else results
+        return [*listed, *(arguments[each] for each in written)]
+
+    return made
+
+
+def _rows(model: ModelSizes) -> Iterator[Row]:
+    said, hidden = f"{TOKENS} tokens", normal(TOKENS, model.hidden)
+    norm = {"x": hidden, "weight": gains(model.hidden), "epsilon": model.epsilon}
+    of_sum = {**norm, "residual": hidden}
+    yield "rms_norm", said, norm
+    yield "add_rms_norm", said, of_sum
+    yield "add_rms_norm_dynamic_quant", said, of_sum
+    given = {"scale": torch.tensor([0.03]), "offset": torch.tensor([7], dtype=torch.int32)}
+    yield "add_rms_norm_quant", said, {**of_sum, "bias": None, **given}
+    yield (
+        "vocab_parallel_embedding", said,
+        {
+            "token_ids": integers(0, 2 * VOCABULARY, TOKENS),
+            "weight": normal(VOCABULARY, model.hidden),
+            "first_row": VOCABULARY // 2,
+            "num_rows": VOCABULARY,
+        },
+    )  # fmt: skip
+    if model.latent:
+        yield "mla_preprocess", said, _latent(model, model.latent)
+    else:
+        yield "rotary_embedding", said, _rotary(model)
+        for step in STEPS:
+            yield "paged_attention", step, _paged(model, step)
+    if model.all_experts:
+        yield "experts", said, _experts(model)
+        yield "experts_w8a8", said, _integer_experts(model)
+
+
+def _rotary(model: ModelSizes) -> dict[str, Any]:
+    return {
+        "positions": integers(0, 512, TOKENS),
+        "query": normal(TOKENS, model.heads * model.head_size),
+        "key": normal(TOKENS, model.kv_heads * model.head_size),
+        "cos_sin_cache": table(512, model.rotary_size),
+        "head_size": model.head_size,
+        "is_neox_style": True,
+    }
+
+
+def _paged(model: ModelSizes, step: str) -> dict[str, Any]:
+    queries, lengths = STEPS[step]
+    kv, blocks = (model.kv_heads, model.head_size), blocks_of(lengths)
+    cache, rows = normal(blocks.numel(), BLOCK_SIZE, *kv), normal(sum(queries), *kv)
+    return {
+        "query": normal(sum(queries), model.heads, model.head_size),
+        "key": rows,
+        "value": rows,
+        "key_cache": cache,
+        "value_cache": cache,
+        "slot_mapping": slots_of(queries, lengths),
+        "block_table": blocks,
+        "actual_seq_lengths_q": ends_of(queries),
+        "seq_lens": lengths,
+        "mask": CAUSAL_MASK,
+        "scale": model.head_size**-0.5,
+        "sparse_mode": CAUSAL,
+        "pre_tokens": ALL_TOKENS,
+        "next_tokens": ALL_TOKENS,
+        "out": zeros(sum(queries), model.heads, model.head_size),
+    }
+
+
+def _latent(model: ModelSizes, latent: LatentSizes) -> dict[str, Any]:
+    lengths = [130] * TOKENS
+    blocks = blocks_of(lengths).numel(), BLOCK_SIZE, 1
+    head = latent.nope + latent.rope
+    return {
+        "hidden_states": normal(TOKENS, model.hidden),
+        "a_weight": weight(model.hidden, latent.query_rank + latent.rank + latent.rope),
+        "q_a_norm": gains(latent.query_rank),
+        "q_b_weight": weight(latent.query_rank, model.heads * head),
+        "kv_a_norm": gains(latent.rank),
+        "W_UK": weight(model.heads, latent.nope, latent.rank),
+        **cos_sin(TOKENS, 1, 1, latent.rope),
+        "slot_mapping": slots_of([1] * TOKENS, lengths).long(),
+        "kv_c_cache": zeros(*blocks, latent.rank),
+        "k_pe_cache": zeros(*blocks, latent.rope),
+        "q_epsilon": model.epsilon,
+        "kv_epsilon": model.epsilon,
+        "num_decode_tokens": TOKENS,
+    }
+
+
+def _assigned(model: ModelSizes) -> dict[str, Any]:
+    def ids(generator: Generator) -> Tensor:
+        return torch.rand(TOKENS, EXPERTS, generator=generator).topk(TOP_K, -1)[1].int()
+
+    return {
+        "x": normal(TOKENS, model.hidden),
+        "topk_weights": scales(TOKENS, TOP_K, least=0.0, most=1.0, dtype=BFLOAT16),
+        "topk_ids": ids,
+        "first_expert": 0,
+        "num_experts": EXPERTS,
+    }
+
+
+def _experts(model: ModelSizes) -> dict[str, Any]:
+    columns = model.expert_intermediate
+    return {
+        **_assigned(model),
+        "gate_up": weight(EXPERTS, model.hidden, 2 * columns),
+        "down": weight(EXPERTS, columns, model.hidden),
+    }
+
+
+def _integer_experts(model: ModelSizes) -> dict[str, Any]:
+    columns, small = model.expert_intermediate, partial(scales, least=1e-4, most=3e-4)
+    return {
+        **_assigned(model),
+        "gate_up": int8(EXPERTS, model.hidden, 2 * columns),
+        "gate_up_scale": small(EXPERTS, 2 * columns),
+        "down": int8(EXPERTS, columns, model.hidden),
+        "down_scale": small(EXPERTS, model.hidden, dtype=BFLOAT16),
+    }

@@ -1,1 +1,0 @@
-../../../../../packages/kernels/src/vllm_davinci/kernels/reference/quantization.py
