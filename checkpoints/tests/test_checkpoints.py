@@ -184,6 +184,7 @@ def test_experts_share_the_held_out_tokens(
         assert load.min() > 0.25 * load.mean(), load.tolist()
 
 
+@pytest.mark.nightly("weights")
 @pytest.mark.parametrize(
     ("target", "card"),
     [("tiny_deepseek", "tiny_deepseek/MTP.md"), ("tiny_llama", "tiny_llama_eagle3/README.md")],

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vllm_davinci_testing.processes.forked import run_command, run_together
 from vllm_davinci_testing.processes.ranks import free_port
 
@@ -81,6 +83,7 @@ def test_no_attribute_is_replaced_by_an_engine_on_the_v2_runner(repository: Path
     assert report["replaced"] == []
 
 
+@pytest.mark.nightly("layouts")
 def test_no_attribute_is_replaced_by_quantized_experts_in_split_steps_of_two_ranks(
     repository: Path, tmp_path: Path
 ):

@@ -218,6 +218,7 @@ def in_ubatches(chip: Path, *options: str) -> list[str]:
     ]
 
 
+@pytest.mark.nightly("planning")
 def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(
     small_chip: Path, tmp_path: Path
 ) -> None:

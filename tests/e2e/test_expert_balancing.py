@@ -42,6 +42,8 @@ from vllm_davinci_testing.engines.balanced_engines import (
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 
+pytestmark = pytest.mark.nightly("layouts")
+
 THOROUGH = pytest.mark.thorough
 INT8 = {"int8_wide": WIDE, "int8_v3": V3}
 SUMS_OF_MANY = (V3, "int8_v3")  # four experts of a token, and shared ones

@@ -12,6 +12,8 @@ from vllm import SamplingParams
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
+pytestmark = pytest.mark.nightly("layouts")
+
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 

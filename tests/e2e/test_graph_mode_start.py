@@ -14,6 +14,8 @@ from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.graph_settings import CAPTURED
 from vllm_davinci_testing.engines.refusals import refusal_of
 
+pytestmark = pytest.mark.nightly("layouts")
+
 MODEL = "llama_head64_gqa4"
 KEY_OF_PLAN = {"schema", "fingerprint"}
 

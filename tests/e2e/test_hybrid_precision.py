@@ -18,6 +18,8 @@ from vllm import SamplingParams
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
+pytestmark = pytest.mark.nightly("layouts")
+
 THOROUGH = pytest.mark.thorough
 A2 = "Ascend910B3"
 MAX_TOKENS = 24

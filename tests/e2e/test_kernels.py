@@ -163,6 +163,7 @@ def test_results_are_equal_with_and_without_compiled_operators(
     assert len({tuple(tokens) for tokens, _ in results[0]}) > 12
 
 
+@pytest.mark.nightly("operators")
 @pytest.mark.parametrize(
     ("model", "is_enabled"),
     [
@@ -213,6 +214,7 @@ def without_operators() -> Iterator[None]:
     choose_fused_ops(False)
 
 
+@pytest.mark.nightly("operators")
 @pytest.mark.parametrize(
     ("dtype", "is_int8"),
     [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],

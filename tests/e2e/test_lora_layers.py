@@ -23,6 +23,8 @@ from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
+pytestmark = pytest.mark.nightly("layouts")
+
 EXPERTS, MLA = "qwen3_moe_softmax_top2_of_8", "deepseek_v3_moe"
 WITHOUT_COMPRESSED_QUERIES = "deepseek_v2_moe"
 LAYERS = r"self_attn\..*proj|mlp\..*proj$|mlp\.gate$"

@@ -65,6 +65,7 @@ def test_the_first_step_is_split_or_not_by_its_tokens(
     assert_greedy(reference(MODEL), prompts, outputs, 1)
 
 
+@pytest.mark.nightly("layouts")
 def test_decodes_stay_whole_unless_asked_for(engine: EngineProcess):
     before = decisions(engine)
     engine.generate(as_inputs(random_prompts(1, [5] * 60)), GREEDY)
@@ -97,6 +98,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
             assert_greedy(reference(MODEL), prompts, outputs, MAX_TOKENS)
 
 
+@pytest.mark.nightly("layouts")
 def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
     engine: EngineProcess, reference: Callable[[str], TransformersReference]
 ):
@@ -124,6 +126,7 @@ def split_steps(server: ServerProcess) -> dict[str, int]:
     return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
 
 
+@pytest.mark.nightly("layouts")
 def test_dp_ranks_split_together_and_the_metrics_say_so(
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],

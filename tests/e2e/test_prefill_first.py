@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
+pytestmark = pytest.mark.nightly("layouts")
+
 THOROUGH = pytest.mark.thorough
 SMALL = {
     "max_num_seqs": 6,

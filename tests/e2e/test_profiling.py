@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.processes.forked import output_of
+
+pytestmark = pytest.mark.nightly("planning")
 
 
 def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:

@@ -32,6 +32,8 @@ from vllm_davinci_testing.engines.speculating import (
 )
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 
+pytestmark = pytest.mark.nightly("layouts")
+
 THOROUGH = pytest.mark.thorough
 Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}

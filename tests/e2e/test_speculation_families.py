@@ -12,6 +12,8 @@ from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.mtp_families import FAMILIES, write_mtp_family
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
 
+pytestmark = pytest.mark.nightly("layouts")
+
 Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 DEFAULT = "Glm4MoeMTPModel"

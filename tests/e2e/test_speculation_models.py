@@ -17,6 +17,8 @@ from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
 
+pytestmark = pytest.mark.nightly("layouts")
+
 THOROUGH = pytest.mark.thorough
 Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}

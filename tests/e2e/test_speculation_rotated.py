@@ -19,6 +19,8 @@ from vllm_davinci_testing.engines.speculating import (
     with_logprobs,
 )
 
+pytestmark = pytest.mark.nightly("layouts")
+
 Engines = Callable[..., EngineProcess]
 PLAIN = {"dtype": "bfloat16"}
 DESCRIBED = {**PLAIN, "quantization": "ascend"}

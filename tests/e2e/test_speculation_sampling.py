@@ -15,6 +15,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, speculation, told
 
+pytestmark = pytest.mark.nightly("layouts")
+
 Engines = Callable[..., EngineProcess]
 REQUESTS = 6
 DRAFTS = 3

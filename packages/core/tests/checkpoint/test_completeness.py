@@ -29,6 +29,8 @@ from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 from vllm_davinci_testing.engines.packed_checkpoint import write_packed
 
+pytestmark = pytest.mark.nightly("weights")
+
 COMMON: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,

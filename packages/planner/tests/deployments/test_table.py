@@ -14,6 +14,8 @@ from vllm_davinci.planner.dry_run.engine_arguments import PhantomEngineArgs, par
 from vllm_davinci.planner.errors import DeploymentError
 from vllm_davinci.vnpu.timing import load_machine
 
+pytestmark = pytest.mark.nightly("planning")
+
 ROWS = all_deployments()
 
 

@@ -12,6 +12,8 @@ from vllm_davinci_testing.processes.hosts import Host, ended_well, start_ranks, 
 from vllm_davinci_testing.processes.ranks import check_ranks
 from vllm_davinci_testing.processes.waiting import becomes_true
 
+pytestmark = pytest.mark.nightly("operators")
+
 EVERY_COLLECTIVE = Path(__file__).parents[1] / "programs" / "over_hosts.py"
 LIMIT_S = 240.0
 NAMED_S = 30.0

@@ -10,6 +10,8 @@ import pytest
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.programs import output_of
 
+pytestmark = pytest.mark.nightly("operators")
+
 INVALID, NOT_CAPTURING = "107000", "107029"
 
 PREAMBLE = """

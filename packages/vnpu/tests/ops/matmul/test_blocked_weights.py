@@ -13,6 +13,8 @@ from vllm_davinci_testing.processes.programs import output_of
 from vllm_davinci_testing.processes.ranks import check_ranks
 from vllm_davinci_testing.processors import PROCESSORS
 
+pytestmark = pytest.mark.nightly("operators")
+
 ROWS, DEPTH, COLUMNS = 3, 72, 136
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
