@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import sys
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.errors import ConfigurationError, DeviceError
 from vllm_davinci.core.process import plain_errors
 from vllm_davinci.core.process.plain_errors import NOT_STARTED, words_of
 
@@ -76,11 +77,16 @@ def test_a_command_prints_a_line(capsys: pytest.CaptureFixture[str], monkeypatch
     assert capsys.readouterr().err == "vllm-davinci: Interrupted.\n"
 
 
-def test_an_engine_says_why_it_did_not_start_and_ends():
+def test_an_engine_says_why_it_did_not_start_and_ends(monkeypatch: pytest.MonkeyPatch):
     def record(error: Exception, words: str) -> logging.LogRecord:
         return logging.LogRecord("", 40, "", 0, words, (), (type(error), error, None))
 
-    with pytest.raises(SystemExit):
-        plain_errors._say_and_end(record(ValueError("too long"), NOT_STARTED))
+    plain_errors.shorten_errors_of_engines()  # of a program, whose fork an engine may be
+    assert plain_errors._say_and_end in logging.getLogger(plain_errors.ENGINE_LOGGER).filters
+    assert plain_errors._say_and_end(record(ValueError("too long"), NOT_STARTED))
+    monkeypatch.setattr(multiprocessing.current_process(), "_name", "EngineCore")
+    for error in (ValueError("too long"), DeviceError("no room")):
+        with pytest.raises(SystemExit):
+            plain_errors._say_and_end(record(error, NOT_STARTED))
     assert plain_errors._say_and_end(record(RuntimeError("of the device"), NOT_STARTED))
     assert plain_errors._say_and_end(record(ValueError("later"), "another line"))

@@ -37,8 +37,11 @@ def shorten_errors_of_commands() -> None:
 
 
 def shorten_errors_of_engines() -> None:
-    """Makes an engine that cannot start, for a setting, say so in a line, and end. Idempotent."""
-    if is_of_engine() and not is_debugging():
+    """Makes an engine that cannot start, for a setting, say so in a line, and end. Idempotent.
+
+    A program calls it, too: vLLM does not load plugins again in an engine that is its fork.
+    """
+    if not is_debugging():
         logging.getLogger(ENGINE_LOGGER).addFilter(_say_and_end)
 
 
@@ -105,7 +108,8 @@ def _command() -> list[str]:
 def _say_and_end(record: logging.LogRecord) -> bool:
     """A filter: an engine that did not start for a ValueError of its settings ends here."""
     error = record.exc_info[1] if record.exc_info else None
-    if record.getMessage() != NOT_STARTED or not isinstance(error, ValueError | CoreError):
+    is_of_setting = isinstance(error, ValueError | CoreError) and is_of_engine()
+    if record.getMessage() != NOT_STARTED or not is_of_setting:
         return True
     words = " ".join(str(error).split())
     logging.getLogger(ENGINE_LOGGER).error("%s %s (%s)", NOT_STARTED[:-1] + ":", words, TRACEBACK)
