@@ -132,8 +132,9 @@ def _say_and_end(record: logging.LogRecord) -> bool:
 def _shorten_of_worker(record: logging.LogRecord) -> bool:
     """A filter: a worker that refuses its settings while it starts says so in a line."""
     error = record.exc_info[1] if record.exc_info else None
-    is_ours = isinstance(error, CoreError) and not isinstance(error, RankFaultError)
-    if is_ours and STARTS_WORKER & set(_functions(error.__traceback__)):
+    if not isinstance(error, CoreError) or isinstance(error, RankFaultError):
+        return True
+    if STARTS_WORKER & set(_functions(error.__traceback__)):
         words = " ".join(str(error).split())
         record.msg = f"{record.getMessage().removesuffix('.')}: %s (%s)"
         record.args = (words, TRACEBACK)
