@@ -80,7 +80,11 @@ def served(each: Served, directory: Path) -> Iterator[tuple[ServerProcess, Serve
     try:
         process.wait_until_ready()
         adapter_name = ADAPTER if each.has_adapter else None
-        yield process, Server(process.url, each.checkpoint, adapter_name, str(checkpoint))
+        has_drafts = any("speculative" in option for option in each.options)
+        yield (
+            process,
+            Server(process.url, each.checkpoint, adapter_name, str(checkpoint), has_drafts),
+        )
     finally:
         process.interrupt()
         process.wait_for_end()
