@@ -1,8 +1,9 @@
 """Seconds from a signal to the end of a server whose engine is in a step longer than every limit.
 
-Each server has open requests, streams and others, and gets SIGINT as from a terminal or SIGTERM as
-from a supervisor. `answered` is when the last request had its last chunk or its error, `ended` when
-the last process was gone.
+Each server has open requests, streams and others, and gets SIGINT as from a terminal, SIGTERM as
+from a supervisor, or SIGINT twice while requests have a minute to finish; a program that uses vLLM
+gets SIGINT while it generates. `answered` is when the last request had its last chunk or its error,
+`ended` when the last process was gone.
 """
 
 from __future__ import annotations
@@ -11,54 +12,190 @@ import argparse
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from result import Kind, Result, Row
-from vllm_davinci_testing.engines.server_process import ForkedServer
-from vllm_davinci_testing.engines.signalled_server import signalled_server
+from vllm_davinci_testing.engines.server_process import (
+    FORKED_WORKERS,
+    START_LIMIT_S,
+    ForkedServer,
+    ServerProcess,
+    processes_of_session,
+    shared_memory,
+)
+from vllm_davinci_testing.engines.signalled_server import LIMIT_S, LONG_STEP, signalled_server
+from vllm_davinci_testing.processes.waiting import becomes_true
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
-ANSWERED_WITHIN_S, ENDED_WITHIN_S = 3.0, 15.0
-SIGNALS = {"SIGINT": (signal.SIGINT, True), "SIGTERM": (signal.SIGTERM, False)}
-LAYOUTS = {"one rank": (), "two ranks": ("-tp=2",)}
+ANSWERED_WITHIN_S, ENDED_WITHIN_S, AT_ONCE_S = 3.0, 15.0, 3.0
+CTRL_C, SIGTERM = (signal.SIGINT, True), (signal.SIGTERM, False)
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Seconds from the signal, the status, and whether sockets or shared memory were left.
+
+    answered_s: 0 where no client waits
+    """
+
+    answered_s: float
+    ended_s: float
+    status: int
+    is_clean: bool
+
+
+def of_server(
+    kind: type[ServerProcess],
+    options: tuple[str, ...],
+    signalled: tuple[signal.Signals, bool],
+    is_repeated: bool = False,
+) -> Callable[[Path, Path], Ending]:
+    """Ends a server once. is_repeated: the times are those from a second signal, a second later"""
+
+    def end(model: Path, folder: Path) -> Ending:
+        with signalled_server(kind, model, folder, *options) as ending:
+            ending.open_requests()
+            held = shared_memory(ending.server.processes())
+            at_s = ending.signal(*signalled)
+            if is_repeated:
+                time.sleep(1)
+                at_s = ending.signal(*signalled)
+            ended_s = ending.wait_for_end() - at_s
+            # A fork server's tracker of shared memory goes on with that server.
+            left = [path for path in held if kind is ServerProcess and path.exists()]
+            return Ending(
+                max(each.ended_at_s for each in ending.requests) - at_s,
+                ended_s,
+                ending.server.process.returncode,
+                not left and not list(ending.sockets.iterdir()),
+            )
+
+    return end
+
+
+PROGRAM = """
+import sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], enforce_eager=True, max_model_len=256, max_num_seqs=32)
+    print("generating", flush=True)
+    llm.generate(["def "] * 32, SamplingParams(max_tokens=250, ignore_eos=True))
+"""
+
+
+def of_program(model: Path, folder: Path) -> Ending:
+    """Ends an offline engine once, in its first step."""
+    log = folder / "log.txt"
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(folder / "program.py"), str(model)],
+            env={**os.environ, **FORKED_WORKERS, **LONG_STEP, "OMP_NUM_THREADS": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def has_ended() -> bool:
+        return process.poll() is not None and not processes_of_session(process.pid)
+
+    try:
+        if not becomes_true(lambda: "generating" in log.read_text(), START_LIMIT_S):
+            raise TimeoutError(log.read_text()[-3000:])
+        time.sleep(1)
+        at_s = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        if not becomes_true(has_ended, LIMIT_S):
+            raise TimeoutError(f"{processes_of_session(process.pid)} are left")
+        return Ending(0.0, time.monotonic() - at_s, process.returncode, True)
+    finally:
+        for left in processes_of_session(process.pid):
+            left.kill()
+        process.wait(10)
+
+
+# Name -> how it is ended once, its status, and how long it may take.
+KINDS: dict[str, tuple[Callable[[Path, Path], Ending], tuple[int, ...], float]] = {
+    "one rank, Ctrl-C": (of_server(ForkedServer, (), CTRL_C), (0,), ENDED_WITHIN_S),
+    "one rank, SIGTERM": (of_server(ForkedServer, (), SIGTERM), (0,), ENDED_WITHIN_S),
+    "two ranks, Ctrl-C": (of_server(ForkedServer, ("-tp=2",), CTRL_C), (0,), ENDED_WITHIN_S),
+    "two ranks, SIGTERM": (of_server(ForkedServer, ("-tp=2",), SIGTERM), (0,), ENDED_WITHIN_S),
+    "two engines, SIGTERM": (
+        of_server(ForkedServer, ("-dp=2", "--api-server-count=1"), SIGTERM),
+        (0,),
+        ENDED_WITHIN_S,
+    ),
+    "Ctrl-C twice": (
+        of_server(ForkedServer, ("--shutdown-timeout=60",), CTRL_C, is_repeated=True),
+        (INTERRUPTED,),
+        AT_ONCE_S,
+    ),
+    "program, Ctrl-C": (of_program, (1, INTERRUPTED, -signal.SIGINT), ENDED_WITHIN_S),
+    "two ranks, spawned, Ctrl-C": (
+        of_server(ServerProcess, ("-tp=2",), CTRL_C),
+        (0,),
+        ENDED_WITHIN_S,
+    ),
+    "two engines and API servers, spawned, SIGTERM": (
+        of_server(ServerProcess, ("-dp=2",), SIGTERM),
+        (0,),
+        ENDED_WITHIN_S,
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=CHECKPOINT)
-    parser.add_argument("--ends", type=int, default=50, help="servers, of all kinds together")
+    parser.add_argument("--ends", type=int, default=50, help="ends, of all kinds together")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
 
 
 def run(args: argparse.Namespace) -> Result:
-    kinds = [(layout, name) for layout in LAYOUTS for name in SIGNALS]
-    answered: list[float] = []
-    ended: list[float] = []
-    statuses: list[int] = []
+    found: dict[str, list[Ending]] = {name: [] for name in args.only}
     for number in range(args.ends):
-        layout, name = kinds[number % len(kinds)]
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            signalled_server(ForkedServer, args.model, Path(folder), *LAYOUTS[layout]) as ending,
+        name = args.only[number % len(args.only)]
+        with tempfile.TemporaryDirectory() as folder:
+            ending = KINDS[name][0](args.model, Path(folder))
+        found[name].append(ending)
+        print(f"{number + 1} {name}: {ending}", flush=True)
+    rows = []
+    for name, endings in found.items():
+        _, statuses, limit_s = KINDS[name]
+        for what, times, most_s in (
+            ("answered", [each.answered_s for each in endings], ANSWERED_WITHIN_S),
+            ("ended", [each.ended_s for each in endings], limit_s),
         ):
-            ending.open_requests()
-            at_s = ending.signal(*SIGNALS[name])
-            ended.append(ending.wait_for_end() - at_s)
-            answered.append(max(each.ended_at_s for each in ending.requests) - at_s)
-            statuses.append(ending.server.process.returncode)
-            print(
-                f"{number + 1} {layout}, {name}: answered {answered[-1]:.2f} s, "
-                f"ended {ended[-1]:.2f} s, status {statuses[-1]}",
-                flush=True,
+            if not endings or not any(times):
+                continue
+            note = f"{len(times)} ends, median {statistics.median(times):.1f} s"
+            rows.append(
+                Row(
+                    f"{name}: {what}, worst",
+                    "s",
+                    max(times),
+                    Kind.MEASURED,
+                    at_most=most_s,
+                    note=note,
+                )
             )
-    rows = [
-        Row(f"{name}, {what}", "s", of(times), Kind.MEASURED, at_most=limit_s)
-        for name, times, limit_s in (
-            ("answered", answered, ANSWERED_WITHIN_S),
-            ("ended", ended, ENDED_WITHIN_S),
+        right = sum(each.status in statuses and each.is_clean for each in endings)
+        rows.append(
+            Row(
+                f"{name}: status as documented, nothing left",
+                "",
+                right,
+                Kind.COUNTED,
+                at_least=len(endings),
+            )
         )
-        for what, of in (("median", statistics.median), ("worst", max))
-    ]
-    rows.append(Row("ends with status 0", "", statuses.count(0), Kind.COUNTED, at_least=args.ends))
     return Result(
         benchmark="serving/ending",
         ours="seconds from the signal",

@@ -33,12 +33,14 @@ class Server:
     model:     the served name
     adapter:   the served name of a LoRA adapter, or None
     tokenizer: the checkpoint's directory
+    has_drafts: whether it speculates, with which vLLM refuses logit_bias and min_p
     """
 
     url: str
     model: str
     adapter: str | None
     tokenizer: str
+    has_drafts: bool = False
 
 
 class Calls:

@@ -11,7 +11,11 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 calls = Calls()
-LINES = ("import os", "class Reader:", "for name in names:", "return self.value", "def main():")
+# Each in two where a token ends: lm-eval takes the end's tokens by the number of the start's.
+LINES = (
+    *(("import", " os"), ("class", " Reader:"), ("for name", " in names:")),
+    *(("return", " self.value"), ("def", " main():")),
+)
 CHOICES = """\
 task: local_choices
 dataset_path: json
@@ -21,6 +25,7 @@ output_type: multiple_choice
 doc_to_text: "{{{{start}}}}"
 doc_to_choice: "{{{{choices}}}}"
 doc_to_target: "{{{{answer}}}}"
+target_delimiter: ""
 metric_list: [{{metric: acc}}]
 """
 LIKELIHOOD = """\
@@ -51,12 +56,12 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
         directory = Path(folder)
         rows = [
             {
-                "start": line[: len(line) // 2],
-                "choices": [line[len(line) // 2 :], "@@@@"],
+                "start": start,
+                "choices": [end, " @@@@"],
                 "answer": 0,
-                "text": line,
+                "text": start + end,
             }
-            for line in LINES
+            for start, end in LINES
         ]
         data = directory / "rows.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -15,13 +15,21 @@ PROMPT = "def main("
 MESSAGES: Any = [{"role": "user", "content": "def main("}]
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"type": "integer"}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},  # a small model counts on
+    },
     "required": ["name", "size"],
     "additionalProperties": False,
 }
 TOOL: Any = {
     "type": "function",
-    "function": {"name": "look_up", "description": "Looks a name up.", "parameters": SCHEMA},
+    "function": {
+        "name": "look_up",
+        "description": "Looks a name up.",
+        "parameters": SCHEMA,
+        "strict": True,  # else a server need not hold the arguments to the schema
+    },
 }
 
 
@@ -115,7 +123,13 @@ def _(server: Server) -> None:
 @calls.add("completion, logit bias")
 def _(server: Server) -> None:
     ids = complete(server, extra_body={"return_token_ids": True}).choices[0].token_ids
-    biased = complete(server, logit_bias={str(ids[0]): -100}, extra_body={"return_token_ids": True})
+    options = {"logit_bias": {str(ids[0]): -100}, "extra_body": {"return_token_ids": True}}
+    if server.has_drafts:
+        require_refusal(
+            lambda: complete(server, **options), openai.APIStatusError, "logit_bias", 400
+        )
+        return
+    biased = complete(server, **options)
     assert biased.choices[0].token_ids[0] != ids[0]
 
 
@@ -131,6 +145,9 @@ def _(server: Server) -> None:
 def _(server: Server) -> None:
     extra = {"top_k": 5, "min_p": 0.05, "min_tokens": 8}
     options = {"temperature": 0.8, "top_p": 0.9, "seed": 3, "extra_body": extra}
+    if server.has_drafts:
+        require_refusal(lambda: complete(server, **options), openai.APIStatusError, "min_p", 400)
+        del extra["min_p"]
     assert complete(server, **options).usage.completion_tokens >= 8
 
 
@@ -223,7 +240,9 @@ def _(server: Server) -> None:
 
 @calls.add("chat, tools required")
 def _(server: Server) -> None:
-    answer = chat(server, max_tokens=160, tools=[TOOL], tool_choice="required").choices[0]
+    one = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    answer = chat(server, max_tokens=160, **one).choices[0]
+    assert answer.message.tool_calls
     for call in answer.message.tool_calls:
         assert call.function.name == "look_up"
         assert set(json.loads(call.function.arguments)) == {"name", "size"}

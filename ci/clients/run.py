@@ -80,7 +80,11 @@ def served(each: Served, directory: Path) -> Iterator[tuple[ServerProcess, Serve
     try:
         process.wait_until_ready()
         adapter_name = ADAPTER if each.has_adapter else None
-        yield process, Server(process.url, each.checkpoint, adapter_name, str(checkpoint))
+        has_drafts = any("speculative" in option for option in each.options)
+        yield (
+            process,
+            Server(process.url, each.checkpoint, adapter_name, str(checkpoint), has_drafts),
+        )
     finally:
         process.interrupt()
         process.wait_for_end()
@@ -181,9 +185,10 @@ def main() -> int:
                 print(f"{each.name}: {client} {right} of {len(found[client])}", flush=True)
             found[BENCH] = benchmarked(server, RESULTS)
             results[each.name] = found
-    (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    text = page(results)
-    (RESULTS / "page.md").write_text(text, encoding="utf-8")
+        # After each server, so that a run that is ended leaves what it has.
+        (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+        text = page(results)
+        (RESULTS / "page.md").write_text(text, encoding="utf-8")
     wrong = text.partition("## Not right")[2]
     print(wrong or "all calls are right", flush=True)
     return 1 if wrong else 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vllm_davinci.meta import compare, host_estimate
+from vllm_davinci.meta import compare, host_estimate, local_engine
 from vllm_davinci.meta.errors import ModelFileError
 from vllm_davinci_testing.processes.forked import run_command
 
@@ -49,6 +49,24 @@ def test_a_models_size_is_read_from_its_files(tmp_path: Path):
     ]
     assert more[0].memory_bytes < more[1].memory_bytes
     assert more[0].seconds(8, 100, 4) > more[0].seconds(8, 10, 4) > more[0].start_s
+
+
+@pytest.mark.parametrize(("longest", "requests", "blocks"), [(50, 3, 6), (128, 1, 2), (129, 8, 24)])
+def test_every_request_has_room_in_the_cache(longest: int, requests: int, blocks: int):
+    assert local_engine.cache_tokens(longest, requests) == blocks * local_engine.BLOCK_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("soc", "dtype"), [(None, "float32"), ("reference", "float32"), ("Ascend910B3", "bfloat16")]
+)
+def test_the_virtual_device_computes_in_float32_by_default(
+    soc: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VNPU_ACTIVE", "1")
+    monkeypatch.delenv("VNPU_SOC", raising=False)
+    if soc is not None:
+        monkeypatch.setenv("VNPU_SOC", soc)
+    assert local_engine._default_dtype() == dtype
 
 
 def test_a_path_without_a_model_is_told_in_one_line(tmp_path: Path):

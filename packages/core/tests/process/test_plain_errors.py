@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import sys
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.errors import ConfigurationError, DeviceError, RankFaultError
 from vllm_davinci.core.process import plain_errors
-from vllm_davinci.core.process.plain_errors import NOT_STARTED, words_of
+from vllm_davinci.core.process.plain_errors import NOT_STARTED, WORKER_FAILED, words_of
 
 HEADS = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
 
@@ -76,11 +77,36 @@ def test_a_command_prints_a_line(capsys: pytest.CaptureFixture[str], monkeypatch
     assert capsys.readouterr().err == "vllm-davinci: Interrupted.\n"
 
 
-def test_an_engine_says_why_it_did_not_start_and_ends():
+def test_an_engine_says_why_it_did_not_start_and_ends(monkeypatch: pytest.MonkeyPatch):
     def record(error: Exception, words: str) -> logging.LogRecord:
         return logging.LogRecord("", 40, "", 0, words, (), (type(error), error, None))
 
-    with pytest.raises(SystemExit):
-        plain_errors._say_and_end(record(ValueError("too long"), NOT_STARTED))
+    plain_errors.shorten_errors_of_engines()  # of a program, whose fork an engine may be
+    assert plain_errors._say_and_end in logging.getLogger(plain_errors.ENGINE_LOGGER).filters
+    assert plain_errors._say_and_end(record(ValueError("too long"), NOT_STARTED))
+    monkeypatch.setattr(multiprocessing.current_process(), "_name", "EngineCore")
+    for error in (ValueError("too long"), DeviceError("no room")):
+        with pytest.raises(SystemExit):
+            plain_errors._say_and_end(record(error, NOT_STARTED))
     assert plain_errors._say_and_end(record(RuntimeError("of the device"), NOT_STARTED))
     assert plain_errors._say_and_end(record(ValueError("later"), "another line"))
+    with pytest.raises(SystemExit):
+        plain_errors._say_and_end(record(RuntimeError(f"{WORKER_FAILED[0]} 'x'"), NOT_STARTED))
+
+
+@pytest.mark.parametrize(
+    ("error", "by", "is_short"),
+    [
+        (DeviceError("no room"), "load_model", True),
+        (DeviceError("in service"), "execute_model", False),
+        (RankFaultError("rank 1 is gone"), "load_model", False),
+        (ValueError("of a library"), "load_model", False),
+    ],
+)
+def test_a_worker_refuses_a_setting_in_a_line(error: Exception, by: str, is_short: bool):
+    found = raised(error, by)
+    words, told = "WorkerProc hit an exception.", (type(found), found, found.__traceback__)
+    record = logging.LogRecord("", 40, "", 0, words, (), told)  # type: ignore[arg-type]
+    assert plain_errors._shorten_of_worker(record)
+    assert (record.exc_info is None) is is_short
+    assert (str(error) in record.getMessage()) is is_short

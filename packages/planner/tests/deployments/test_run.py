@@ -133,6 +133,7 @@ def test_the_command_lists_rows(
     ("options", "is_of"),
     [
         (("--model=DeepSeek-R1-W8A8",), lambda row: row.checkpoint.name == "DeepSeek-R1-W8A8"),
+        (("--model=deepseek-r1*",), lambda row: row.checkpoint.name.startswith("DeepSeek-R1")),
         (("--chip=Ascend910B2",), lambda row: row.chip == "ascend910b2"),
         (("--chip=910C", "--role=decode"), lambda row: (row.chip, row.role) == (C, "decode")),
         (("--chip=Ascend910_9382",), lambda row: row.chip == C),

@@ -750,6 +750,11 @@ OVERRIDES: tuple[Override, ...] = (
         upstream={
             "v1/engine/core.py": ("EngineCore failed to start.", "raise e"),
             "v1/engine/utils.py": ("Engine core initialization failed.",),
+            "v1/executor/multiproc_executor.py": (
+                "WorkerProc hit an exception.",
+                "Worker failed with error",
+                "WorkerProc initialization failed",
+            ),
             "engine/arg_utils.py": ("def create_engine_config",),
         },
         goes_when="errors of configuration are told apart",

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.usage = "%(prog)s MODEL [options] [-- OPTIONS OF VLLM SERVE]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    local_engine.add_model_arguments(parser, dtype="float32", max_tokens=32)
+    local_engine.add_model_arguments(parser, max_tokens=32)
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -103,10 +103,10 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     del llm  # its memory is free before the reference is loaded
     console.print("transformers computes the same on the CPU, in float32", highlight=False)
     found = compared(_reference(engine.directory), prompts, outputs)
-    tie = TIES[options.dtype] if options.tie is None else options.tie
+    tie = TIES[engine.dtype] if options.tie is None else options.tie
     wrong = [each for each in found.differences if each.margin > tie]
     if options.json:
-        print(json.dumps({**asdict(found), "dtype": options.dtype, "tie": tie}))
+        print(json.dumps({**asdict(found), "dtype": engine.dtype, "tie": tie}))
     else:
         _print(found, engine.tokenizer, texts, tie)
     return 1 if wrong else 0

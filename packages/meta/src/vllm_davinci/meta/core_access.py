@@ -22,3 +22,8 @@ def prepare() -> None:
     if supported_versions.installed_version("vllm-davinci-vnpu") is None:
         raise DeviceLibraryError(device_library.explanation(message))
     import_module("vllm_davinci.vnpu").activate()
+
+
+def is_virtual() -> bool:
+    """Whether core's device is the virtual NPU: active already, or in place of absent libraries."""
+    return os.environ.get("VNPU_ACTIVE") == "1" or device_library.loader_error() is not None

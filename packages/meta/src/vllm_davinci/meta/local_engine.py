@@ -29,7 +29,7 @@ BLOCK_TOKENS = 128
 EXACT_CHIP = "reference"  # takes float32 and any size; a chip's operators do not
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, dtype: str, max_tokens: int) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
     parser.add_argument(
         "model", type=Path, help="a checkpoint's directory, or a GGUF file (Llama, Qwen, SmolLM)"
     )
@@ -43,14 +43,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dtype: str, max_toke
     parser.add_argument(
         "--dtype",
         choices=host_estimate.BYTES_PER_VALUE,
-        default=dtype,
-        help="of weights and cache (default: %(default)s); float32 takes a virtual NPU, whose "
-        "operators take it",
+        help="of weights and cache (default: float32 on the virtual NPU, bfloat16 on a chip, whose "
+        "operators take no float32)",
     )
 
 
 class LocalEngine:
-    """A model's directory, its tokenizer, and vLLM's engine once it is started."""
+    """A model's directory, its dtype and tokenizer, and vLLM's engine once it is started."""
 
     def __init__(self, options: argparse.Namespace, arguments: list[str], console: Console) -> None:
         """Converts a GGUF file and imports vLLM. Raises MetaError with what is wrong.
@@ -65,14 +64,14 @@ class LocalEngine:
         if options.max_tokens < 1:
             raise MetaError(f"--max-tokens is {options.max_tokens} and must be at least 1")
         began_s = time.monotonic()
-        if options.dtype == "float32":
+        self.dtype: str = options.dtype or _default_dtype()
+        if self.dtype == "float32":
             os.environ.setdefault("VNPU_SOC", EXACT_CHIP)
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         core_access.prepare()
         self._arguments = arguments
         self._console = console
-        self._dtype = options.dtype
         self._max_tokens = options.max_tokens
         if gguf.is_gguf(model):
             console.print(f"{model.name}: converting to bf16, once", highlight=False)
@@ -92,28 +91,28 @@ class LocalEngine:
         """
         longest = max(map(len, prompts)) + self._max_tokens
         requests = min(MAX_REQUESTS, len(prompts))
-        tokens = requests * -(-longest // BLOCK_TOKENS + 1) * BLOCK_TOKENS
+        tokens = cache_tokens(longest, requests)
         forecast = host_estimate.estimate(
-            self._size, self._dtype, tokens, BATCHED_TOKENS, self._import_s
+            self._size, self.dtype, tokens, BATCHED_TOKENS, self._import_s
         )
         self._check_memory(forecast.memory_bytes + extra_bytes)
         waves = -(-len(prompts) // MAX_REQUESTS)
         seconds = forecast.seconds(sum(map(len, prompts)), waves * self._max_tokens, requests)
         self._console.print(
             f"{self.directory.name}: {self._size.parameters / 1e6:.0f} M parameters in "
-            f"{self._dtype}; about {forecast.start_s:.0f} s to start, {forecast.token_s * 1e3:.0f} "
+            f"{self.dtype}; about {forecast.start_s:.0f} s to start, {forecast.token_s * 1e3:.0f} "
             f"ms per decode step, {seconds:.0f} s in all, "
             f"{(forecast.memory_bytes + extra_bytes) / 2**30:.1f} GiB of this host's memory "
             "(estimated)",
             highlight=False,
             soft_wrap=True,
         )
-        kv_bytes = tokens * self._size.kv_values * host_estimate.BYTES_PER_VALUE[self._dtype]
+        kv_bytes = tokens * self._size.kv_values * host_estimate.BYTES_PER_VALUE[self.dtype]
         ours = (
-            f"--dtype={self._dtype}",
+            f"--dtype={self.dtype}",
             f"--max-model-len={longest}",
             f"--max-num-seqs={requests}",
-            f"--max-num-batched-tokens={max(BATCHED_TOKENS, requests)}",
+            f"--max-num-batched-tokens={max(min(BATCHED_TOKENS, requests * longest), requests)}",
             f"--kv-cache-memory-bytes={2 * kv_bytes + (8 << 20)}",
             "--enforce-eager",
         )
@@ -130,6 +129,20 @@ class LocalEngine:
                 f"host has {available / 2**30:.1f} GiB available. Take a smaller model, "
                 "--dtype bfloat16, or fewer --max-tokens."
             )
+
+
+def _default_dtype() -> str:
+    """float32 where its operators are: near ties of 16 bits then choose as transformers does."""
+    is_exact = os.environ.get("VNPU_SOC", EXACT_CHIP) == EXACT_CHIP
+    return "float32" if is_exact and core_access.is_virtual() else "bfloat16"
+
+
+def cache_tokens(longest: int, requests: int) -> int:
+    """Tokens of a KV cache for these requests of at most `longest` tokens, in whole blocks.
+
+    A block more per request is for what the engine reserves and for the next token.
+    """
+    return requests * (-(-longest // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
 
 
 def offline_engine(model: str, arguments: Sequence[str]) -> LLM:
@@ -149,11 +162,11 @@ def offline_engine(model: str, arguments: Sequence[str]) -> LLM:
 
 def start_problem(error: Exception) -> str:
     """The reason why an engine did not start, in one line."""
-    from pydantic import ValidationError
+    if isinstance(error, MetaError):
+        return str(error)
+    from vllm_davinci.core.process.plain_errors import words_of  # imports vLLM
 
-    if isinstance(error, ValidationError):
-        return "; ".join(str(each["msg"]) for each in error.errors())
-    return str(error)
+    return words_of(error, error.__traceback__) or str(error)
 
 
 def greedy(llm: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import vllm.envs as envs
 
-from vllm_davinci.core.errors import CoreError
+from vllm_davinci.core.errors import CoreError, RankFaultError
 from vllm_davinci.core.process.engine_exit import is_of_engine
 
 # What vLLM runs in a command before it starts an engine, and which logger says that one has not
@@ -23,6 +23,15 @@ ENGINE_LOGGER = "vllm.v1.engine.core"
 NOT_STARTED = "EngineCore failed to start."
 ENGINE_FAILED = "Engine core initialization failed."
 ENGINE_FAILED_WORDS = "The engine did not start, for the reason that stands above."
+# How an engine of several ranks learns that one of them has failed, and which calls of a worker
+# belong to a start.
+WORKER_LOGGER = "vllm.v1.executor.multiproc_executor"
+WORKER_FAILED = ("Worker failed with error", "WorkerProc initialization failed")
+WORKER_FAILED_WORDS = "A worker did not start, for the reason that stands above."
+STARTS_WORKER = {
+    *("init_device", "load_model", "determine_available_memory"),
+    *("initialize_from_config", "compile_or_warm_up_model"),
+}
 TRACEBACK = "VLLM_LOGGING_LEVEL=DEBUG shows the traceback."
 
 
@@ -37,9 +46,13 @@ def shorten_errors_of_commands() -> None:
 
 
 def shorten_errors_of_engines() -> None:
-    """Makes an engine that cannot start, for a setting, say so in a line, and end. Idempotent."""
-    if is_of_engine() and not is_debugging():
+    """Makes an engine that cannot start, for a setting, say so in a line, and end. Idempotent.
+
+    A program calls it, too: vLLM does not load plugins again in an engine that is its fork.
+    """
+    if not is_debugging():
         logging.getLogger(ENGINE_LOGGER).addFilter(_say_and_end)
+        logging.getLogger(WORKER_LOGGER).addFilter(_shorten_of_worker)
 
 
 def is_debugging() -> bool:
@@ -103,10 +116,27 @@ def _command() -> list[str]:
 
 
 def _say_and_end(record: logging.LogRecord) -> bool:
-    """A filter: an engine that did not start for a ValueError of its settings ends here."""
+    """A filter: an engine that did not start for an error of its settings ends here."""
     error = record.exc_info[1] if record.exc_info else None
-    if record.getMessage() != NOT_STARTED or not isinstance(error, ValueError | CoreError):
-        return True
     words = " ".join(str(error).split())
+    if words.startswith(WORKER_FAILED):
+        words = WORKER_FAILED_WORDS
+    elif not isinstance(error, ValueError | CoreError):
+        return True
+    if record.getMessage() != NOT_STARTED or not is_of_engine():
+        return True
     logging.getLogger(ENGINE_LOGGER).error("%s %s (%s)", NOT_STARTED[:-1] + ":", words, TRACEBACK)
     raise SystemExit(1)
+
+
+def _shorten_of_worker(record: logging.LogRecord) -> bool:
+    """A filter: a worker that refuses its settings while it starts says so in a line."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, CoreError) or isinstance(error, RankFaultError):
+        return True
+    if STARTS_WORKER & set(_functions(error.__traceback__)):
+        words = " ".join(str(error).split())
+        record.msg = f"{record.getMessage().removesuffix('.')}: %s (%s)"
+        record.args = (words, TRACEBACK)
+        record.exc_info = record.exc_text = None
+    return True

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="rows, or patterns as 'glm-4.7-*'; all without"
     )
-    parser.add_argument("--model", metavar="TEXT", help="rows of checkpoints with this in the name")
+    parser.add_argument(
+        "--model", metavar="TEXT", help="rows of checkpoints whose name has this, or a pattern"
+    )
     parser.add_argument("--chip", metavar="NAME", help="rows of this chip, as in 910b3")
     parser.add_argument("--role", choices=get_args(Role), help="rows for this work")
     parser.add_argument("--json", action="store_true", help="the rows for programs")
@@ -119,9 +121,13 @@ def _chosen(options: argparse.Namespace) -> list[Deployment]:
         names += fnmatch.filter(known, pattern) or [deployment(pattern).name]
     rows = [known[name] for name in dict.fromkeys(names)]
     if options.model is not None:
-        text = options.model.lower()
+        pattern = f"*{options.model.lower()}*"
         rows = [
-            row for row in rows if text in f"{row.checkpoint.name} {row.checkpoint.config}".lower()
+            row
+            for row in rows
+            if fnmatch.fnmatchcase(
+                f"{row.checkpoint.name} {row.checkpoint.config}".lower(), pattern
+            )
         ]
     if options.chip is not None:
         asked = chip_of(options.chip)
