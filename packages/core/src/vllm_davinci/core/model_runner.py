@@ -1,15 +1,15 @@
 """A thin subclass of vLLM's V1 runner, which calls the parts of a step in their order."""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 import torch_npu
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.models import supports_lora
@@ -32,6 +32,7 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.expert_balance.runner import BalancingRunner
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
+from vllm_davinci.core.graph.drafter import CapturedDrafter
 from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
@@ -210,8 +211,9 @@ class NPUModelRunner(BalancingRunner):
             longest = self.max_model_len - 1  # a dummy prefill has one token of context
             self._output_plan.check_with_attention(self.vllm_config, longest, self._dummy_run)
         layers = layer_counts(self.get_model(), self.kv_cache_config, get_pp_group().is_first_rank)
-        ubatches, drafter = self.splitter.ubatches_of_graph, self._drafter_to_capture()
-        return self.graphs.capture(layers, ubatches, drafter)
+        asked = self._drafter_to_capture()
+        drafter = None if asked is None else CapturedDrafter(asked, self.vllm_config)
+        return self.graphs.capture(layers, self.splitter.ubatches_of_graph, drafter)
 
     # --- a step: its batch and inputs --------------------------------------------------------
 
@@ -345,14 +347,26 @@ class NPUModelRunner(BalancingRunner):
             return model(*args, **inputs)
         return self.split_forward.run(self._planned.split, model, *args, **inputs)
 
-    @contextmanager
-    def dummy_runs_as_planned(self) -> Iterator[None]:
-        """Lets vLLM's dummy runs, which call the model, run ubatches where steps are split."""
+    def run_dummy_step(
+        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
+    ) -> None:
+        """An eager step of nothing, as ubatches where it is split: vLLM's own calls the model.
+
+        query_lens: new tokens of each request, dealt out as vLLM does; seq_lens: all its tokens
+        """
         model = self.model
         if not isinstance(model, CUDAGraphWrapper):
             self.model = NPUGraphWrapper(model, self.vllm_config, forward=self._forward_as_planned)
         try:
-            yield
+            self._dummy_run(
+                sum(query_lens),
+                cudagraph_runtime_mode=CUDAGraphMode.NONE,
+                force_attention=True,
+                is_profile=True,
+                skip_eplb=True,
+                create_mixed_batch=is_mixed,
+                profile_seq_lens=seq_lens,
+            )
         finally:
             self.model, self._planned = model, WHOLE
 

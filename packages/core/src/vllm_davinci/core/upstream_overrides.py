@@ -104,6 +104,44 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="a platform can say that its device reads no memory of the host",
     ),
     Override(
+        what="drafters of the V2 runner get the lengths that there are once drafts are verified",
+        where=(
+            "core.runner.speculation:NPUDrafter._build_attn_metadata",
+            "core.runner.speculation:NPUDraftModel._build_uniform_attn_metadata",
+            "core.runner.speculation:NPUDraftModel._run_model",
+            "core.runner.sampler:NPURejectionSampler._verify",
+        ),
+        why="vLLM knows an upper bound of lengths on the host, and the fused attention operator "
+        "takes the lengths themselves; its draft models have no graphs",
+        upstream={
+            RUNNER_V2: (
+                "self.speculator = init_speculator(",
+                "self.rejection_sampler = RejectionSampler(",
+                "def postprocess_sampled",
+            ),
+            "v1/worker/gpu/spec_decode/speculator.py": (
+                "def _build_attn_metadata",
+                "def _build_uniform_attn_metadata",
+            ),
+            "v1/worker/gpu/spec_decode/standalone_ar/speculator.py": ("def _run_model",),
+            "v1/worker/gpu/spec_decode/rejection_sampler.py": ("def _verify(",),
+        },
+        goes_when="vLLM keeps exact lengths on the host where an attention backend asks for them",
+    ),
+    Override(
+        what="steps of the V2 runner are run as ubatches that vLLM is not told of",
+        where=("core.runner.ubatches:StepPlans", "core.runner.model_state:NPUModelState"),
+        why="vLLM's ubatches are two equal parts in threads, among data-parallel ranks alone",
+        upstream={
+            RUNNER_V2: (
+                "self.model_state.prepare_attn(",
+                "model_output = self.model(**model_inputs)",
+            ),
+            "v1/worker/gpu/ubatch_utils.py": ("def _slice_input_batch",),
+        },
+        goes_when="a platform can name what plans and runs the parts of a step",
+    ),
+    Override(
         what="the V2 runner's graphs are torch_npu's, with lengths updated before a replay",
         where=(
             "core.runner.graphs:NPUGraphManager",

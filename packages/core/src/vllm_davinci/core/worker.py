@@ -307,8 +307,8 @@ class NPUWorker(Worker):
 
     def overlap_decisions(self) -> dict[str, int]:
         """Why steps were split or not: reason -> number of steps of this worker."""
-        splitter = getattr(self.model_runner, "splitter", None)  # V2 splits no step yet
-        return {} if splitter is None else splitter.counts()
+        decisions: dict[str, int] = self.model_runner.splitter.counts()
+        return decisions
 
     def graph_replays(self) -> dict[int, int]:
         """Tokens of a captured graph -> steps of this worker that replayed it."""

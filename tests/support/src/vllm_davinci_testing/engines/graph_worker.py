@@ -57,7 +57,7 @@ class GraphWorker:
             "events": _taken_events(5 * held["events"] // (2 * held["graphs"])),
             "memory": _taken_memory(SPARE_BYTES),
         }[what]
-        self.model_runner.model.clear_graphs()
+        self.model_runner.graphs.destroy()
         torch.npu.synchronize()
         torch.npu.empty_cache()
         with taken:
@@ -65,7 +65,7 @@ class GraphWorker:
 
     def _capture_again(self, sizes: list[int]) -> None:
         runner = self.model_runner
-        runner.model.clear_graphs()
+        runner.graphs.destroy()
         runner.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
         runner.graphs.use_sizes(sizes)
         runner.capture_model()

@@ -4,7 +4,6 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.hybrids import keeps_states
-from vllm_davinci.core.config.parsing import get_config
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,14 +40,13 @@ def refused_on_v2(vllm_config: "VllmConfig", environment: Mapping[str, str]) -> 
     if not is_v2_chosen(environment):  # some options of vLLM choose it by themselves
         return {"watermarks and HiSparse, which take the V2 runner": True}
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    drafts = vllm_config.speculative_config
     asked = {
-        "--data-parallel-size": parallel.data_parallel_size > 1,
+        "MTP of several modules (--speculative-config)": (
+            drafts is not None and drafts.use_multi_module_mtp()
+        ),
         "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
         "--prefill-context-parallel-size": parallel.prefill_context_parallel_size > 1,
-        "--decode-context-parallel-size": parallel.decode_context_parallel_size > 1,
-        "--enable-eplb": parallel.enable_eplb,
-        "dual-batch overlap": get_config(vllm_config).dbo.enabled,
-        "--speculative-config": vllm_config.speculative_config is not None,
         "--enable-lora": vllm_config.lora_config is not None,
         "--kv-transfer-config": vllm_config.kv_transfer_config is not None,
         "--enable-batch-sharded-sampling": parallel.enable_batch_sharded_sampling,

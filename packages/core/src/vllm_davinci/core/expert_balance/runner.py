@@ -1,22 +1,52 @@
-"""The steps of vLLM's runner that balanced experts are part of."""
+"""The steps of vLLM's runners that balanced experts are part of."""
 
 from typing import Any
 
+from vllm.config import ModelConfig
 from vllm.distributed.eplb.eplb_state import EplbState
+from vllm.v1.worker.gpu.eplb_utils import EPLBController
 
 from vllm_davinci.core.expert_balance.state import NPUEplbState
 from vllm_davinci.core.spec_decode.runner import SpeculatingRunner
 
 
+def balance(runner: Any) -> None:
+    """Has the layers of a runner's model count loads and follow experts that move, if they are to.
+
+    runner: vLLM's, whose model is loaded
+    """
+    if runner.eplb_state is not None:
+        state = NPUEplbState.taking_over(runner.eplb_state, runner.vllm_config)
+        runner.eplb_state = state
+        state.start_async_loop()
+
+
 class BalancingRunner(SpeculatingRunner):
-    """vLLM's runner, whose layers count loads and follow experts that move."""
+    """vLLM's V1 runner, whose layers count loads and follow experts that move."""
 
     # Created anew by vLLM under this name.
     eplb_state: EplbState | None
 
     def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
         super().load_model(load_dummy_weights, **options)
-        if self.eplb_state is not None:
-            state = NPUEplbState.taking_over(self.eplb_state, self.vllm_config)
-            self.eplb_state = state
-            state.start_async_loop()
+        balance(self)
+
+
+class NPUEPLBController(EPLBController):
+    """vLLM's part of the V2 runner that balances experts. Suppressed steps count nothing."""
+
+    @classmethod
+    def taking_over(cls, controller: EPLBController) -> "NPUEPLBController":
+        """The same object under this class."""
+        controller.__class__ = cls
+        assert isinstance(controller, cls)
+        return controller
+
+    def prepare_forward(
+        self,
+        model_config: ModelConfig,
+        num_unpadded_tokens: int,
+        ubatch_slices: list[Any] | None = None,
+    ) -> None:
+        count = 0 if self.suppressed else num_unpadded_tokens
+        super().prepare_forward(model_config, count, ubatch_slices)

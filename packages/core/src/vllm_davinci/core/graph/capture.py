@@ -21,13 +21,11 @@ from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.memory import format_bytes
 from vllm_davinci.core.device.soc import GraphLimits
 from vllm_davinci.core.errors import DeviceError
-from vllm_davinci.core.graph.drafter import DrafterGraphs
 from vllm_davinci.core.graph.plan import CapturePlan, GraphMemory, LayerCounts, plan_capture
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.graph.small_kv_cache import RunnerWithCache, small_kv_cache
 from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
 
 logger = init_logger(__name__)
 
@@ -44,6 +42,26 @@ class CapturableRunner(RunnerWithCache, Protocol):
 
     def _warmup_and_capture(self, desc: BatchDescriptor, **options: Any) -> None: ...
     def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
+
+
+class DrafterGraphs(Protocol):
+    """Stands for the graphs of a drafter's passes, beside those of the steps it drafts after."""
+
+    @property
+    def graphs_per_size(self) -> int:
+        """Kinds of passes: the first of a step, and the further ones of two or more drafts."""
+
+    def capture(self, sizes: list[int]) -> dict[int, str]:
+        """Captures the passes of these numbers of requests; a size that fails is eager.
+
+        Returns tokens of the first pass -> why it could not be captured.
+        """
+
+    def replays(self) -> dict[int, int]:
+        """Tokens of a graph -> passes that replayed it."""
+
+    def clear(self) -> None:
+        """Gives the graphs up, once none of them runs."""
 
 
 class GraphCapture:
@@ -138,21 +156,20 @@ class GraphCapture:
         self,
         layers: LayerCounts,
         ubatches_of: Callable[[int], int],
-        drafter: DrafterToCapture | None = None,
+        drafter: DrafterGraphs | None = None,
     ) -> int:
         """Captures every size, the largest first. Returns the bytes of device memory it took.
 
         layers:      of this rank
         ubatches_of: tokens -> as how many ubatches the graph of that size holds its steps
-        drafter:     its passes are captured, too; None where they run eagerly
+        drafter:     graphs of its passes, which follow; None where they run eagerly
         All ranks capture the same sizes: one that a rank cannot capture is given up by all.
         Raises DeviceError for it when the options say so.
         """
         if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
             return 0
         begin = time.perf_counter()
-        if drafter is not None:
-            self.of_drafter = DrafterGraphs(drafter, self._vllm_config)
+        self.of_drafter = drafter
         before = _free_bytes()
         self.plan = plan = self._plan(before, layers, ubatches_of)
         logger.info_once("Graph mode, plan of a rank: %s.", plan.told())

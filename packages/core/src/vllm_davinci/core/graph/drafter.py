@@ -13,7 +13,7 @@ from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture, DraftPa
 logger = init_logger(__name__)
 
 
-class DrafterGraphs:
+class CapturedDrafter:
     """The graphs of one drafter: one per number of requests and kind of pass."""
 
     def __init__(self, asked: DrafterToCapture, vllm_config: VllmConfig) -> None:

@@ -36,3 +36,8 @@ class adopted(Generic[Component]):  # noqa: N801  a decorator
     def __delete__(self, runner: Any) -> None:
         if runner.__dict__.pop(self._name, self) is self:
             raise AttributeError(f"{type(runner).__name__} has no {self._name} to delete.")
+
+
+def behind(ours: type[Any], theirs: type[Any]) -> type[Any]:
+    """A class whose objects are ours first, and then of the class that vLLM has chosen."""
+    return type(f"NPU{theirs.__name__}", (ours, theirs), {})

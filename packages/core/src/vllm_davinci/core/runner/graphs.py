@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch_npu
 from vllm.compilation.counter import compilation_counter
 from vllm.config import CUDAGraphMode, VllmConfig
@@ -18,13 +20,21 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
     ModelCudaGraphManager,
 )
 from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
+    SpeculatorCudaGraphManager,
+)
 
 from vllm_davinci.core.device.soc import GraphLimits
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
 from vllm_davinci.core.graph.host_lengths import HostLengths
+from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.graph.wrapper import Group, distinct, parts
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.runner.model_state import NPUModelState
+
+logger = init_logger(__name__)
 
 CreateForward = Callable[..., Callable[[CUDAGraphMode], None]]
 
@@ -60,7 +70,7 @@ class _OnNPU(CudaGraphManager):
         forward = self._create_forward(descriptor, warmup=False)
         if self._update_stream is None:
             self._update_stream, self._updated = torch_npu.npu.Stream(), torch_npu.npu.Event()
-        metadata = parts(self.state.newest_metadata)
+        metadata = self._metadata()
         graph = torch_npu.npu.NPUGraph()
         groups = [Group(ubatch, layer, HostLengths()) for ubatch, layer, _ in distinct(metadata)]
         for group in groups:
@@ -77,7 +87,7 @@ class _OnNPU(CudaGraphManager):
 
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> Any:
         """Replays a graph with the lengths of the newest step."""
-        captured, metadata = self.graphs[desc], parts(self.state.newest_metadata)
+        captured, metadata = self.graphs[desc], self._metadata()
         stream, updates = torch_npu.npu.current_stream(), self._update_stream
         with torch_npu.npu.stream(updates):
             updates.wait_event(captured.replayed)
@@ -90,6 +100,10 @@ class _OnNPU(CudaGraphManager):
         captured.replayed.record(stream)
         self.replays[desc.num_tokens] += 1
 
+    def _metadata(self) -> list[dict[str, Any]]:
+        """Metadata of the newest step or drafter's pass, by layer; per ubatch if it is split."""
+        return parts(self.state.newest_metadata)
+
     def forget(self, descriptor: BatchExecutionDescriptor) -> None:
         """Gives up the graph of a size, if there is one.
 
@@ -99,10 +113,14 @@ class _OnNPU(CudaGraphManager):
         if not self.graphs:
             self.pool = current_platform.graph_pool_handle()
 
-    def use_sizes(self, sizes: list[int]) -> None:
-        """Pads steps to these sizes alone; without any, all are eager."""
-        if not sizes:
-            self.cudagraph_mode = CUDAGraphMode.NONE
+    def clear(self) -> None:
+        """Gives up all graphs."""
+        for descriptor in list(self.graphs):
+            self.forget(descriptor)
+
+    def use_sizes(self) -> None:
+        """Pads steps to the sizes of its configuration alone; without any, all are eager."""
+        self.cudagraph_mode = self.compilation_config.cudagraph_mode
         self._candidates.clear()
         self._capture_descs.clear()
         self._init_candidates()
@@ -119,6 +137,9 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
         manager.state, manager.replays = state, Counter()
         return manager
 
+    def _metadata(self) -> list[dict[str, Any]]:
+        return parts(self.state.as_run)
+
     def take_forward(self, runner: Any) -> None:
         """Takes from vLLM what a graph of each size holds. runner: vLLM's"""
         self.capture(
@@ -133,6 +154,124 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
             use_aux_hidden_state_outputs=runner.use_aux_hidden_state_outputs,
             lora_capture_hook=create_lora_capture_hook(runner.lora_config, runner),
         )
+
+
+class _CapturedWhenAsked(_OnNPU):
+    """A manager that captures as soon as it is given what makes the forwards.
+
+    failed: tokens -> why a graph could not be captured, on all ranks
+    """
+
+    failed: dict[int, str]
+
+    def capture(self, create_forward_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        super().capture(create_forward_fn)
+        for descriptor in self._capture_descs.get(CUDAGraphMode.FULL, []):
+            failure = self._failure(descriptor)
+            if not least_of_all_ranks(failure is None):
+                self.forget(descriptor)
+                self.failed[descriptor.num_tokens] = failure or "another rank could not"
+
+    def _failure(self, descriptor: BatchExecutionDescriptor) -> str | None:
+        try:
+            self.capture_size(descriptor)
+            torch.accelerator.synchronize()
+        except RuntimeError as error:
+            logger.exception(
+                "The drafter's graph of %d tokens was not captured.", descriptor.num_tokens
+            )
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
+    """The graphs of one kind of a drafter's passes."""
+
+    @classmethod
+    def taking_over(
+        cls, manager: SpeculatorCudaGraphManager, state: NPUModelState
+    ) -> "NPUDraftGraphManager":
+        """The same object under this class, with sizes of its own. state: see `NPUGraphManager`"""
+        manager.__class__ = cls
+        assert isinstance(manager, cls)
+        manager.state, manager.replays, manager.failed = state, Counter(), {}
+        manager.compilation_config = copy(manager.compilation_config)
+        manager.compilation_config.cudagraph_mode = manager.cudagraph_mode
+        manager.use_requests([])
+        return manager
+
+    def use_requests(self, counts: Iterable[int]) -> None:
+        """Pads passes to these numbers of requests alone."""
+        sizes = sorted(count * self.decode_query_len for count in counts)
+        self.compilation_config.cudagraph_capture_sizes = sizes
+        self.compilation_config.max_cudagraph_capture_size = max(sizes, default=0)
+        self.use_sizes()
+
+
+class DraftPassGraphs:
+    """The graphs of a drafter with a model, by kind of pass.
+
+    managers:  of the kinds of passes that have graphs
+    drafter:   captures them
+    query_len: tokens of a request in the step that it drafts after
+    run_step:  tokens -> runs a step of decodes that serve no request, and its drafter
+    """
+
+    def __init__(
+        self,
+        managers: list[NPUDraftGraphManager],
+        drafter: BaseSpeculator,
+        query_len: int,
+        run_step: Callable[[int], Any],
+    ) -> None:
+        self._managers = managers
+        self._drafter = drafter
+        self._query_len = query_len
+        self._run_step = run_step
+
+    @property
+    def graphs_per_size(self) -> int:
+        return len(self._managers)
+
+    def capture(self, sizes: list[int]) -> dict[int, str]:
+        self._use(sizes)
+        self._drafter.capture()
+        failures = {count: self._failure(count) for count in sizes}
+        failed = {count: why for count, why in failures.items() if why is not None}
+        if failed:
+            self._use([count for count in sizes if count not in failed])
+        for manager in self._managers:
+            manager.replays.clear()  # those so far were no steps
+        return {count * self._query_len: f"of the drafter, {why}" for count, why in failed.items()}
+
+    def _use(self, counts: list[int]) -> None:
+        for manager in self._managers:
+            manager.use_requests(counts)
+
+    def _failure(self, count: int) -> str | None:
+        """Why the passes of a number of requests have no graph on all ranks; None if they have."""
+        for manager in self._managers:
+            if count * manager.decode_query_len in manager.failed:
+                return manager.failed[count * manager.decode_query_len]
+        failure: str | None = None
+        try:
+            self._run_step(count * self._query_len)
+            torch.accelerator.synchronize()
+        except RuntimeError as error:
+            logger.exception("A drafter's graph of %d requests was not replayed.", count)
+            failure = f"{type(error).__name__}: {error}"
+        if not least_of_all_ranks(failure is None):
+            return failure or "another rank could not; see its log"
+        if any(not each.replays[count * each.decode_query_len] for each in self._managers):
+            return "its passes never came to a graph"
+        return None
+
+    def replays(self) -> dict[int, int]:
+        return dict(sum((manager.replays for manager in self._managers), Counter()))
+
+    def clear(self) -> None:
+        for manager in self._managers:
+            manager.clear()
 
 
 class StepGraphs(GraphCapture):
@@ -166,7 +305,20 @@ class StepGraphs(GraphCapture):
         layers = layer_counts(runner.get_model(), runner.kv_cache_config, is_first)
         with runner.maybe_setup_dummy_loras(runner.lora_config):
             manager.take_forward(runner)
-            return self.capture(layers, lambda size: 1)
+            ubatches = runner.plans.splitter.ubatches_of_graph
+            return self.capture(layers, ubatches, self._drafter_to_capture())
+
+    def _drafter_to_capture(self) -> DraftPassGraphs | None:
+        """The graphs of the drafter's passes; None where they run eagerly."""
+        runner: Any = self._runner
+        drafter, asked = runner.speculator, self._vllm_config.speculative_config
+        managers = getattr(drafter, "graph_managers", [])
+        if not managers or asked.enforce_eager:
+            return None
+        return DraftPassGraphs(managers, drafter, self._query_len, self._run_decodes)
+
+    def _run_decodes(self, num_tokens: int) -> None:
+        self._runner._dummy_run(num_tokens, uniform_decode=True, skip_eplb=True)
 
     @contextmanager
     def _own_pool(self) -> Iterator[None]:
@@ -182,7 +334,7 @@ class StepGraphs(GraphCapture):
                 manager.take_forward(runner)
                 yield
         finally:
-            manager.graphs.clear()
+            manager.clear()
             manager.pool = pool
 
     def _descriptors(self) -> Iterable[tuple[CUDAGraphMode, list[Any]]]:
@@ -201,14 +353,14 @@ class StepGraphs(GraphCapture):
         if not sizes:
             compilation.cudagraph_mode = CUDAGraphMode.NONE
         assert self._manager is not None
-        self._manager.use_sizes(sizes)
+        self._manager.use_sizes()
 
     def _capture_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
         assert self._manager is not None
         self._manager.capture_size(descriptor)
 
     def _replay_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
-        self._runner._dummy_run(descriptor.num_tokens, uniform_decode=True, skip_eplb=True)
+        self._run_decodes(descriptor.num_tokens)
 
     def _forget(self, descriptor: Any) -> None:
         assert self._manager is not None
@@ -220,4 +372,6 @@ class StepGraphs(GraphCapture):
     def destroy(self) -> None:
         if self._manager is not None and self._manager.graphs:
             torch_npu.npu.synchronize()
-            self._manager.graphs.clear()
+            self._manager.clear()
+        if self.of_drafter is not None:
+            self.of_drafter.clear()

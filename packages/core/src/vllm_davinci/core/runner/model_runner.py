@@ -1,24 +1,30 @@
 """A thin subclass of vLLM's V2 runner, which takes over the parts of a step as vLLM makes them."""
 
 import gc
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.attn_utils import get_shared_kv_cache_layers
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
+from vllm.v1.worker.gpu.eplb_utils import EPLBController
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
+from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
@@ -26,15 +32,24 @@ from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.expert_balance.runner import NPUEPLBController, balance
+from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
+from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.runner.adoption import adopted
 from vllm_davinci.core.runner.block_tables import NPUBlockTables
 from vllm_davinci.core.runner.buffers import leave_out_uva
 from vllm_davinci.core.runner.graphs import NPUGraphManager, StepGraphs
 from vllm_davinci.core.runner.model_state import NPUModelState
 from vllm_davinci.core.runner.plain_steps import NPURequestState, PlainSteps
-from vllm_davinci.core.runner.sampler import NPUSampler
+from vllm_davinci.core.runner.sampler import NPURejectionSampler, NPUSampler
+from vllm_davinci.core.runner.speculation import ComputedTokens, name_auxiliary_layers, on_npu
+from vllm_davinci.core.runner.ubatches import DummyLengths, StepPlans
+from vllm_davinci.core.ubatch.largest_steps import measure_steps
+from vllm_davinci.core.ubatch.split_forward import SplitForward
+from vllm_davinci.core.ubatch.splitter import StepSplitter
+from vllm_davinci.core.ubatch.step_facts import BatchFacts
 
 
 class NPUModelRunner(GPUModelRunner):
@@ -48,11 +63,16 @@ class NPUModelRunner(GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         leave_out_uva()
+        self._computed_tokens: ComputedTokens | None = None  # where drafts may be rejected
         limits = soc_of(current_platform.get_device_name()).graphs
         self.graphs = StepGraphs(self, vllm_config, limits)
         super().__init__(vllm_config, device)
         layers = self.compilation_config.static_forward_context
         self._kv_cache_memory = KVCacheMemory(device, layers, [])
+        query_len = self.num_speculative_steps + 1
+        self.plans = StepPlans(vllm_config, query_len, self.supports_mm_inputs)
+        self._dummy_lengths: DummyLengths | None = None
+        self._builders_are_made: Callable[[], None] = lambda: None
         self._output_plan: OutputPlan | None = None  # of a quantized model
 
     # --- parts, in the order in which vLLM makes them ------------------------------------------
@@ -68,11 +88,24 @@ class NPUModelRunner(GPUModelRunner):
 
     @adopted
     def model_state(self, state: ModelState) -> NPUModelState:
-        return NPUModelState.taking_over(state)
+        return NPUModelState.taking_over(state, self.plans)
 
     @adopted
     def sampler(self, sampler: Sampler) -> NPUSampler:
         return NPUSampler.taking_over(sampler)
+
+    @adopted
+    def rejection_sampler(self, sampler: RejectionSampler) -> NPURejectionSampler:
+        return NPURejectionSampler.taking_over(sampler)
+
+    @adopted
+    def speculator(self, speculator: BaseSpeculator) -> BaseSpeculator:
+        self._computed_tokens = ComputedTokens(self.req_states)
+        return on_npu(speculator, self._computed_tokens)
+
+    @adopted
+    def eplb(self, controller: EPLBController) -> NPUEPLBController:
+        return NPUEPLBController.taking_over(controller)
 
     @adopted
     def block_tables(self, tables: BlockTables) -> NPUBlockTables:
@@ -81,6 +114,11 @@ class NPUModelRunner(GPUModelRunner):
     @adopted
     def cudagraph_manager(self, manager: ModelCudaGraphManager) -> NPUGraphManager:
         return NPUGraphManager.taking_over(manager, self.model_state)
+
+    @adopted
+    def attn_groups(self, groups: list[list[AttentionGroup]]) -> list[list[AttentionGroup]]:
+        self._builders_are_made()
+        return groups
 
     @adopted
     def kv_caches(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -100,10 +138,16 @@ class NPUModelRunner(GPUModelRunner):
 
     def load_model(self, load_dummy_weights: bool = False, *args: Any, **options: Any) -> None:
         quantization = self.vllm_config.quant_config
+        if self.speculative_config is not None:
+            refuse_heads_of_rotated_models(self.speculative_config.method, quantization)
+            if self.speculative_config.method == "eagle3":
+                name_auxiliary_layers(self.speculative_config.draft_model_config)
         with explained(self.model_config.model, quantization):
             super().load_model(load_dummy_weights, *args, **options)
         model = self.get_model()
         check_loaded(model, quantization, self.load_config.load_format)
+        balance(self)
+        self.plans.take_model(model)
         self.prefetches = plan_prefetches(self.vllm_config)
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
 
@@ -117,13 +161,65 @@ class NPUModelRunner(GPUModelRunner):
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, of a model whose operators have their output kinds already."""
-        self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
-        super().profile_run(*args, **kwargs)
+        with self.eplb.suppress():
+            self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
+            super().profile_run(*args, **kwargs)
         self.graphs.measure_workspaces()
 
+    @property
+    def splitter(self) -> StepSplitter:
+        return self.plans.splitter
+
+    @property
+    def split_forward(self) -> SplitForward | None:
+        return self.plans.split_forward
+
     def measure_steps(self) -> int:
-        """Bytes that the largest steps in ubatches take: none is split."""
-        return 0
+        """Bytes that the largest steps in ubatches take at most; 0 where none is split."""
+        if not self.splitter.splits:
+            return 0
+        step = small_kv_cache(self, self.max_num_tokens)
+        with step as is_there, set_current_vllm_config(self.vllm_config):
+            step_bytes = measure_steps(self) if is_there else 0
+        self.graphs.measure_workspaces()
+        return step_bytes
+
+    @torch.inference_mode()
+    def run_dummy_step(
+        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
+    ) -> None:
+        """An eager step of nothing, as ubatches where it is split.
+
+        query_lens: new tokens of each request; seq_lens: all its tokens
+        """
+        step = SchedulerOutput.make_empty()
+        step.num_scheduled_tokens = {str(place): each for place, each in enumerate(query_lens)}
+        step.total_num_scheduled_tokens = sum(query_lens)
+        self._plain_steps.forget()
+        self._dummy_lengths = DummyLengths(query_lens, seq_lens)
+        self.kv_connector.set_disabled(True)
+        received = self.intermediate_tensors
+        try:
+            with self.eplb.suppress():
+                self.execute_model(
+                    step,
+                    intermediate_tensors=None if received is None else received[: sum(query_lens)],
+                    dummy_run=True,
+                    is_profile=True,
+                )
+        finally:
+            self._dummy_lengths = self.execute_model_state = None
+            self.kv_connector.set_disabled(False)
+
+    def initialize_kv_cache(
+        self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any
+    ) -> None:
+        """vLLM's. A metadata builder keeps state of its batch, so each ubatch has its own."""
+        self.splitter.look_at_cache(kv_cache_config)
+        with ExitStack() as stack:
+            stack.enter_context(self.splitter.builder_per_ubatch())
+            self._builders_are_made = stack.close
+            super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
 
     def _init_minimal_kv_cache_for_profiling(self) -> None:
         cudagraph_utils._init_minimal_kv_cache_for_profiling(self)
@@ -136,17 +232,22 @@ class NPUModelRunner(GPUModelRunner):
         self.kv_block_zeroer = self._kv_cache_memory
 
     def capture_model(self, **kwargs: Any) -> int:
-        if self._output_plan is not None:
-            longest = self.max_model_len - 1  # a dummy prefill has one token of context
-            self._output_plan.check_with_attention(self.vllm_config, longest, self._dummy_run)
-        return self.graphs.capture_steps()
+        with self.eplb.suppress():
+            if self._output_plan is not None:
+                longest = self.max_model_len - 1  # a dummy prefill has one token of context
+                self._output_plan.check_with_attention(self.vllm_config, longest, self._dummy_run)
+            return self.graphs.capture_steps()
 
     # --- a step --------------------------------------------------------------------------------
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         for layer in self._mla_layers:
             layer.follow_weights()
-        return super().execute_model(*args, **kwargs)
+        self.plans.begin()
+        try:
+            return super().execute_model(*args, **kwargs)
+        finally:
+            self.plans.begin()
 
     def update_requests(self, scheduler_output: SchedulerOutput) -> None:
         """Moves requests on: blocks of the cache first, which requests get copies of."""
@@ -164,6 +265,8 @@ class NPUModelRunner(GPUModelRunner):
         batch_desc: BatchExecutionDescriptor,
         num_active_loras: int,
     ) -> InputBatch:
+        if self._computed_tokens is not None:
+            self._computed_tokens.settle(batch_req_state.idx_mapping_np)
         if not self._has_plain_steps:
             return super().prepare_inputs(
                 scheduler_output, batch_req_state, batch_desc, num_active_loras
@@ -188,6 +291,8 @@ class NPUModelRunner(GPUModelRunner):
         """Blocks and slots of the step, from what the host knows of it."""
         slots, lengths = input_batch.idx_mapping_np, input_batch.num_scheduled_tokens
         self._slots_of_step = slots
+        if self.splitter.is_needed:
+            self.plans.take_batch(self._facts_of(input_batch))
         tables = self.block_tables.gather(slots, input_batch.num_reqs_after_padding)
         starts = input_batch.query_start_loc_np[: len(slots)]
         positions = np.arange(lengths.sum()) + np.repeat(
@@ -197,6 +302,25 @@ class NPUModelRunner(GPUModelRunner):
             np.repeat(slots, lengths), positions, input_batch.num_tokens_after_padding
         )
         return tables, slot_mappings
+
+    def _facts_of(self, batch: InputBatch) -> BatchFacts:
+        features = self.encoder_cache.mm_features if self.encoder_cache is not None else {}
+        model = self.get_model()
+        return BatchFacts(
+            can_be_cut=getattr(model, "splits_multimodal_steps", False)
+            or not any(features.get(name) for name in batch.req_ids),
+            prefixes=self.block_tables.prefixes(batch.idx_mapping_np, batch.num_computed_tokens_np),
+        )
+
+    def prepare_dummy_attn(
+        self, input_batch: InputBatch, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        if self._dummy_lengths is not None:
+            self._dummy_lengths.write(input_batch)
+        prepared: tuple[tuple[torch.Tensor, ...], torch.Tensor] = super().prepare_dummy_attn(
+            input_batch, *args, **kwargs
+        )
+        return prepared
 
     def postprocess_sampled(
         self, idx_mapping: torch.Tensor, sampled_tokens: torch.Tensor, *args: Any, **kwargs: Any
@@ -208,6 +332,8 @@ class NPUModelRunner(GPUModelRunner):
         """
         if self._reads_tokens_on_device(self._slots_of_step):
             super().postprocess_sampled(idx_mapping, sampled_tokens, *args, **kwargs)
+            if self._computed_tokens is not None:
+                self._computed_tokens.copy()
             return
         self.req_states.last_sampled_tokens.index_copy_(0, idx_mapping, sampled_tokens)
 

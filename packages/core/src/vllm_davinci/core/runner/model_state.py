@@ -2,33 +2,87 @@
 
 from typing import Any
 
+import torch
+from vllm.config import CUDAGraphMode
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.ubatch_utils import _slice_input_batch
+from vllm.v1.worker.ubatch_utils import UBatchSlice
+from vllm.v1.worker.utils import AttentionGroup
+
+from vllm_davinci.core.runner.adoption import behind
+from vllm_davinci.core.runner.ubatches import StepPlans
 
 
 class NPUModelState(ModelState):
     """vLLM's state of a model, which keeps the metadata of the newest step for a graph's replay.
 
     is_plain: whether the model has nothing that follows its requests on the device
+    plans:    how the steps of the target are run
+    newest_metadata: by layer, of the whole step, or of a drafter's pass
+    as_run:   the same as the target is run with: of a split step per ubatch
     """
 
     newest_metadata: dict[str, Any] | None = None
+    as_run: Any = None
     is_plain: bool
+    plans: StepPlans
 
     @staticmethod
-    def taking_over(state: ModelState) -> "NPUModelState":
+    def taking_over(state: ModelState, plans: StepPlans) -> "NPUModelState":
         """The same object, of a class that has vLLM's own for this model behind ours."""
         plain = type(state) is DefaultModelState and state.prompt_embeds_state is None
-        state.__class__ = _behind_ours(type(state))
+        state.__class__ = behind(NPUModelState, type(state))
         assert isinstance(state, NPUModelState)
-        state.is_plain = plain
+        state.is_plain, state.plans = plain, plans
         return state
 
-    def prepare_attn(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        metadata: dict[str, Any] = super().prepare_attn(*args, **kwargs)
+    def prepare_attn(
+        self,
+        input_batch: InputBatch,
+        cudagraph_mode: CUDAGraphMode,
+        block_tables: tuple[torch.Tensor, ...],
+        slot_mappings: torch.Tensor,
+        attn_groups: list[list[AttentionGroup]],
+        kv_cache_config: KVCacheConfig,
+        for_capture: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        build = super().prepare_attn
+        of_model = attn_groups, kv_cache_config
+        metadata: dict[str, Any] = build(
+            input_batch,
+            cudagraph_mode,
+            block_tables,
+            slot_mappings,
+            *of_model,
+            for_capture=for_capture,
+            **kwargs,
+        )
+
+        def build_part(index: int, part: UBatchSlice) -> dict[str, Any]:
+            tables = tuple(table[part.request_slice] for table in block_tables)
+            built: dict[str, Any] = build(
+                _part_of(input_batch, part),
+                CUDAGraphMode.NONE,
+                tables,
+                slot_mappings[:, part.token_slice],
+                *of_model,
+                **(kwargs | {"ubatch_idx": index}),
+            )
+            return built
+
         self.newest_metadata = metadata
+        self.as_run = self.plans.as_run(
+            metadata, input_batch, cudagraph_mode, for_capture, build_part
+        )
         return metadata
 
 
-def _behind_ours(cls: type[Any]) -> type[Any]:
-    return type(f"NPU{cls.__name__}", (NPUModelState, cls), {})
+def _part_of(batch: InputBatch, part: UBatchSlice) -> InputBatch:
+    """vLLM's batch of a ubatch, with lengths in memory of its own."""
+    ends, lengths = (torch.empty_like(each) for each in (batch.query_start_loc, batch.seq_lens))
+    sliced: InputBatch = _slice_input_batch(batch, part, ends, lengths)
+    return sliced

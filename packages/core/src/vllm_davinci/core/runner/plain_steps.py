@@ -15,9 +15,11 @@ class NPURequestState(RequestState):
     """vLLM's tables of requests, with the tokens of their prompts on the host.
 
     prompts: by slot, int32: the tokens that a request came with
+    is_new:  by slot: whether the request has come since the newest step was sampled
     """
 
     prompts: list[np.ndarray | None]
+    is_new: np.ndarray
 
     @classmethod
     def taking_over(cls, states: RequestState) -> "NPURequestState":
@@ -26,14 +28,16 @@ class NPURequestState(RequestState):
         assert isinstance(states, cls)
         take_over_tables(states)
         states.prompts = [None] * states.max_num_reqs
+        states.is_new = np.ones(states.max_num_reqs, dtype=bool)
         return states
 
     def add_request(
         self, req_id: str, prompt_len: int, all_token_ids: list[int], *args: Any, **kwargs: Any
     ) -> None:
         super().add_request(req_id, prompt_len, all_token_ids, *args, **kwargs)
-        tokens = np.array(all_token_ids, dtype=np.int32)
-        self.prompts[self.req_id_to_index[req_id]] = tokens
+        slot = self.req_id_to_index[req_id]
+        self.prompts[slot] = np.array(all_token_ids, dtype=np.int32)
+        self.is_new[slot] = True
 
 
 class _Copied(NamedTuple):

@@ -1,5 +1,7 @@
 """vLLM's V2 sampler, without launches that change nothing."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
@@ -7,8 +9,10 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from vllm_davinci.core.runner.buffers import take_over_tables
+from vllm_davinci.core.triton_kernels.verification import keep_greedy
 
 
 class NPUSampler(Sampler):
@@ -56,6 +60,30 @@ class NPUSampler(Sampler):
             or self.get_logprobs_dims(slots) is not None
         )
 
+    def apply_sampling_params(
+        self,
+        logits: torch.Tensor,
+        expanded_idx_mapping: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        idx_mapping_np: np.ndarray,
+        *args: Any,
+        skip_top_k_top_p: bool = False,
+    ) -> torch.Tensor:
+        """vLLM's, with top-k and top-p by torch's operators. Returns [rows, vocabulary]."""
+        slots = expanded_idx_mapping, idx_mapping, idx_mapping_np
+        processed: torch.Tensor = super().apply_sampling_params(
+            logits, *slots, *args, skip_top_k_top_p=True
+        )
+        if skip_top_k_top_p:
+            return processed
+        top_k, top_p, _ = self.sampling_states.get_top_k_top_p(
+            expanded_idx_mapping, idx_mapping_np, processed.shape[-1]
+        )
+        if top_k is None and top_p is None:
+            return processed
+        limited: torch.Tensor = apply_top_k_top_p_pytorch(processed, top_k, top_p)
+        return limited
+
     def _sample_random(
         self,
         processed_logits: torch.Tensor,
@@ -83,3 +111,54 @@ class NPUSampler(Sampler):
             use_fp64=self.use_fp64_gumbel,
         )
         return sampled, processed_logits
+
+
+class NPURejectionSampler(RejectionSampler):
+    """vLLM's verification of drafts, in few launches where every request takes its greatest logit.
+
+    A draft is kept there if it is the greatest logit, and that is its token in any case.
+    """
+
+    @classmethod
+    def taking_over(cls, sampler: RejectionSampler) -> "NPURejectionSampler":
+        """The same object under this class."""
+        sampler.__class__ = cls
+        assert isinstance(sampler, cls)
+        return sampler
+
+    def _verify(
+        self,
+        logits: torch.Tensor,
+        draft_logits: torch.Tensor | None,
+        draft_sampled: torch.Tensor,
+        pos: torch.Tensor,
+        cu_num_logits: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        idx_mapping_np: np.ndarray,
+        expanded_idx_mapping: torch.Tensor,
+        expanded_local_pos: torch.Tensor,
+        seq_lens_upper_bound_np: np.ndarray,
+        verify_draft_sampled: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits as they are after all options; tokens [num_reqs, drafts + 1] int64, and how many
+        of them each request gets: [num_reqs] int32."""
+        slots = expanded_idx_mapping, idx_mapping, idx_mapping_np
+        rows = expanded_local_pos, seq_lens_upper_bound_np
+        temperatures = self.sampler.sampling_states.temperature.np
+        if temperatures[idx_mapping_np].any() or self.synthetic_conditional_rates is not None:
+            verified: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = super()._verify(
+                logits,
+                draft_logits,
+                draft_sampled,
+                pos,
+                cu_num_logits,
+                idx_mapping,
+                idx_mapping_np,
+                expanded_idx_mapping,
+                *rows,
+                verify_draft_sampled,
+            )
+            return verified
+        processed = self.sampler.apply_sampling_params(logits, *slots, pos, draft_sampled, *rows)
+        most = self.num_speculative_steps
+        return processed, *keep_greedy(processed, verify_draft_sampled, cu_num_logits, most)

@@ -5,13 +5,12 @@ several ubatches have at one time, gathered rows of one beside those of another;
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch_npu
-from vllm.config import CUDAGraphMode
 
 from vllm_davinci.core.ubatch.splitter import StepSplitter
 
@@ -27,8 +26,10 @@ class StepRunner(Protocol):
     max_model_len: int
     splitter: StepSplitter
 
-    def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
-    def dummy_runs_as_planned(self) -> AbstractContextManager[None]: ...
+    def run_dummy_step(
+        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
+    ) -> None:
+        """Runs an eager step, as planned, over the cache that there is."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,8 @@ class LargestStep:
         seq_lens = (lens + context).clamp(max=runner.max_model_len).int()
         share, splitter = self.first_share, runner.splitter
         split = nullcontext() if share is None else splitter.as_if_real(share)
-        with split, runner.dummy_runs_as_planned():
-            runner._dummy_run(
-                self.num_tokens,
-                cudagraph_runtime_mode=CUDAGraphMode.NONE,
-                force_attention=True,
-                is_profile=True,
-                skip_eplb=True,
-                create_mixed_batch=self.is_mixed,
-                profile_seq_lens=seq_lens,
-            )
+        with split:
+            runner.run_dummy_step(self.query_lens, seq_lens, self.is_mixed)
         torch.accelerator.synchronize()
 
 

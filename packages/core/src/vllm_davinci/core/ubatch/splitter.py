@@ -19,7 +19,11 @@ from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import attention_scheduler
 from vllm_davinci.core.config.step_costs import costs_file, ways_to_experts
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
+from vllm_davinci.core.ubatch.coordination import (
+    CoordinatedStep,
+    RankStep,
+    coordinate_across_dp,
+)
 from vllm_davinci.core.ubatch.decisions import Counts, Decisions, has_communication
 from vllm_davinci.core.ubatch.metrics import CountWriter
 from vllm_davinci.core.ubatch.planned_step import PlannedStep, SplitStep
@@ -35,7 +39,7 @@ class StepSplitter:
     """Decides of each step of one runner whether and how it is split into ubatches.
 
     scheduler:  None where dual-batch overlap is off: then DP ranks only tell each other of prefills
-    dispatcher: chooses the graph of a step
+    dispatcher: of vLLM's V1 runner, chooses the graph of a step; None on V2
     decode_query_len: tokens of a request that decodes
     takes_images: whether the model takes multimodal input, whose graphs hold whole steps
     """
@@ -44,7 +48,7 @@ class StepSplitter:
         self,
         vllm_config: VllmConfig,
         scheduler: StreamScheduler | None,
-        dispatcher: CudagraphDispatcher,
+        dispatcher: CudagraphDispatcher | None,
         decode_query_len: int,
         takes_images: bool,
     ) -> None:
@@ -144,61 +148,98 @@ class StepSplitter:
         facts:     about the batch; None in a step that serves no requests
         Returns vLLM's answer for all ranks, which never tells of a split, and how it is run.
         """
-        decisions = self._decisions
-        decision = None
-        if self._tries:
-            step, facts = replace(step, is_real=True), BatchFacts(can_be_cut=True)
-        if decisions is not None:
-            about = self._facts(decisions, step, execution, facts)
-            decision = decisions.decide(about, None if facts is None else facts.prefixes)
+        mode, descriptor = execution[:2]
+        step, about, decision = self._decide(step, mode, descriptor.num_tokens, facts)
         ubatch_sizes: list[torch.Tensor] | None = None
         any_rank_prefills = False
         if self._parallel.data_parallel_size > 1:
             execution, ubatch_sizes, any_rank_prefills = self._agree(step, execution, decision)
+        mode, descriptor = execution[:2]
+        agreed = self._planned(step, mode, descriptor.num_tokens, about, decision, ubatch_sizes)
+        return execution, PlannedStep(agreed, any_rank_prefills)
+
+    def plan_agreed(
+        self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, facts: BatchFacts | None
+    ) -> PlannedStep:
+        """`plan` for a step on whose graph mode and padding the DP ranks have agreed already.
+
+        num_tokens: rows of this rank's step, padding included
+        """
+        step, about, decision = self._decide(step, mode, num_tokens, facts)
+        ubatch_sizes: list[torch.Tensor] | None = None
+        prefills = False
+        if self._parallel.data_parallel_size > 1:
+            coordinated = self._coordinate(step, mode, num_tokens, decision)
+            ubatch_sizes = coordinated.ubatch_sizes
+            prefills = self._layers_ask_for_prefills and coordinated.prefills
+        agreed = self._planned(step, mode, num_tokens, about, decision, ubatch_sizes)
+        return PlannedStep(agreed, prefills)
+
+    def _decide(
+        self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, facts: BatchFacts | None
+    ) -> tuple[ScheduledStep, Any, Decision | None]:
+        """The step, facts about it, and what this rank would decide; None without overlap."""
+        decisions = self._decisions
+        if self._tries:
+            step, facts = replace(step, is_real=True), BatchFacts(can_be_cut=True)
+        if decisions is None:
+            return step, None, None
+        about = self._about(decisions, step, mode, num_tokens, facts)
+        return step, about, decisions.decide(about, None if facts is None else facts.prefixes)
+
+    def _planned(
+        self,
+        step: ScheduledStep,
+        mode: CUDAGraphMode,
+        num_tokens: int,
+        about: Any,
+        decision: Decision | None,
+        ubatch_sizes: list[torch.Tensor] | None,
+    ) -> SplitStep | None:
+        """How the step is cut, which is counted. ubatch_sizes: every DP rank's, if all cut"""
+        decisions = self._decisions
         if decisions is None or decision is None:
-            return execution, PlannedStep(None, any_rank_prefills)
+            return None
         if self._parallel.data_parallel_size > 1 and ubatch_sizes is None:
             decision = decision.withdrawn("VETOED")
         if not self._tries:
             decisions.count(about, decision)
-        mode, descriptor = execution[:2]
         split = decision.split
         if mode == CUDAGraphMode.FULL or step.precedes_graph:
-            split = self._split_in_graph(descriptor)
-            ubatch_sizes = None if split is None else self._same_on_all_ranks(split, descriptor)
-        split_step = None if split is None else SplitStep(split, ubatch_sizes)
-        return execution, PlannedStep(split_step, any_rank_prefills)
+            split = self._split_in_graph(num_tokens)
+            ubatch_sizes = None if split is None else self._same_on_all_ranks(split, num_tokens)
+        return None if split is None else SplitStep(split, ubatch_sizes)
 
-    def _facts(
+    def _about(
         self,
         decisions: Decisions,
         step: ScheduledStep,
-        execution: Execution,
+        mode: CUDAGraphMode,
+        num_tokens: int,
         facts: BatchFacts | None,
     ) -> Any:
-        mode, descriptor = execution[:2]
         replays = mode != CUDAGraphMode.NONE
         return decisions.facts(
             step.query_lens.tolist(),
             decode_query_len=self._decode_query_len,
             is_real=step.is_real,
             is_graph_replay=replays,
-            is_split_in_graph=replays and self._split_in_graph(descriptor) is not None,
+            is_split_in_graph=replays and self._split_in_graph(num_tokens) is not None,
             is_supported=self._is_causal and facts is not None and facts.can_be_cut,
         )
 
     def ubatches_of_graph(self, num_tokens: int) -> int:
         """As how many ubatches the graph of so many tokens is captured; 1 is whole."""
-        split = self._split_in_graph(BatchDescriptor(num_tokens))
+        split = self._split_in_graph(num_tokens)
         return 1 if split is None else len(split.ubatches)
 
-    def _split_in_graph(self, descriptor: BatchDescriptor) -> Split | None:
+    def _split_in_graph(self, num_tokens: int) -> Split | None:
         """How a graph holds its steps; None where whole. The same at capture and at each replay."""
         if self._decisions is None or self._takes_images:
             return None
         if not self._is_causal:
             return None
-        num_tokens, query_len = descriptor.num_tokens, self._decode_query_len
+        query_len = self._decode_query_len
         if num_tokens not in self._graph_decisions:
             # However many of its decodes are padding.
             step = self._decisions.facts(
@@ -216,17 +257,30 @@ class StepSplitter:
                 )
         return self._graph_decisions[num_tokens].split
 
-    def _same_on_all_ranks(
-        self, split: Split, descriptor: BatchDescriptor
-    ) -> list[torch.Tensor] | None:
+    def _same_on_all_ranks(self, split: Split, num_tokens: int) -> list[torch.Tensor] | None:
         """Per ubatch, every DP rank's tokens in a step that has one size everywhere."""
         dp_size = self._parallel.data_parallel_size
         if dp_size == 1:
             return None
         return [
-            torch.full((dp_size,), size, dtype=torch.int32)
-            for size in _sizes(split, descriptor.num_tokens)
+            torch.full((dp_size,), size, dtype=torch.int32) for size in _sizes(split, num_tokens)
         ]
+
+    def _coordinate(
+        self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, decision: Decision | None
+    ) -> CoordinatedStep:
+        split = None if decision is None else decision.split
+        return coordinate_across_dp(
+            RankStep(
+                num_tokens,
+                mode.value,
+                [] if split is None else _sizes(split, num_tokens),
+                bool(step.is_real and step.query_lens.max() > self._decode_query_len),
+            ),
+            self._options.num_ubatches,
+            self._parallel.data_parallel_rank,
+            get_dp_group().cpu_group,
+        )
 
     def _agree(
         self, step: ScheduledStep, execution: Execution, decision: Decision | None
@@ -234,24 +288,14 @@ class StepSplitter:
         """The execution of all DP ranks; per ubatch, every rank's tokens; whether any prefills,
         where layers ask for it."""
         mode, descriptor, _, _, statistics = execution
-        split = None if decision is None else decision.split
-        coordinated = coordinate_across_dp(
-            RankStep(
-                descriptor.num_tokens,
-                mode.value,
-                [] if split is None else _sizes(split, descriptor.num_tokens),
-                bool(step.is_real and step.query_lens.max() > self._decode_query_len),
-            ),
-            self._options.num_ubatches,
-            self._parallel.data_parallel_rank,
-            get_dp_group().cpu_group,
-        )
+        coordinated = self._coordinate(step, mode, descriptor.num_tokens, decision)
         num_tokens = coordinated.num_tokens
         if mode != CUDAGraphMode.NONE:
             if coordinated.graph_mode is None:  # one DP rank cannot replay: none does
                 mode = CUDAGraphMode.NONE
                 descriptor = BatchDescriptor(descriptor.num_tokens)
             else:  # a graph has one size everywhere
+                assert self._dispatcher is not None
                 num_tokens = num_tokens.max().expand_as(num_tokens).clone()
                 mode, descriptor = self._dispatcher.dispatch(
                     num_tokens=int(num_tokens[0]),

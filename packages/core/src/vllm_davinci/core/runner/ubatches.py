@@ -1,0 +1,141 @@
+"""Steps of the V2 runner that are run as ubatches, of which vLLM is not told."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import get_forward_context, override_forward_context
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.ubatch_utils import UBatchSlice
+
+from vllm_davinci.core import components
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.ubatch.planned_step import WHOLE
+from vllm_davinci.core.ubatch.split_forward import SplitForward
+from vllm_davinci.core.ubatch.splitter import StepSplitter
+from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
+
+
+class StepPlans:
+    """Plans each step when its metadata is built, and runs the model's forward as planned.
+
+    vLLM's own ubatches run in threads, two of them and equal. Here it sees whole steps always: it
+    gets their metadata, which a drafter takes, too; the model gets that of the parts.
+
+    decode_query_len: tokens of a request that decodes
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, decode_query_len: int, supports_mm_inputs: bool
+    ) -> None:
+        splits = get_config(vllm_config).dbo.enabled
+        scheduler = components.stream_scheduler() if splits else None
+        self.splitter = StepSplitter(
+            vllm_config, scheduler, None, decode_query_len, supports_mm_inputs
+        )
+        self.split_forward = None if scheduler is None else SplitForward(scheduler, vllm_config)
+        self._decode_query_len = decode_query_len
+        self._facts: BatchFacts | None = None  # of the step that is being prepared; None: a dummy
+        self._planned = WHOLE
+        self._metadata: Any = None  # of the step as it is run
+        self._is_of_drafter = False
+
+    def take_model(self, model: Any) -> None:
+        """Has a loaded model's forward run as planned, where any step may be split."""
+        if self.split_forward is None:
+            return
+        self.split_forward.prepare(model)
+        forward = model.forward
+
+        def run(*args: Any, **inputs: Any) -> Any:
+            return self._run(forward, *args, **inputs)
+
+        model.forward = run
+
+    def take_batch(self, facts: BatchFacts) -> None:
+        """To be called for a step that serves requests, before its metadata is built."""
+        self._facts = facts
+
+    def begin(self) -> None:
+        """To be called before a step: it is whole, and serves nobody, until something else is
+        said."""
+        self._planned, self._facts = WHOLE, None
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Leaves metadata that is built meanwhile whole: it is a drafter's."""
+        self._is_of_drafter = True
+        try:
+            yield
+        finally:
+            self._is_of_drafter = False
+
+    def as_run(
+        self,
+        metadata: dict[str, Any],
+        batch: InputBatch,
+        mode: CUDAGraphMode,
+        for_capture: bool,
+        build: Callable[[int, UBatchSlice], dict[str, Any]],
+    ) -> Any:
+        """Plans a step: the same on all data-parallel ranks, each of which calls it once per step.
+
+        metadata: by layer, of the whole step
+        build:    builds that of a part, by its number
+        Returns the metadata that the model is run with: by layer, of a split step per ubatch.
+        """
+        if self._is_of_drafter or not self.splitter.is_needed:
+            return metadata
+        facts, self._facts = self._facts, None
+        lengths = batch.num_scheduled_tokens
+        step = ScheduledStep(lengths, facts is not None, precedes_graph=for_capture)
+        self._planned = self.splitter.plan_agreed(step, mode, batch.num_tokens_after_padding, facts)
+        split = self._planned.split
+        built: Any = metadata
+        decodes = bool(lengths.max() <= self._decode_query_len)
+        if split is not None and not decodes:
+            built = [build(index, part) for index, part in enumerate(split.slices())]
+        self._metadata = self._planned.metadata(built, decodes)
+        return self._metadata
+
+    def _run(self, forward: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+        split = self._planned.split
+        if split is None or self.split_forward is None:
+            return forward(*args, **inputs)
+        context = get_forward_context()
+        num_tokens = inputs["positions"].shape[-1]
+        of_parts = replace(
+            context,
+            attn_metadata=self._metadata,
+            slot_mapping=self._planned.slots(context.slot_mapping, num_tokens),
+        )
+        with override_forward_context(of_parts):
+            # Captures leave out embeddings where there are none.
+            whole = {"inputs_embeds": None} | inputs
+            return self.split_forward.run(split, forward, *args, **whole)
+
+
+class DummyLengths:
+    """Lengths of a dummy step's requests, where vLLM would give all of them as many tokens.
+
+    query_lens: [num_reqs], new tokens of each; seq_lens: [num_reqs] int32, all its tokens
+    """
+
+    def __init__(self, query_lens: tuple[int, ...], seq_lens: torch.Tensor) -> None:
+        self._query_lens = np.array(query_lens, dtype=np.int32)
+        self._seq_lens = seq_lens
+
+    def write(self, batch: InputBatch) -> None:
+        """Puts them into vLLM's batch of as many requests and tokens."""
+        lengths = self._query_lens
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        batch.num_scheduled_tokens = lengths
+        batch.query_start_loc_np = ends
+        batch.query_start_loc.copy_(torch.from_numpy(ends))
+        batch.seq_lens.copy_(self._seq_lens)
+        batch.seq_lens_cpu_upper_bound = self._seq_lens.clone()
+        batch.num_computed_tokens_np = self._seq_lens.numpy() - lengths
