@@ -5,6 +5,8 @@ from typing import Any
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
+from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
+
 
 class NPUModelState(ModelState):
     """vLLM's state of a model, which keeps the metadata of the newest step for a graph's replay.
@@ -18,10 +20,12 @@ class NPUModelState(ModelState):
     @staticmethod
     def taking_over(state: ModelState) -> "NPUModelState":
         """The same object, of a class that has vLLM's own for this model behind ours."""
-        plain = type(state) is DefaultModelState and state.prompt_embeds_state is None
+        plain = type(state) is DefaultModelState
         state.__class__ = _behind_ours(type(state))
         assert isinstance(state, NPUModelState)
         state.is_plain = plain
+        if getattr(state, "prompt_embeds_state", None) is not None:
+            NPUPromptEmbeds.taking_over(state.prompt_embeds_state)
         return state
 
     def prepare_attn(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
