@@ -449,6 +449,75 @@ OF_DRAFTS: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{VERIFIED}._insert_resampled_kernel": insert_resampled,
 }
 
+
+class Reasoning:
+    """Requests of few kinds of tokens, so that markers of one to three are there by chance."""
+
+    def __init__(self, draw: Draw, sizes: tuple[int, int, int]) -> None:
+        self.tokens, self.total = draw.tokens % 3, draw.ints(0, LONGEST - DRAFTS, SLOTS)
+        self.start, self.natural_end, self.end = (draw.ints(0, 3, size) for size in sizes)
+        self.budgets = draw.ints(-1, 9, SLOTS)
+        self.last_start, self.last_end = draw.ints(-1, 20, SLOTS), draw.ints(-1, 20, SLOTS)
+        self.scanned = draw.ints(0, LONGEST, SLOTS)
+        for each, cold in ((self.scanned, 0), (self.last_start, -1), (self.last_end, -1)):
+            each[::4] = cold
+
+
+SIZES = ((1, 1, 1), (2, 1, 3), (1, 2, 2))
+
+
+def update_committed_marker_cache(draw: Draw) -> Iterator[Launch]:
+    for sizes in SIZES:
+        of = Reasoning(draw, sizes)
+        given = (draw.slots, of.budgets, of.tokens, LONGEST, of.total, of.last_start, of.last_end)
+        given += (of.scanned, of.start, of.natural_end)
+        options = {"START_LEN": sizes[0], "NATURAL_END_LEN": sizes[1], "MAX_LEN": max(sizes[:2])}
+        yield Launch((draw.num_reqs,), given, {**options, "BLOCK": 64})
+
+
+def thinking_budget(draw: Draw) -> Iterator[Launch]:
+    for sizes in SIZES:
+        of = Reasoning(draw, sizes)
+        given = (draw.logits(), VOCABULARY, draw.slot_of_row, of.budgets, of.tokens, LONGEST)
+        given += (of.total, draw.ints(0, 3, draw.num_rows), draw.place_of_row)
+        given += (of.last_start, of.last_end, of.start, of.natural_end, of.end)
+        options = {"START_LEN": sizes[0], "NATURAL_END_LEN": sizes[1], "END_LEN": sizes[2]}
+        yield Launch((draw.num_rows,), given, options)
+
+
+def trace_replay(draw: Draw) -> Iterator[Launch]:
+    left_out = draw.slots.clone()
+    left_out[0] = -1
+    prompt = draw.ints(1, 20, SLOTS)
+    given = (
+        draw.tokens,
+        LONGEST,
+        draw.ints(0, 20, SLOTS),
+        prompt + draw.ints(0, 20, SLOTS),
+        prompt,
+    )
+    for slots in (draw.slots, left_out):
+        yield Launch((draw.num_reqs,), (draw.longs(0, 99, draw.num_reqs), slots, *given), {})
+
+
+def compact_sampling_mask(draw: Draw) -> Iterator[Launch]:
+    most, num_bytes = 40, -(-VOCABULARY // 8)
+    for per_request in (1, DRAFTS + 1):
+        num_rows = draw.num_reqs * per_request
+        logits = draw.logits().masked_fill(
+            draw.uniform(draw.num_rows, VOCABULARY) < 0.99, -torch.inf
+        )
+        logits[0, :9], logits[-1, :3] = torch.nan, torch.inf
+        num_logits = draw.cu_num_logits.diff()
+        sampled = torch.minimum(draw.ints(0, per_request + 1, draw.num_reqs), num_logits)
+        given = (logits, VOCABULARY, 1, draw.cu_num_logits, sampled)
+        given += (torch.zeros(num_rows, most, dtype=torch.int32), most)
+        given += (torch.zeros(num_rows, num_bytes, dtype=torch.uint8), num_bytes)
+        given += (torch.zeros(num_rows, dtype=torch.int32), VOCABULARY, most)
+        options = {"ROWS_PER_REQUEST": per_request, "BLOCK_SIZE": 1024}
+        yield Launch((num_rows,), given, options)
+
+
 # Kernel -> draws launches of it.
 CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{RUNNER}.{module}._{draws.__name__}_kernel": draws
@@ -469,6 +538,9 @@ CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
         "sample.logit_bias": [bias],
         "sample.logprob": [topk_log_softmax, ranks, fill_logprob_token_ids],
         "sample.prompt_logprob": [prompt_logprobs_token_ids],
+        "sample.trace_replay": [trace_replay],
+        "sample.output": [compact_sampling_mask],
+        "sample.thinking_budget": [update_committed_marker_cache, thinking_budget],
     }.items()
     for draws in of_module
 } | {f"{RUNNER}.{name}": draws for name, draws in OF_DRAFTS.items()}

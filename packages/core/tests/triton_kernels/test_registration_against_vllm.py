@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from vllm_davinci.core.triton_kernels.logprobs import num_nans
 from vllm_davinci.core.triton_kernels.registration import STAND_INS
 
 PROGRAM = Path(__file__).with_name("interpreted.py")
@@ -103,6 +104,7 @@ TAKEN = {
 NOT_INTERPRETED = (
     "vllm.v1.worker.gpu.structured_outputs._apply_grammar_bitmask_kernel",
     "vllm.v1.worker.gpu.spec_decode.ngram.speculator._ngram_finalize_kernel",
+    "vllm.v1.worker.gpu.metrics.logits._num_nans_kernel",  # it lacks the kernel's library
 )
 
 
@@ -127,6 +129,14 @@ def test_a_stand_in_writes_what_the_kernel_writes(name: str, cases: dict[str, li
                     equal_nan=True,
                     msg=lambda text, number=number: f"argument {number}: {text}",
                 )
+
+
+def test_logits_that_are_no_numbers_are_counted():
+    logits = torch.randn(3, 50)
+    logits[1, [4, 40]], logits[2, 7], logits[2, 8] = torch.nan, torch.nan, torch.inf
+    counted = torch.zeros(3, dtype=torch.int32).npu()
+    num_nans(logits.npu(), 50, counted, 50)
+    assert counted.tolist() == [0, 2, 1]
 
 
 @pytest.mark.parametrize("name", STAND_INS)

@@ -55,6 +55,7 @@ OVERRIDES: tuple[Override, ...] = (
             "core.runner.model_runner:NPUModelRunner._dummy_run",
             "core.runner.plain_steps:NPURequestState",
             "core.runner.model_state:NPUModelState",
+            "core.runner.prompt_embeds:NPUPromptEmbeds",
         ),
         why="the V2 runner names the classes of its parts in its code; no platform chooses them",
         upstream={
@@ -68,6 +69,7 @@ OVERRIDES: tuple[Override, ...] = (
                 "self.kv_caches = [",
             ),
             "v1/worker/gpu/sample/sampler.py": ("def _sample_random",),
+            "v1/worker/gpu/model_states/default.py": ("self.prompt_embeds_state.apply(",),
         },
         goes_when="a platform can name the parts of the V2 runner",
     ),

@@ -57,9 +57,7 @@ def refused_on_v2(vllm_config: "VllmConfig", environment: Mapping[str, str]) -> 
             "encoder-decoder models": model.is_encoder_decoder,
             "models with recurrent states": keeps_states(model),
             "--runner pooling": model.runner_type == "pooling",
-            "--enable-prompt-embeds": model.enable_prompt_embeds,
             "--logits-processors": bool(model.logits_processors),
             "--enable-trace-replay": model.enable_trace_replay,
-            "--return-sampling-mask": model.return_sampling_mask,
         }
     return {f"{what} with {MODEL_RUNNER}=1": each for what, each in asked.items()}

@@ -344,6 +344,7 @@ class NPUModelRunner(GPUModelRunner):
             or self.use_pp
             or not self.model_state.is_plain
             or self.sampler.needs_logits_processing[slots].any()
+            or self.sampler.trace_replay_state is not None
             or self.prompt_logprobs_worker.uses_prompt_logprobs[slots].any()
             or self.prompt_logprobs_worker.token_id_scores
         )

@@ -13,6 +13,7 @@ from vllm.v1.worker.ubatch_utils import UBatchSlice
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.runner.adoption import behind
+from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
 from vllm_davinci.core.runner.ubatches import StepPlans
 
 
@@ -33,10 +34,12 @@ class NPUModelState(ModelState):
     @staticmethod
     def taking_over(state: ModelState, plans: StepPlans) -> "NPUModelState":
         """The same object, of a class that has vLLM's own for this model behind ours."""
-        plain = type(state) is DefaultModelState and state.prompt_embeds_state is None
+        plain = type(state) is DefaultModelState
         state.__class__ = behind(NPUModelState, type(state))
         assert isinstance(state, NPUModelState)
         state.is_plain, state.plans = plain, plans
+        if getattr(state, "prompt_embeds_state", None) is not None:
+            NPUPromptEmbeds.taking_over(state.prompt_embeds_state)
         return state
 
     def prepare_attn(

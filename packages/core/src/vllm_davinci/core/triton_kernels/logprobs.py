@@ -1,8 +1,8 @@
 """Log-probabilities of tokens, in torch's operators.
 
-Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample/{logprob,prompt_logprob}.py), whose
-parameters they have without `_ptr`. Nothing here reads from the device. L rows of logits, V entries
-of the vocabulary, R slots of requests.
+Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample/{logprob,prompt_logprob}.py,
+v1/worker/gpu/metrics/logits.py), whose parameters they have without `_ptr`. Nothing here reads from
+the device. L rows of logits, V entries of the vocabulary, R slots of requests.
 """
 
 from typing import Any
@@ -110,3 +110,10 @@ def prompt_logprobs_token_ids(
     places = slot * all_token_ids_stride + position
     tokens = all_token_ids.view(-1).index_select(0, places)
     prompt_logprobs_token_ids.copy_(tokens)
+
+
+def num_nans(
+    logits: torch.Tensor, logits_stride: int, num_nans: torch.Tensor, vocab_size: int, **_: Any
+) -> None:
+    """Writes how many logits [L, V] of each row are no numbers: [L] int32."""
+    num_nans.copy_(logits.ne(logits).sum(dim=1))

@@ -11,6 +11,7 @@ from vllm_davinci.core.triton_kernels import (
     logprobs,
     penalties,
     sampling,
+    thinking_budget,
     verification,
 )
 
@@ -20,6 +21,7 @@ SAMPLE = f"{RUNNER}.sample"
 DRAFTS = f"{RUNNER}.spec_decode"
 DEPENDENT = f"{DRAFTS}.target_dependent_ar.speculator"
 VERIFIED = f"{DRAFTS}.rejection_sampler_utils"
+BUDGET = f"{SAMPLE}.thinking_budget"
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     f"{BATCH}._prepare_prefill_inputs_kernel": inputs.prepare_prefill_inputs,
@@ -32,6 +34,8 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     f"{SAMPLE}.gumbel._temperature_kernel": sampling.temperature,
     f"{SAMPLE}.gumbel._gumbel_sample_kernel": sampling.gumbel_sample,
     f"{SAMPLE}.min_p._min_p_kernel": sampling.min_p,
+    f"{SAMPLE}.trace_replay._trace_replay_kernel": sampling.trace_replay,
+    f"{SAMPLE}.output._compact_sampling_mask_kernel": sampling.compact_sampling_mask,
     f"{SAMPLE}.penalties._bincount_kernel": penalties.bincount,
     f"{SAMPLE}.penalties._penalties_kernel": penalties.penalties,
     f"{SAMPLE}.bad_words._bad_words_kernel": penalties.bad_words,
@@ -55,6 +59,11 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     f"{VERIFIED}._rejection_kernel": verification.reject,
     f"{VERIFIED}._resample_kernel": verification.resample,
     f"{VERIFIED}._insert_resampled_kernel": verification.insert_resampled,
+    f"{RUNNER}.metrics.logits._num_nans_kernel": logprobs.num_nans,
+    f"{BUDGET}._update_committed_marker_cache_kernel": (
+        thinking_budget.update_committed_marker_cache
+    ),
+    f"{BUDGET}._thinking_budget_kernel": thinking_budget.thinking_budget,
 }
 
 

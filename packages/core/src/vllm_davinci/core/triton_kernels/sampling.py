@@ -196,3 +196,75 @@ def _times(word: torch.Tensor, factor: int) -> torch.Tensor:
     """The product's low 32 bits, by halves: the whole one would not fit int64."""
     low, high = word & 0xFFFF, _shifted_right(word, 16)
     return (low * factor + ((high * factor) & 0xFFFF) * (1 << 16)) & WORD
+
+
+def trace_replay(
+    sampled: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    trace_token_ids: torch.Tensor,
+    trace_token_ids_stride: int,
+    trace_len: torch.Tensor,
+    total_len: torch.Tensor,
+    prompt_len: torch.Tensor,
+    **_: Any,
+) -> None:
+    """Replaces tokens by those of the request's trace, while it has some.
+
+    sampled:         [B] int64, in place
+    idx_mapping:     [B] int64, slots; -1: the request is left as it is
+    trace_token_ids: [R, longest request] int32
+    trace_len, total_len, prompt_len: [R] int32
+    """
+    slots = idx_mapping.clamp(min=0)
+    number = total_len.index_select(0, slots) - prompt_len.index_select(0, slots)
+    is_traced = (idx_mapping >= 0) & (number >= 0) & (number < trace_len.index_select(0, slots))
+    last = trace_token_ids.shape[1] - 1
+    places = slots * trace_token_ids_stride + number.clamp(0, last)
+    tokens = trace_token_ids.view(-1).index_select(0, places)
+    sampled.copy_(torch.where(is_traced, tokens.to(sampled.dtype), sampled))
+
+
+def compact_sampling_mask(
+    logits: torch.Tensor,
+    logits_row_stride: int,
+    logits_col_stride: int,
+    cu_num_logits: torch.Tensor,
+    num_sampled_tokens: torch.Tensor,
+    token_ids: torch.Tensor,
+    token_ids_row_stride: int,
+    packed_mask: torch.Tensor,
+    packed_mask_row_stride: int,
+    counts: torch.Tensor,
+    vocab_size: int,
+    max_num_kept: int,
+    ROWS_PER_REQUEST: int = 1,
+    **_: Any,
+) -> None:
+    """Writes which tokens a row of logits allows: those that are finite.
+
+    cu_num_logits:      [B + 1] int32, the first row of logits of each request
+    num_sampled_tokens: [B] int32; of M = ROWS_PER_REQUEST rows of a request the first so many
+    token_ids:          [B * M, max_num_kept] int32, the first tokens that are allowed
+    packed_mask:        [B * M, V / 8] uint8, a bit for each token
+    counts:             [B * M] int32, how many are; 0 in the other rows, which get nothing else
+    """
+    rows = torch.arange(counts.shape[0], device=logits.device)
+    request = torch.div(rows, ROWS_PER_REQUEST, rounding_mode="floor")
+    number = rows - request * ROWS_PER_REQUEST
+    is_there = number < num_sampled_tokens.index_select(0, request)
+    source = cu_num_logits.index_select(0, request) + number
+    of_row = logits.index_select(0, source.clamp(max=logits.shape[0] - 1))
+    allowed = (of_row > -torch.inf) & (of_row < torch.inf)
+    count = allowed.sum(dim=1, dtype=counts.dtype)
+    counts.copy_(count * is_there)
+
+    tokens = torch.arange(vocab_size, device=logits.device, dtype=torch.int32)
+    first = torch.where(allowed, tokens, vocab_size).topk(max_num_kept, largest=False).values
+    is_written = (tokens[:max_num_kept] < count.unsqueeze(1)) & is_there.unsqueeze(1)
+    token_ids.copy_(torch.where(is_written, first, token_ids))
+
+    num_bytes = packed_mask.shape[1]
+    bits = torch.nn.functional.pad(allowed.to(torch.int32), (0, num_bytes * 8 - vocab_size))
+    weights = 2 ** torch.arange(8, device=logits.device, dtype=torch.int32)
+    packed = (bits.view(-1, num_bytes, 8) * weights).sum(dim=2).to(packed_mask.dtype)
+    packed_mask.copy_(torch.where(is_there.unsqueeze(1), packed, packed_mask))

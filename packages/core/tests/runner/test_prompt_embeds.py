@@ -1,0 +1,62 @@
+"""Embeddings that a step's model gets in place of token ids."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.model_states.prompt_embeds import PromptEmbedsState
+
+from vllm_davinci.core.runner.buffers import leave_out_uva
+from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
+
+SLOTS, ROWS, SIZE = 5, 40, 6
+DEVICE = torch.device("npu")
+
+
+def step_of(slots: list[int], computed: list[int], lengths: list[int], prefill: list[int]) -> Any:
+    """The facts of a step that are read here."""
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return SimpleNamespace(
+        req_ids=[f"r{slot}" for slot in slots],
+        num_reqs=len(slots),
+        num_tokens=int(starts[-1]),
+        idx_mapping_np=np.array(slots),
+        num_computed_tokens_np=np.array(computed, dtype=np.int32),
+        num_scheduled_tokens=np.array(lengths, dtype=np.int32),
+        prefill_len_np=np.array(prefill, dtype=np.int32),
+        query_start_loc_np=starts,
+    )
+
+
+@pytest.fixture(autouse=True)
+def without_uva() -> None:
+    leave_out_uva()
+
+
+def test_embeddings_are_written_where_a_prompt_came_with_them():
+    state = NPUPromptEmbeds.taking_over(PromptEmbedsState(SLOTS, SIZE, torch.float32, DEVICE))
+    generator = torch.Generator().manual_seed(1)
+    given = {name: torch.randn(10, SIZE, generator=generator) for name in ("r0", "r2", "r3")}
+    are_ids = torch.tensor([True, False] * 5)
+    for slot, (name, embeds) in enumerate(given.items()):
+        mask = are_ids if name == "r2" else None
+        new: Any = SimpleNamespace(req_id=name, prompt_embeds=embeds, prompt_is_token_ids=mask)
+        state.add_request(slot, new)
+    state.add_request(3, SimpleNamespace(req_id="r3", prompt_embeds=None, prompt_is_token_ids=None))
+    # The end of one prompt and a token after it, a part of one with tokens, one without any.
+    step = step_of([0, 2, 3], [6, 3, 0], [5, 4, 2], [10, 10, 10])
+    rows = torch.randn(ROWS, SIZE, generator=generator)
+    written = rows.to(DEVICE)
+    state.apply(step, torch.zeros(0), written)
+    expected = rows.clone()
+    expected[0:4] = given["r0"][6:10]
+    for row, token in enumerate(range(3, 7), start=5):
+        if not are_ids[token]:
+            expected[row] = given["r2"][token]
+    assert torch.equal(written.cpu(), expected)
+    state.remove_request("r0")
+    assert list(state.embeds) == ["r2"]
