@@ -17,7 +17,6 @@ from vllm_davinci.core.config.described import is_described
 from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
 from vllm_davinci.core.config.hybrids import settle_states
 from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
-from vllm_davinci.core.config.model_runner import WHY_V1, choose_model_runner, is_v2_chosen
 from vllm_davinci.core.config.parsing import get_settings, is_resolved
 from vllm_davinci.core.config.resolution import log_resolution, resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
@@ -36,6 +35,13 @@ from vllm_davinci.core.errors import (
     UnsupportedFeatureError,
 )
 from vllm_davinci.core.expert_balance.settings import settle_expert_balance
+from vllm_davinci.core.features.feature import Engine
+from vllm_davinci.core.features.model_runner import (
+    WHY_V1,
+    check_model_runner,
+    choose_model_runner,
+    is_v2_chosen,
+)
 from vllm_davinci.core.fused_moe.options import check_experts
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.middleware import add_to_server
@@ -274,6 +280,7 @@ class NPUPlatform(Platform):
         check_streams(vllm_config)
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
         unsupported.refuse_unavailable(vllm_config)
+        check_model_runner(Engine(vllm_config, config), os.environ)
         check_speculation(vllm_config)
         changes = settle_kv_transfer(vllm_config) + settle_expert_balance(vllm_config)
         if vllm_config.model_config is not None:

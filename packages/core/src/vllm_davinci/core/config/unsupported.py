@@ -1,6 +1,5 @@
 """Options of vLLM and kinds of model that this release refuses, because it cannot serve them."""
 
-import os
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.both_ways import IMAGES_BOTH_WAYS, PROMPTS_BOTH_WAYS
@@ -11,7 +10,6 @@ from vllm_davinci.core.config.hybrids import SERVED as SERVED_HYBRIDS
 from vllm_davinci.core.config.hybrids import keeps_states
 from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_served
 from vllm_davinci.core.config.lora import refused_with_adapters
-from vllm_davinci.core.config.model_runner import refused_on_v2
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.sleep import refused_with_sleep
 from vllm_davinci.core.config.weight_updates import refused_with_transfer
@@ -54,7 +52,6 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "kernels of a whole layer (--monokernel), which are AMD's": (
             vllm_config.kernel_config.monokernel
         ),
-        **refused_on_v2(vllm_config, os.environ),
     }
     if asked := [feature for feature, is_asked in refused.items() if is_asked]:
         raise ConfigurationError(
