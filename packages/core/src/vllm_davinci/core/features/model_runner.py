@@ -1,10 +1,9 @@
 """Which of vLLM's model runners serves: V1, where the user has not chosen V2."""
 
+import os
 from collections.abc import Mapping, MutableMapping
 
-from vllm_davinci.core.errors import RELEASE, ConfigurationError
-from vllm_davinci.core.features.feature import Engine, Runner
-from vllm_davinci.core.features.registry import features
+from vllm_davinci.core.features.feature import Engine, Runner, refused
 
 MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 WHY_V1 = f"{MODEL_RUNNER}=1 chooses V2, which does not do all of it yet"
@@ -32,25 +31,20 @@ def is_v2_chosen(environment: Mapping[str, str]) -> bool:
     return environment.get(MODEL_RUNNER, "").strip().lower() in TRUE
 
 
-def check_model_runner(engine: Engine, environment: Mapping[str, str]) -> None:
-    """Raises ConfigurationError for features that the engine's model runner does not serve."""
-    if not engine.vllm.use_v2_model_runner:
-        runner = Runner.V1
-    elif is_v2_chosen(environment):
-        runner = Runner.V2
-    else:  # some options of vLLM choose it by themselves
-        raise ConfigurationError(
-            f"not available in {RELEASE}: watermarks and HiSparse, which take the V2 runner. Start "
-            "without it."
-        )
-    unserved = [
-        each.asked_by
-        for each in features().values()
-        if runner not in each.runners and each.is_asked(engine)
-    ]
-    if unserved:
-        asked = f"with {MODEL_RUNNER}={'1' if runner is Runner.V2 else '0'}"
-        raise ConfigurationError(
-            f"not available in {RELEASE}: {', '.join(f'{each} {asked}' for each in unserved)}. "
-            "Start without it."
-        )
+def runner_of(engine: Engine) -> Runner:
+    """The model runner of an engine."""
+    return Runner.V2 if _is_v2(engine) else Runner.V1
+
+
+def _is_v2(engine: Engine) -> bool:
+    return bool(getattr(engine.vllm, "use_v2_model_runner", False))
+
+
+FEATURES = (
+    refused(
+        "watermark_config or hisparse_config",
+        "watermarks and HiSparse",
+        lambda e: _is_v2(e) and not is_v2_chosen(os.environ),
+        because="they take vLLM's V2 model runner by themselves",
+    ),
+)

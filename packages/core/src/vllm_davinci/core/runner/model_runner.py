@@ -23,9 +23,9 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
-from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.runner.adoption import adopted
