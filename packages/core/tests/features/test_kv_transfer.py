@@ -110,7 +110,6 @@ def test_other_protocols_of_mooncake_are_refused_by_name(protocol: str):
         ({"bidirectional_kv_xfer": True}, {}, "bidirectional_kv_xfer"),
         ({"backends": ["LIBFABRIC"]}, {}, "backends of NIXL other than UCX"),
         ({}, {"lora_config": SimpleNamespace()}, "--enable-lora"),
-        ({}, {"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
         ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({}, {"data_parallel_size": 2}, "--data-parallel-size"),
         ({}, {"is_multimodal_model": True}, "images, videos or sound"),

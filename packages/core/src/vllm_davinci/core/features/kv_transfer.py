@@ -139,7 +139,6 @@ FEATURES = (
         excludes=dict.fromkeys(
             (
                 "--enable-lora",
-                "--decode-context-parallel-size",
                 "--pipeline-parallel-size",
                 "--data-parallel-size",
                 "images, videos or sound",

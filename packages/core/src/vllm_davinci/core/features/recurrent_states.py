@@ -1,6 +1,6 @@
 """Recurrent states (hybrid models, Mamba): what they exclude, and what is turned off with them."""
 
-from vllm_davinci.core.config.architectures import is_foreign, keeps_states, with_states
+from vllm_davinci.core.config.architectures import keeps_states
 from vllm_davinci.core.errors import RELEASE
 from vllm_davinci.core.features.feature import Engine, Feature, Runner, refused
 
@@ -54,15 +54,6 @@ FEATURES = (
             "",
         ),
         settle=settle,
-    ),
-    refused(
-        flag="",
-        title="recurrent states of a kind that is not computed, or that has not been tried here",
-        is_asked=lambda e: (
-            keeps_states(e.model)
-            and not is_foreign(e.model)
-            and not {*e.model.architectures} <= {*with_states()}
-        ),
     ),
     refused(
         "--speculative-config with recurrent states",

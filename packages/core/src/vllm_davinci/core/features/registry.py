@@ -18,7 +18,10 @@ def features() -> Mapping[str, Feature]:
     """Key -> feature, in the order in which they settle. Imports the folder at the first call."""
     folder = import_module(_PACKAGE).__path__
     modules = [import_module(f"{_PACKAGE}.{each.name}") for each in iter_modules(folder)]
-    rows = {row.key: row for each in modules for row in getattr(each, "FEATURES", ())}
+    rows: dict[str, Feature] = {}
+    for row in (row for each in modules for row in getattr(each, "FEATURES", ())):
+        if rows.setdefault(row.key, row) is not row:
+            raise ValueError(f"Two rows of features are {row.key!r}: give one another flag.")
     order = TopologicalSorter({key: row.after for key, row in rows.items()})
     return {key: rows[key] for key in order.static_order()}
 

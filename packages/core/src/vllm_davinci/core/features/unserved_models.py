@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from vllm_davinci.core.config.architectures import ARCHITECTURES, is_foreign, with_states
+from vllm_davinci.core.config.architectures import (
+    ARCHITECTURES,
+    is_foreign,
+    keeps_states,
+    with_states,
+)
 from vllm_davinci.core.features.feature import Feature, Runner
 
 _OTHERS = (
@@ -35,6 +40,14 @@ FEATURES = (
     _needs(
         "cross-attention (encoder-decoder other than Whisper)",
         lambda model: model.is_encoder_decoder and model.hf_config.model_type != "whisper",
+    ),
+    _needs(
+        "recurrent states of a kind that is not computed, or that has not been tried here",
+        lambda model: (
+            keeps_states(model)
+            and not is_foreign(model)
+            and not {*model.architectures} <= {*with_states()}
+        ),
     ),
     *(_needs(row.needs, _names_itself(name)) for name, row in ARCHITECTURES.items() if row.needs),
 )
