@@ -98,9 +98,7 @@ def test_what_a_feature_excludes_is_a_feature_and_one_of_both_has_a_flag():
         for key in row.excludes:
             assert key in rows, f"{row.key} excludes {key!r}, which no row is: write the row's key"
             assert row.flag or rows[key].flag, f"{row.key} and {key} have no flag to remove"
-            assert row.key not in rows[key].excludes, (
-                f"{row.key} and {key} exclude each other twice"
-            )
+            assert row.key not in rows[key].excludes, f"{row.key}, {key}: once is enough"
         assert set(row.after) <= set(rows), f"{row.key} settles after {row.after}"
 
 

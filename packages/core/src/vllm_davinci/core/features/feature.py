@@ -23,6 +23,10 @@ class Runner(Flag):
     BOTH = V1 | V2
 
 
+# As rows say it.
+V1, V2, BOTH = Runner.V1, Runner.V2, Runner.BOTH
+
+
 @dataclass(frozen=True)
 class Engine:
     """One engine's configuration, as features read and settle it.

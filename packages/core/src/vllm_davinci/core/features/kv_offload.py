@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
-from vllm_davinci.core.features.feature import Engine, Feature, Runner
+from vllm_davinci.core.features.feature import V1, Engine, Feature
 
 FLAG = "--kv-offloading-size"
 FOLDER = "vllm_davinci.core.kv_offload"
@@ -88,7 +88,7 @@ FEATURES = (
         FLAG,
         "blocks of the KV cache in the host's memory",
         is_asked,
-        Runner.V1,
+        V1,
         excludes={"--kv-transfer-config": "both ask for a KV connector"},
         settle=settle,
     ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from vllm_davinci.core.features.feature import Engine, Feature, Runner, refused
+from vllm_davinci.core.features.feature import V1, Engine, Feature, refused
 
 # As vLLM names the layer in its models.
 ROUTED_EXPERTS = "experts"
@@ -29,13 +29,7 @@ def _refused(
 
 
 FEATURES = (
-    Feature(
-        "--enable-lora",
-        "LoRA adapters",
-        is_asked,
-        Runner.V1,
-        excludes={"--runner pooling": ""},
-    ),
+    Feature("--enable-lora", "LoRA adapters", is_asked, V1, excludes={"--runner pooling": ""}),
     _refused(
         "--fully-sharded-loras",
         "adapters that are divided over ranks",

@@ -1,7 +1,7 @@
 """vLLM's features that need no code of this plugin: who serves them, and which are refused."""
 
 from vllm_davinci.core.config.registered_names import REPLACED, WITHOUT_FILES, is_served
-from vllm_davinci.core.features.feature import Engine, Feature, Runner, model_has, refused
+from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, model_has, refused
 
 
 def _foreign_profilers(engine: Engine) -> list[str]:
@@ -18,26 +18,23 @@ def _dtype(engine: Engine) -> str | None:
     return None if engine.model is None else str(engine.model.dtype).removeprefix("torch.")
 
 
-# `runners` says which of vLLM's model runners serves the feature: Runner.V1, V2, BOTH or NONE.
+# `runners` says which of vLLM's model runners serves the feature: V1, V2, BOTH or NONE.
 FEATURES = (
     Feature(
-        "--data-parallel-size",
-        "data parallelism",
-        lambda e: e.parallel.data_parallel_size > 1,
-        Runner.V1,
+        "--data-parallel-size", "data parallelism", lambda e: e.parallel.data_parallel_size > 1, V1
     ),
     Feature(
         "--pipeline-parallel-size",
         "pipeline stages",
         lambda e: e.parallel.pipeline_parallel_size > 1,
-        Runner.V1,
+        V1,
     ),
-    Feature("", "images, videos or sound", model_has("is_multimodal_model"), Runner.V1),
+    Feature("", "images, videos or sound", model_has("is_multimodal_model"), V1),
     Feature(
         "",
         "an encoder and a decoder",
         model_has("is_encoder_decoder"),
-        Runner.V1,
+        V1,
         settle=lambda e: e.set(
             e.vllm.cache_config,
             "enable_prefix_caching",
@@ -49,43 +46,37 @@ FEATURES = (
         "--runner pooling",
         "pooling models",
         lambda e: getattr(e.model, "runner_type", None) == "pooling",
-        Runner.V1,
+        V1,
     ),
     Feature(
-        "--enable-prompt-embeds",
-        "prompts of embeddings",
-        model_has("enable_prompt_embeds"),
-        Runner.V1,
+        "--enable-prompt-embeds", "prompts of embeddings", model_has("enable_prompt_embeds"), V1
     ),
     Feature(
-        "--logits-processors",
-        "logits processors of the user",
-        model_has("logits_processors"),
-        Runner.V1,
+        "--logits-processors", "logits processors of the user", model_has("logits_processors"), V1
     ),
     Feature(
         "--enable-trace-replay",
         "decoding along a given trace",
         model_has("enable_trace_replay"),
-        Runner.V1,
+        V1,
     ),
     Feature(
         "--return-sampling-mask",
         "the tokens that sampling could choose, in answers",
         model_has("return_sampling_mask"),
-        Runner.V1,
+        V1,
     ),
     Feature(
         "--enable-batch-sharded-sampling",
         "sampling that is sharded over ranks",
         lambda e: e.parallel.enable_batch_sharded_sampling,
-        Runner.V1,
+        V1,
     ),
     Feature(
         "enable_weight_nz_layout",
         "quantized weights in the NZ layout",
         lambda e: e.config.enable_weight_nz_layout,
-        Runner.BOTH,
+        BOTH,
     ),
     refused(
         "--prefill-context-parallel-size",
@@ -143,9 +134,9 @@ FEATURES = (
         instead='Use the profiler "torch", with the activities CPU and PrivateUse1.',
     ),
     refused(
-        flag="lmhead_tp_size",
-        title="an LM head that is divided otherwise than other layers",
-        is_asked=lambda e: e.config.lmhead_tp_size not in (-1, e.parallel.tensor_parallel_size),
+        "lmhead_tp_size",
+        "an LM head that is divided otherwise than other layers",
+        lambda e: e.config.lmhead_tp_size not in (-1, e.parallel.tensor_parallel_size),
         as_given=lambda e: f"additional_config key 'lmhead_tp_size' = {e.config.lmhead_tp_size}",
         instead="Use -1, or the size of --tensor-parallel-size.",
     ),

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import Engine, Feature, Runner
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, Runner
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -108,7 +108,7 @@ FEATURES = (
         FLAG,
         "the prefill-first scheduler",
         lambda e: is_prefill_first(e.vllm),
-        Runner.BOTH,
+        BOTH,
         excludes={
             "images, videos or sound": "prompts stay whole",
             "--runner pooling": "a pooling model decodes nothing",

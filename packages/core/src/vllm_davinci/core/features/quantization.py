@@ -1,7 +1,7 @@
 """Quantized checkpoints: the methods of `--quantization` that this release has."""
 
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
-from vllm_davinci.core.features.feature import Feature, Runner
+from vllm_davinci.core.features.feature import BOTH, Feature
 
 FLAG = "--quantization"
 METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")  # core.quantization
@@ -19,9 +19,6 @@ def refuse_quantization(quant: str) -> None:
 
 FEATURES = (
     Feature(
-        FLAG,
-        "quantized checkpoints",
-        lambda e: bool(getattr(e.model, "quantization", None)),
-        Runner.BOTH,
+        FLAG, "quantized checkpoints", lambda e: bool(getattr(e.model, "quantization", None)), BOTH
     ),
 )

@@ -2,7 +2,7 @@
 
 from vllm_davinci.core.config.architectures import keeps_states
 from vllm_davinci.core.errors import RELEASE
-from vllm_davinci.core.features.feature import Engine, Feature, Runner, refused
+from vllm_davinci.core.features.feature import V1, Engine, Feature, refused
 
 # Methods whose drafts come when the host knows what was accepted.
 DRAFTERS = ("ngram", "custom_class", "mtp")
@@ -38,7 +38,7 @@ FEATURES = (
         "",
         "recurrent states",
         lambda e: keeps_states(e.model),
-        Runner.V1,
+        V1,
         excludes=dict.fromkeys(
             (
                 "--enable-lora",

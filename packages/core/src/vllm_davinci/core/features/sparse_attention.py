@@ -2,7 +2,7 @@
 
 from vllm_davinci.core.config.architectures import is_sparse
 from vllm_davinci.core.config.side_streams import ATTENTION, PREFETCH
-from vllm_davinci.core.features.feature import Engine, Feature, Runner, refused
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
 
 
 def _shares_choices(engine: Engine) -> bool:
@@ -24,15 +24,15 @@ FEATURES = (
         "",
         "sparse attention",
         lambda e: is_sparse(e.model),
-        Runner.BOTH,
+        BOTH,
         excludes=dict.fromkeys(
             ("--enable-lora", "dbo.enabled", ATTENTION, PREFETCH, "--kv-transfer-config"), ""
         ),
     ),
     refused(
-        flag="--pipeline-parallel-size with shared choices of tokens",
-        title="pipeline stages whose first layers take the choice of the stage before",
-        is_asked=lambda e: (
+        "--pipeline-parallel-size with shared choices of tokens",
+        "pipeline stages whose first layers take the choice of the stage before",
+        lambda e: (
             is_sparse(e.model) and _shares_choices(e) and e.parallel.pipeline_parallel_size > 1
         ),
         as_given=lambda e: f"--pipeline-parallel-size {e.parallel.pipeline_parallel_size}",
@@ -41,7 +41,7 @@ FEATURES = (
         "",
         "a cache whose rows stand for groups of tokens",
         lambda e: is_sparse(e.model) and _has_compressed_rows(e),
-        Runner.BOTH,
+        BOTH,
         excludes=dict.fromkeys(
             (
                 "--speculative-config",

@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm_davinci.core.config.architectures import ARCHITECTURES, IMAGES, UNTRIED
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import Engine, Feature, Runner, refused
+from vllm_davinci.core.features.feature import V1, Engine, Feature, Runner, refused
 
 FLAG = "--speculative-config"
 # Their drafters run a model, in the worker and on the device.
@@ -102,7 +102,7 @@ FEATURES = (
         FLAG,
         "speculative decoding",
         lambda e: _asked(e) is not None,
-        Runner.V1,
+        V1,
         excludes={
             "--pipeline-parallel-size": "stages compute several batches at a time, and vLLM hands "
             "on the drafts of the newest alone"
@@ -124,9 +124,9 @@ FEATURES = (
         because=_why_not_mtp,
     ),
     refused(
-        flag=f"method 'mtp' of {FLAG} with images",
-        title="MTP of models with images",
-        is_asked=lambda e: (
+        f"method 'mtp' of {FLAG} with images",
+        "MTP of models with images",
+        lambda e: (
             _asked(e) is not None
             and _asked(e).method == "mtp"
             and _asked(e).target_model_config.multimodal_config is not None
