@@ -20,7 +20,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent / "conformance"))
 from page import conformance_page
 
+from chip_rows import ROWS, chip_rows
 from constraints_page import operator_constraints_page
+from features_page import features_page
 from reference_cells import GENERATED, cell
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,6 +168,13 @@ def pages() -> dict[Path, str]:
     table = import_module(f"{CONFIG}.table")
     other_keys = import_module(f"{CONFIG}.other_keys").OTHER_KEYS
     found[REFERENCE / "configuration.md"] = configuration_page(table, other_keys)
+    found[ROOT / ROWS] = chip_rows(import_module("vllm_davinci.vnpu.timing.chip_files"))
+    rows_of_features = import_module("vllm_davinci.core.features.registry").features()
+    found[REFERENCE / "features.md"] = features_page(
+        rows_of_features.values(),
+        import_module(f"{CONFIG}.architectures").ARCHITECTURES,
+        import_module("vllm_davinci.core.features.feature").is_always,
+    )
     kernels, compiled = import_module("vllm_davinci.kernels"), "vllm_davinci.kernels._C"
     found[REFERENCE / "compiled_operators.md"] = compiled_operators_page(
         import_module(compiled),

@@ -22,7 +22,7 @@ from versions import ROOT, commit, stamp
 RESULTS = ROOT / "results" / "zoo"
 NUM_PROMPTS, MAX_TOKENS = 8, 16
 LENGTHS = (1, 2, 33, 127, 128, 129, 60, 150)
-REFUSALS = ("UnsupportedFeatureError", "ConfigurationError", "CheckpointError", "not available in")
+REFUSALS = ("UnsupportedFeatureError", "ConfigurationError", "CheckpointError", "not supported in")
 NOT_MADE = "not made"
 PAGE = f"""# Models of every family
 

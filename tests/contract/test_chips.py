@@ -2,67 +2,37 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from vllm_davinci.core.device.soc import SOCS, FusedExperts, soc_of
-from vllm_davinci.vnpu.timing.chip_files import FOLDER, amount, read_chip
+from vllm_davinci.core.device.soc import SOCS, soc_of
+from vllm_davinci.vnpu.timing import chip_files
 
-CHIPS = {path.stem: read_chip(path) for path in sorted(FOLDER.glob("*.toml"))}
-
-
-def numbers(allowed: Any) -> set[int]:
-    if isinstance(allowed, dict):
-        return set(range(allowed["least"], allowed["most"] + 1, allowed["step"]))
-    return set(allowed)
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "ci"))
+CHIPS = {path.stem: chip_files.read_chip(path) for path in sorted(chip_files.FOLDER.glob("*.toml"))}
 
 
-def stated(limits: dict[str, Any] | None) -> tuple[Any, ...] | None:
-    if not limits:
-        return None
-    names = ("max_tokens", "max_experts", "max_local_experts", "weights_at_dispatch")
-    return (
-        numbers(limits["ranks"]),
-        numbers(limits["hidden_sizes"]),
-        *(limits[name] for name in names),
-    )
-
-
-def known(limits: FusedExperts | None) -> tuple[Any, ...] | None:
-    if limits is None:
-        return None
-    return (
-        set(limits.ranks),
-        set(limits.hidden_sizes),
-        limits.max_tokens,
-        limits.max_experts,
-        limits.max_local_experts,
-        limits.weights_at_dispatch,
-    )
+def test_core_has_every_chip_as_its_file_states_it() -> None:
+    """Where this fails after a file was added or changed: run `nox -s docs`."""
+    rows = import_module("chip_rows")
+    text = (ROOT / rows.ROWS).read_text(encoding="utf-8")
+    assert text == rows.chip_rows(chip_files)
+    known = {soc.name for soc in SOCS} | {"Ascend"}  # UNKNOWN
+    assert known == {chip["soc_prefix"] for chip in CHIPS.values()}
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_core_knows_a_chip_as_its_file_states_it(name: str) -> None:
-    """Where this fails after a file was added: add the chip's row to `core/device/soc.py`.
-
-    A chip whose figures are those of `UNKNOWN` needs no row.
-    """
-    chip = CHIPS[name]
-    row = soc_of(chip["soc"])
-    limits = chip["limits"]
-    assert row.cube_cores == amount(chip["figures"]["cube_cores"])
-    assert row.memory_bytes == amount(chip["memory"])
-    assert row.graphs.streams == amount(limits["streams"])
-    assert row.graphs.events == amount(limits["events"])
+def test_core_finds_a_chip_by_the_name_that_the_runtime_reports(name: str) -> None:
+    chip, row = CHIPS[name], soc_of(CHIPS[name]["soc"])
+    assert row.memory_bytes == chip_files.amount(chip["memory"])
     assert (torch.bfloat16 in row.dtypes) == chip["has_bfloat16"]
-    assert known(row.fused_experts) == stated(chip.get("fused_experts"))
-
-
-def test_every_chip_that_core_knows_has_a_file() -> None:
-    assert {soc.name for soc in SOCS} <= {chip["soc_prefix"] for chip in CHIPS.values()}
+    assert (row.fused_experts is None) == ("fused_experts" not in chip)
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -72,12 +42,20 @@ def test_the_names_of_a_chip_are_its_own(name: str) -> None:
     assert max(fitting, key=lambda each: len(each["soc_prefix"])) is chip
 
 
-def test_chips_are_named_by_nobody_else() -> None:
-    """C++ asks a chip for what it has, and compares no SoC name."""
-    sources = Path(__file__).parents[2] / "packages" / "vnpu" / "csrc"
+def test_a_chip_is_asked_for_what_it_has_and_its_name_is_compared_nowhere() -> None:
+    """`chip_of` and `soc_of` find a chip's row by the prefix that its file states."""
+    serving = ("core", "kernels", "models", "multistream", "vnpu")
+    sources = [
+        path
+        for name in serving
+        for pattern in ("csrc/**/*.cpp", "src/**/*.py")
+        for path in (ROOT / "packages" / name).glob(pattern)
+    ]
+    compared = re.compile(r"(starts_?with|rfind|find|==|removeprefix)\W{0,4}(Ascend\d|soc_name)")
     naming = [
-        str(path.relative_to(sources))
-        for path in sources.rglob("*.cpp")
-        if "soc_name.rfind" in path.read_text() or "soc_name.starts_with" in path.read_text()
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sources
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if compared.search(line) or ("soc_name." in line and "with" in line)
     ]
     assert not naming

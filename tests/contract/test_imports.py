@@ -89,6 +89,7 @@ CORE_FOLDERS = (
     "ubatch",
     "process",
     "triton_kernels",
+    "features",
     "platform",
     "model_runner",
     "runner",

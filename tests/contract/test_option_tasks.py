@@ -20,7 +20,8 @@ KEY = """
 PROGRAM = """
 import importlib, json, sys
 from vllm.config import DeviceConfig, VllmConfig
-from vllm_davinci.core.config import engine_settings, given, other_keys, parsing, table
+from vllm_davinci.core.config import other_keys, parsing, table
+from vllm_davinci.core.features import report
 
 sys.path.insert(0, sys.argv[1])
 reference = importlib.import_module("generate_reference")
@@ -37,8 +38,8 @@ print(json.dumps({
     "page": [line for line in page.splitlines() if "toy" in line],
     "schema": {key: value for key, value in properties.items() if "toy" in key},
     "value": parsing.get_config(engine).toy_limit_bytes,
-    "notes": list(given.given_options(asked).notes()),
-    "settings": [each[:] for each in engine_settings.option_settings(engine) if "toy" in each.key],
+    "notes": list(parsing.given_options(asked).notes()),
+    "settings": [each[:] for each in report.option_settings(engine) if "toy" in each.key],
     "error": error,
 }))
 """

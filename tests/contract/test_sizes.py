@@ -26,10 +26,10 @@ TABLES = {
 FILES: dict[str, int] = {
     "ci/clients/openai_calls.py": 350,
     "ci/prepare_environment.py": 350,
+    "packages/core/src/vllm_davinci/core/config/parsing.py": 450,
     "packages/meta/src/vllm_davinci/meta/doctor.py": 350,
     "packages/core/src/vllm_davinci/core/graph/capture.py": 350,
     "packages/core/src/vllm_davinci/core/model_runner.py": 450,
-    "packages/core/src/vllm_davinci/core/platform.py": 350,
     "packages/core/src/vllm_davinci/core/process/shutdown.py": 400,
     "packages/core/src/vllm_davinci/core/runner/graphs.py": 400,
     "packages/core/src/vllm_davinci/core/runner/model_runner.py": 400,

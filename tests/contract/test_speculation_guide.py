@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vllm_davinci.core.config.speculation import MTP_REFUSED, MTP_SERVED, REFUSED, SERVED
+from vllm_davinci.core.features.speculation import MTP_REFUSED, MTP_SERVED, REFUSED, SERVED
 
 
 def test_both_tables_have_the_reasons_of_the_code(repository: Path):

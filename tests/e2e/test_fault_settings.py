@@ -140,7 +140,7 @@ def test_the_server_refuses_an_unknown_key_and_ends(zoo: Callable[[str], Path], 
 
 def test_a_quantization_that_is_not_supported_is_refused(zoo: Callable[[str], Path]):
     text = refusal_of(zoo(MODEL), quantization="awq")
-    assert_says(text, "quantization 'awq'", "unquantized checkpoint")
+    assert_says(text, "--quantization 'awq'", "unquantized checkpoint")
 
 
 def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_path: Path):

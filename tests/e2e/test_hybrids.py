@@ -145,8 +145,8 @@ def test_states_in_16_bits_are_asked_for_by_name(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"enable_lora": True}, "LoRA adapters (--enable-lora)"),
-        ({"additional_config": {"dbo": {"enabled": True}}}, "dual-batch overlap (dbo.enabled)"),
+        ({"enable_lora": True}, "--enable-lora is not supported"),
+        ({"additional_config": {"dbo": {"enabled": True}}}, "dbo.enabled is not supported"),
     ],
 )
 def test_what_is_not_served_beside_states_is_refused_by_name(
@@ -155,4 +155,4 @@ def test_what_is_not_served_beside_states_is_refused_by_name(
     zoo: Callable[[str], Path],
 ):
     said = refusal_of(zoo(NEXT), **options)
-    assert "whose layers keep states" in said and named in said
+    assert "recurrent states" in said and named in said

@@ -116,7 +116,7 @@ def test_evicted_blocks_come_back_bit_by_bit(
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache; native is"),
         (
             {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}},
-            "the KV connector 'LMCacheConnectorV1'.*OffloadingConnector is",
+            "kv_connector 'LMCacheConnectorV1'.*Use OffloadingConnector",
         ),
         (
             {"kv_transfer_config": {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}},
@@ -124,7 +124,7 @@ def test_evicted_blocks_come_back_bit_by_bit(
         ),
         (
             {"kv_offloading_size": 1.0, "enable_sleep_mode": True},
-            "sleep of an engine whose KV cache goes on elsewhere",
+            "--kv-offloading-size is not supported with --enable-sleep-mode",
         ),
     ],
 )

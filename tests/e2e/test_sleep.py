@@ -92,7 +92,7 @@ def test_tokens_after_sleep_are_those_before(
     [
         ({"sleep_mode_offload_cudagraph": True}, "--sleep-mode-offload-cudagraph"),
         ({"enable_nccl_comm_suspend": True}, "--enable-nccl-comm-suspend"),
-        ({"kv_offloading_size": 1.0}, "--enable-sleep-mode with"),
+        ({"kv_offloading_size": 1.0}, "with --enable-sleep-mode"),
     ],
 )
 def test_other_ways_to_sleep_end_the_start(

@@ -195,4 +195,4 @@ def test_in_16_bits_on_a_chip_tokens_stay_close(
 
 def test_what_is_not_served_beside_it_is_refused_by_name(zoo: Callable[[str], Path]):
     said = refusal_of(zoo(DEEPSEEK), additional_config={"dbo": {"enabled": True}})
-    assert "whose attention is sparse: dual-batch overlap" in said
+    assert "dbo.enabled is not supported" in said and "with sparse attention" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_davinci.core.config.speculation import MTP_SERVED
+from vllm_davinci.core.features.speculation import MTP_SERVED
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.mtp_families import FAMILIES, write_mtp_family
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told

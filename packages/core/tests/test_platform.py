@@ -135,10 +135,10 @@ def test_a_multiple_of_the_block_size_is_kept():
             True,
             "--enable-return-routed-experts",
         ),
-        ("profiler_config", "profiler", "cuda", "the profiler cuda .*--profiler-config"),
+        ("profiler_config", "profiler", "cuda", "--profiler-config .*the profiler cuda"),
         ("profiler_config", "torch_profiler_activities", ["CPU", "CUDA"], "the activity CUDA"),
-        ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype fp8; --kv-cache-dtype auto"),
-        ("cache_config", "cache_dtype", "float16", "--kv-cache-dtype float16; "),
+        ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype fp8 .*Use --kv-cache-dtype auto"),
+        ("cache_config", "cache_dtype", "float16", "--kv-cache-dtype float16 .*not supported"),
     ],
 )
 def test_options_of_vllm_that_are_not_served_are_refused_by_flag(
@@ -146,7 +146,7 @@ def test_options_of_vllm_that_are_not_served_are_refused_by_flag(
 ):
     config = configured()
     setattr(attrgetter(holder)(config), name, value)
-    with pytest.raises(ConfigurationError, match=f"not available in .*{named}"):
+    with pytest.raises(ConfigurationError, match=named):
         NPUPlatform.check_and_update_config(config)
 
 

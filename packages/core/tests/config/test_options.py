@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.core.config.given import given_options
 from vllm_davinci.core.config.options import DavinciConfig
 from vllm_davinci.core.config.other_keys import OTHER_KEYS
-from vllm_davinci.core.config.parsing import KEYS_OF_VLLM, non_default_options, parse_config
+from vllm_davinci.core.config.parsing import (
+    KEYS_OF_VLLM,
+    given_options,
+    non_default_options,
+    parse_config,
+)
 from vllm_davinci.core.config.row import Refused, Row
 from vllm_davinci.core.config.table import json_schema, table
 from vllm_davinci.core.errors import ConfigurationError

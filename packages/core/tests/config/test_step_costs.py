@@ -8,13 +8,13 @@ from vllm.config import CUDAGraphMode, DeviceConfig, ModelConfig, VllmConfig
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config, parse_config
-from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.step_costs import (
     costs_file,
     engine_of_costs,
     refuse_costs_of_others,
 )
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.features.resolution import resolve
 
 MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_llama"
 

@@ -13,7 +13,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from vllm_davinci.core.components import worker_metrics
 from vllm_davinci.core.components.worker_metrics import SHARED_DIRECTORY
-from vllm_davinci.core.config.resolution import resolve
+from vllm_davinci.core.features.resolution import resolve
 from vllm_davinci.core.ubatch import metrics
 from vllm_davinci.core.ubatch.metrics import CountWriter, OverlapStatLogger
 

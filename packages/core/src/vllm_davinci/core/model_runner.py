@@ -25,11 +25,11 @@ from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.attention.spans import tell_prompt_lens
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.expert_balance.runner import BalancingRunner
+from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
 from vllm_davinci.core.graph.drafter import CapturedDrafter

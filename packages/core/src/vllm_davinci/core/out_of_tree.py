@@ -33,7 +33,7 @@ from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
 from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.attention.whisper_encoder import NPUWhisperEncoderAttention
 from vllm_davinci.core.checkpoint.loader import register as register_loader
-from vllm_davinci.core.config.foreign_definitions import PLACEHOLDER, WITHOUT_IMPORT
+from vllm_davinci.core.config.architectures import UNSERVED_MODEL, not_importable
 from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
@@ -102,8 +102,8 @@ def register() -> None:
     register_loader()
     register_sleep_backend()
     register_weight_transfer()
-    for architecture in WITHOUT_IMPORT:
-        ModelRegistry.register_model(architecture, PLACEHOLDER)
+    for architecture in not_importable():
+        ModelRegistry.register_model(architecture, UNSERVED_MODEL)
     for provider in components.find(components.MODELS).values():
         for architecture, path in provider.models().items():
             ModelRegistry.register_model(architecture, path)

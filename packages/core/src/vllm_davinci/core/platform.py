@@ -11,21 +11,10 @@ from torch_npu import npu
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import environment_variables, unsupported
-from vllm_davinci.core.config.dbo import check_overlap
+from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.described import is_described
-from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
-from vllm_davinci.core.config.hybrids import settle_states
-from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
-from vllm_davinci.core.config.model_runner import WHY_V1, choose_model_runner, is_v2_chosen
 from vllm_davinci.core.config.parsing import get_settings, is_resolved
-from vllm_davinci.core.config.resolution import log_resolution, resolve
-from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
-from vllm_davinci.core.config.side_streams import check_streams
-from vllm_davinci.core.config.sparse_attention import refuse_beside_sparse_attention
-from vllm_davinci.core.config.speculation import check_speculation
 from vllm_davinci.core.config.time_limits import limit_device_waits
-from vllm_davinci.core.config.vllm_settings import set_for_npu
 from vllm_davinci.core.device.local_devices import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.ray_devices import check_ray_devices
 from vllm_davinci.core.device.soc import Soc, soc_of
@@ -35,8 +24,13 @@ from vllm_davinci.core.errors import (
     DeviceError,
     UnsupportedFeatureError,
 )
-from vllm_davinci.core.expert_balance.settings import settle_expert_balance
-from vllm_davinci.core.fused_moe.options import check_experts
+from vllm_davinci.core.features.feature import Engine
+from vllm_davinci.core.features.graphs import choose_graph_mode
+from vllm_davinci.core.features.model_runner import WHY_V1, choose_model_runner, is_v2_chosen
+from vllm_davinci.core.features.prefill_first import override_scheduler_fields
+from vllm_davinci.core.features.quantization import refuse_quantization
+from vllm_davinci.core.features.registry import named, settle
+from vllm_davinci.core.features.resolution import log_resolution, resolve
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.middleware import add_to_server
 from vllm_davinci.core.process.plain_errors import shorten_errors_of_commands
@@ -245,7 +239,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
-        unsupported.refuse_quantization(quant)
+        refuse_quantization(quant)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
@@ -268,32 +262,21 @@ class NPUPlatform(Platform):
         # An engine's processes get the resolved configuration, and have nothing new to tell.
         is_new = not is_resolved(vllm_config)
         resolution = resolve(vllm_config, may_make=not is_described())
-        config = resolution.config
-        warnings = resolution.warnings
-        warnings += check_overlap(vllm_config, config.dbo)
-        check_streams(vllm_config)
+        engine = Engine(vllm_config, resolution.config)
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
-        unsupported.refuse_unavailable(vllm_config)
-        check_speculation(vllm_config)
-        changes = settle_kv_transfer(vllm_config) + settle_expert_balance(vllm_config)
-        if vllm_config.model_config is not None:
-            unsupported.refuse_architectures(vllm_config.model_config)
-            changes += settle_states(vllm_config)
-            refuse_beside_sparse_attention(vllm_config)
-            warnings += check_experts(vllm_config, config, _soc())
-            warnings += graph_mode_notes(vllm_config)
+        settle(engine)
+        warnings = [*resolution.warnings, *engine.warnings]
         if not is_described():
             check_device_count(vllm_config.parallel_config, cls.device_count())
             if is_new:
                 check_ray_devices(vllm_config.parallel_config)
             if vllm_config.parallel_config.world_size_across_dp > 1:
                 warnings += limit_device_waits(os.environ)
-        changes += set_for_npu(vllm_config)
-        changes += settle_scheduler(vllm_config)
         if not is_new:
             return
-        get_settings(vllm_config).extend(changes)
-        log_resolution(resolution, warnings, changes)
+        get_settings(vllm_config).extend(engine.changes)
+        log_resolution(resolution, warnings, engine.changes)
+        logger.info_once("Features: %s", ", ".join(each.title for each in named(engine)) or "none")
         components.log_missing()
 
 

@@ -244,7 +244,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="models whose definitions vLLM keeps by vendor are refused by name",
-        where=("core.config.foreign_definitions:is_foreign",),
+        where=("core.config.architectures:is_foreign",),
         why="vLLM gives other platforms CUDA's definitions, which fail in some layer, or on import",
         upstream={
             "model_executor/models/registry.py": ("vllm.models.deepseek_v32", "module_name"),
@@ -611,7 +611,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="all2all_backend is set to one that names no way of ours",
-        where=("core.config.vllm_settings:set_for_npu",),
+        where=("core.features.every_engine:settle",),
         why=(
             "vLLM's models divide tokens among the ranks of a DP rank with the default, and read "
             "padding in steps of one token"
@@ -695,7 +695,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="images longer than the window are read both ways",
-        where=("core.config.both_ways:keep_together",),
+        where=("core.features.bidirectional:settle",),
         why="vLLM leaves them out but for models whose definition says otherwise",
         upstream={RUNNER: ("mm_prefix_clamp_sliding_window",)},
         goes_when="the definitions of the models that we serve say so",

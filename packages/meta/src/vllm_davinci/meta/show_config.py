@@ -62,10 +62,14 @@ def _sections(model: str, engine_arguments: list[str]) -> dict[str, list[Setting
     if (problem := problem_of_engine(model, engine_arguments)) is not None:
         raise ExplanationError(problem)
     core_access.prepare()
-    from vllm_davinci.core.config.engine_settings import option_settings, vllm_settings
     from vllm_davinci.core.config.parsing import get_config
     from vllm_davinci.core.device.soc import soc_of
-    from vllm_davinci.core.fused_moe.options import communication_settings
+    from vllm_davinci.core.features.report import (
+        feature_settings,
+        option_settings,
+        vllm_settings,
+    )
+    from vllm_davinci.core.features.routed_experts import communication_settings
     from vllm_davinci.core.platform import NPUPlatform
 
     vllm_config = engine_configuration(COMMAND, model, engine_arguments)
@@ -77,6 +81,7 @@ def _sections(model: str, engine_arguments: list[str]) -> dict[str, list[Setting
             *communication_settings(vllm_config, get_config(vllm_config), soc),
         ],
         "additional_config": option_settings(vllm_config),
+        "features": feature_settings(vllm_config),
     }
 
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "abi/ascendcl/declarations.h"
+#include "device/chip.h"
 #include "device/configuration.h"
 #include "device/faults.h"
 #include "device/system.h"
@@ -221,15 +222,11 @@ VNPU_ACL(aclrtGetDeviceCapability,
                   "vnpu: device feature " + std::to_string(feature) + " is not known.");
   });
 }
-// Compatible are chips of one architecture of cores: Ascend910B and 910C.
+// Compatible are chips of one architecture of cores: generations A2 and A3.
 VNPU_ACL(aclrtCheckArchCompatibility, (const char* soc, int32_t* is_compatible)) {
   return guarded("aclrtCheckArchCompatibility", [&] {
-    const std::string name = soc != nullptr ? soc : "";
-    if (!name.starts_with("Ascend")) {
-      throw Failure(FailureKind::kInvalidArgument,
-                    "vnpu: \"" + name + "\" is no chip; one is called \"Ascend910B3\".");
-    }
-    *is_compatible = name.starts_with("Ascend910B") || name.starts_with("Ascend910_93") ? 1 : 0;
+    const Generation generation = chip_of(soc != nullptr ? soc : "").generation;
+    *is_compatible = generation == Generation::kA2 || generation == Generation::kA3 ? 1 : 0;
   });
 }
 VNPU_ACL(aclrtGetDeviceUtilizationRate, (int32_t device, aclrtUtilizationInfo* info)) {

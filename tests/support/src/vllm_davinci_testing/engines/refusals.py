@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 
+from vllm_davinci.core.features.feature import Engine, Feature
+from vllm_davinci.core.features.registry import features, refusals
 from vllm_davinci_testing.engines.engine_process import DEFAULTS, ENVIRONMENT
 
 
@@ -31,3 +33,11 @@ def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engi
         os.environ.clear()
         os.environ.update(before)
     pytest.fail(f"{model.name} with {engine} is not refused")
+
+
+def refused_by(rows: Collection[Feature], engine: Engine) -> str:
+    """What the rows refuse of an engine, whose configuration may have only what they read."""
+    keys = {key for row in rows for key in (row.key, *row.excludes)}
+    asked = {key: features()[key] for key in keys if features()[key].is_asked(engine)}
+    found = [each for row in rows if row.key in asked for each in refusals(row, asked, engine)]
+    return " ".join(found)

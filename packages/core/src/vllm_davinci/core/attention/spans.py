@@ -18,7 +18,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.composed_plan import ComposedPlan
 from vllm_davinci.core.attention.masks import ALL_TOKENS, SPARSE_MODE_BAND, SPARSE_MODE_NONE
-from vllm_davinci.core.config.both_ways import has_prompts_both_ways
+from vllm_davinci.core.config.architectures import Bidirectional, bidirectional
 from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
@@ -140,7 +140,7 @@ def tell_prompt_lens(
     groups:      by cache group
     prompt_lens: gives the lengths of the batch's prompts
     """
-    if not has_prompts_both_ways(model):
+    if bidirectional(model) is not Bidirectional.PROMPTS:
         return
     for group in chain.from_iterable(groups):
         for builder in group.metadata_builders:

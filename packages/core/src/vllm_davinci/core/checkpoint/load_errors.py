@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.config.load_formats import WITHOUT_FILES
+from vllm_davinci.core.config.registered_names import WITHOUT_FILES
 from vllm_davinci.core.errors import CheckpointError, CoreError
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig

@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.completeness import drafts_for_target, require_complete
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
-from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
+from vllm_davinci.core.config.registered_names import PREFIX, REPLACED
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.format import Format, Weights
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND, require_usable

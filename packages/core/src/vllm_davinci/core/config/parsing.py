@@ -1,21 +1,260 @@
-"""Options from the value of vLLM's `additional_config`: parsed once, then carried with it."""
+"""Options of an engine: as given, with vLLM's flags and other plugins' variables, then typed.
+
+vLLM has flags of its own for dual-batch overlap, which reach an implementation that is for CUDA.
+They are taken over here and reset, before vLLM looks at them. Other Ascend plugins have other keys
+and environment variables.
+"""
 
 import dataclasses
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from vllm_davinci.core.config.given import ABSENT, Given, given_options, ill_typed, value_at
+from vllm_davinci.core.config.environment_variables import OTHER_VARIABLES
 from vllm_davinci.core.config.options import OVERLAP_PRESETS, DavinciConfig, SchedulerOptions
-from vllm_davinci.core.config.setting import Setting
+from vllm_davinci.core.config.other_keys import OTHER_KEYS
+from vllm_davinci.core.config.row import Means, NoEffect, Row
+from vllm_davinci.core.config.setting import Setting, Source, shown
 from vllm_davinci.core.config.table import accepted_names, table
 from vllm_davinci.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+ABSENT = object()
+
+
+class Given(NamedTuple):
+    """Options as they were given.
+
+    options:  nested, under today's keys; vLLM's own keys are among them
+    spelling: today's key -> the key in use, where that differs
+    without_effect: keys that are accepted and do nothing, with the reasons
+    """
+
+    options: dict[str, Any]
+    spelling: dict[str, str]
+    without_effect: list[Setting]
+
+    def notes(self) -> Iterator[str]:
+        """Sentences about keys that are not today's."""
+        for key, used in self.spelling.items():
+            yield f"additional_config key {used!r} means {key}; prefer that spelling."
+        for setting in self.without_effect:
+            yield f"additional_config key {setting.key!r} {setting.reason}."
+
+
+def given_options(additional_config: Any) -> Given:
+    """Reads the value of `--additional-config`, which stays as it is.
+
+    additional_config: a mapping of JSON values, or None
+    Raises ConfigurationError for any other type, for a key that is refused, for a key without
+    effect whose value has another type, and for a spelling whose value differs from that of
+    today's key.
+    """
+    if additional_config is None:
+        additional_config = {}
+    if not isinstance(additional_config, Mapping):
+        raise ConfigurationError(
+            f"additional_config is a {type(additional_config).__name__}, and must be a JSON "
+            "object: --additional-config '{\"dbo\": {}}'."
+        )
+    given = Given(dict(additional_config), {}, [])
+    options: Mapping[str, Any] = given.options
+    errors = []
+    for row in OTHER_KEYS:
+        if (value := value_at(options, row.key)) is ABSENT:
+            continue
+        options = without(options, row.key)
+        if error := row.refusal(value):
+            errors.append(error)
+        elif isinstance(row.fate, NoEffect):
+            check_type(row, value)
+            given.without_effect.append(_has_no_effect(row, value, row.fate.because))
+        elif isinstance(row.fate, Means):
+            options = _moved(options, row, row.fate, value, given)
+    if errors:
+        raise ConfigurationError(" ".join(errors))
+    return given._replace(options=dict(options))
+
+
+def _moved(
+    options: Mapping[str, Any], row: Row, fate: Means, value: Any, given: Given
+) -> Mapping[str, Any]:
+    if fate.only_with and value_at(options, fate.only_with) is not True:
+        check_type(row, value)
+        because = f"{fate.only_with} is false"
+        given.without_effect.append(_has_no_effect(row, value, because))
+        return options
+    present = value_at(options, fate.key)
+    if present not in (ABSENT, value):
+        raise ConfigurationError(
+            f"additional_config sets {row.key!r} to {value!r} and its replacement {fate.key!r} to "
+            f"{present!r}. Remove {row.key!r}."
+        )
+    if present is ABSENT:
+        given.spelling[fate.key] = row.key
+    return with_value(options, fate.key, value)
+
+
+def _has_no_effect(row: Row, value: Any, because: str) -> Setting:
+    reason = NoEffect(because).told()
+    return Setting(row.key, value, Source.ADDITIONAL_CONFIG, reason)
+
+
+def check_type(row: Row, value: Any) -> None:
+    """Raises ConfigurationError for a value that is not of the row's type."""
+    try:
+        TypeAdapter(row.type, config=ConfigDict(strict=True)).validate_python(value)
+    except ValidationError as error:
+        raise ConfigurationError(ill_typed(row.key, value, error.errors()[0]["msg"])) from None
+
+
+def ill_typed(key: str, value: Any, message: str) -> str:
+    """The error about a value. message: pydantic's"""
+    expectation = message.removeprefix("Value error, ").replace("Input should be", "expected")
+    return (
+        f"additional_config key {key!r} is {value!r} ({type(value).__name__}): "
+        f"{expectation.rstrip('.')}."
+    )
+
+
+def value_at(options: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; ABSENT where there is none."""
+    value: Any = options
+    for name in key.split("."):
+        value = value.get(name, ABSENT) if isinstance(value, Mapping) else ABSENT
+    return value
+
+
+def without(options: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A copy without a dotted key, which is there."""
+    name, _, rest = key.partition(".")
+    kept = {each: value for each, value in options.items() if each != name}
+    return {**kept, name: without(options[name], rest)} if rest else kept
+
+
+def with_value(options: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy with a value. A section that is no object stays: the typed model reports it."""
+    name, _, rest = key.partition(".")
+    if not rest:
+        return {**options, name: value}
+    inner = options.get(name, {})
+    if not isinstance(inner, Mapping):
+        return dict(options)
+    return {**options, name: with_value(inner, rest, value)}
+
+
+# vLLM's flags, where they are in its ParallelConfig, their defaults there, and our option.
+# A threshold that is given with its default value cannot be told from one that is not given.
+THRESHOLDS = {
+    "dbo_prefill_token_threshold": (512, "dbo.min_total_tokens_to_split"),
+    "dbo_decode_token_threshold": (32, "dbo.min_decode_tokens_to_split"),
+}
+
+
+class Requests(NamedTuple):
+    """Requests that became options.
+
+    given:    the options with them
+    settings: one for each; the reason is the flag or the variable as it was typed
+    notes:    sentences for the user
+    """
+
+    given: Given
+    settings: list[Setting]
+    notes: list[str]
+
+
+def serve_requests(given: Given, parallel: Any, environ: Mapping[str, str]) -> Requests:
+    """Moves flags and variables into the options, and resets the flags.
+
+    Raises ConfigurationError when a flag contradicts an option, when a variable does not parse,
+    and when two variables contradict each other. An option wins over a variable.
+    """
+    options = given.options
+    settings, notes = [], []
+    for flag in _flags(parallel):
+        present = value_at(options, flag.key)
+        if present not in (ABSENT, flag.value):
+            raise ConfigurationError(
+                f"{flag.reason} asks for {flag.key} = {flag.value!r} and additional_config sets "
+                f"{given.spelling.get(flag.key, flag.key)} to {present!r}. Remove one of the two."
+            )
+        options = with_value(options, flag.key, flag.value)
+        settings.append(flag)
+        notes.append(f"{flag.reason} is served as {flag.key} = {flag.value!r}.")
+    _reset(parallel)
+    for variable in _variables(environ):
+        against = _against(variable, options)
+        if against is not None:
+            notes.append(f"{variable.reason} has no effect: additional_config sets {against}.")
+        elif value_at(options, variable.key) is ABSENT:
+            options = with_value(options, variable.key, variable.value)
+            settings.append(variable)
+            notes.append(
+                f"{variable.reason} is served as {variable.key} = {shown(variable.value)}; prefer "
+                "that option."
+            )
+    return Requests(given._replace(options=options), settings, notes)
+
+
+def _flags(parallel: Any) -> Iterator[Setting]:
+    if parallel.enable_dbo:
+        yield Setting("dbo.enabled", True, Source.FLAG, "--enable-dbo")
+    if parallel.ubatch_size > 1:
+        flag = f"--ubatch-size {parallel.ubatch_size}"
+        yield Setting("dbo.enabled", True, Source.FLAG, flag)
+        yield Setting("dbo.num_ubatches", parallel.ubatch_size, Source.FLAG, flag)
+    for field, (default, key) in THRESHOLDS.items():
+        value = getattr(parallel, field)
+        if value != default:
+            yield Setting(key, value, Source.FLAG, f"--{field.replace('_', '-')} {value}")
+
+
+def _reset(parallel: Any) -> None:
+    parallel.enable_dbo = False
+    parallel.ubatch_size = 0
+    for field, (default, _) in THRESHOLDS.items():
+        setattr(parallel, field, default)
+
+
+def _variables(environ: Mapping[str, str]) -> list[Setting]:
+    found: dict[str, Setting] = {}
+    for row in OTHER_VARIABLES:
+        if not isinstance(row.fate, Means):
+            continue
+        key, text = row.fate.key, environ.get(row.key, "")
+        if text not in ("", "0", "1"):
+            raise ConfigurationError(
+                f"{row.key}={text!r} is not valid: expected 0 or 1. Prefer additional_config key "
+                f"{key!r}."
+            )
+        if text != "1":
+            continue
+        setting = Setting(key, row.fate.value, Source.VARIABLE, f"{row.key}=1")
+        other = found.setdefault(key, setting)
+        if other.value != setting.value:
+            raise ConfigurationError(
+                f"{other.reason} and {setting.reason} ask for different values of {key}. Unset "
+                f"them, and set additional_config key {key!r} to {shown(other.value)} or "
+                f"{shown(setting.value)}."
+            )
+    return list(found.values())
+
+
+def _against(variable: Setting, options: Mapping[str, Any]) -> str | None:
+    """The option that contradicts a variable."""
+    preset = options.get("overlap")
+    meant = OVERLAP_PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    if meant.get(variable.key, variable.value) != variable.value:
+        return f"overlap = {preset!r}"
+    present = value_at(options, variable.key)
+    return None if present in (ABSENT, variable.value) else f"{variable.key} = {shown(present)}"
+
 
 # Keys that vLLM itself puts into additional_config (config/vllm.py).
 KEYS_OF_VLLM = frozenset({"gdn_prefill_backend", "kda_decode_backend", "kda_prefill_backend"})

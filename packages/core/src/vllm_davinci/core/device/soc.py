@@ -1,15 +1,14 @@
 """Capabilities of each chip. Code asks for a capability here, never for a chip's name.
 
-Sources: torch_npu's SoC list (torch_npu/csrc/core/npu/NpuVariables.h in its public repository) for
-the names; the vendor's product pages for memory and dtypes; core counts as the runtime reports
-them (AI cores of 910B: 24 or 20; of 310P: 8); the constraints of aclnnMoeDistributeDispatchV2 in
-CANN's operator documentation for the fused launches of experts; aclrtCreateStream and
-aclrtCreateEvent in CANN's runtime documentation for what graphs may hold. The virtual NPU has a
-file for each chip, and a test holds these rows to those files.
+The rows are `chips.json`, which `nox -s docs` writes of the virtual NPU's files, one for each chip:
+they state each figure once, with its source.
 """
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,6 +83,7 @@ class Soc:
     """One chip.
 
     name:         prefix of what the runtime reports
+    generation:   as documents of operators name chips ("A2", "A3", "310P"), or "other"
     cube_cores:   matrix cores
     memory_bytes: device memory of the largest variant
     dtypes:       model dtypes it computes with, preferred first
@@ -92,6 +92,7 @@ class Soc:
     """
 
     name: str
+    generation: str
     cube_cores: int
     memory_bytes: int
     dtypes: tuple[torch.dtype, ...]
@@ -99,36 +100,35 @@ class Soc:
     graphs: GraphLimits = GraphLimits(streams=1984, events=65536)
 
 
-WITH_BF16 = (torch.bfloat16, torch.float16, torch.float32)
-WITHOUT_BF16 = (torch.float16, torch.float32)
+def _numbers(allowed: dict[str, int] | list[int]) -> Collection[int]:
+    if isinstance(allowed, list):
+        return allowed
+    return range(allowed["least"], allowed["most"] + 1, allowed["step"])
 
-A2_EXPERTS = FusedExperts(
-    (16, 32, 64, 128, 256),
-    range(32, 7168 + 1, 32),
-    256,
-    "fullmesh",
-    weights_at_dispatch=True,
-    max_experts=512,
-    max_local_experts=24,
-)
-A3_EXPERTS = FusedExperts(
-    range(2, 768 + 1), range(1024, 8192 + 1), 512, "", weights_at_dispatch=False
-)
 
+def _row(name: str, stated: dict[str, Any]) -> Soc:
+    dtypes = (torch.float16, torch.float32)
+    limits = stated["fused_experts"]
+    if limits is not None:
+        sets = {key: _numbers(limits[key]) for key in ("ranks", "hidden_sizes")}
+        limits = FusedExperts(**{**limits, **sets})
+    return Soc(
+        name,
+        stated["generation"],
+        stated["cube_cores"],
+        stated["memory_bytes"],
+        (torch.bfloat16, *dtypes) if stated["has_bfloat16"] else dtypes,
+        limits,
+        GraphLimits(stated["streams"], stated["events"]),
+    )
+
+
+_STATED = json.loads(Path(__file__).with_name("chips.json").read_text(encoding="utf-8"))
+_ANY = "Ascend"
+# A chip that no other row names is taken to be newer than those.
+UNKNOWN = _row("unknown", _STATED.pop(_ANY))
 # Longest prefix wins.
-SOCS: tuple[Soc, ...] = (
-    Soc("Ascend910B1", 24, 64 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910B2", 24, 64 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910B3", 20, 64 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910B4", 20, 32 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910_93", 24, 64 * GIB, WITH_BF16, A3_EXPERTS),
-    Soc("Ascend910", 32, 32 * GIB, WITHOUT_BF16, graphs=GraphLimits(2048, 65535)),
-    Soc("Ascend310P", 8, 24 * GIB, WITHOUT_BF16, graphs=GraphLimits(1024, 1023)),
-    Soc("Ascend310B", 1, 8 * GIB, WITHOUT_BF16, graphs=GraphLimits(512, 65536)),
-)
-
-# A chip that this table does not know yet is taken to be newer than those it knows.
-UNKNOWN = Soc("unknown", 24, 64 * GIB, WITH_BF16)
+SOCS = tuple(_row(name, stated) for name, stated in _STATED.items())
 
 
 def soc_of(device_name: str) -> Soc:

@@ -25,7 +25,7 @@ from vllm.model_executor.layers.fused_moe.runner.shared_experts import (
 
 from vllm_davinci.core.components.protocols import Fork, StreamScheduler
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.side_streams import experts_scheduler
+from vllm_davinci.core.config.side_streams import EXPERTS, side_stream
 from vllm_davinci.core.layers.prefetch import prefetch
 from vllm_davinci.core.log import init_logger
 
@@ -182,7 +182,7 @@ def _in_stages(layer: Any, x: torch.Tensor) -> torch.Tensor:
 def shared_experts_overlap(layer: "NPURoutedExperts") -> SharedExpertsOverlap | None:
     """None when the option is off, and for a layer whose shared experts have another input."""
     vllm_config = get_current_vllm_config()
-    scheduler = experts_scheduler(vllm_config)
+    scheduler = side_stream(vllm_config, EXPERTS)
     runner = vllm_config.compilation_config.static_forward_context.get(layer.layer_name)
     if scheduler is None or not isinstance(runner, MoERunner) or runner.shared_experts is None:
         return None

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from vllm_davinci.core.config.graph_sizes import sample_evenly
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.memory import format_bytes
 from vllm_davinci.core.device.soc import GraphLimits
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.graph.sizes import sample_evenly
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

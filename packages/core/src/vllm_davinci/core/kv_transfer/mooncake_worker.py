@@ -16,8 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector im
     TransferEngine,
 )
 
-from vllm_davinci.core.config.disaggregation import MOONCAKE, TRANSFER_TIMEOUT
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.kv_transfer.carriers import MOONCAKE, TRANSFER_TIMEOUT
 from vllm_davinci.core.kv_transfer.host_pages import HostPages, are_sealed, store_sealed
 from vllm_davinci.core.kv_transfer.mooncake_scheduler import NPUMooncakeMetadata
 from vllm_davinci.core.log import init_logger

@@ -13,8 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.distributed.nixl_utils import NixlWrapper
 
-from vllm_davinci.core.config.disaggregation import NIXL, TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.kv_transfer.carriers import NIXL, TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S
 from vllm_davinci.core.kv_transfer.host_pages import HostPages, are_sealed, store_sealed
 from vllm_davinci.core.kv_transfer.late_transfers import LateTransfers
 from vllm_davinci.core.kv_transfer.scheduler import NPUNixlMetadata

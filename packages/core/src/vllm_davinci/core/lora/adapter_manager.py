@@ -13,7 +13,6 @@ from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.model_executor.layers.fused_moe import MoERunner
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
-from vllm_davinci.core.config.lora import ROUTED_EXPERTS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.lora.adapter_check import complete_experts, reasons_against, told
@@ -23,6 +22,9 @@ from vllm_davinci.core.lora.stacked_weights import stack_weights
 from vllm_davinci.core.lora.wrapping import connect_attention, wrap_others
 
 logger = init_logger(__name__)
+
+# As vLLM names the layer in its models.
+ROUTED_EXPERTS = "experts"
 
 
 class NPULoRAModelManager(LRUCacheLoRAModelManager):

@@ -181,7 +181,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         _add_product(y[:, : lora_b_stacked.shape[2]], shrunk, columns(lora_b_stacked))
         return y
 
-    # --- what a start with these refuses, see core.config.lora --------------------------------
+    # --- what a start with these refuses, see core.features.lora ------------------------------
 
     def add_shrink(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         raise UnsupportedFeatureError(f"not available in {RELEASE}: --fully-sharded-loras")

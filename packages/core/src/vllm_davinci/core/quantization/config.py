@@ -19,8 +19,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from vllm_davinci.core.config.load_formats import WITHOUT_FILES
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.registered_names import WITHOUT_FILES
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization.floats_at_load import FloatsAtLoadLinearMethod

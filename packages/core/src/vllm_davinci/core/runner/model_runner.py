@@ -29,10 +29,10 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
-from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.expert_balance.runner import NPUEPLBController, balance
+from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan

@@ -2,7 +2,7 @@
 
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
 
-from vllm_davinci.core.config.sleep import SLEEP_BACKEND
+from vllm_davinci.core.config.registered_names import SLEEP_BACKEND
 from vllm_davinci.core.device.sleeping_memory import WEIGHTS, Range, sleeping_memory
 
 

@@ -11,7 +11,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_davinci.core.config.sparse_attention import is_sparse
+from vllm_davinci.core.config.architectures import is_sparse
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.sampling.output_copy import EarlyTokens
 from vllm_davinci.core.spec_decode.device_lengths import DeviceLengths

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
 
 from vllm_davinci.core.components.protocols import Decision, Split, StreamScheduler
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.side_streams import attention_scheduler
+from vllm_davinci.core.config.side_streams import ATTENTION, side_stream
 from vllm_davinci.core.config.step_costs import costs_file, ways_to_experts
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ubatch.coordination import (
@@ -62,7 +62,8 @@ class StepSplitter:
         self._is_causal = False  # until the KV cache is there
         self._graph_decisions: dict[int, Decision] = {}  # by tokens of a graph
         self._layers_ask_for_prefills = (
-            self._parallel.data_parallel_size > 1 and attention_scheduler(vllm_config) is not None
+            self._parallel.data_parallel_size > 1
+            and side_stream(vllm_config, ATTENTION) is not None
         )
         self._decisions: Decisions | None = None
         if scheduler is not None:

@@ -6,7 +6,7 @@ import torch
 import torch_npu
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, TCPStore
 
-from vllm_davinci.core.config.weight_updates import HCCL_ENGINE
+from vllm_davinci.core.config.registered_names import HCCL_ENGINE
 
 SENDER = 0  # the trainer's rank in the group
 # How long the trainer and the workers wait for each other to join.

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 )
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
-from vllm_davinci.core.config.weight_updates import HCCL_ENGINE
+from vllm_davinci.core.config.registered_names import HCCL_ENGINE
 from vllm_davinci.core.weight_transfer.group import SENDER, TransferGroup
 from vllm_davinci.core.weight_transfer.packing import (
     DEFAULT_BUFFER_BYTES,

@@ -27,7 +27,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransf
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.platforms import current_platform
 
-from vllm_davinci.core.config.weight_updates import IPC_ENGINE
+from vllm_davinci.core.config.registered_names import IPC_ENGINE
 from vllm_davinci.core.weight_transfer.packing import (
     DEFAULT_BUFFER_BYTES,
     buffers,

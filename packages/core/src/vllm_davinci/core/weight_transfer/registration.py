@@ -5,7 +5,7 @@ from vllm.distributed.weight_transfer.factory import (
     WeightTransferTrainerFactory,
 )
 
-from vllm_davinci.core.config.weight_updates import HCCL_ENGINE, IPC_ENGINE
+from vllm_davinci.core.config.registered_names import HCCL_ENGINE, IPC_ENGINE
 
 _FOLDER = "vllm_davinci.core.weight_transfer"
 # Name -> module, and what the worker's end and the trainer's are called there.

@@ -22,7 +22,7 @@ from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
 from vllm_davinci.core.attention.mla.preprocess import MLAPreprocess, Preprocessed
 from vllm_davinci.core.attention.mla.sizes import check_sizes
-from vllm_davinci.core.config.side_streams import attention_scheduler
+from vllm_davinci.core.config.side_streams import ATTENTION, side_stream
 from vllm_davinci.core.layers.prefetch import WeightPrefetch
 
 
@@ -83,7 +83,11 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
             prefill_sizes,
         )
         self.preprocess = MLAPreprocess(
-            self.impl, modules, q_lora_rank, qk_rope_head_dim, attention_scheduler(vllm_config)
+            self.impl,
+            modules,
+            q_lora_rank,
+            qk_rope_head_dim,
+            side_stream(vllm_config, ATTENTION),
         )
         layers = vllm_config.compilation_config.static_forward_context
         if prefix in layers:

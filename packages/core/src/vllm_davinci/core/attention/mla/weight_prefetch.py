@@ -11,7 +11,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.config.options import WeightPrefetchConfig
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.side_streams import PREFETCH, prefetch_scheduler
+from vllm_davinci.core.config.side_streams import PREFETCH, side_stream
 from vllm_davinci.core.config.sized_choices import PREFETCH_BYTES, SizedChoices
 from vllm_davinci.core.config.step_costs import costs_file
 from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
@@ -47,7 +47,7 @@ def plan_prefetches(vllm_config: "VllmConfig") -> Prefetches | None:
 
     None where the option is off, and where no layer does.
     """
-    scheduler = prefetch_scheduler(vllm_config)
+    scheduler = side_stream(vllm_config, PREFETCH)
     if scheduler is None:
         return None
     options = get_config(vllm_config).weight_prefetch_config

@@ -1,0 +1,169 @@
+"""What this plugin knows of models by their architectures: one row each.
+
+An architecture without a row is vLLM's definition of a model of attention layers, served as it is.
+Definitions of our own, and whether they are sequence parallel, are rows of vllm-davinci-models.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+_OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
+_STATES = "layers of the model keep states of a kind that is not served"
+IMAGES = "the model takes images, beside which MTP has not been tried"
+UNTRIED = "no small model of it has been tried"
+_OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
+
+
+class Bidirectional(Enum):
+    """Which tokens of a prompt see each other, before and after them."""
+
+    IMAGES = "the tokens of each image"
+    PROMPTS = "all tokens of a prompt that has an image"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture of vLLM's registry.
+
+    states:        whether `core.linear_attention` computes all of its recurrent states
+    drafts_for:    of a drafter that is served (vLLM's method "mtp"): the models that have it
+    no_drafts:     of another drafter: the reason, a clause
+    bidirectional: tokens that see later ones, where they are served
+    needs:         what the model needs and this release does not have, a noun; the model is refused
+    is_importable: whether vLLM can import its definition here
+    """
+
+    states: bool = False
+    drafts_for: str = ""
+    no_drafts: str = ""
+    bidirectional: Bidirectional | None = None
+    needs: str = ""
+    is_importable: bool = True
+
+
+_WITH_STATES = Architecture(states=True)
+_FOREIGN = Architecture(is_importable=False)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    # Models whose layers have recurrent states.
+    "FalconH1ForCausalLM": _WITH_STATES,
+    "FalconMambaForCausalLM": _WITH_STATES,
+    "GraniteMoeHybridForCausalLM": _WITH_STATES,
+    "JambaForCausalLM": _WITH_STATES,
+    "KimiLinearForCausalLM": _WITH_STATES,
+    "Lfm2ForCausalLM": _WITH_STATES,
+    "Lfm2MoeForCausalLM": _WITH_STATES,
+    "Mamba2ForCausalLM": _WITH_STATES,
+    "MambaForCausalLM": _WITH_STATES,
+    "NemotronHForCausalLM": _WITH_STATES,
+    "Qwen3NextForCausalLM": _WITH_STATES,
+    "Qwen3_5ForCausalLM": _WITH_STATES,
+    "Qwen3_5ForConditionalGeneration": _WITH_STATES,
+    "Qwen3_5MoeForCausalLM": _WITH_STATES,
+    "Qwen3_5MoeForConditionalGeneration": _WITH_STATES,
+    "Zamba2ForCausalLM": _WITH_STATES,
+    # Models whose prompts have tokens that see later ones.
+    "Gemma3ForConditionalGeneration": Architecture(bidirectional=Bidirectional.IMAGES),
+    "PaliGemmaForConditionalGeneration": Architecture(bidirectional=Bidirectional.PROMPTS),
+    # vLLM serves it, and prompts in chunks, cached beginnings and requests that are computed again
+    # after they made room would give other tokens.
+    "HrmTextForCausalLM": Architecture(needs="prompts of text that see themselves both ways"),
+    # Models whose definitions in vLLM import what it requires on CUDA alone.
+    "InklingForCausalLM": _FOREIGN,
+    "InklingForConditionalGeneration": _FOREIGN,
+    # Layers for further tokens, which vLLM calls "mtp".
+    "DeepSeekMTPModel": Architecture(drafts_for="DeepSeek-V3, R1"),
+    "DeepseekV32MTPModel": Architecture(drafts_for="DeepSeek-V3.2, GLM-5"),
+    "ErnieMTPModel": Architecture(drafts_for="ERNIE 4.5 with experts"),
+    "ExaoneMoeMTP": Architecture(drafts_for="K-EXAONE"),
+    "Glm4MoeMTPModel": Architecture(drafts_for="GLM-4.5, 4.6, 4.7"),
+    "HYV3MTPModel": Architecture(drafts_for="Hy3"),
+    "MiMoMTPModel": Architecture(drafts_for="MiMo"),
+    "Qwen3NextMTP": Architecture(drafts_for="Qwen3-Next"),
+    "Qwen3_5MTP": Architecture(drafts_for="Qwen3.5"),
+    "Qwen3_5MoeMTP": Architecture(drafts_for="Qwen3.5 with experts"),
+    "BailingMoeV25MTPModel": Architecture(no_drafts=_STATES),
+    "BailingMoeV3MTPModel": Architecture(no_drafts=_STATES),
+    "DeepSeekV4MTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
+    "Dots3NoteMTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
+    "Exaone4_5_MTP": Architecture(no_drafts=IMAGES),
+    "Gemma4MTPModel": Architecture(no_drafts=_OWN_DRAFTER),
+    "Glm4MoeLiteMTPModel": Architecture(
+        no_drafts="vLLM reads the model's first layer in its place"
+    ),
+    "Glm5NextMTPModel": Architecture(no_drafts=_STATES),
+    "GlmOcrMTPModel": Architecture(no_drafts=IMAGES),
+    "HYV4MTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
+    "InklingMTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
+    "InternS2MobiusMTP": Architecture(no_drafts=IMAGES),
+    "KimiK3MTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
+    "LongCatFlashMTPModel": Architecture(no_drafts=UNTRIED),
+    "MiMoV2MTPModel": Architecture(no_drafts=UNTRIED),
+    "MiMoV2OmniMTPModel": Architecture(no_drafts=IMAGES),
+    "MiniMaxM3MTP": Architecture(no_drafts=_OTHERS_CHIPS),
+    "NemotronHMTPModel": Architecture(no_drafts=UNTRIED),
+    "OpenPanguMTPModel": Architecture(no_drafts=UNTRIED),
+    "ParseAuxMTPModel": Architecture(no_drafts="vLLM's V1 runner has no drafter for it"),
+    "Qwen4ExpMTP": Architecture(no_drafts=_OTHERS_CHIPS),
+    "Step3p5MTP": Architecture(no_drafts=_OWN_DRAFTER),
+    "Step5MTP": Architecture(no_drafts=_OTHERS_CHIPS),
+    "TransformersForMTP": Architecture(no_drafts=UNTRIED),
+    "TransformersMoEForMTP": Architecture(no_drafts=UNTRIED),
+}
+
+# Stands in vLLM's registry for what cannot be imported, so that the refusal by name is reached.
+UNSERVED_MODEL = "vllm_davinci.core.config.unserved_model:UnservedModel"
+# vLLM keeps definitions of one vendor's kernels here. Of one of them it gives other platforms
+# its generic definition.
+_OF_VENDORS = "vllm.models."
+_GENERIC = ("vllm.models.deepseek_v32",)
+
+
+def known(model: "ModelConfig") -> list[Architecture]:
+    """The rows of a model's architectures."""
+    return [ARCHITECTURES.get(name, Architecture()) for name in model.architectures]
+
+
+def with_states() -> list[str]:
+    """Architectures with recurrent states that are served."""
+    return [name for name, row in ARCHITECTURES.items() if row.states]
+
+
+def not_importable() -> list[str]:
+    """Architectures that need a stand-in in vLLM's registry, so that their refusal is reached."""
+    return [name for name, row in ARCHITECTURES.items() if not row.is_importable]
+
+
+def keeps_states(model: "ModelConfig | None") -> bool:
+    """Whether some layers keep a state per request in place of keys and values per token."""
+    return model is not None and bool(model.is_hybrid or model.has_inner_state)
+
+
+def is_sparse(model: "ModelConfig | None") -> bool:
+    """Whether an indexer chooses the tokens that the model's MLA attends to."""
+    return model is not None and hasattr(model.hf_text_config, "index_topk")
+
+
+def bidirectional(model: "ModelConfig | None") -> Bidirectional | None:
+    """Which tokens of the model's prompts see later ones; None where none do, or unknown ones."""
+    if model is None or not model.is_mm_prefix_lm:
+        return None
+    return next((row.bidirectional for row in known(model) if row.bidirectional), None)
+
+
+def is_foreign(model: "ModelConfig") -> bool:
+    """Whether a definition of the model would come from another vendor's kernels."""
+    return any(_is_foreign(architecture) for architecture in model.architectures)
+
+
+def _is_foreign(architecture: str) -> bool:
+    from vllm.model_executor.models import ModelRegistry
+
+    if architecture in not_importable():
+        return True
+    module = getattr(ModelRegistry.models.get(architecture), "module_name", "")
+    return module.startswith(_OF_VENDORS) and module not in _GENERIC

@@ -1,0 +1,93 @@
+"""Values of vLLM's configuration that every engine on an NPU needs."""
+
+import os
+
+from vllm_davinci.core import components
+from vllm_davinci.core.config.registered_names import PREFIX, REPLACED
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.errors import RELEASE
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, is_always
+
+SHUTDOWN_LIMIT_S = 15
+
+
+def settle(engine: Engine) -> None:
+    """Sets the values that the NPU needs."""
+    from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
+
+    _set_parallel(engine)
+    _set_variables(engine)
+    load_config = engine.vllm.load_config
+    if load_config.load_format in REPLACED:
+        load_config.load_format = f"{PREFIX}{load_config.load_format}"
+
+    compilation = engine.vllm.compilation_config
+    why = f"not available in {RELEASE}: compilation"
+    engine.set(compilation, "mode", CompilationMode.NONE, why)
+    if compilation.cudagraph_mode == CUDAGraphMode.NONE:
+        compilation.cudagraph_capture_sizes = []
+        compilation.max_cudagraph_capture_size = 0
+    compilation.compile_sizes = []
+    passes = compilation.pass_config
+    for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "fuse_allreduce_rms"):
+        setattr(passes, name, False)
+    _set_attention(engine)
+
+
+def _set_attention(engine: Engine) -> None:
+    model, attention = engine.model, engine.vllm.attention_config
+    has_heads_of_two_sizes = model is not None and model.hf_text_config.model_type.startswith(
+        "gemma4"
+    )
+    if has_heads_of_two_sizes and getattr(attention.backend, "name", None) == "TRITON_ATTN":
+        why = "vLLM takes it for layers whose heads differ in size; an NPU's backend serves them"
+        engine.set(attention, "backend", None, why)
+    cache = engine.vllm.cache_config
+    if cache.user_specified_block_size and cache.block_size % BLOCK_SIZE_TOKENS:
+        why = f"the attention operator works with blocks of {BLOCK_SIZE_TOKENS} tokens"
+        engine.set(cache, "block_size", BLOCK_SIZE_TOKENS, why)
+
+
+def _set_parallel(engine: Engine) -> None:
+    parallel = engine.vllm.parallel_config
+    if parallel.worker_cls == "auto":
+        parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
+    parallel.disable_custom_all_reduce = True  # CUDA's
+    if parallel.use_sequence_parallel_moe:
+        # vLLM's models take a step of one token for one that is not sequence parallel, and read
+        # padding. That follows from this value; no other use of it reaches an NPU.
+        engine.set(
+            parallel,
+            "all2all_backend",
+            "flashinfer_nvlink_two_sided",
+            "the old value turns on vLLM's sequence-parallel experts, which are wrong for one "
+            "token; how tokens reach experts is moe_communication's matter",
+        )
+    if parallel.data_parallel_size > 1:
+        engine.set(
+            parallel,
+            "disable_nccl_for_dp_synchronization",
+            True,
+            "ranks that agree on a step on the device have the host wait for it in every step",
+        )
+
+
+def _set_variables(engine: Engine) -> None:
+    """Sets the environment variables of vLLM that processes of this engine read."""
+    # vLLM forks by default, which saves the imports of every process. An NPU context does not
+    # survive it.
+    if not components.can_fork():
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    # A device that closes, and several ranks on few cores, need longer than vLLM's 5 s. What is
+    # killed leaves shared memory behind.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
+
+    if engine.config.torchair_graph_config.use_cached_kv_cache_bytes:
+        os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "1"
+
+
+FEATURES = (
+    Feature(
+        "", "settings of an NPU", is_always, BOTH, settle=settle, after=("-cc.cudagraph_mode",)
+    ),
+)

@@ -1,0 +1,146 @@
+"""vLLM's features that need no code of this plugin: who serves them, and which are refused."""
+
+from vllm_davinci.core.config.registered_names import REPLACED, WITHOUT_FILES, is_served
+from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, model_has, refused
+
+
+def _foreign_profilers(engine: Engine) -> list[str]:
+    """Settings of the profiler that ask for another vendor's devices."""
+    asked = engine.vllm.profiler_config
+    activities = asked.torch_profiler_activities or ()
+    return [
+        *(f"the profiler {name}" for name in (asked.profiler,) if name not in (None, "torch")),
+        *(f"the activity {name}" for name in activities if name not in ("CPU", "PrivateUse1")),
+    ]
+
+
+def _dtype(engine: Engine) -> str | None:
+    return None if engine.model is None else str(engine.model.dtype).removeprefix("torch.")
+
+
+# `runners` says which of vLLM's model runners serves the feature: V1, V2, BOTH or NONE.
+FEATURES = (
+    Feature(
+        "--data-parallel-size",
+        "data parallelism",
+        lambda e: e.parallel.data_parallel_size > 1,
+        BOTH,
+    ),
+    Feature(
+        "--pipeline-parallel-size",
+        "pipeline stages",
+        lambda e: e.parallel.pipeline_parallel_size > 1,
+        V1,
+    ),
+    Feature("", "images, videos or sound", model_has("is_multimodal_model"), V1),
+    Feature(
+        "",
+        "an encoder and a decoder",
+        model_has("is_encoder_decoder"),
+        V1,
+        settle=lambda e: e.set(
+            e.vllm.cache_config,
+            "enable_prefix_caching",
+            False,
+            "vLLM finds no prefixes of what an encoder has seen",
+        ),
+    ),
+    Feature(
+        "--runner pooling",
+        "pooling models",
+        lambda e: getattr(e.model, "runner_type", None) == "pooling",
+        V1,
+    ),
+    Feature(
+        "--enable-prompt-embeds", "prompts of embeddings", model_has("enable_prompt_embeds"), BOTH
+    ),
+    Feature(
+        "--logits-processors", "logits processors of the user", model_has("logits_processors"), V1
+    ),
+    Feature(
+        "--enable-trace-replay",
+        "decoding along a given trace",
+        model_has("enable_trace_replay"),
+        V1,
+    ),
+    Feature(
+        "--return-sampling-mask",
+        "the tokens that sampling could choose, in answers",
+        model_has("return_sampling_mask"),
+        BOTH,
+    ),
+    Feature(
+        "--enable-batch-sharded-sampling",
+        "sampling that is sharded over ranks",
+        lambda e: e.parallel.enable_batch_sharded_sampling,
+        V1,
+    ),
+    Feature(
+        "enable_weight_nz_layout",
+        "quantized weights in the NZ layout",
+        lambda e: e.config.enable_weight_nz_layout,
+        BOTH,
+    ),
+    refused(
+        "--prefill-context-parallel-size",
+        "context parallelism of prefills",
+        lambda e: e.parallel.prefill_context_parallel_size > 1,
+    ),
+    refused(
+        "--cpu-offload-gb",
+        "weights in the host's memory",
+        lambda e: e.vllm.offload_config.uva.cpu_offload_gb > 0,
+    ),
+    refused(
+        "--offload-group-size",
+        "weights in the host's memory",
+        lambda e: e.vllm.offload_config.prefetch.offload_group_size > 0,
+    ),
+    refused(
+        "--enable-return-routed-experts",
+        "the experts of each token, in answers",
+        lambda e: e.vllm.aux_output_config.enabled,
+    ),
+    refused(
+        "--enable-fault-tolerance",
+        "recovery from a fault",
+        lambda e: e.parallel.enable_fault_tolerance,
+        because="HCCL's collectives cannot go on without the rank that failed; one rank's error "
+        "ends the engine",
+    ),
+    refused(
+        "--monokernel",
+        "kernels of a whole layer",
+        lambda e: e.vllm.kernel_config.monokernel,
+        because="they are AMD's",
+    ),
+    refused(
+        "--load-format",
+        "weights that are neither converted nor checked",
+        lambda e: not is_served(str(e.vllm.load_config.load_format)),
+        as_given=lambda e: f"--load-format {e.vllm.load_config.load_format}",
+        instead=f"Use one of {', '.join((*REPLACED, WITHOUT_FILES))}.",
+    ),
+    refused(
+        "--kv-cache-dtype",
+        "a KV cache of another dtype than the model's",
+        lambda e: e.vllm.cache_config.cache_dtype not in ("auto", _dtype(e)),
+        as_given=lambda e: f"--kv-cache-dtype {e.vllm.cache_config.cache_dtype}",
+        because=lambda e: f"the model is {_dtype(e)}",
+        instead="Use --kv-cache-dtype auto.",
+    ),
+    refused(
+        "--profiler-config",
+        "another vendor's profiler",
+        lambda e: bool(_foreign_profilers(e)),
+        because=lambda e: f"it asks for {' and '.join(_foreign_profilers(e))}",
+        instead='Use the profiler "torch", with the activities CPU and PrivateUse1.',
+    ),
+    refused(
+        "lmhead_tp_size",
+        "an LM head that is divided otherwise than other layers",
+        lambda e: e.config.lmhead_tp_size not in (-1, e.parallel.tensor_parallel_size),
+        as_given=lambda e: f"additional_config key 'lmhead_tp_size' = {e.config.lmhead_tp_size}",
+        instead="Use -1, or the size of --tensor-parallel-size.",
+    ),
+)

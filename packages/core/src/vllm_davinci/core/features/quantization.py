@@ -1,0 +1,24 @@
+"""Quantized checkpoints: the methods of `--quantization` that this release has."""
+
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.features.feature import BOTH, Feature
+
+FLAG = "--quantization"
+METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")  # core.quantization
+
+
+def refuse_quantization(quant: str) -> None:
+    """Raises UnsupportedFeatureError for a method that this release does not have."""
+    if quant not in METHODS:
+        raise UnsupportedFeatureError(
+            f"{FLAG} {quant!r} is not supported in {RELEASE}; {', '.join(METHODS)} are. Use the "
+            f"model's unquantized checkpoint and leave {FLAG} out, or make an int8 checkpoint of "
+            "it: vllm-davinci quantize SOURCE DESTINATION."
+        )
+
+
+FEATURES = (
+    Feature(
+        FLAG, "quantized checkpoints", lambda e: bool(getattr(e.model, "quantization", None)), BOTH
+    ),
+)

@@ -1,0 +1,59 @@
+"""Sparse MLA (DeepSeek-V3.2) and compressed attention (DeepSeek-V4): what they exclude."""
+
+from vllm_davinci.core.config.architectures import is_sparse
+from vllm_davinci.core.config.side_streams import ATTENTION, PREFETCH
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+
+
+def _shares_choices(engine: Engine) -> bool:
+    """Whether layers take the choice of tokens from a layer before."""
+    text = engine.model.hf_text_config
+    return bool(
+        getattr(text, "index_topk_pattern", None) or getattr(text, "index_topk_freq", 1) > 1
+    )
+
+
+def _has_compressed_rows(engine: Engine) -> bool:
+    """Whether rows of the model's cache stand for groups of tokens."""
+    text = getattr(engine.model, "hf_text_config", None)
+    return getattr(text, "model_type", None) == "deepseek_v4"
+
+
+FEATURES = (
+    Feature(
+        "",
+        "sparse attention",
+        lambda e: is_sparse(e.model),
+        BOTH,
+        excludes=dict.fromkeys(
+            ("--enable-lora", "dbo.enabled", ATTENTION, PREFETCH, "--kv-transfer-config"), ""
+        ),
+    ),
+    refused(
+        "--pipeline-parallel-size with shared choices of tokens",
+        "pipeline stages whose first layers take the choice of the stage before",
+        lambda e: (
+            is_sparse(e.model) and _shares_choices(e) and e.parallel.pipeline_parallel_size > 1
+        ),
+        as_given=lambda e: f"--pipeline-parallel-size {e.parallel.pipeline_parallel_size}",
+    ),
+    Feature(
+        "",
+        "a cache whose rows stand for groups of tokens",
+        lambda e: is_sparse(e.model) and _has_compressed_rows(e),
+        BOTH,
+        excludes=dict.fromkeys(
+            (
+                "--speculative-config",
+                "--kv-transfer-config",
+                "--kv-offloading-size",
+                "--data-parallel-size",
+                "eplb_config.dynamic_eplb",
+                "--quantization",
+                "--enable-prompt-embeds",
+                "--decode-context-parallel-size",
+            ),
+            "it has not been tried",
+        ),
+    ),
+)

@@ -1,0 +1,183 @@
+"""Speculative decoding: the methods and options that this release serves."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_davinci.core.config.architectures import ARCHITECTURES, IMAGES, UNTRIED
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, Runner, refused
+
+FLAG = "--speculative-config"
+# Their drafters run a model, in the worker and on the device.
+WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model")
+SERVED = ("ngram", "suffix", "custom_class", *WITH_MODEL)
+# Other methods of vLLM, and why they are not served.
+REFUSED = {
+    "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
+    "extract_hidden_states": "it drafts nothing, and hands hidden states to a KV connector",
+    "dflash": "its kernel for the inputs of a block of drafts has no stand-in",
+    "dspark": "its kernel for the inputs of a block of drafts has no stand-in",
+}
+# vLLM calls the further layers of many models "mtp": by its class for them, the models.
+MTP_SERVED = {name: row.drafts_for for name, row in ARCHITECTURES.items() if row.drafts_for}
+MTP_REFUSED = {name: row.no_drafts for name, row in ARCHITECTURES.items() if row.no_drafts}
+
+
+def _asked(engine: Engine) -> Any:
+    return engine.vllm.speculative_config
+
+
+def _is_other_method(engine: Engine) -> bool:
+    return _asked(engine) is not None and _asked(engine).method not in SERVED
+
+
+def settle(engine: Engine) -> None:
+    """Raises ConfigurationError for a drafter that belongs to another model."""
+    asked = _asked(engine)
+    if asked.method not in WITH_MODEL:
+        return
+    drafter, target = asked.draft_model_config, asked.target_model_config
+    sizes = {"vocabulary": (drafter.get_vocab_size(), target.get_vocab_size())}
+    if asked.method in ("eagle", "mtp"):
+        sizes["hidden size"] = (drafter.get_hidden_size(), target.get_hidden_size())
+    for what, (own, other) in sizes.items():
+        if own != other:
+            raise ConfigurationError(
+                f"The drafter {drafter.model} has a {what} of {own}, and {target.model} has "
+                f"{other}: it drafts for another model. Give one that was made for this model in "
+                f"{FLAG}."
+            )
+    tp_sizes = [
+        each.tensor_parallel_size
+        for each in (asked.draft_parallel_config, asked.target_parallel_config)
+    ]
+    if tp_sizes[0] != tp_sizes[1]:
+        raise ConfigurationError(
+            f"The drafter is divided among {tp_sizes[0]} ranks, and the model among {tp_sizes[1]}: "
+            f"set draft_tensor_parallel_size to {tp_sizes[1]} in {FLAG}."
+        )
+
+
+def _other_mtp(engine: Engine) -> list[str]:
+    """Drafters of method "mtp" that are not served."""
+    asked = _asked(engine)
+    if asked is None or asked.method != "mtp":
+        return []
+    return [each for each in asked.draft_model_config.architectures if each not in MTP_SERVED]
+
+
+def _why_not_mtp(engine: Engine) -> str:
+    served = f"MTP of {'; '.join(MTP_SERVED.values())} is"
+    reasons = [f"{each}: {MTP_REFUSED.get(each, UNTRIED)}" for each in _other_mtp(engine)]
+    return f"{'; '.join(reasons)} ({served})"
+
+
+def _layers_alone(engine: Engine) -> list[str]:
+    """Draft models of which vLLM reads layers for further tokens alone."""
+    asked = _asked(engine)
+    if asked is None or asked.method != "draft_model":
+        return []
+    read = {*MTP_SERVED, *MTP_REFUSED}
+    return [each for each in asked.draft_model_config.architectures if each in read]
+
+
+def _refused(
+    option: str, title: str, is_given: Callable[[Any], bool], because: str = ""
+) -> Feature:
+    """An option of --speculative-config that no runner serves."""
+    return Feature(
+        f"{option} of {FLAG}",
+        title,
+        lambda engine: (
+            _asked(engine) is not None and not _is_other_method(engine) and is_given(_asked(engine))
+        ),
+        Runner.NONE,
+        because=because,
+        as_given=lambda engine: f"{option} {getattr(_asked(engine), option)!r} of {FLAG}",
+    )
+
+
+FEATURES = (
+    Feature(
+        FLAG,
+        "speculative decoding",
+        lambda e: _asked(e) is not None,
+        BOTH,
+        excludes={
+            "--pipeline-parallel-size": "stages compute several batches at a time, and vLLM hands "
+            "on the drafts of the newest alone"
+        },
+        settle=settle,
+    ),
+    Feature(
+        f"several MTP modules of {FLAG}",
+        "MTP of several modules",
+        lambda e: (asked := _asked(e)) is not None and asked.use_multi_module_mtp(),
+        V1,
+    ),
+    refused(
+        f"method of {FLAG}",
+        "other methods of speculative decoding",
+        _is_other_method,
+        as_given=lambda e: f"method {_asked(e).method!r} of {FLAG}",
+        because=lambda e: REFUSED.get(str(_asked(e).method), ""),
+        instead=f"Use one of {', '.join(SERVED)}.",
+    ),
+    refused(
+        f"method 'mtp' of {FLAG}",
+        "MTP of other models",
+        lambda e: bool(_other_mtp(e)),
+        because=_why_not_mtp,
+    ),
+    refused(
+        f"method 'mtp' of {FLAG} with images",
+        "MTP of models with images",
+        lambda e: (
+            _asked(e) is not None
+            and _asked(e).method == "mtp"
+            and _asked(e).target_model_config.multimodal_config is not None
+        ),
+        because=IMAGES,
+    ),
+    refused(
+        f"method 'draft_model' of {FLAG}",
+        "a drafter of which vLLM reads its layers for further tokens alone",
+        lambda e: bool(_layers_alone(e)),
+        because=lambda e: f"{', '.join(_layers_alone(e))} is all that vLLM reads of it",
+        instead="Use a drafter of another family.",
+    ),
+    _refused(
+        "rejection_sample_method",
+        "another rejection of drafts",
+        lambda asked: asked.rejection_sample_method not in ("standard", "synthetic"),
+        '"standard" and "synthetic" are',
+    ),
+    _refused("parallel_drafting", "parallel drafts", lambda asked: asked.parallel_drafting),
+    _refused(
+        "use_heterogeneous_vocab",
+        "drafters with another vocabulary",
+        lambda asked: asked.use_heterogeneous_vocab,
+    ),
+    _refused(
+        "use_local_argmax_reduction",
+        "drafts that are chosen on each rank",
+        lambda asked: asked.use_local_argmax_reduction,
+    ),
+    _refused(
+        "draft_lm_head_quantization",
+        "a quantized head of the drafter",
+        lambda asked: asked.draft_lm_head_quantization is not None,
+        "the drafter's head is the model's",
+    ),
+    _refused(
+        "num_speculative_tokens_per_batch_size",
+        "a number of drafts for each batch size",
+        lambda asked: asked.num_speculative_tokens_per_batch_size is not None,
+        "one number for all batches is served",
+    ),
+    _refused(
+        "enable_adaptive_verification",
+        "adaptive verification",
+        lambda asked: asked.enable_adaptive_verification,
+    ),
+)

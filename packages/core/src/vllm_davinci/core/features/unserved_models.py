@@ -1,0 +1,53 @@
+"""Kinds of models that this release cannot run, or that would give other tokens."""
+
+from typing import Any
+
+from vllm_davinci.core.config.architectures import (
+    ARCHITECTURES,
+    is_foreign,
+    keeps_states,
+    with_states,
+)
+from vllm_davinci.core.features.feature import Feature, Runner
+
+_OTHERS = (
+    "Choose a model of attention layers, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3, or "
+    f"{', '.join(with_states())}."
+)
+
+
+def _needs(title: str, is_needed: Any) -> Feature:
+    """A need of models that no runner serves. is_needed: of vLLM's ModelConfig"""
+    return Feature(
+        "",
+        title,
+        lambda engine: engine.model is not None and bool(is_needed(engine.model)),
+        Runner.NONE,
+        instead=_OTHERS,
+    )
+
+
+def _names_itself(architecture: str) -> Any:
+    return lambda model: architecture in model.architectures
+
+
+FEATURES = (
+    _needs("a definition for NPUs (vLLM's is of kernels of CUDA and ROCm alone)", is_foreign),
+    _needs(
+        "experts that give a token back as it is (zero experts)",
+        lambda model: getattr(model.hf_text_config, "zero_expert_num", 0),
+    ),
+    _needs(
+        "cross-attention (encoder-decoder other than Whisper)",
+        lambda model: model.is_encoder_decoder and model.hf_config.model_type != "whisper",
+    ),
+    _needs(
+        "recurrent states of a kind that is not computed, or that has not been tried here",
+        lambda model: (
+            keeps_states(model)
+            and not is_foreign(model)
+            and not {*model.architectures} <= {*with_states()}
+        ),
+    ),
+    *(_needs(row.needs, _names_itself(name)) for name, row in ARCHITECTURES.items() if row.needs),
+)

@@ -1,0 +1,57 @@
+"""New weights for a running engine, from a trainer or from files."""
+
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.registered_names import HCCL_ENGINE, IPC_ENGINE
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+FLAG = "--weight-transfer-config"
+_ENGINES = (HCCL_ENGINE, IPC_ENGINE)
+
+# What new weights are excluded by, whether a trainer sends them or files bring them.
+_EXCLUDED = {
+    "--quantization": "what is multiplied was prepared from the old weights",
+    "eplb_config.dynamic_eplb": "experts move",
+}
+
+
+def refuse_new_weights(vllm_config: "VllmConfig") -> None:
+    """Raises UnsupportedFeatureError, before anything is written, where they would not arrive."""
+    reasons = []
+    if vllm_config.quant_config is not None:
+        reasons.append(f"the model is quantized: {_EXCLUDED['--quantization']}")
+    if get_config(vllm_config).eplb_config.dynamic_eplb:
+        reasons.append("experts move (eplb_config.dynamic_eplb)")
+    if reasons:
+        raise UnsupportedFeatureError(
+            f"not available in {RELEASE}: new weights for this engine, because "
+            f"{' and '.join(reasons)}. Start the engine anew with the new checkpoint."
+        )
+
+
+def _backend(engine: Engine) -> str | None:
+    asked = engine.vllm.weight_transfer_config
+    return None if asked is None else asked.backend
+
+
+FEATURES = (
+    Feature(
+        FLAG,
+        "weights that a trainer sends",
+        lambda e: _backend(e) is not None,
+        BOTH,
+        excludes=_EXCLUDED,
+    ),
+    refused(
+        f"{FLAG} with another backend",
+        "weights that a trainer sends",
+        lambda e: _backend(e) not in (None, *_ENGINES),
+        as_given=lambda e: f"{FLAG} with backend {_backend(e)!r}",
+        instead=f'Use {{"backend": "{HCCL_ENGINE}"}} or {{"backend": "{IPC_ENGINE}"}}.',
+    ),
+)

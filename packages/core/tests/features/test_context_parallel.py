@@ -1,0 +1,67 @@
+"""Options and models that a context divided among ranks does not go with."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_davinci.core.config.options import DavinciConfig, DualBatchConfig
+from vllm_davinci.core.features.context_parallel import FEATURES
+from vllm_davinci.core.features.feature import Engine
+from vllm_davinci_testing.engines.refusals import refused_by
+
+
+def engine(ranks: int = 2, overlap: bool = False, **changes: Any) -> Any:
+    parallel = {"dcp_q_replicate": False}
+    cache = {"kv_offloading_size": changes.pop("kv_offloading_size", None)}
+    text = {"index_topk": 2048} if changes.pop("is_sparse", False) else {}
+    names = ("speculative_config", "lora_config", "kv_transfer_config")
+    has_states = changes.get("has_states", False)
+    vllm: Any = SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=ranks,
+            **{name: changes.get(name, value) for name, value in parallel.items()},
+        ),
+        cache_config=SimpleNamespace(**cache),
+        model_config=SimpleNamespace(
+            hf_text_config=SimpleNamespace(**text),
+            architectures=["AForCausalLM"],
+            is_hybrid=has_states,
+            has_inner_state=has_states,
+            is_mm_prefix_lm=changes.get("is_mm_prefix_lm", False),
+            is_encoder_decoder=changes.get("is_encoder_decoder", False),
+        ),
+        **{name: changes.get(name) for name in names},
+    )
+    return Engine(vllm, DavinciConfig(dbo=DualBatchConfig(enabled=overlap)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"ranks": 32}, "--decode-context-parallel-size 32 .*Use at most 16"),
+        ({"overlap": True}, "dbo.enabled"),
+        ({"dcp_q_replicate": True}, "--dcp-q-replicate"),
+        ({"speculative_config": object()}, "--speculative-config"),
+        (
+            {"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")},
+            "--kv-transfer-config",
+        ),
+        ({"kv_offloading_size": 1}, "--kv-offloading-size"),
+        ({"is_encoder_decoder": True}, "an encoder and a decoder"),
+        ({"is_mm_prefix_lm": True}, "bidirectional attention"),
+        ({"has_states": True}, "recurrent states"),
+        ({"is_sparse": True}, "sparse attention"),
+    ],
+)
+def test_it_is_refused_by_name(changes: dict[str, Any], named: str):
+    assert re.search(named, refused_by(FEATURES, engine(**changes)))
+    # Nothing of it is refused where every rank keeps all tokens.
+    assert not refused_by(FEATURES, engine(**{**changes, "ranks": 1}))
+
+
+def test_a_plain_engine_is_served():
+    assert not refused_by(FEATURES, engine())

@@ -1,0 +1,123 @@
+"""Models whose layers keep states: what the start refuses beside them, and what it turns off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_davinci.core.config.options import DavinciConfig
+from vllm_davinci.core.config.setting import Setting
+from vllm_davinci.core.features.feature import Engine
+from vllm_davinci.core.features.recurrent_states import FEATURES
+from vllm_davinci_testing.engines.refusals import refused_by
+
+CHANGES: dict[str, tuple[str, str, Any]] = {
+    "--enable-lora": ("", "lora_config", SimpleNamespace()),
+    "--kv-transfer-config": (
+        "",
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="NixlConnector"),
+    ),
+    "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
+    "--enable-sleep-mode": ("model_config", "enable_sleep_mode", True),
+    "--quantization": ("model_config", "quantization", "ascend"),
+    "--runner pooling": ("model_config", "runner_type", "pooling"),
+    "--use-replayssm": ("cache_config", "use_replayssm", True),
+    "--enable-mamba-cache-stochastic-rounding": (
+        "mamba_config",
+        "enable_stochastic_rounding",
+        True,
+    ),
+    "--data-parallel-size": ("parallel_config", "data_parallel_size", 2),
+}
+
+
+def configuration(is_hybrid: bool = True) -> Any:
+    return SimpleNamespace(
+        speculative_config=None,
+        lora_config=None,
+        kv_transfer_config=None,
+        model_config=SimpleNamespace(
+            is_hybrid=is_hybrid,
+            has_inner_state=is_hybrid,
+            is_multimodal_model=False,
+            architectures=["Qwen3NextForCausalLM"],
+            enable_sleep_mode=False,
+            quantization=None,
+            runner_type="generate",
+            max_model_len=4096,
+        ),
+        cache_config=SimpleNamespace(
+            kv_offloading_size=None,
+            use_replayssm=False,
+            enable_prefix_caching=True,
+            mamba_cache_mode="align",
+            mamba_block_size=128,
+        ),
+        mamba_config=SimpleNamespace(enable_stochastic_rounding=False),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+    )
+
+
+def refused(config: Any) -> str:
+    return refused_by(FEATURES, Engine(config, DavinciConfig()))
+
+
+def settle_states(config: Any) -> list[Setting]:
+    """What the row of recurrent states changes."""
+    engine, row = Engine(config, DavinciConfig()), FEATURES[0]
+    assert row.settle is not None
+    if row.is_asked(engine):
+        row.settle(engine)
+    return engine.changes
+
+
+@pytest.mark.parametrize("named", CHANGES)
+def test_what_is_asked_for_is_refused_by_its_option(named: str):
+    config = configuration()
+    part, field, value = CHANGES[named]
+    setattr(getattr(config, part) if part else config, field, value)
+    said = refused(config)
+    assert named in said and ("recurrent states" in said or "states)" in said)
+
+
+def test_drafts_are_taken_that_come_after_the_host_knows_what_was_kept():
+    config = configuration()
+    config.speculative_config = SimpleNamespace(method="ngram")
+    assert not refused(config)
+    config.speculative_config.method = "eagle"
+    said = refused(config)
+    assert "--speculative-config of method 'eagle'" in said and "Use one of ngram" in said
+
+
+def test_drafts_of_a_model_turn_asynchronous_scheduling_off():
+    config = configuration()
+    config.speculative_config = SimpleNamespace(method="mtp")
+    config.scheduler_config = SimpleNamespace(async_scheduling=True)
+    _, setting = settle_states(config)
+    assert not config.scheduler_config.async_scheduling
+    config.model_config.is_multimodal_model = True
+    assert "takes images" in refused(config)
+    config.model_config.is_multimodal_model = False
+    assert setting.told().startswith("async_scheduling = false (instead of true: states follow")
+    assert not settle_states(config)
+
+
+def test_states_of_prefixes_are_turned_off_with_the_reason_and_once():
+    config = configuration()
+    (setting,) = settle_states(config)
+    assert setting.told().startswith("enable_prefix_caching = false (instead of true: not avail")
+    cache = config.cache_config
+    assert (cache.enable_prefix_caching, cache.mamba_cache_mode) == (False, "none")
+    assert cache.mamba_block_size == 4096
+    assert not settle_states(config)
+
+
+def test_other_models_keep_their_settings():
+    config = configuration(is_hybrid=False)
+    config.lora_config = SimpleNamespace()
+    assert not settle_states(config)
+    assert config.cache_config.enable_prefix_caching

@@ -1,0 +1,101 @@
+"""Models with sparse MLA: what the start refuses beside them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.features.feature import Engine
+from vllm_davinci.core.features.sparse_attention import FEATURES
+from vllm_davinci_testing.engines.refusals import refused_by
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "--enable-lora": ("lora_config", SimpleNamespace()),
+    "dbo.enabled": ("additional_config", {"dbo": {"enabled": True}}),
+    "enable_multistream_mla": (
+        "additional_config",
+        {"torchair_graph_config": {"enable_multistream_mla": True}},
+    ),
+    "weight_prefetch_config.enabled": (
+        "additional_config",
+        {"weight_prefetch_config": {"enabled": True}},
+    ),
+    "--kv-transfer-config": ("kv_transfer_config", SimpleNamespace(kv_connector="NixlConnector")),
+}
+
+
+def configuration(stages: int = 1, **text: Any) -> Any:
+    return SimpleNamespace(
+        additional_config={},
+        lora_config=None,
+        kv_transfer_config=None,
+        model_config=SimpleNamespace(
+            architectures=["DeepseekV32ForCausalLM"], hf_text_config=SimpleNamespace(**text)
+        ),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=stages, data_parallel_size=1, decode_context_parallel_size=1
+        ),
+        cache_config=SimpleNamespace(kv_offloading_size=None),
+        speculative_config=None,
+    )
+
+
+def refused(config: Any) -> str:
+    return refused_by(FEATURES, Engine(config, get_config(config)))
+
+
+@pytest.mark.parametrize("named", CHANGES)
+def test_what_is_asked_for_is_refused_by_its_option(named: str):
+    config = configuration(index_topk=2048)
+    field, value = CHANGES[named]
+    setattr(config, field, value)
+    said = refused(config)
+    assert named in said and "for DeepseekV32ForCausalLM, with sparse attention" in said
+
+
+@pytest.mark.parametrize("text", [{"index_topk_freq": 4}, {"index_topk_pattern": "FSF"}])
+def test_a_choice_is_not_shared_between_stages(text: dict[str, Any]):
+    assert not refused(configuration(stages=2, index_topk=2048))
+    said = refused(configuration(stages=2, index_topk=2048, **text))
+    assert said.startswith("--pipeline-parallel-size 2 (pipeline stages")
+
+
+def test_other_models_keep_their_options():
+    config = configuration(stages=2)
+    config.lora_config = SimpleNamespace()
+    assert not refused(config)
+
+
+def test_blocks_may_go_on_in_the_hosts_memory():
+    config = configuration(index_topk=2048)
+    config.kv_transfer_config = SimpleNamespace(kv_connector="NPUOffloadingConnector")
+    assert not refused(config)
+
+
+WITH_ROWS: dict[str, tuple[str, str, Any]] = {
+    "--speculative-config": ("", "speculative_config", SimpleNamespace()),
+    "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
+    "--data-parallel-size": ("parallel_config", "data_parallel_size", 2),
+    "eplb_config.dynamic_eplb": (
+        "",
+        "additional_config",
+        {"eplb_config": {"dynamic_eplb": True}},
+    ),
+    "--quantization": ("model_config", "quantization", "ascend"),
+    "--enable-prompt-embeds": ("model_config", "enable_prompt_embeds", True),
+    "--decode-context-parallel-size": ("parallel_config", "decode_context_parallel_size", 2),
+}
+
+
+@pytest.mark.parametrize("named", [None, *WITH_ROWS])
+def test_what_has_not_been_tried_with_compressed_rows_is_refused(named: str | None):
+    config = configuration(index_topk=512, model_type="deepseek_v4")
+    if named is None:
+        assert not refused(config)
+        return
+    part, field, value = WITH_ROWS[named]
+    setattr(getattr(config, part) if part else config, field, value)
+    assert named in refused(config)

@@ -1,0 +1,53 @@
+"""Kinds of models that would give other tokens are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vllm.config import DeviceConfig, ModelConfig, VllmConfig
+
+from vllm_davinci.core import out_of_tree
+from vllm_davinci.core.config.options import DavinciConfig
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.features.feature import Engine
+from vllm_davinci.core.features.registry import settle
+from vllm_davinci_testing.engines.family_zoo import small_config
+from vllm_davinci_testing.engines.model_zoo import write_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "told"),
+    [
+        ("hrm_text", "HrmTextForCausalLM", "prompts of text that see themselves both ways"),
+        ("olmo_hybrid", "OlmoHybridForCausalLM", "recurrent states of a kind"),
+        # vLLM looks at each architecture's definition once, in a process of its own.
+        pytest.param(
+            *("hy_v4", "HYV4ForCausalLM", r"a definition for NPUs \(vLLM's is of kernels of CUDA"),
+            marks=pytest.mark.thorough,
+        ),
+        ("inkling_text", "InklingForCausalLM", "a definition for NPUs"),
+        pytest.param(
+            *("longcat_flash", "LongcatFlashForCausalLM", "zero experts"),
+            marks=pytest.mark.thorough,
+        ),
+        ("qwen3", "Qwen3ForCausalLM", None),
+    ],
+)
+def test_a_model_that_cannot_run_is_refused_by_what_it_needs(
+    family: str, architecture: str, told: str | None, tmp_path: Path
+) -> None:
+    config = small_config(family)
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    out_of_tree.register()  # as vLLM has done before it looks at a model
+    model = ModelConfig(model=str(tmp_path))
+    vllm_config = VllmConfig(device_config=DeviceConfig(device="npu"))
+    vllm_config.model_config = model
+    engine = Engine(vllm_config, DavinciConfig())
+    if told is None:
+        settle(engine)
+        return
+    with pytest.raises(UnsupportedFeatureError, match=f"^{architecture} of .* needs {told}"):
+        settle(engine)

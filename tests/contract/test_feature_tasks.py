@@ -1,0 +1,108 @@
+"""A feature is one file, and an architecture one row, as CONTRIBUTING.md says."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from vllm_davinci.core.features.registry import features
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
+
+FEATURE = '''"""Toys."""
+
+from vllm_davinci.core.features.feature import Feature, Runner
+
+FEATURES = (
+    Feature(
+        "--seed 7",
+        "toys",
+        lambda e: e.model is not None and e.model.seed == 7,
+        Runner.V1,
+        excludes={"--enable-lora": "toys do not adapt"},
+        settle=lambda e: e.set(e.vllm.cache_config, "block_size", 256, "toys are large"),
+        after=("settings of an NPU",),
+    ),
+)
+'''
+ARCHITECTURE = """
+    "LlamaForCausalLM": Architecture(needs="toys"),
+"""
+PROGRAM = """
+import importlib, json, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm_davinci.core.config import architectures
+from vllm_davinci.core.config.parsing import get_settings
+from vllm_davinci.core.features import feature, registry, report
+
+root, model, other = sys.argv[1:]
+sys.path[:0] = [f"{root}/ci", f"{root}/conformance"]
+page = importlib.import_module("features_page").features_page(
+    registry.features().values(), architectures.ARCHITECTURES, feature.is_always
+)
+
+def made(model, **options):
+    try:
+        return EngineArgs(model=model, dtype="float32", **options).create_engine_config()
+    except ValueError as error:
+        return str(error)
+
+engine = made(model, seed=7, block_size=128)
+print(json.dumps({
+    "file": registry.__file__,
+    "page": [line for line in page.splitlines() if "toys" in line],
+    "in_use": [each[:] for each in report.feature_settings(engine) if each.key == "toys"],
+    "changed": [each.told() for each in get_settings(engine) if each.key == "block_size"],
+    "excluded": made(model, seed=7, enable_lora=True),
+    "refused": made(other),
+}))
+"""
+
+
+def test_a_feature_is_one_file_and_an_architecture_one_row(tmp_path: Path):
+    copy = tmp_path / "vllm_davinci" / "core"
+    shutil.copytree(CORE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "features" / "toys.py").write_text(FEATURE, encoding="utf-8")
+    table = copy / "config" / "architectures.py"
+    head = "ARCHITECTURES: dict[str, Architecture] = {"
+    text = table.read_text(encoding="utf-8")
+    assert text.count(head) == 1
+    table.write_text(text.replace(head, head + ARCHITECTURE), encoding="utf-8")
+    checkpoints = [str(ROOT / "checkpoints" / name) for name in ("tiny_deepseek", "tiny_llama")]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(ROOT), *checkpoints],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["file"].startswith(str(tmp_path))
+    why = "LoRA adapters (toys do not adapt)"
+    assert f"| toys | `--seed 7` | yes | no | {why} |" in seen["page"]
+    assert "| `LlamaForCausalLM` | refused: it needs toys |" in seen["page"]
+    assert seen["in_use"] == [["toys", True, "flag", "--seed 7"]]
+    assert seen["changed"] == ["block_size = 256 (instead of 128: toys are large)"]
+    assert "--enable-lora is not supported with --seed 7" in seen["excluded"]
+    assert "because toys do not adapt. Remove one of the two." in seen["excluded"]
+    assert "LlamaForCausalLM of" in seen["refused"] and "needs toys, which" in seen["refused"]
+
+
+def test_what_a_feature_excludes_is_a_feature_and_one_of_both_has_a_flag():
+    rows = features()
+    for row in rows.values():
+        for key in row.excludes:
+            assert key in rows, f"{row.key} excludes {key!r}, which no row is: write the row's key"
+            assert row.flag or rows[key].flag, f"{row.key} and {key} have no flag to remove"
+            assert row.key not in rows[key].excludes, f"{row.key}, {key}: once is enough"
+        assert set(row.after) <= set(rows), f"{row.key} settles after {row.after}"
+
+
+def test_the_contributing_page_names_the_files_that_hold_the_rows():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert "on which runner it is served | `core/features/NAME.py` |" in page
+    assert "(states, MTP, bidirectional) | `core/config/architectures.py` |" in page
