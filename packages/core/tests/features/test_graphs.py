@@ -86,7 +86,7 @@ def test_an_even_sample_keeps_first_and_last():
 
 
 def settle_graph_mode(config: VllmConfig, environ: dict[str, str]) -> list[Setting]:
-    """What the row of graphs changes."""
+    """The changes that the row of graphs makes."""
     (row,) = FEATURES
     engine = Engine(config, DavinciConfig())
     if row.is_asked(engine):

@@ -67,7 +67,7 @@ def refused(config: Any) -> str:
 
 
 def settle_states(config: Any) -> list[Setting]:
-    """What the row of recurrent states changes."""
+    """The changes that the row of recurrent states makes."""
     engine, row = Engine(config, DavinciConfig()), FEATURES[0]
     assert row.settle is not None
     if row.is_asked(engine):

@@ -61,6 +61,7 @@ def asked(method: str, pipeline: int = 1, **changes: Any) -> VllmConfig:
         "target_model_config": model(),
         "draft_parallel_config": SimpleNamespace(tensor_parallel_size=2),
         "target_parallel_config": SimpleNamespace(tensor_parallel_size=2),
+        "use_multi_module_mtp": lambda: False,
     }
     config: Any = SimpleNamespace(
         speculative_config=SimpleNamespace(**options | changes),

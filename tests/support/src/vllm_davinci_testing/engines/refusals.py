@@ -36,7 +36,7 @@ def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engi
 
 
 def refused_by(rows: Collection[Feature], engine: Engine) -> str:
-    """What the rows refuse of an engine, whose configuration may have only what they read."""
+    """The rows' refusals of an engine, whose configuration may have only what they read."""
     keys = {key for row in rows for key in (row.key, *row.excludes)}
     asked = {key: features()[key] for key in keys if features()[key].is_asked(engine)}
     found = [each for row in rows if row.key in asked for each in refusals(row, asked, engine)]

@@ -1,4 +1,4 @@
-"""What this plugin knows of models by their architectures: one row each.
+"""Facts about models by their architectures: one row each.
 
 An architecture without a row is vLLM's definition of a model of attention layers, served as it is.
 Definitions of our own, and whether they are sequence parallel, are rows of vllm-davinci-models.

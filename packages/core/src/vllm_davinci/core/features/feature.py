@@ -102,7 +102,7 @@ def refused(
     instead: str = "Remove it.",
     as_given: Callable[[Engine], str] | None = None,
 ) -> Feature:
-    """What no runner serves: a flag, one of its values, or a need of models (without a flag)."""
+    """A row that no runner serves: a flag, one of its values, or a need of models (no flag)."""
     return Feature(flag, title, is_asked, Runner.NONE, because, instead, as_given)
 
 
