@@ -1,6 +1,6 @@
 """Context parallelism of decodes: the KV cache of a request is divided among ranks."""
 
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+from vllm_davinci.core.features.feature import V1, Engine, Feature, refused
 
 FLAG = "--decode-context-parallel-size"
 MOST_RANKS = 16  # whose parts CANN's AttentionUpdate merges
@@ -15,7 +15,7 @@ FEATURES = (
         FLAG,
         "context parallelism of decodes",
         lambda e: _size(e) > 1,
-        BOTH,
+        V1,
         excludes=dict.fromkeys(
             (
                 "dbo.enabled",

@@ -64,7 +64,7 @@ def prepare_prefill_inputs(
             torch.where(beyond == 0, tokens.index_select(0, request), ids),
         )
     )
-    positions.copy_(torch.where(beyond <= 0, target_positions, positions))
+    positions.copy_(torch.where(beyond < 1, target_positions, positions))
 
     draft_query_start_loc[:num_reqs].copy_(query_start_loc[:num_reqs])
     draft_query_start_loc[num_reqs : max_num_reqs + 1].copy_(
