@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from vllm_davinci.meta import __main__ as program
@@ -34,3 +37,14 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         program.main(["dry-rum"])
     assert "invalid choice: 'dry-rum'" in capsys.readouterr().err
+
+
+def test_no_command_imports_torch_before_it_runs():
+    code = (
+        "import sys; from vllm_davinci.meta.commands import installed_commands; "
+        "installed_commands(); print(sorted({'torch', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "[]"
