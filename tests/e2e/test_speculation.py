@@ -112,5 +112,5 @@ def test_wrong_drafts_change_no_token_of_other_families(
 
 
 def test_a_method_that_is_not_served_ends_the_start(start_engine: Engines, tiny_llama: Path):
-    with pytest.raises(Exception, match="speculative decoding of method 'ngram_gpu'"):
+    with pytest.raises(Exception, match="method 'ngram_gpu' of --speculative-config"):
         start_engine(tiny_llama, **speculation("ngram_gpu", 2))
