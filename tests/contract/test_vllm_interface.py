@@ -137,9 +137,9 @@ def test_abstract_methods_of_vllm_are_all_there(subclasses: list[type]):
     missing = {
         cls.__qualname__: sorted(cls.__abstractmethods__)
         for cls in subclasses
-        # A part of the V2 runner is joined with the class that vLLM chooses for the model.
+        # A part of the V2 runner is joined with the class that vLLM chooses.
         if getattr(cls, "__abstractmethods__", None)
-        and not cls.__name__.endswith(("Base", "NPUModelState"))
+        and not cls.__name__.endswith(("Base", "NPUModelState", "Drafter"))
     }
     assert not missing
 

@@ -51,7 +51,7 @@ class NPUModelState(ModelState):
         attn_groups: list[list[AttentionGroup]],
         kv_cache_config: KVCacheConfig,
         for_capture: bool = False,
-        **kwargs: Any,
+        ubatch_idx: int = 0,
     ) -> dict[str, Any]:
         build = super().prepare_attn
         of_model = attn_groups, kv_cache_config
@@ -62,7 +62,7 @@ class NPUModelState(ModelState):
             slot_mappings,
             *of_model,
             for_capture=for_capture,
-            **kwargs,
+            ubatch_idx=ubatch_idx,
         )
 
         def build_part(index: int, part: UBatchSlice) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class NPUModelState(ModelState):
                 tables,
                 slot_mappings[:, part.token_slice],
                 *of_model,
-                **(kwargs | {"ubatch_idx": index}),
+                ubatch_idx=index,
             )
             return built
 

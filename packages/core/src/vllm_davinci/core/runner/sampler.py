@@ -68,11 +68,12 @@ class NPUSampler(Sampler):
         idx_mapping_np: np.ndarray,
         *args: Any,
         skip_top_k_top_p: bool = False,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """vLLM's, with top-k and top-p by torch's operators. Returns [rows, vocabulary]."""
         slots = expanded_idx_mapping, idx_mapping, idx_mapping_np
         processed: torch.Tensor = super().apply_sampling_params(
-            logits, *slots, *args, skip_top_k_top_p=True
+            logits, *slots, *args, skip_top_k_top_p=True, **kwargs
         )
         if skip_top_k_top_p:
             return processed
