@@ -173,7 +173,8 @@ def other_machine(session: nox.Session) -> None:
     session.run(sys.executable, "ci/copy_checkout.py", str(checkout), external=True)
     commands = checkout / commands.relative_to(ROOT)
     chosen = () if session.posargs == ["all"] else session.posargs or ON_OTHER_MACHINES
-    parallel, environment = IN_PARALLEL
+    # Lanes leave out the fixtures of folders that are named.
+    parallel, environment = ((), {}) if chosen else IN_PARALLEL
     options = ("--processor=older", f"--basetemp={checkout.parent / 'tmp'}")
     with session.chdir(checkout):
         session.run(
