@@ -249,7 +249,7 @@ print("HCCS LINK ERROR" in failed(lambda: x @ x))
     assert lines == ["True True 4096", "3 0", "[] 262144.0", "True"]
 
 
-# Its group has 20 s to meet again, which a busy host does not always keep.
+# Sometimes its ranks do not meet again within their 20 s; the cause is not known.
 @pytest.mark.nightly("faults")
 def test_ranks_that_stopped_their_devices_make_their_group_anew() -> None:
     ended = run_ranks(
