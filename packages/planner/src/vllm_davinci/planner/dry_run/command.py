@@ -19,6 +19,7 @@ from rich.console import Console
 from vllm_davinci.meta.errors import DeviceLibraryError
 from vllm_davinci.meta.given_arguments import unknown_option
 from vllm_davinci.meta.supported_versions import installed_version
+from vllm_davinci.planner.dry_run.default_prompt import MOST_TOKENS, fitting_prompt
 from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
 from vllm_davinci.planner.dry_run.of_deployment import take_deployment
 from vllm_davinci.planner.errors import DeploymentError, DryRunError
@@ -26,7 +27,6 @@ from vllm_davinci.planner.errors import DeploymentError, DryRunError
 _DEFAULTS: dict[str, Any] = {
     "topology": "node-of-8",
     "requests": 4,
-    "prompt_tokens": (1024,),
     "output_tokens": (4,),
 }
 
@@ -100,7 +100,8 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens",
         type=_numbers,
         metavar="N[,N...]",
-        help="of each request, in turn (default: 1024)",
+        help=f"of each request, in turn (default: {MOST_TOKENS}, or what the model's "
+        "context leaves)",
     )
     work.add_argument(
         "--output-tokens",
@@ -163,6 +164,9 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         for name, value in _DEFAULTS.items():
             if getattr(options, name) is None:
                 setattr(options, name, value)
+        if options.prompt_tokens is None:
+            length = fitting_prompt(options.model, engine_arguments, options.output_tokens)
+            options.prompt_tokens = (length,)
         problem = _problem(options) or unknown_option(engine_arguments)
         if problem is not None:
             tell(problem)

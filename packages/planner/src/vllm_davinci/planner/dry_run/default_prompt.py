@@ -1,0 +1,47 @@
+"""The length of a dry-run's prompts where none is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MOST_TOKENS = 1024
+# Keys of config.json that state the context, as vLLM reads them.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+def fitting_prompt(
+    model: str | None, engine_arguments: Sequence[str], output_tokens: Sequence[int]
+) -> int:
+    """Tokens: 1024, or as many as the context leaves beside the output.
+
+    The context is that of --max-model-len, or else the model's. vLLM refuses a wrong one.
+    """
+    contexts = [*_asked(engine_arguments), *(() if model is None else _stated(Path(model)))]
+    rest = (context - max(output_tokens) for context in contexts[:1])
+    return max(1, min([MOST_TOKENS, *rest]))
+
+
+def _asked(engine_arguments: Sequence[str]) -> list[int]:
+    """The value of --max-model-len; none where it is not there, or has a unit, as 32k has."""
+    found: list[int] = []
+    for number, argument in enumerate(engine_arguments):
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") == "--max-model-len":
+            value = value if equals else "".join(engine_arguments[number + 1 : number + 2])
+            found = [int(value)] if value.isdecimal() else []
+    return found
+
+
+def _stated(directory: Path) -> list[int]:
+    try:
+        config: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(config, dict):
+        return []
+    parts = [part for part in (config.get("text_config"), config) if isinstance(part, dict)]
+    sizes = (part.get(key) for part in parts for key in _CONTEXT_KEYS)
+    return [size for size in sizes if isinstance(size, int) and size > 0][:1]
