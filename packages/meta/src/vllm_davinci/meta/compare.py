@@ -2,7 +2,8 @@
 
 MODEL is a checkpoint's directory or a GGUF file. In float32 (on the virtual NPU) all tokens should
 be equal. In 16 bits a token may differ where the reference's two best logits are close: the margin
-of each first difference is printed. Options of `vllm serve` follow `--`.
+of each first difference is printed. Options of `vllm serve` follow `--`: steps run one by one
+unless `--no-enforce-eager` is among them.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         prompts = [encoded(engine.tokenizer, text, options.chat) for text in texts]
         llm = engine.start(prompts, engine.parameters_bytes("float32"))
         outputs = local_engine.greedy(llm, prompts, options.max_tokens)
+        replays = local_engine.graph_replays(llm)
     except (MetaError, argparse.ArgumentError, OSError, RuntimeError, ValueError) as error:
         problem = local_engine.start_problem(error)
         console.print(f"vllm-davinci compare: {problem}", markup=False, soft_wrap=True)
@@ -106,9 +108,12 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     tie = TIES[engine.dtype] if options.tie is None else options.tie
     wrong = [each for each in found.differences if each.margin > tie]
     if options.json:
-        print(json.dumps({**asdict(found), "dtype": engine.dtype, "tie": tie}))
+        more = {"dtype": engine.dtype, "tie": tie, "graph_replays": replays}
+        print(json.dumps({**asdict(found), **more}))
     else:
         _print(found, engine.tokenizer, texts, tie)
+        if replays:
+            print(f"{replays} steps replayed a captured graph")
     return 1 if wrong else 0
 
 

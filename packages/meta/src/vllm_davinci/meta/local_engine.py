@@ -179,3 +179,8 @@ def greedy(llm: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[
         use_tqdm=False,
     )
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def graph_replays(llm: Any) -> int:
+    """Steps of the first rank that replayed a captured graph; 0 where all of them are eager."""
+    return sum(llm.collective_rpc("graph_replays")[0].values())
