@@ -15,15 +15,17 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 from rich.console import Console
 
 from child import run_child
 from result import Kind, Result, Row
 
-PROCESS_LIMIT_S = 1200
+PROCESS_LIMIT_S = 3600
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 BARE = ("--no-smoothing", "--budget", "none")
 # Name -> type, whether the text calibrates it, further options, the most its perplexity may be over
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="predicted tokens, spread over all held-out files",
     )
     parser.add_argument("--window", type=int, default=512, help="tokens that see each other")
-    parser.add_argument("--calibration-tokens", type=int, default=8192)
+    parser.add_argument("--calibration-tokens", type=int, default=12_288)
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -71,17 +73,22 @@ def run(args: argparse.Namespace) -> Result:
         text.write_text("\n".join(content[:share] for content in seen), encoding="utf-8")
         console.print(f"scoring {args.model} in bf16")
         baseline, count = _score(source, held_out, args)
+        console.print(f"bf16: {baseline:.3f}")
         rows = []
         for number, name in enumerate(args.only):
             kind, is_calibrated, options, at_most = CASES[name]
             console.print(f"quantizing to {name} and scoring")
-            made = scratch / f"made_{number}"
+            made, report = scratch / f"made_{number}", scratch / f"report_{number}.json"
             if is_calibrated:
-                options += ("--calibrate", str(text), "--calibration-tokens")
-                options += (str(args.calibration_tokens),)
+                options += ("--calibrate", str(text), "--report", str(report))
+                options += ("--calibration-tokens", str(args.calibration_tokens))
             command = ["-m", "vllm_davinci.meta", "quantize", str(source), str(made)]
             run_child([*command, "--type", kind, *options], PROCESS_LIMIT_S)
             value, _ = _score(made, held_out, args)
+            note = f"{100 * (value / baseline - 1):+.2f} % over bf16"
+            if is_calibrated:
+                note += f"; {_calibration(json.loads(report.read_text(encoding='utf-8')))}"
+            console.print(f"{name}: {value:.3f}, {note}")
             rows.append(
                 Row(
                     name=f"perplexity, {name}",
@@ -90,7 +97,7 @@ def run(args: argparse.Namespace) -> Result:
                     baseline=baseline,
                     kind=Kind.MEASURED,
                     at_most=at_most,
-                    note=f"{100 * (value / baseline - 1):+.2f} % over bf16",
+                    note=note,
                 )
             )
     return Result(
@@ -108,6 +115,20 @@ def run(args: argparse.Namespace) -> Result:
         seed=0,
         device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="weights rounded to 255 levels per channel, activations per token or once",
+    )
+
+
+def _calibration(report: dict[str, Any]) -> str:
+    """The text's own measure, how many products have which type, and those that cost most."""
+    kinds = Counter(layer["type"] for layer in report["layers"])
+    worst = sorted(report["layers"], key=lambda layer: -max(layer["estimated_loss"].values()))
+    said = (
+        f"{layer['layers'][0]} {max(layer['estimated_loss'].values()):.2%} as {layer['type']}"
+        for layer in worst[:5]
+    )
+    return (
+        f"calibration text {report['loss']:+.2%}, standard error {report['standard_error']:.2%}; "
+        f"products {dict(kinds)}; costs most: {', '.join(said)}"
     )
 
 

@@ -10,9 +10,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.export.budget import LayerCost, Loss, choose, steps
+from vllm_davinci.core.export.calibration import WINDOW_TOKENS, text_windows
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.export.plan import Plan, make_plan, num_tokens
 from vllm_davinci.core.quantization.rounding import InputRange
@@ -195,3 +199,41 @@ def test_a_budget_takes_the_steps_that_save_most_and_no_more():
     assert [step.kind for step in steps(costs, "W8A8") if step.number == 1] == ["FLOAT"]
     assert choose(costs, "W8A8", 0.0, measure).share == 0.0
     assert {cost.kind for cost in costs} == {"FLOAT"}
+
+
+def test_a_loss_that_is_less_certain_takes_more_steps():
+    kinds = []
+    for error in (0.0, 0.3):
+        costs = [
+            LayerCost(
+                (f"layer {number}",),
+                {"W8A8": 0.01, "W8A8_DYNAMIC": 0.0, "FLOAT": 0.0},
+                InputRange(0.0, 1.0),
+                0.0,
+                "W8A8",
+            )
+            for number in range(8)
+        ]
+
+        def measure(found: list[LayerCost], error: float = error) -> Loss:
+            share = sum(cost.losses[cost.kind] for cost in found)
+            return Loss(share, error * share)
+
+        assert choose(costs, "W8A8", 0.0401, measure).is_within(0.0401)
+        kinds.append([cost.kind for cost in costs].count("W8A8"))
+    assert kinds == [4, 3]
+
+
+def test_windows_come_from_all_parts_of_a_text(source: Path, tmp_path: Path):
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    model = tmp_path / "model"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(model)
+    (model / "config.json").write_text((source / "config.json").read_text())
+    file = tmp_path / "text"
+    file.write_text(" ".join(f"w{part}" for part in range(8) for _ in range(WINDOW_TOKENS)))
+    found = text_windows(model, file, 4 * WINDOW_TOKENS)
+    assert [set(window[0].tolist()) for window in found] == [{0}, {2}, {4}, {6}]
+    assert [window.shape for window in text_windows(model, file, 100)] == [(1, 100)]
+    assert len(text_windows(model, file, 1 << 20)) == 8

@@ -56,16 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration-tokens",
         type=int,
-        default=8192,
+        default=12_288,
         metavar="N",
-        help="tokens from the front of FILE (default: %(default)s)",
+        help="tokens from all parts of FILE, of which a third is held out (default: %(default)s)",
     )
     parser.add_argument(
         "--budget",
         type=_share,
         metavar="PERCENT",
-        help="most loss of perplexity on the fourth of FILE's tokens that is held out, or none "
-        "(default: 3%% for W8A8, 1.5%% for other types with --calibrate)",
+        help="most loss of perplexity on the tokens that are held out, its standard error "
+        "included, or none (default: 3%% for W8A8, 1.5%% for other types with --calibrate)",
     )
     parser.add_argument("--no-smoothing", action="store_true", help="leave outliers where they are")
     parser.add_argument(

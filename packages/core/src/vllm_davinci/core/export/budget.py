@@ -28,6 +28,10 @@ class Loss(NamedTuple):
     share: float
     error: float
 
+    def is_within(self, budget: float) -> bool:
+        """Whether other text, too, is likely to lose no more: with the standard error."""
+        return self.share + self.error <= budget
+
 
 @dataclass
 class LayerCost:
@@ -98,14 +102,14 @@ def choose(
         return measure(costs)
 
     found = take(0)
-    if found.share <= budget:
+    if found.is_within(budget):
         return found
     low, high, last = 0, len(order), 0  # low is too few; all floats are enough
     guess = _first_guess(costs, order, kind, budget)
     while high - low > 1:
         last = min(max(guess, low + 1), high - 1)
         found = take(last)
-        low, high = (low, last) if found.share <= budget else (last, high)
+        low, high = (low, last) if found.is_within(budget) else (last, high)
         guess = (low + high) // 2
     return found if last == high else take(high)
 

@@ -53,8 +53,9 @@ class Product:
 
 
 def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Tensor]:
-    """The front of a text file in the model's tokens, int64 [1, at most WINDOW_TOKENS] each.
+    """Windows of a text file in the model's tokens, int64 [1, at most WINDOW_TOKENS] each.
 
+    A longer text gives windows that are equally far apart, so that all of its parts are seen.
     Raises CheckpointError when the file does not read or holds no token.
     """
     try:
@@ -68,9 +69,11 @@ def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Ten
     if not tokens:
         raise CheckpointError(f"{text} holds no token: name a text of some pages.")
     first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    pieces = torch.tensor(tokens).split(min(WINDOW_TOKENS, max_tokens))
+    wanted = min(len(pieces), max(1, max_tokens // WINDOW_TOKENS))
     return [
-        torch.tensor([first + piece.tolist()])
-        for piece in torch.tensor(tokens[:max_tokens]).split(WINDOW_TOKENS)
+        torch.tensor([first + pieces[number * len(pieces) // wanted].tolist()])
+        for number in range(wanted)
     ]
 
 

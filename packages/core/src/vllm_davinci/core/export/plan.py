@@ -20,8 +20,8 @@ from vllm_davinci.core.export.smoothing import Smoothed, best_range, smooth
 from vllm_davinci.core.quantization.rounding import InputRange, rounded_per_channel
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
-# Of four windows one is held out, to measure with.
-_HELD_OUT_ONE_IN = 4
+# Of three windows one is held out, to measure with.
+_HELD_OUT_ONE_IN = 3
 # A text of fewer tokens says little of ranges, and its loss little of a budget.
 FEW_TOKENS = 4096
 # Values beyond a layer's range, as a share of held-out ones, that are worth a warning.
@@ -206,10 +206,11 @@ def _warnings(plan: Plan, kind: str, tokens: int) -> list[str]:
             f"the calibration text has {tokens} tokens, and ranges from fewer than {FEW_TOKENS} "
             "often cut off what other text needs: give --calibrate a longer text"
         )
-    if plan.loss.share > plan.budget:
+    if not plan.loss.is_within(plan.budget):
         found.append(
-            f"held-out text loses {plan.loss.share:.1%} of perplexity, over --budget "
-            f"{plan.budget:.1%}, with all layers as floats that may be: use another --type"
+            f"held-out text loses {plan.loss.share:.1%} of perplexity, give or take "
+            f"{plan.loss.error:.1%}, over --budget {plan.budget:.1%}, with all layers as floats "
+            "that may be: give --calibrate a longer text, or use another --type"
         )
     if math.isinf(plan.budget) and plan.loss.share > _MUCH_LOST:
         found.append(
