@@ -47,7 +47,7 @@ def test_a_path_at_which_nothing_is_is_refused_and_a_name_of_the_hub_is_not() ->
         said = missing_directory(str(spoken))
         assert said is not None and said.endswith(f"Did you mean {nearest}?")
     assert missing_directory("./nothing-like-it") == "there is no ./nothing-like-it."
-    for name in ("Qwen/Qwen3-0.6B", "gpt2", str(nearest)):
+    for name in ("Qwen/Qwen3-0.6B", "gpt2", "s3://bucket/folder/model", str(nearest)):
         assert missing_directory(name) is None
 
 

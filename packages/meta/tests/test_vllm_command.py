@@ -35,6 +35,22 @@ def test_an_engine_s_command_says_what_it_does_and_is_interrupted_quietly(
     assert done.stdout.split()[1] == "False"  # torch is not imported
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["serve", "./nothing"], "vllm serve: error: there is no ./nothing."),
+        (["bench", "throughput", "--model=/nothing"], "vllm bench throughput: error: there is no"),
+    ],
+)
+def test_a_path_at_which_nothing_is_ends_before_the_import(
+    command: list[str], said: str, run_without_device, vllm: str
+):
+    done = run_without_device(vllm, *command)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(said)
+
+
 @pytest.mark.parametrize("command", [["bench", "serve"], ["chat"]])
 def test_a_client_needs_no_device(command: list[str], run_without_device, vllm: str):
     done = run_without_device(vllm, *command)

@@ -43,6 +43,7 @@ def invalid() -> ValidationError:
     [
         (ValueError(HEADS), "create_engine_config", ["(9)", "one of: 1, 3, 9."]),
         (OSError("Can't load '/no/model'."), "create_engine_config", ["no /no/model on this host"]),
+        (ValueError("Repo id must be ...: '/no/model'."), "from_cli_args", ["no /no/model on"]),
         (invalid(), "create_engine_config", ["size: Input should be a valid integer"]),
         (ConfigurationError("dbo.x is unknown"), "anywhere", ["dbo.x is unknown"]),
         (RuntimeError("Engine core initialization failed. See"), "anywhere", ["stands above"]),

@@ -19,8 +19,10 @@ def problem_of_engine(model: str, engine_arguments: Sequence[str]) -> str | None
 
 
 def missing_directory(model: str) -> str | None:
-    """A message where `model` is a path at which nothing is; None for what is there, and for names
-    of the hub."""
+    """A message where `model` is a path at which nothing is; None for what is there, for names of
+    the hub and for addresses."""
+    if "://" in model:
+        return None
     path = Path(model).expanduser()
     is_path = model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1
     if path.exists() or not (is_path or (path.parent != Path() and path.parent.is_dir())):

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from vllm_davinci.meta import device_library
+from vllm_davinci.meta.core_access import IMPORTS
+from vllm_davinci.meta.given_arguments import missing_directory
 
 # Commands of vLLM that start an engine, and those that only talk to a server.
 ENGINES = ("serve", "run-batch", "bench latency", "bench throughput", "bench startup")
@@ -20,17 +23,31 @@ CLIENTS = ("chat", "complete", "bench serve")
 def prepare(arguments: list[str]) -> None:
     """Says that the import goes on, lets Ctrl-C end it, and spares a client the device.
 
+    Ends the process where the model is a path at which nothing is.
+
     arguments: of the command, without its name
     """
     words = " ".join(word for word in arguments[:2] if not word.startswith("-"))
     if words.startswith(ENGINES):
-        print(
-            "vllm-davinci: vLLM and torch are imported, which takes some 10 s, and up to 2 minutes "
-            "where files are read for the first time.",
-            file=sys.stderr,
-            flush=True,
-        )
+        if (problem := missing_directory(_model(arguments))) is not None:
+            _refuse(f"vllm {words if words.startswith('bench') else arguments[0]}", problem)
+        print(IMPORTS, file=sys.stderr, flush=True)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # until core takes over
     elif words.startswith(CLIENTS) and device_library.loader_error() is not None:
         os.environ[device_library.AUTOLOAD] = "0"  # torch alone
+
+
+def _model(arguments: list[str]) -> str:
+    """The model where it is named first, as users do, or by its option; empty elsewhere."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, _, value = word.partition("=")
+        if option == "--model" or word == "serve":
+            return value or ("" if following.startswith("-") else following)
+    return ""
+
+
+def _refuse(command: str, problem: str) -> NoReturn:
+    """Ends the process, which is still importing its site, where an exception is a fatal error."""
+    print(f"{command}: error: {problem}", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -16,9 +16,10 @@ import vllm.envs as envs
 from vllm_davinci.core.errors import CoreError, RankFaultError
 from vllm_davinci.core.process.engine_exit import is_of_engine
 
-# What vLLM runs in a command before it starts an engine, and which logger says that one has not
-# started. In the engine's own process vLLM raises the error once more, and Python prints it again.
-CONFIGURES = "create_engine_config"
+# What vLLM runs in a command before it starts an engine (the second looks a model up where
+# HF_HUB_OFFLINE is set), and which logger says that one has not started. In the engine's own
+# process vLLM raises the error once more, and Python prints it again.
+CONFIGURES = {"create_engine_config", "from_cli_args"}
 ENGINE_LOGGER = "vllm.v1.engine.core"
 NOT_STARTED = "EngineCore failed to start."
 ENGINE_FAILED = "Engine core initialization failed."
@@ -75,7 +76,7 @@ def words_of(error: BaseException, trace: TracebackType | None) -> str:
     text = str(error)
     if text.startswith(ENGINE_FAILED):
         return ENGINE_FAILED_WORDS
-    if not isinstance(error, CoreError) and CONFIGURES not in _functions(trace):
+    if not isinstance(error, CoreError) and not CONFIGURES & set(_functions(trace)):
         return ""
     if isinstance(error, AssertionError | ImportError | AttributeError | NameError | TypeError):
         return ""  # of code, not of settings
