@@ -305,7 +305,7 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run a benchmark: `-- GROUP/NAME [options] [--json FILE]`; `-- --list` names them."""
     commands = prepare(session)
-    run_on_vnpu(session, commands, "python", "benchmarks/run.py", *session.posargs)
+    run_on_vnpu(session, commands, "python", "benchmarks/run.py", *session.posargs, PYTHONPATH="ci")
 
 
 @nox.session(venv_backend="none")

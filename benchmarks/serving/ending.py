@@ -3,7 +3,7 @@
 Each server has open requests, streams and others, and gets SIGINT as from a terminal, SIGTERM as
 from a supervisor, or SIGINT twice while requests have a minute to finish; a program that uses vLLM
 gets SIGINT while it generates. `answered` is when the last request had its last chunk or its error,
-`ended` when the last process was gone.
+`ended` when the last process was gone. `--page FILE` writes docs/measurements/ending.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from result import Kind, Result, Row
+from result import Kind, Result, Row, host_facts
+from versions import stamp
 from vllm_davinci_testing.engines.server_process import (
     FORKED_WORKERS,
     START_LIMIT_S,
@@ -122,8 +124,9 @@ def of_program(model: Path, folder: Path) -> Ending:
         process.wait(10)
 
 
+End = Callable[[Path, Path], Ending]
 # Name -> how it is ended once, its status, and how long it may take.
-KINDS: dict[str, tuple[Callable[[Path, Path], Ending], tuple[int, ...], float]] = {
+KINDS: dict[str, tuple[End, tuple[int, ...], float]] = {
     "one rank, Ctrl-C": (of_server(ForkedServer, (), CTRL_C), (0,), ENDED_WITHIN_S),
     "one rank, SIGTERM": (of_server(ForkedServer, (), SIGTERM), (0,), ENDED_WITHIN_S),
     "two ranks, Ctrl-C": (of_server(ForkedServer, ("-tp=2",), CTRL_C), (0,), ENDED_WITHIN_S),
@@ -156,21 +159,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=CHECKPOINT)
     parser.add_argument("--ends", type=int, default=50, help="ends, of all kinds together")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
+    parser.add_argument("--at-once", type=int, default=2, help="servers that end side by side")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="the endings as Markdown")
+
+
+def count_right(name: str, endings: list[Ending]) -> int:
+    """Endings of a kind with a status as documented, which left nothing."""
+    return sum(each.status in KINDS[name][1] and each.is_clean for each in endings)
+
+
+PAGE = """\
+# How long servers and programs take to end
+
+{stamp}
+
+`nox -s bench -- serving/ending --ends {count} --at-once {at_once} --page FILE`: servers of tiny_llama on the
+virtual NPU, whose engines are in a step of half a minute and more when the signal comes, with 4 open
+requests, half of them streams; and a program that generates. *Answered*: the last request has its
+last chunk or its error. *Ended*: the last process is gone. *Right*: the status is that of the
+[guide](../guides/ending.md), and no socket's file and no shared memory is left. Seconds from the
+signal, the second one where there are two, measured on {processor}, {cores} cores, beside other work.
+
+| what | ends | answered, median | worst | ended, median | worst | limit | right |
+| --- | --: | --: | --: | --: | --: | --: | --: |"""
+
+
+def page_of(found: dict[str, list[Ending]], at_once: int) -> str:
+    """The page of measurements. found: by kind, as far as they have ended"""
+    host = host_facts()
+    ended = {name: list(endings) for name, endings in found.items() if endings}
+    lines = [
+        PAGE.format(
+            stamp=stamp("core"), count=sum(map(len, ended.values())), at_once=at_once, **host
+        )
+    ]
+    for name, endings in ended.items():
+        answered = [each.answered_s for each in endings]
+        ends = [each.ended_s for each in endings]
+        cells = [name, str(len(endings))]
+        for times in (answered, ends):
+            figures = (statistics.median(times), max(times)) if any(times) else ()
+            cells += [f"{seconds:.2f}" for seconds in figures] or ["", ""]
+        cells += [f"{KINDS[name][2]:.0f}", f"{count_right(name, endings)} of {len(endings)}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def run(args: argparse.Namespace) -> Result:
     # The servers are of float32, which no chip's attention takes.
     os.environ.setdefault("VNPU_SOC", "reference")
     found: dict[str, list[Ending]] = {name: [] for name in args.only}
-    for number in range(args.ends):
+
+    def end(number: int) -> None:
         name = args.only[number % len(args.only)]
         with tempfile.TemporaryDirectory() as folder:
             ending = KINDS[name][0](args.model, Path(folder))
         found[name].append(ending)
         print(f"{number + 1} {name}: {ending}", flush=True)
+        if args.page is not None:
+            args.page.write_text(page_of(found, args.at_once), encoding="utf-8")
+
+    with ThreadPoolExecutor(args.at_once) as pool:
+        list(pool.map(end, range(args.ends)))
     rows = []
     for name, endings in found.items():
-        _, statuses, limit_s = KINDS[name]
+        limit_s = KINDS[name][2]
         for what, times, most_s in (
             ("answered", [each.answered_s for each in endings], ANSWERED_WITHIN_S),
             ("ended", [each.ended_s for each in endings], limit_s),
@@ -188,7 +241,7 @@ def run(args: argparse.Namespace) -> Result:
                     note=note,
                 )
             )
-        right = sum(each.status in statuses and each.is_clean for each in endings)
+        right = count_right(name, endings)
         rows.append(
             Row(
                 f"{name}: status as documented, nothing left",

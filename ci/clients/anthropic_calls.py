@@ -23,30 +23,33 @@ def create(server: Server, **options: Any) -> Any:
 
 
 @calls.add("message")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     answer = create(server)
     assert answer.role == "assistant"
     assert answer.content[0].type == "text"
     assert 0 < answer.usage.output_tokens <= 12
+    return repr(answer.content[0].text)
 
 
 @calls.add("message with a system prompt")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     answer = create(server, system="Answer in code.", stop_sequences=["\n\n\n"])
     assert answer.stop_reason in ("max_tokens", "end_turn", "stop_sequence")
+    return answer.stop_reason
 
 
 @calls.add("message, stream")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     whole = create(server).content[0].text
     options = {"messages": MESSAGES, "max_tokens": 12, "extra_body": GREEDY}
     with client(server).messages.stream(model=server.model, **options) as stream:
         assert "".join(stream.text_stream) == whole
         assert stream.get_final_message().stop_reason in ("max_tokens", "end_turn")
+    return "the whole text, then its reason to stop"
 
 
 @calls.add("message, a tool is required")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     tool = {
         "name": "look_up",
         "description": "Looks a name up.",
@@ -62,18 +65,20 @@ def _(server: Server) -> None:
     answer = create(server, max_tokens=96, tools=[tool], tool_choice=choice)
     (use,) = [block for block in answer.content if block.type == "tool_use"]
     assert isinstance(use.input["size"], int)
+    return f"{use.name}({use.input})"
 
 
 @calls.add("count of tokens")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     counted = client(server).messages.count_tokens(model=server.model, messages=MESSAGES)
     assert counted.input_tokens == create(server).usage.input_tokens
+    return f"{counted.input_tokens}, as many as the call itself counts"
 
 
 @calls.add("refused: an unknown model")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     create = client(server).messages.create
-    require_refusal(
+    return require_refusal(
         lambda: create(model="another", messages=MESSAGES, max_tokens=1),
         anthropic.NotFoundError,
         "another",

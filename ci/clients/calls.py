@@ -8,11 +8,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+LONGEST_ANSWER = 100  # characters, on the page
+
 
 def require_refusal(
     call: Callable[[], object], error_class: type[Exception], word: str, status: int | None = None
-) -> None:
-    """The call raises this error; its text names the parameter."""
+) -> str:
+    """The call raises this error; its text, which names the parameter, is returned."""
     try:
         call()
     except error_class as error:
@@ -21,7 +23,9 @@ def require_refusal(
             raise AssertionError(f"status {found} in the place of {status}: {error}") from error
         if word not in str(error):
             raise AssertionError(f"{word!r} is not in: {error}") from error
-        return
+        body = getattr(error, "body", None)
+        message = (body.get("error", body) if isinstance(body, dict) else {}).get("message", error)
+        return f"{found}: {message}"
     raise AssertionError("the call was answered")
 
 
@@ -44,13 +48,17 @@ class Server:
 
 
 class Calls:
-    """The calls of one program: `@calls.add("name")` registers one, `run` makes all of them."""
+    """The calls of one program: `@calls.add("name")` registers one, `run` makes all of them.
+
+    A call checks its answer, and returns in a few words what came back; nothing where the server
+    has no such feature.
+    """
 
     def __init__(self) -> None:
-        self._calls: dict[str, Callable[[Server], None]] = {}
+        self._calls: dict[str, Callable[[Server], str]] = {}
 
-    def add(self, name: str) -> Callable[[Callable[[Server], None]], Callable[[Server], None]]:
-        def register(call: Callable[[Server], None]) -> Callable[[Server], None]:
+    def add(self, name: str) -> Callable[[Callable[[Server], str]], Callable[[Server], str]]:
+        def register(call: Callable[[Server], str]) -> Callable[[Server], str]:
             self._calls[name] = call
             return call
 
@@ -60,9 +68,10 @@ class Calls:
         """Reads the server from the command line; prints a JSON object per call."""
         server = Server(**json.loads(sys.argv[1]))
         for name, call in self._calls.items():
+            answer, error = "", None
             try:
-                call(server)
-                error = None
+                answer = " ".join(call(server).split())[:LONGEST_ANSWER]
             except Exception:
                 error = traceback.format_exc(limit=-2)
-            print(json.dumps({"call": name, "error": error}), flush=True)
+            if answer or error:
+                print(json.dumps({"call": name, "answer": answer, "error": error}), flush=True)

@@ -25,33 +25,38 @@ def options(server: Server, **more: Any) -> dict[str, Any]:
 
 
 @calls.add("completion")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     answer = litellm.completion(**options(server, messages=MESSAGES))
     assert answer.choices[0].message.content
     assert answer.usage.completion_tokens <= 12
+    return repr(answer.choices[0].message.content)
 
 
 @calls.add("completion, stream")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     whole = litellm.completion(**options(server, messages=MESSAGES)).choices[0].message.content
-    stream = litellm.completion(**options(server, messages=MESSAGES, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole
+    chunks = list(litellm.completion(**options(server, messages=MESSAGES, stream=True)))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    return f"{len(chunks)} chunks, the whole text"
 
 
 @calls.add("completions side by side")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     async def together() -> list[Any]:
         given = options(server, messages=MESSAGES)
         return await asyncio.gather(*(litellm.acompletion(**given) for _ in range(8)))
 
     texts = {answer.choices[0].message.content for answer in asyncio.run(together())}
     assert len(texts) == 1
+    return "8 equal texts"
 
 
 @calls.add("refused: temperature below 0")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     given = options(server, messages=MESSAGES, temperature=-1)
-    require_refusal(lambda: litellm.completion(**given), litellm.BadRequestError, "temperature")
+    return require_refusal(
+        lambda: litellm.completion(**given), litellm.BadRequestError, "temperature"
+    )
 
 
 if __name__ == "__main__":

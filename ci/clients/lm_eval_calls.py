@@ -85,19 +85,23 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
 
 
 @calls.add("multiple choice")
-def _(server: Server) -> None:
+def _(server: Server) -> str:
     # The shipped checkpoints have seen code: the line's own end is likelier than four signs.
-    assert evaluate(server, "local_choices", CHOICES)["acc,none"] >= 0.8
+    accuracy = evaluate(server, "local_choices", CHOICES)["acc,none"]
+    assert accuracy >= 0.8
+    return f"accuracy {accuracy:.2f}"
 
 
 @calls.add("likelihood of texts")
-def _(server: Server) -> None:
-    assert 1 < evaluate(server, "local_likelihood", LIKELIHOOD)["byte_perplexity,none"] < 40
+def _(server: Server) -> str:
+    perplexity = evaluate(server, "local_likelihood", LIKELIHOOD)["byte_perplexity,none"]
+    assert 1 < perplexity < 40
+    return f"perplexity {perplexity:.2f} per byte"
 
 
 @calls.add("generation until a line's end")
-def _(server: Server) -> None:
-    assert "exact_match,none" in evaluate(server, "local_until", UNTIL)
+def _(server: Server) -> str:
+    return f"exact match {evaluate(server, 'local_until', UNTIL)['exact_match,none']:.2f}"
 
 
 if __name__ == "__main__":

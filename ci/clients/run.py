@@ -1,19 +1,20 @@
 """Serves the shipped checkpoints and lets other people's clients call them, as users do.
 
 Run by `nox -s clients`, which installs the clients in an environment of their own. Writes
-results/clients/page.md, which is docs/measurements/clients.md.
+results/clients/page.md, which is docs/measurements/clients.md. A run of some servers adds to the
+results of the runs before it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -34,6 +35,7 @@ PROGRAMS = {
     "lm-eval": "lm_eval_calls.py",
 }
 BENCH = "vllm bench serve"
+WRONG = "## Not right"
 ADAPTER = "adapter"
 COMMON = (
     "--max-model-len=512",
@@ -46,6 +48,17 @@ COMMON = (
 EAGER = "--enforce-eager"
 N_GRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """answer: what came back, in a few words; error: None for a right answer."""
+
+    answer: str
+    error: str | None
+
+
+Outcomes = dict[str, dict[str, Outcome]]  # by client, by call
 
 
 @dataclass(frozen=True)
@@ -90,23 +103,25 @@ def served(each: Served, directory: Path) -> Iterator[tuple[ServerProcess, Serve
         process.wait_for_end()
 
 
-def called(python: Path, program: str, server: Server) -> dict[str, str | None]:
-    """Error texts by call, None for a right answer."""
+def called(python: Path, program: str, server: Server) -> dict[str, Outcome]:
+    """Outcomes by call."""
     done = subprocess.run(
         [python, HERE / program, json.dumps(asdict(server))],
         capture_output=True,
         text=True,
         timeout=PROGRAM_LIMIT_S,
         check=False,
+        # litellm reads the prices of models from the network otherwise, and waits for it.
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"call"')]
-    found = {line["call"]: line["error"] for line in lines}
+    found = {line["call"]: Outcome(line["answer"], line["error"]) for line in lines}
     if done.returncode != 0:
-        found["the program itself"] = done.stderr[-2000:]
+        found["the program itself"] = Outcome("", done.stderr[-2000:])
     return found
 
 
-def benchmarked(server: Server, directory: Path) -> dict[str, str | None]:
+def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
     """vLLM's own client under load: no failed request."""
     done = subprocess.run(
         [
@@ -121,51 +136,94 @@ def benchmarked(server: Server, directory: Path) -> dict[str, str | None]:
         timeout=PROGRAM_LIMIT_S,
         check=False,
     )
-    error = None if done.returncode == 0 else done.stderr[-2000:]
-    if error is None:
+    answer, error = "", done.stderr[-2000:]
+    if done.returncode == 0:
         result = json.loads((directory / "bench.json").read_text(encoding="utf-8"))
-        if (result["completed"], result["total_output_tokens"]) != (48, 48 * 24):
-            error = f"{result['completed']} of 48, {result['total_output_tokens']} tokens"
-    return {"48 requests, 24 per second": error}
+        answer = f"{result['completed']} answers, {result['total_output_tokens']} tokens"
+        is_right = (result["completed"], result["total_output_tokens"]) == (48, 48 * 24)
+        error = None if is_right else answer
+    return {"48 requests of 24 tokens, 24 per second": Outcome(answer, error)}
 
 
-def page(results: dict[str, dict[str, dict[str, str | None]]]) -> str:
-    """A table of clients and servers, then each client's calls, then errors."""
-    clients = list(dict.fromkeys(client for found in results.values() for client in found))
+def releases(python: Path) -> str:
+    """The clients' names and releases, in words."""
+    program = "import importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in "
+    done = subprocess.run(
+        [python, "-c", f"{program}{sorted(PROGRAMS)!r}))"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def page(results: dict[str, Outcomes], clients: str) -> str:
+    """A table of clients and servers, then what came back from each client's calls, then errors.
+
+    results: by server
+    clients: names and releases
+    """
+    names = dict.fromkeys(client for found in results.values() for client in found)
     lines = [
         "# Clients of other people",
         "",
-        stamp(),
+        stamp("core", "models", "meta"),
         "",
         "The shipped checkpoints behind `vllm serve` on the virtual NPU, called by published",
-        "clients. A call is right if its answer has what was asked for (greedy texts repeat,",
-        "streams add up to the whole, JSON fits its schema), or if a bad value is refused with its",
-        "parameter's name.",
-        "`nox -s clients` makes this page.",
+        f"clients: {clients}, and vLLM's own. A call is right if its answer has what was asked for",
+        "(greedy texts repeat, streams add up to the whole, JSON fits its schema), or if a bad",
+        "value is refused with its parameter's name. Counted; `nox -s clients` makes this page.",
         "",
         f"| client | {' | '.join(results)} |",
-        f"| --- | {' | '.join('---' for _ in results)} |",
+        f"| --- |{' --: |' * len(results)}",
     ]
-    for client in clients:
+    for client in names:
         cells = []
         for found in results.values():
-            outcomes = found.get(client, {})
-            right = sum(error is None for error in outcomes.values())
-            cells.append(f"{right} of {len(outcomes)}")
+            outcomes = found.get(client, {}).values()
+            cells.append(f"{sum(each.error is None for each in outcomes)} of {len(outcomes)}")
         lines.append(f"| {client} | {' | '.join(cells)} |")
-    for client in clients:
-        names = dict.fromkeys(name for found in results.values() for name in found.get(client, {}))
-        lines += ["", f"## {client}", "", "; ".join(names) + "."]
+    checkpoints = list(dict.fromkeys(each.checkpoint for each in SERVERS))
+    for client in names:
+        lines += ["", f"## {client}", "", f"| call | {' | '.join(checkpoints)} |"]
+        lines.append(f"| --- |{' --- |' * len(checkpoints)}")
+        calls = dict.fromkeys(call for found in results.values() for call in found.get(client, {}))
+        for call in calls:
+            cells = [answer(results, checkpoint, client, call) for checkpoint in checkpoints]
+            lines.append(f"| {call} | {' | '.join(cells)} |")
     errors = [
-        f"- {server}, {client}, {name}: {error.strip().splitlines()[-1]}"
+        f"- {server}, {client}, {call}: {outcome.error.strip().splitlines()[-1]}"
         for server, found in results.items()
         for client, outcomes in found.items()
-        for name, error in outcomes.items()
-        if error is not None
+        for call, outcome in outcomes.items()
+        if outcome.error is not None
     ]
     if errors:
-        lines += ["", "## Not right", "", *errors]
+        lines += ["", WRONG, "", *errors]
     return "\n".join(lines) + "\n"
+
+
+def answer(results: dict[str, Outcomes], checkpoint: str, client: str, call: str) -> str:
+    """What came back first from the servers of a checkpoint, as a cell."""
+    for each in SERVERS:
+        outcome = results.get(each.name, {}).get(client, {}).get(call)
+        if each.checkpoint == checkpoint and outcome and outcome.error is None:
+            return f"`` {outcome.answer} ``".replace("|", "\\|")
+    return ""
+
+
+def read_results(path: Path) -> dict[str, Outcomes]:
+    """Results of earlier runs, by server; none where there is no file."""
+    if not path.exists():
+        return {}
+    return {
+        server: {
+            client: {call: Outcome(**outcome) for call, outcome in outcomes.items()}
+            for client, outcomes in found.items()
+        }
+        for server, found in json.loads(path.read_text(encoding="utf-8")).items()
+    }
 
 
 def main() -> int:
@@ -175,21 +233,24 @@ def main() -> int:
     options = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     chosen = [s for s in SERVERS if not options.names or s.name.startswith(tuple(options.names))]
-    results: dict[str, dict[str, Any]] = {}
+    file = RESULTS / "results.json"
+    results = read_results(file) if options.names else {}
+    clients = releases(options.python)
     for each in chosen:
         for _process, server in served(each, RESULTS):
-            found: dict[str, Any] = {}
+            found: Outcomes = {}
             for client, program in PROGRAMS.items():
                 found[client] = called(options.python, program, server)
-                right = sum(error is None for error in found[client].values())
+                right = sum(outcome.error is None for outcome in found[client].values())
                 print(f"{each.name}: {client} {right} of {len(found[client])}", flush=True)
             found[BENCH] = benchmarked(server, RESULTS)
             results[each.name] = found
         # After each server, so that a run that is ended leaves what it has.
-        (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        text = page(results)
+        results = {s.name: results[s.name] for s in SERVERS if s.name in results}
+        file.write_text(json.dumps(results, indent=1, default=asdict), encoding="utf-8")
+        text = page(results, clients)
         (RESULTS / "page.md").write_text(text, encoding="utf-8")
-    wrong = text.partition("## Not right")[2]
+    wrong = text.partition(WRONG)[2]
     print(wrong or "all calls are right", flush=True)
     return 1 if wrong else 0
 
