@@ -79,3 +79,22 @@ def test_vllm_has_that_warning(name: str, text: str):
     file = importlib.import_module(name).__file__
     assert file is not None
     assert text in Path(file).read_text(encoding="utf-8")
+
+
+def test_work_that_takes_long_says_that_it_begins_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, vllm_logs: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(log, "SAYS_EVERY_S", 0.01)
+    vllm_logs.set_level(logging.INFO, "vllm")
+    logger = log.init_logger("vllm_davinci.core.worker")
+    with log.progress(logger, "The profile run"):
+        deadline = time.monotonic() + 30
+        while len(vllm_logs.messages) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    first, second, *_ = vllm_logs.messages
+    assert first == "The profile run begins."
+    assert second.startswith("The profile run goes on: 0 s")
+    vllm_logs.clear()
+    with log.progress(logger, "The profile run", is_said=False):
+        pass
+    assert not vllm_logs.messages

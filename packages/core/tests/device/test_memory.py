@@ -200,3 +200,16 @@ def test_a_damaged_plan_is_removed_and_named(
     assert f"{damaged} is damaged" in line
     assert reason in line
     discard_damaged_plans(tmp_path / "nothing is here")
+
+
+@pytest.mark.parametrize(("free_gib", "is_said"), [(23.5, True), (64.0, False)])
+def test_a_cache_larger_than_the_host_s_memory_is_said(
+    free_gib: float, is_said: bool, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[str] = []
+    monkeypatch.setattr(memory.logger, "info", lambda text, *values: told.append(text % values))
+    free = SimpleNamespace(available=int(free_gib * 2**30))
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: free)
+    check_kv_cache_budget(int(58.3 * 2**30), SimpleNamespace(get_kv_cache_spec=dict))  # type: ignore[arg-type]
+    assert len(told) == is_said
+    assert all("grow to 58.3 GiB" in each and "--kv-cache-memory-bytes" in each for each in told)

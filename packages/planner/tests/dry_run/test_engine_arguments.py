@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from vllm_davinci.planner.dry_run.engine import start_engine
 from vllm_davinci.planner.dry_run.engine_arguments import PhantomEngineArgs, parse
+from vllm_davinci.planner.dry_run.workload import Workload
 from vllm_davinci.planner.errors import DryRunError
 from vllm_davinci.vnpu.timing import load_machine
 
+TINY_LLAMA = Path(__file__).parents[4] / "checkpoints" / "tiny_llama"
 MODEL = f"--model={Path(__file__).parent}"  # nothing is asked of a hub
 PUBLISHED = (
     "--headless --data_parallel_size 4 --data-parallel-size-local 2 -dpr 2 --port 8006 "
@@ -69,3 +72,10 @@ def test_what_needs_other_ranks_or_engines_is_refused_by_name(
     with pytest.raises(Exception, match=message) as raised:
         arguments_of(*given)
     assert type(raised.value).__name__ in (DryRunError.__name__, "MachineError")
+
+
+def test_requests_longer_than_the_model_name_their_options() -> None:
+    machine = load_machine("Ascend910B3", "supernode")  # a SoC, as doctor spells it
+    work = Workload(requests=1, concurrency=1, prompt_tokens=(1024,), output_tokens=(4,))
+    with pytest.raises(DryRunError, match=r"has 1028 tokens, and the model 1024 positions\. Lower"):
+        start_engine(str(TINY_LLAMA), work, "balanced", [], machine)

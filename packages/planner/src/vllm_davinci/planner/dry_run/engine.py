@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,8 @@ def start_engine(
             "more memory, or a lower --kv-cache-memory-bytes where that is given."
         ) from error
     except ValidationError as error:
-        said = (each["msg"].removeprefix("Value error, ") for each in error.errors())
-        raise DryRunError("; ".join(said)) from error
+        said = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise DryRunError(_too_long(said, workload) or said) from error
     except (CoreError, ValueError) as error:
         raise DryRunError(str(error)) from error
 
@@ -93,6 +94,17 @@ def _engine_arguments(
         "--skip-tokenizer-init",
     ]
     return PhantomEngineArgs.for_machine(parse(defaults, engine_arguments), routing, machine)
+
+
+def _too_long(said: str, workload: Workload) -> str:
+    """Advice where the model has fewer positions than a request; empty for other errors of vLLM."""
+    most = re.search(r"max_position_embeddings=(\d+)", said)
+    if most is None or f"max_model_len ({workload.longest})" not in said:
+        return ""
+    return (
+        f"--prompt-tokens and --output-tokens: a request has {workload.longest} tokens, and the "
+        f"model {most[1]} positions. Lower one of the two."
+    )
 
 
 def executor_of(engine: LLMEngine) -> PhantomExecutor:
