@@ -205,7 +205,7 @@ def page(results: dict[str, Outcomes], clients: str) -> str:
 
 
 def answer(results: dict[str, Outcomes], checkpoint: str, client: str, call: str) -> str:
-    """What came back first from the servers of a checkpoint, as a cell."""
+    """The first right answer of a checkpoint's servers, as a cell of a table."""
     for each in SERVERS:
         outcome = results.get(each.name, {}).get(client, {}).get(call)
         if each.checkpoint == checkpoint and outcome and outcome.error is None:
