@@ -450,6 +450,14 @@ OF_DRAFTS: dict[str, Callable[[Draw], Iterator[Launch]]] = {
 }
 
 
+def dcp_local_seq_lens(draw: Draw) -> Iterator[Launch]:
+    for rank in range(3):
+        for interleave in (1, 4):
+            given = (draw.ints(0, 9, SLOTS), draw.seq_lens, 3, rank, interleave)
+            given += (draw.num_reqs, SLOTS, 16)
+            yield Launch((1,), given, {})
+
+
 class Reasoning:
     """Requests of few kinds of tokens, so that markers of one to three are there by chance."""
 
@@ -531,6 +539,7 @@ CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
             post_update_num_computed_tokens,
             expand_idx_mapping,
         ],
+        "cp_utils": [dcp_local_seq_lens],
         "sample.gumbel": [temperature, gumbel_sample],
         "sample.min_p": [min_p],
         "sample.penalties": [bincount, penalties],

@@ -263,3 +263,27 @@ def expand_idx_mapping(
     expanded_idx_mapping.copy_(idx_mapping.index_select(0, request))
     numbers = torch.arange(num_logits, device=idx_mapping.device, dtype=torch.int32)
     expanded_local_pos.copy_(numbers - cu_num_logits.index_select(0, request))
+
+
+def dcp_local_seq_lens(
+    out: torch.Tensor,
+    seq_lens: torch.Tensor,
+    dcp_size: int,
+    dcp_rank: int,
+    cp_interleave: int,
+    num_reqs: int,
+    max_num_reqs: int,
+    BLOCK_SIZE: int,  # noqa: N803  the kernel's name; it is given by position
+    **_: Any,
+) -> None:
+    """Writes how many tokens of each request this rank keeps of a context that ranks divide.
+
+    out:      [max_num_reqs] int32; 0 after the step's requests
+    seq_lens: [num_reqs or more] int32
+    """
+    stripes = dcp_size * cp_interleave
+    later = seq_lens[:num_reqs] - dcp_rank * cp_interleave  # tokens from its first stripe on
+    rounds = torch.div(later, stripes, rounding_mode="floor")
+    rest = torch.sub(later, rounds, alpha=stripes).clamp(max=cp_interleave)
+    out[:num_reqs].copy_(rest.add_(rounds, alpha=cp_interleave))
+    out[num_reqs:max_num_reqs].zero_()

@@ -31,6 +31,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     f"{BATCH}._post_update_kernel": inputs.post_update,
     f"{BATCH}._post_update_num_computed_tokens_kernel": inputs.post_update_num_computed_tokens,
     f"{BATCH}._expand_idx_mapping_kernel": inputs.expand_idx_mapping,
+    f"{RUNNER}.cp_utils._dcp_local_seq_lens_kernel": inputs.dcp_local_seq_lens,
     f"{SAMPLE}.gumbel._temperature_kernel": sampling.temperature,
     f"{SAMPLE}.gumbel._gumbel_sample_kernel": sampling.gumbel_sample,
     f"{SAMPLE}.min_p._min_p_kernel": sampling.min_p,
