@@ -12,7 +12,6 @@ from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
-from vllm.model_executor.models import supports_lora
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -27,7 +26,6 @@ from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
-from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.expert_balance.runner import BalancingRunner
 from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
@@ -39,8 +37,8 @@ from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
 from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_pages
-from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
+from vllm_davinci.core.lora.runner import AdapterRunner
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces, in_order_of_batch
 from vllm_davinci.core.multimodal.host_values import host_values
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
@@ -57,7 +55,7 @@ from vllm_davinci.core.ubatch.splitter import Execution, StepSplitter
 from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
 
-class NPUModelRunner(BalancingRunner):
+class NPUModelRunner(AdapterRunner, BalancingRunner):
     """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
 
     vLLM's `execute_model` and `sample_tokens` call the overridden methods in the order in which
@@ -135,19 +133,6 @@ class NPUModelRunner(BalancingRunner):
         """vLLM's; what follows from the weights follows in the same memory."""
         refuse_new_weights(self.vllm_config)
         super().reload_weights(*args, **kwargs)
-
-    def load_lora_model(
-        self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device
-    ) -> torch.nn.Module:
-        """Wraps the layers that take adapters. Returns the model."""
-        if not supports_lora(model):
-            raise UnsupportedFeatureError(
-                f"{type(model).__name__} does not support LoRA in vLLM. Start without "
-                "--enable-lora."
-            )
-        self.lora_manager = NPUWorkerLoRAManager(vllm_config, device, model.embedding_modules)
-        wrapped: torch.nn.Module = self.lora_manager.create_lora_manager(model, vllm_config)
-        return wrapped
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         return self._kv_cache_memory.operator_specs(super().get_kv_cache_spec())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from vllm_davinci.core.features.feature import V1, Engine, Feature, refused
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
 
 # As vLLM names the layer in its models.
 ROUTED_EXPERTS = "experts"
@@ -29,7 +29,7 @@ def _refused(
 
 
 FEATURES = (
-    Feature("--enable-lora", "LoRA adapters", is_asked, V1, excludes={"--runner pooling": ""}),
+    Feature("--enable-lora", "LoRA adapters", is_asked, BOTH, excludes={"--runner pooling": ""}),
     _refused(
         "--fully-sharded-loras",
         "adapters that are divided over ranks",

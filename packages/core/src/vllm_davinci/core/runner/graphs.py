@@ -127,7 +127,13 @@ class _OnNPU(CudaGraphManager):
 
 
 class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
-    """The graphs of a model's steps."""
+    """The graphs of a model's steps.
+
+    on_trial: what is captured, whose graph all steps are to replay: with adapters a size has
+              several, of which a dummy step would come to one
+    """
+
+    on_trial: BatchExecutionDescriptor | None = None
 
     @classmethod
     def taking_over(cls, manager: ModelCudaGraphManager, state: NPUModelState) -> "NPUGraphManager":
@@ -136,6 +142,9 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
         assert isinstance(manager, cls)
         manager.state, manager.replays = state, Counter()
         return manager
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> BatchExecutionDescriptor:
+        return self.on_trial or super().dispatch(*args, **kwargs)
 
     def _metadata(self) -> list[dict[str, Any]]:
         return parts(self.state.as_run)
@@ -360,7 +369,12 @@ class StepGraphs(GraphCapture):
         self._manager.capture_size(descriptor)
 
     def _replay_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
-        self._run_decodes(descriptor.num_tokens)
+        assert self._manager is not None
+        self._manager.on_trial = descriptor
+        try:
+            self._run_decodes(descriptor.num_tokens)
+        finally:
+            self._manager.on_trial = None
 
     def _forget(self, descriptor: Any) -> None:
         assert self._manager is not None

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.eplb_utils import EPLBController
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
@@ -35,6 +36,7 @@ from vllm_davinci.core.expert_balance.runner import NPUEPLBController, balance
 from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
+from vllm_davinci.core.lora.runner import AdapterRunner
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.runner.adoption import adopted
@@ -43,6 +45,7 @@ from vllm_davinci.core.runner.buffers import leave_out_uva
 from vllm_davinci.core.runner.graphs import NPUGraphManager, StepGraphs
 from vllm_davinci.core.runner.model_state import NPUModelState
 from vllm_davinci.core.runner.plain_steps import NPURequestState, PlainSteps
+from vllm_davinci.core.runner.prompt_logprobs import AdaptersPromptLogprobs
 from vllm_davinci.core.runner.sampler import NPURejectionSampler, NPUSampler
 from vllm_davinci.core.runner.speculation import ComputedTokens, name_auxiliary_layers, on_npu
 from vllm_davinci.core.runner.ubatches import DummyLengths, StepPlans
@@ -52,7 +55,7 @@ from vllm_davinci.core.ubatch.splitter import StepSplitter
 from vllm_davinci.core.ubatch.step_facts import BatchFacts
 
 
-class NPUModelRunner(GPUModelRunner):
+class NPUModelRunner(AdapterRunner, GPUModelRunner):
     """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
 
     vLLM's runner assigns its parts to attributes; those under `adopted` are taken over there. The
@@ -106,6 +109,12 @@ class NPUModelRunner(GPUModelRunner):
     @adopted
     def eplb(self, controller: EPLBController) -> NPUEPLBController:
         return NPUEPLBController.taking_over(controller)
+
+    @adopted
+    def prompt_logprobs_worker(self, worker: PromptLogprobsWorker) -> PromptLogprobsWorker:
+        if not self.lora_config:
+            return worker
+        return AdaptersPromptLogprobs.taking_over(worker, self.lora_manager, self.lora_state)
 
     @adopted
     def block_tables(self, tables: BlockTables) -> NPUBlockTables:
@@ -220,6 +229,15 @@ class NPUModelRunner(GPUModelRunner):
             stack.enter_context(self.splitter.builder_per_ubatch())
             self._builders_are_made = stack.close
             super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+
+    def maybe_dummy_run_with_lora(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """vLLM's, which takes adapters away after it. While graphs are tried, those stay that
+        the capture has put there for all of them."""
+        manager: NPUGraphManager | None = getattr(self, "cudagraph_manager", None)
+        if manager is not None and manager.on_trial is not None:
+            return nullcontext()
+        run: AbstractContextManager[None] = super().maybe_dummy_run_with_lora(*args, **kwargs)
+        return run
 
     def _init_minimal_kv_cache_for_profiling(self) -> None:
         cudagraph_utils._init_minimal_kv_cache_for_profiling(self)
@@ -355,4 +373,5 @@ class NPUModelRunner(GPUModelRunner):
         # through; a forked worker would copy it, too.
         gc.freeze()
         self.graphs.destroy()
+        self.splitter.log()
         super().shutdown()
