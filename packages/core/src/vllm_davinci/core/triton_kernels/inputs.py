@@ -273,7 +273,7 @@ def dcp_local_seq_lens(
     cp_interleave: int,
     num_reqs: int,
     max_num_reqs: int,
-    BLOCK_SIZE: int,  # noqa: N803  the kernel's name; it is given by position
+    BLOCK_SIZE: int,
     **_: Any,
 ) -> None:
     """Writes how many tokens of each request this rank keeps of a context that ranks divide.
