@@ -98,6 +98,17 @@ def test_a_step_past_its_limit_is_ended(progress, tmp_path: Path):
         steps.run([sys.executable, "-c", "import time; time.sleep(60)"], limit_s=1)
 
 
+def test_a_step_without_a_limit_takes_as_long_as_it_says_something(
+    progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress, "QUIET_LIMIT_S", 2.0)
+    steps = progress.Steps(1, tmp_path)
+    steps.start("a step")
+    steps.run(["sh", "-c", "for i in 1 2 3 4 5 6 7; do echo $i; sleep 0.5; done"])
+    with pytest.raises(progress.StepFailedError, match="printed nothing for 2 s"):
+        steps.run(["sleep", "60"])
+
+
 def test_what_a_step_started_ends_with_it(progress, tmp_path: Path):
     steps = progress.Steps(1, tmp_path)
     steps.start("a step")

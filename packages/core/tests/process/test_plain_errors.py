@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, RankFaultError
 from vllm_davinci.core.process import plain_errors
@@ -93,6 +94,27 @@ def test_an_engine_says_why_it_did_not_start_and_ends(monkeypatch: pytest.Monkey
     assert plain_errors._say_and_end(record(ValueError("later"), "another line"))
     with pytest.raises(SystemExit):
         plain_errors._say_and_end(record(RuntimeError(f"{WORKER_FAILED[0]} 'x'"), NOT_STARTED))
+
+
+def test_the_workers_of_an_engine_that_does_not_start_are_ended_first():
+    ended = []
+
+    class Executor(MultiprocExecutor):
+        def __init__(self) -> None:
+            """Starts nothing."""
+
+        def collective_rpc(self) -> None:
+            raise RuntimeError(f"{WORKER_FAILED[0]} 'x'")
+
+        def shutdown(self) -> None:
+            ended.append(self)
+
+    executor = Executor()
+    with pytest.raises(RuntimeError) as found:
+        executor.collective_rpc()
+    plain_errors._end_workers(found.value.__traceback__)
+    assert ended == [executor]
+    plain_errors._end_workers(None)
 
 
 @pytest.mark.parametrize(

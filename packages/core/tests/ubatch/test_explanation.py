@@ -32,6 +32,7 @@ def engine(ranks: int = 2, **dbo: Any) -> Any:
         (engine(), [200, 100], "no_cut"),
         (engine(split="token"), [200, 100], "split"),
         (engine(), [1] * 16, "no_prefill"),
+        (engine(decode=True), [1] * 16, "few_decode_tokens"),
         (engine(min_prefill_tokens_to_split=301), [200, 100], "few_prefill_tokens"),
     ],
 )

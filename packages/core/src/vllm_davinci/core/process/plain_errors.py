@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -127,7 +128,22 @@ def _say_and_end(record: logging.LogRecord) -> bool:
     if record.getMessage() != NOT_STARTED or not is_of_engine():
         return True
     logging.getLogger(ENGINE_LOGGER).error("%s %s (%s)", NOT_STARTED[:-1] + ":", words, TRACEBACK)
+    _end_workers(error.__traceback__ if error is not None else None)
     raise SystemExit(1)
+
+
+def _end_workers(trace: TracebackType | None) -> None:
+    """Ends the workers of the executor in whose call a start failed.
+
+    vLLM leaves that to the process's end: the workers notice it, the executor reports them as dead,
+    and shared memory is left to multiprocessing's tracker, which warns.
+    """
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # not in one-rank engines
+
+    for frame, _ in walk_tb(trace):
+        if isinstance(executor := frame.f_locals.get("self"), MultiprocExecutor):
+            executor.shutdown()
+            return
 
 
 def _shorten_of_worker(record: logging.LogRecord) -> bool:
