@@ -21,7 +21,7 @@ import transformers
 from calls import Server
 
 from vllm_davinci_testing.engines.adapters import write_adapter
-from vllm_davinci_testing.engines.server_process import VLLM_MODULE, ServerProcess
+from vllm_davinci_testing.engines.server_process import ServerProcess
 
 from versions import ROOT, stamp  # isort: skip
 
@@ -36,6 +36,8 @@ PROGRAMS = {
 }
 BENCH = "vllm bench serve"
 WRONG = "## Not right"
+# What `vnpu run` sets.
+OF_DEVICE = {"LD_LIBRARY_PATH", "LD_PRELOAD", "VNPU_ACTIVE", "ASCEND_HOME_PATH"}
 ADAPTER = "adapter"
 COMMON = (
     "--max-model-len=512",
@@ -122,10 +124,11 @@ def called(python: Path, program: str, server: Server) -> dict[str, Outcome]:
 
 
 def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
-    """vLLM's own client under load: no failed request."""
+    """vLLM's own client under load, in a shell without a device: no failed request."""
+    environment = {name: value for name, value in os.environ.items() if name not in OF_DEVICE}
     done = subprocess.run(
         [
-            *(sys.executable, "-m", VLLM_MODULE, "bench", "serve", f"--model={server.model}"),
+            *(Path(sys.executable).with_name("vllm"), "bench", "serve", f"--model={server.model}"),
             *(f"--tokenizer={server.tokenizer}", f"--base-url={server.url}"),
             *("--dataset-name=random", "--random-input-len=48", "--random-output-len=24"),
             *("--num-prompts=48", "--request-rate=24", "--ignore-eos", "--save-result"),
@@ -135,6 +138,7 @@ def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
         text=True,
         timeout=PROGRAM_LIMIT_S,
         check=False,
+        env=environment,
     )
     answer, error = "", done.stderr[-2000:]
     if done.returncode == 0:
