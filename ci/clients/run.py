@@ -21,7 +21,7 @@ import transformers
 from calls import Server
 
 from vllm_davinci_testing.engines.adapters import write_adapter
-from vllm_davinci_testing.engines.server_process import ServerProcess
+from vllm_davinci_testing.engines.server_process import ForkedServer
 
 from versions import ROOT, stamp  # isort: skip
 
@@ -82,7 +82,7 @@ SERVERS = (
 )
 
 
-def served(each: Served, directory: Path) -> Iterator[tuple[ServerProcess, Server]]:
+def served(each: Served, directory: Path) -> Iterator[tuple[ForkedServer, Server]]:
     """Starts a server; ends it when the generator is closed."""
     checkpoint = ROOT / "checkpoints" / each.checkpoint
     options = [*COMMON, *each.options, f"--served-model-name={each.checkpoint}"]
@@ -91,7 +91,7 @@ def served(each: Served, directory: Path) -> Iterator[tuple[ServerProcess, Serve
         adapter = write_adapter(network, directory / "adapter", rank=8, seed=1)
         options += ["--enable-lora", "--max-lora-rank=8", "--lora-modules", f"{ADAPTER}={adapter}"]
     log = directory / f"{each.name.replace(', ', '-').replace(' ', '-')}.log"
-    process = ServerProcess(checkpoint, log, *options)
+    process = ForkedServer(checkpoint, log, *options)
     try:
         process.wait_until_ready()
         adapter_name = ADAPTER if each.has_adapter else None
