@@ -221,7 +221,7 @@ def test_a_loss_that_is_less_certain_takes_more_steps():
 
         assert choose(costs, "W8A8", 0.0401, measure).is_within(0.0401)
         kinds.append([cost.kind for cost in costs].count("W8A8"))
-    assert kinds == [4, 3]
+    assert kinds == [4, 2]
 
 
 def test_windows_come_from_all_parts_of_a_text(source: Path, tmp_path: Path):

@@ -208,9 +208,9 @@ def _warnings(plan: Plan, kind: str, tokens: int) -> list[str]:
         )
     if not plan.loss.is_within(plan.budget):
         found.append(
-            f"held-out text loses {plan.loss.share:.1%} of perplexity, give or take "
-            f"{plan.loss.error:.1%}, over --budget {plan.budget:.1%}, with all layers as floats "
-            "that may be: give --calibrate a longer text, or use another --type"
+            f"held-out text loses {plan.loss.share:.1%} of perplexity, which with twice its "
+            f"standard error of {plan.loss.error:.1%} is over --budget {plan.budget:.1%}, with all "
+            "layers as floats that may be: give --calibrate a longer text, or use another --type"
         )
     if math.isinf(plan.budget) and plan.loss.share > _MUCH_LOST:
         found.append(
