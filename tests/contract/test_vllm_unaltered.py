@@ -74,6 +74,7 @@ def test_no_attribute_is_replaced_by_a_dense_model_and_a_replaced_one_would_be_f
     assert found == set(ALTERED.values())
 
 
+@pytest.mark.nightly("layouts")
 def test_no_attribute_is_replaced_by_an_engine_on_the_v2_runner(repository: Path):
     checkpoint = repository / "checkpoints" / "tiny_llama"
     options = {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}

@@ -69,10 +69,11 @@ def run_on_vnpu(
     )
 
 
+@pytest.mark.nightly("planning")
 def test_text_is_generated_on_two_devices_without_an_alarming_line(repository: Path):
     checkpoint = repository / "checkpoints" / "tiny_deepseek"
     program = repository / "examples" / "generate.py"
-    done = run_on_vnpu(program, checkpoint, "def ", "import ", "-tp", "2")
+    done = run_on_vnpu(program, checkpoint, "def ", "import ", "-tp", "2", **FORKED_WORKERS)
     assert f"{checkpoint} on 2 x npu" in done.stdout
     assert "\nimport os\nimport sys\n" in done.stdout
     assert alarming_lines(done.stdout + done.stderr) == []

@@ -6,7 +6,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from vllm_davinci.meta.machine import machine_checks
@@ -66,32 +65,22 @@ def test_machine_and_variables_are_listed_without_secrets():
     assert "GiB" in found["memory"]
 
 
-@pytest.mark.parametrize("distribution", ["vllm", "torch"])
-def test_an_unsupported_version_is_a_problem_with_a_command_that_solves_it(
-    run_on_vnpu, pretend_version, distribution: str
+def test_wrong_versions_and_plugins_are_problems_with_a_command_each_that_solves_them(
+    run_on_vnpu, pretend_version
 ):
-    done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=pretend_version(distribution, "0.1.2"))
-    assert done.returncode == 1
-    check = checks(done)[distribution]
-    assert check["status"] == "problem"
-    assert check["seen"] == "0.1.2"
-    assert "pip install" in check["remedy"]
-
-
-def test_a_part_that_does_not_fit_the_pinned_set_is_a_problem(run_on_vnpu, pretend_version):
+    for distribution in ("vllm", "torch"):
+        pretend_version(distribution, "0.1.2")
     path = pretend_version("vllm_davinci_multistream", "0.9.0")
-    done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=path)
+    done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=path, VLLM_PLUGINS="other")
     assert done.returncode == 1
     report = json.loads(done.stdout)
-    wrong = [check for check in report["checks"] if check["status"] == "problem"]
-    assert [check["subject"] for check in wrong] == ["vllm-davinci-multistream"]
-    assert "==0.1.*" in wrong[0]["remedy"]
-
-
-def test_plugins_that_leave_ours_out_are_a_problem(run_on_vnpu):
-    done = run_on_vnpu(*DOCTOR, "--json", VLLM_PLUGINS="other")
-    assert done.returncode == 1
-    assert checks(done)["VLLM_PLUGINS"]["remedy"] == "export VLLM_PLUGINS=other,davinci"
+    wrong = {check["subject"]: check for check in report["checks"] if check["status"] == "problem"}
+    assert {"vllm", "torch", "vllm-davinci-multistream", "VLLM_PLUGINS"} <= wrong.keys()
+    for distribution in ("vllm", "torch"):
+        assert wrong[distribution]["seen"] == "0.1.2"
+        assert "pip install" in wrong[distribution]["remedy"]
+    assert "==0.1.*" in wrong["vllm-davinci-multistream"]["remedy"]
+    assert wrong["VLLM_PLUGINS"]["remedy"] == "export VLLM_PLUGINS=other,davinci"
 
 
 def test_the_table_shows_each_remedy_once_and_the_verdict():

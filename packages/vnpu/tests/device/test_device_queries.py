@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_davinci.vnpu import VirtualDeviceConfig
-from vllm_davinci_testing.processes.programs import output_of
+from vllm_davinci_testing.processes.forked import output_of
 
 PREAMBLE = """
 import ctypes, torch, torch_npu

@@ -67,15 +67,17 @@ class FileTimes:
 
 @dataclass
 class Times:
-    """The times of a run. files: by path below the root"""
+    """The times of a run. files: by path below the root; cases: processor seconds by test"""
 
     files: dict[str, FileTimes] = field(default_factory=dict)
+    cases: dict[str, float] = field(default_factory=dict)
 
     def collected(self, file: str, taken: Seconds) -> None:
         self._add(file, taken, cases=0)
 
     def ran(self, node_id: str, taken: Seconds) -> None:
         self._add(node_id.split("::")[0], taken, cases=1)
+        self.cases[node_id] = round(taken.processor, 2)
 
     def _add(self, file: str, taken: Seconds, cases: int) -> None:
         times = self.files.setdefault(file, FileTimes())
@@ -105,7 +107,11 @@ class Times:
             }
             for file, times in sorted(self.files.items())
         }
-        _write(root / RESULTS, {"processor": processor(), "selection": selection, "files": files})
+        slow = {case: seconds for case, seconds in self.cases.items() if seconds > LEAST_S}
+        _write(
+            root / RESULTS,
+            {"processor": processor(), "selection": selection, "files": files, "cases": slow},
+        )
 
     def record(self, root: Path, selection: str) -> None:
         """Puts this run into RECORDED, under its selection, and leaves out files that are gone."""
