@@ -40,7 +40,7 @@ def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(IN_PARTS, id="in_parts"),
+        pytest.param(IN_PARTS, id="in_parts", marks=pytest.mark.nightly("layouts")),
         *(
             pytest.param(options, id=name, marks=pytest.mark.thorough)
             for name, options in {

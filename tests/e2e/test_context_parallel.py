@@ -44,7 +44,7 @@ def case(name: str, model: str, *division: Any, thorough: bool = True, **options
 
 
 CASES = [
-    case("dense_runs_of_1", DENSE, 2, 1, "ag_rs", thorough=False),
+    case("dense_runs_of_1", DENSE, 2, 1, "ag_rs"),
     case("latent_graphs_blocks", LATENT, 2, 128, "a2a", thorough=False, **GRAPHS),
     case("dense_graphs_runs_of_16", DENSE, 4, 16, "a2a", **GRAPHS),
     case("dense_blocks_synchronous", DENSE, 2, 128, "a2a", async_scheduling=False),

@@ -46,7 +46,7 @@ def batch(prompts: list[list[int]]) -> list[list[int]]:
     return prompts[:32]
 
 
-NAMES = ["deepseek_v2_lite_dense", "deepseek_r1_yarn_moe"]
+NAMES = ["deepseek_r1_yarn_moe"]
 OTHER_NAMES = [model.name for model in deepseek_zoo.DEEPSEEK if model.name not in NAMES]
 
 

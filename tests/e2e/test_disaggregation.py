@@ -98,6 +98,7 @@ def test_blocks_that_were_given_away_are_not_taken_for_the_prompts(
     assert "unsealed" in pair.decodes.log_text()
 
 
+@pytest.mark.nightly("hosts")
 def test_a_request_that_is_given_up_leaves_its_blocks(
     pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
 ):
@@ -114,6 +115,7 @@ def test_a_request_that_is_given_up_leaves_its_blocks(
     assert pair.complete(prompt, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
 
 
+@pytest.mark.nightly("hosts")
 def test_what_does_not_come_is_computed_again(
     pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
 ):

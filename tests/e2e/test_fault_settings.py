@@ -143,6 +143,7 @@ def test_a_quantization_that_is_not_supported_is_refused(zoo: Callable[[str], Pa
     assert_says(text, "--quantization 'awq'", "unquantized checkpoint")
 
 
+@pytest.mark.nightly("refusals")
 def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_path: Path):
     ended = run_to_its_end(
         *VLLM, "serve", zoo(MODEL), *SMALL, "--tensor-parallel-size=4",
@@ -255,6 +256,7 @@ def test_a_corrupt_checkpoint_is_refused(
     assert_says(refusal(model), str(weights), "are damaged", "Download or copy")
 
 
+@pytest.mark.nightly("refusals")
 def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(
     zoo: Callable[[str], Path], tmp_path: Path
 ):

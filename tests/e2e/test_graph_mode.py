@@ -43,7 +43,7 @@ SPLIT = {"additional_config": {"dbo": SPLIT_ALWAYS}}
 ALL_TO_ALL = {"additional_config": {"moe_communication": "all_to_all"}}
 
 CASES = [
-    pytest.param(DENSE, {}, {}, id="dense"),
+    pytest.param(DENSE, {}, {}, id="dense", marks=THOROUGH),
     pytest.param(DENSE, BF16, {}, id="dense_bf16", marks=THOROUGH),
     pytest.param("mistral_window32_head80_gqa2", {}, {}, id="window", marks=THOROUGH),
     pytest.param(DENSE, {"async_scheduling": False}, {}, id="sync", marks=THOROUGH),
@@ -92,6 +92,7 @@ CASES = [
         },
         {},
         id="mla_by_key",
+        marks=pytest.mark.nightly("layouts"),
     ),
     pytest.param(MLA, DP2, {}, id="mla_dp2", marks=THOROUGH),
     pytest.param(
@@ -276,6 +277,7 @@ WITHOUT: dict[str, tuple[str, set[int]]] = {
 }
 
 
+@pytest.mark.nightly("faults")
 def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
     start: Start, prompts: list[list[int]]
 ):

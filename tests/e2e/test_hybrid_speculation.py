@@ -40,7 +40,7 @@ def assert_exact(reference: TransformersReference, found: list[list[int]]) -> No
 @pytest.mark.parametrize(
     ("model", "drafter", "options"),
     [
-        pytest.param(DENSE, GUESSING, GRAPHS, id="graphs"),
+        pytest.param(DENSE, GUESSING, GRAPHS, id="graphs", marks=pytest.mark.nightly("layouts")),
         pytest.param(DENSE, GUESSING, {}, id="eager", marks=THOROUGH),
         pytest.param(NEXT, WRONG, CHUNKS, id="chunks_of_other_lengths", marks=THOROUGH),
         pytest.param(DENSE, GUESSING, {**TWO_RANKS, **GRAPHS}, id="tensor2", marks=THOROUGH),

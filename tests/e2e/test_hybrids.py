@@ -40,8 +40,8 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
     [
         pytest.param(NEXT, IN_PARTS, id="next_in_parts"),
         pytest.param(LARGE, IN_PARTS, id="large_in_parts", marks=pytest.mark.thorough),
-        pytest.param(DENSE, TWO_RANKS, id="dense_tensor2"),
-        pytest.param(NEMOTRON, IN_PARTS, id="nemotron_in_parts"),
+        pytest.param(DENSE, TWO_RANKS, id="dense_tensor2", marks=pytest.mark.thorough),
+        pytest.param(NEMOTRON, IN_PARTS, id="nemotron_in_parts", marks=pytest.mark.thorough),
         pytest.param(
             "granite_hybrid_moe", FOUR_RANKS, id="granite_tensor4", marks=pytest.mark.thorough
         ),

@@ -91,7 +91,7 @@ def of_a_day(date: str) -> Case:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
-    marks: list[Any] = []
+    marks = [pytest.mark.nightly("layouts")]
     option = metafunc.config.getoption
     cases = [of_a_day(datetime.datetime.now(datetime.UTC).date().isoformat())]
     if option("all") or THOROUGH in (option("markexpr") or ""):

@@ -31,7 +31,7 @@ EXAONE = "exaone_moe_window32_sigmoid_top2_of_8"
 MINIMAX = "minimax_m2_sigmoid_top2_of_8"
 HUNYUAN = "hunyuan_moe_top2_of_8"
 EXPERT2 = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
-OTHERS = [pytest.param(model, marks=THOROUGH) for model in (TOP2, V2, EXAONE, HUNYUAN)]
+OTHERS = [pytest.param(model, marks=THOROUGH) for model in (TOP2, V2, EXAONE, HUNYUAN, MINIMAX)]
 
 
 def assert_tokens(
@@ -48,7 +48,7 @@ def assert_tokens(
     assert_greedy(reference, prompts, outputs, max_tokens)
 
 
-@pytest.mark.parametrize("model", [*OTHERS, TOP3, V3, MINIMAX])
+@pytest.mark.parametrize("model", [*OTHERS, TOP3, V3])
 def test_tokens_are_those_of_transformers(
     model: str,
     zoo: Callable[[str], Path],
@@ -64,7 +64,7 @@ def test_tokens_are_those_of_transformers(
     ("model", "ranks"),
     [
         pytest.param(TOP2, {"tensor_parallel_size": 2}, id="tensor2", marks=THOROUGH),
-        pytest.param(TOP3, EXPERT2, id="expert2"),
+        pytest.param(TOP3, EXPERT2, id="expert2", marks=THOROUGH),
         pytest.param(
             TOP2,
             {
@@ -128,6 +128,7 @@ def test_any_order_that_events_allow_gives_the_same_tokens(
         assert_tokens(engine, reference(model), prompts)
 
 
+@pytest.mark.nightly("weights")
 def test_experts_placed_by_a_file_give_the_same_tokens(
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],

@@ -53,7 +53,7 @@ TWO_RANKS = {
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="one_device"),
+        pytest.param({}, id="one_device", marks=pytest.mark.thorough),
         pytest.param(
             {**TWO_RANKS, "additional_config": {"moe_communication": "all_to_all"}},
             id="expert2_all_to_all",

@@ -18,7 +18,14 @@ RANDOM = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
 @pytest.mark.parametrize(
     ("dp_ranks", "tensor", "options", "additional"),
     [
-        pytest.param(2, 1, {"enable_expert_parallel": True}, {}, id="data2_expert2"),
+        pytest.param(
+            2,
+            1,
+            {"enable_expert_parallel": True},
+            {},
+            id="data2_expert2",
+            marks=pytest.mark.nightly("layouts"),
+        ),
         *(
             pytest.param(*case, id=name, marks=pytest.mark.thorough)
             for name, case in {

@@ -42,6 +42,7 @@ MODEL = "llama_head64_gqa4"
                 "environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:7"},
             },
             id="token_chunked_qwen3_blocks256",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             "mistral_window48_head64_gqa4_tied",
@@ -124,7 +125,12 @@ def test_every_schedule_gives_the_same_bits_and_none_races(
         pytest.param(
             MODEL, {"async_scheduling": False}, id="synchronous", marks=pytest.mark.thorough
         ),
-        pytest.param(MODEL, {"async_scheduling": True}, id="asynchronous"),
+        pytest.param(
+            MODEL,
+            {"async_scheduling": True},
+            id="asynchronous",
+            marks=pytest.mark.nightly("faults"),
+        ),
         pytest.param(
             "deepseek_v3_moe",
             {"enable_expert_parallel": True},

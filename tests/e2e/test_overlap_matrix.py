@@ -5,7 +5,7 @@ a seed of its own, with the race detector on. It is compared with an engine with
 alone, prompts in pieces beside decodes, hits of the prefix cache, and rows that do not divide among
 ranks.
 
-The default run has one of them; `-m thorough` runs the others.
+A group of the night has three of them; `-m thorough` runs the others.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ ALONE_AND_IN_PAIRS = [
 ]
 
 MARKS = {
-    ("ep2", MLA, "published"): [],
+    ("ep2", MLA, "published"): [pytest.mark.nightly("layouts")],
     ("tp2", EXPERTS, "dual+sp"): [pytest.mark.nightly("layouts")],
     ("tp2", "int8_static_llama", "sp"): [pytest.mark.nightly("layouts")],
 }

@@ -30,7 +30,12 @@ MODEL = "llama_head64_gqa4"
         pytest.param(MODEL, {"tensor_parallel_size": 4}, id="tensor4", marks=pytest.mark.thorough),
         pytest.param(MODEL, {"pipeline_parallel_size": 2}, id="pipeline2"),
         # A stage has dense layers only, the other experts only: neither has a name of the other's.
-        pytest.param("deepseek_v3_moe", {"pipeline_parallel_size": 2}, id="pipeline2_experts"),
+        pytest.param(
+            "deepseek_v3_moe",
+            {"pipeline_parallel_size": 2},
+            id="pipeline2_experts",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             "qwen3_norm_head128_gqa2",
             {"tensor_parallel_size": 2},

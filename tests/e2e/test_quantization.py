@@ -48,7 +48,10 @@ def test_the_description_alone_selects_the_method(
 
 @pytest.mark.parametrize(
     ("dtype", "chip"),
-    [pytest.param("bfloat16", {}, marks=pytest.mark.thorough), ("float16", ON_910C)],
+    [
+        pytest.param("bfloat16", {}, marks=pytest.mark.thorough),
+        pytest.param("float16", ON_910C, marks=pytest.mark.thorough),
+    ],
 )
 def test_static_layers_run_in_both_dtypes(
     dtype: str,
@@ -74,7 +77,8 @@ def test_ranks_add_a_static_bias_once(
     assert abs(value - of_floats(tiny_llama)) < CLOSE
 
 
-@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", pytest.param("W8A8", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
 def test_the_nz_layout_changes_no_bit(
     kind: str,
     quantize: Quantize,
@@ -90,7 +94,7 @@ def test_the_nz_layout_changes_no_bit(
     ("kind", "options"),
     [
         pytest.param("W8A8_DYNAMIC", {}, id="dynamic", marks=pytest.mark.thorough),
-        pytest.param("W8A8", {"environment": ON_910C}, id="static"),
+        pytest.param("W8A8", {"environment": ON_910C}, id="static", marks=pytest.mark.thorough),
         pytest.param(
             "W8A8_DYNAMIC", {"tensor_parallel_size": 2}, id="tensor2", marks=pytest.mark.thorough
         ),
@@ -113,7 +117,8 @@ def test_latent_attention_and_experts_run_quantized(
     assert abs(value - of_floats(tiny_deepseek)) < CLOSE
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_experts_with_input_scales_of_their_own_run(
     ranks: int,
     quantize: Quantize,

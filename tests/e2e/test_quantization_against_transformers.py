@@ -37,7 +37,7 @@ Quantize = Callable[..., Path]
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        pytest.param("tiny_llama", "W8A8", id="dense_static"),
+        pytest.param("tiny_llama", "W8A8", id="dense_static", marks=pytest.mark.thorough),
         pytest.param("tiny_llama", "W8A8_DYNAMIC", id="dense", marks=pytest.mark.thorough),
         pytest.param("tiny_deepseek", "W8A8_DYNAMIC", id="latent"),
     ],
@@ -100,7 +100,7 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return blocks, floats
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_fp8_in_blocks_gives_the_tokens_of_its_floats(
     ranks: int,
     fp8: tuple[Path, Path],
@@ -116,6 +116,7 @@ def test_fp8_in_blocks_gives_the_tokens_of_its_floats(
     assert_greedy(TransformersReference(floats), prompts[:16], outputs, 16)
 
 
+@pytest.mark.thorough
 def test_fp8_in_blocks_becomes_int8_where_the_option_says_so(
     fp8: tuple[Path, Path], likelihood_of: Callable[..., float], text: list[int]
 ):

@@ -46,9 +46,14 @@ MAX_TOKENS = 32
             1,
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
             id="tensor2_pipeline2",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
-            "deepseek_v2_lite_dense", 1, {"tensor_parallel_size": 2}, id="no_query_latent"
+            "deepseek_v2_lite_dense",
+            1,
+            {"tensor_parallel_size": 2},
+            id="no_query_latent",
+            marks=pytest.mark.thorough,
         ),
     ],
 )

@@ -33,7 +33,13 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 @pytest.mark.parametrize(
     ("model", "options", "environment"),
     [
-        pytest.param(DENSE, {**GRAPHS, **LORA}, RACES, id="dense_adapters_graphs_races"),
+        pytest.param(
+            DENSE,
+            {**GRAPHS, **LORA},
+            RACES,
+            id="dense_adapters_graphs_races",
+            marks=pytest.mark.nightly("weights"),
+        ),
         pytest.param(MLA, {**GRAPHS, **TP2}, {}, id="mla_graphs_tp2"),
         pytest.param(
             "qwen3_moe_softmax_top2_of_8", {}, {}, id="experts", marks=pytest.mark.thorough

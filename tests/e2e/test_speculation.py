@@ -37,7 +37,7 @@ def expected(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
     ("count", "options"),
     [
         pytest.param(1, {}, id="1", marks=THOROUGH),
-        pytest.param(3, {}, id="3"),
+        pytest.param(3, {}, id="3", marks=THOROUGH),
         pytest.param(4, {"max_num_batched_tokens": 48}, id="4_chunked"),
         pytest.param(
             3,
@@ -97,6 +97,7 @@ def test_drafts_of_one_who_knows_are_all_accepted(
     assert drafted == accepted > 200
 
 
+@THOROUGH
 @pytest.mark.parametrize("model", ["qwen3_norm_head128_gqa2", "mistral_window32_head80_gqa2"])
 def test_wrong_drafts_change_no_token_of_other_families(
     model: str, start_engine: Engines, zoo: Callable[[str], Path]

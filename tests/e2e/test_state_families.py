@@ -21,7 +21,7 @@ THOROUGH = pytest.mark.thorough
     ("family", "options"),
     [
         # Short convolutions.
-        pytest.param("lfm2", IN_PARTS, id="lfm2_in_parts"),
+        pytest.param("lfm2", IN_PARTS, id="lfm2_in_parts", marks=pytest.mark.nightly("layouts")),
         pytest.param("lfm2_moe", {**TWO_RANKS, **IN_PARTS}, id="lfm2_moe_tensor2", marks=THOROUGH),
         # The first Mamba, alone and beside attention and experts.
         pytest.param("falcon_mamba", IN_PARTS, id="falcon_mamba_in_parts", marks=THOROUGH),

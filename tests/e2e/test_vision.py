@@ -43,7 +43,7 @@ SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
 FPS = [3.0, 2.5]
 FAMILIES = sorted(name for name in vision_zoo.MODELS if not name.startswith("qwen3_5"))  # the zoo's
-OTHER_FAMILIES = ("glm4v", "qwen2_vl")  # whose parts the others have too
+OTHER_FAMILIES = ("glm4v", "internvl", "qwen2_vl")  # whose parts the others have too
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +147,7 @@ def places_of(features: torch.Tensor, rows: torch.Tensor) -> list[int]:
     return (errors.amax(dim=1) < 1e-4).nonzero().flatten().tolist()
 
 
+@pytest.mark.nightly("weights")
 def test_adapters_change_the_text_model_and_those_of_the_encoder_are_refused(
     vision: Callable[[str], Path],
     start: Callable[..., EngineProcess],
@@ -204,7 +205,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ubatches_deepstack": ("qwen3_vl", {**TWO_RANKS, **UBATCHES, **RACES}),
 }
 # Those that the ubatches' have too.
-ALONE = ("chunked_prefill", "tensor_parallel", "races")
+ALONE = ("chunked_prefill", "tensor_parallel", "races", "encoder_on_every_rank")
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,7 @@ def int8(vision: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
     return directory
 
 
+@pytest.mark.nightly("layouts")
 def test_an_int8_text_model_answers_as_its_integers_do(int8: Path, start: Callable[..., Any]):
     asked = requests()
     with start(int8, dtype="bfloat16", enforce_eager=False) as engine:

@@ -101,7 +101,7 @@ def assert_chosen(
         assert wrong is None, f"{request['prompt']!r}: {wrong}"
 
 
-@pytest.mark.parametrize("family", LIMITS)
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("paligemma", marks=THOROUGH)])
 @pytest.mark.parametrize(
     ("options", "environment"),
     [

@@ -20,7 +20,10 @@ NAMES = ("llava", "pixtral", "qwen3_5")
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.thorough if name != "qwen3_5" else ()) for name in NAMES],
+)
 def test_tokens_are_those_of_transformers_and_the_host_waits_for_nothing(
     name: str, tmp_path: Path
 ) -> None:

@@ -93,7 +93,7 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param("tiny_llama", {}, id="dense"),
+        pytest.param("tiny_llama", {}, id="dense", marks=NIGHTLY),
         pytest.param(
             "tiny_deepseek", {"tensor_parallel_size": 2}, id="mla_experts_tp2", marks=NIGHTLY
         ),
