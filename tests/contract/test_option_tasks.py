@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
 
@@ -51,6 +53,7 @@ def insert(path: Path, after: str, text: str) -> None:
     path.write_text(before.replace(after, after + text), encoding="utf-8")
 
 
+@pytest.mark.nightly("planning")
 def test_an_option_and_a_key_of_another_plugin_are_one_row_each(tmp_path: Path):
     copy = tmp_path / "vllm_davinci" / "core"
     shutil.copytree(CORE, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -17,6 +17,8 @@ import pytest
 from vllm_davinci_testing.plugin import group_of
 from vllm_davinci_testing.selection import GROUPS, group_of_the_day
 
+AT_NIGHT = pytest.mark.nightly("planning")
+
 
 def test_every_group_of_nightly_cases_has_its_days():
     days = [datetime.date(2026, 11, 1) + datetime.timedelta(n) for n in range(len(GROUPS))]
@@ -53,6 +55,7 @@ def run_pytest(directory: Path, source: str, *command: str) -> subprocess.Comple
     )
 
 
+@AT_NIGHT
 def test_children_of_tests_can_be_interrupted_where_pytest_was_started_with_interrupts_ignored(
     tmp_path: Path,
 ):
@@ -102,10 +105,17 @@ KINDS_OF_CASES = """
 @pytest.mark.parametrize(
     ("options", "counts", "listed"),
     [
-        ("", "1 passed, 123 deselected", ["120 thorough", "2 hosts", "1 faults"]),
+        pytest.param(
+            "",
+            "1 passed, 123 deselected",
+            ["120 thorough", "2 hosts", "1 faults"],
+            marks=pytest.mark.nightly("planning"),
+        ),
         ("--group=hosts", "2 passed, 122 deselected", ["120 thorough", "1 faults", "1 daily"]),
-        ("--all", "124 passed", []),
-        ("-mthorough", "120 passed, 4 deselected", []),
+        pytest.param("--all", "124 passed", [], marks=AT_NIGHT),
+        pytest.param(
+            "-mthorough", "120 passed, 4 deselected", [], marks=pytest.mark.nightly("planning")
+        ),
         (
             "--lanes=2 --lanes-import=json",
             "1 passed, 123 deselected",
@@ -124,6 +134,7 @@ def test_cases_are_chosen_by_their_marks_and_the_others_listed(
     assert bool(left_out) == bool(listed)
 
 
+@AT_NIGHT
 def test_a_group_that_there_is_not_ends_the_run(tmp_path: Path):
     done = run_pytest(tmp_path, KINDS_OF_CASES.replace("hosts", "hots"))
     assert done.returncode != 0
@@ -183,6 +194,7 @@ def test_lanes_report_as_one_process_does_and_survive_a_crash(tmp_path: Path):
     assert files["test_it.py"]["processor_s"] > 0.5  # most of it the fork's
 
 
+@AT_NIGHT
 def test_an_interrupt_ends_lanes_with_what_has_passed_and_the_status_of_an_interrupt(
     tmp_path: Path,
 ):
@@ -204,6 +216,7 @@ def test_an_interrupt_ends_lanes_with_what_has_passed_and_the_status_of_an_inter
     assert "KeyboardInterrupt" in printed and "1 passed" in printed, printed
 
 
+@AT_NIGHT
 def test_recorded_times_are_of_the_files_that_ran_and_are_there(tmp_path: Path):
     (tmp_path / "tests").mkdir()
     kept = {"test_it.py": 2.0, "test_gone.py": 3.0}
@@ -248,6 +261,7 @@ def test_what_is_served_calls_no_operator_without_rules(tmp_path: Path):
     assert "1 operators without rules called by what is served" in done.stdout
 
 
+@AT_NIGHT
 def test_an_error_of_one_test_is_not_taken_for_one_of_the_next(tmp_path: Path):
     done = run_pytest(
         tmp_path,
@@ -273,6 +287,7 @@ def test_an_error_of_one_test_is_not_taken_for_one_of_the_next(tmp_path: Path):
     assert "2 passed" in done.stdout, done.stdout
 
 
+@AT_NIGHT
 def test_a_run_keeps_to_the_instruction_sets_of_an_older_processor(tmp_path: Path):
     done = run_pytest(
         tmp_path,

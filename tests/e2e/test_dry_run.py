@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,14 @@ def modelled(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report[key] for key in ("machine", "world_size", "memory", "steps")}
 
 
+@pytest.mark.parametrize(
+    "first", [dry_run, pytest.param(dry_run_of_its_own, marks=pytest.mark.nightly("planning"))]
+)
 def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
-    config_only: Path, tmp_path: Path
+    first: Callable[..., Ended], config_only: Path, tmp_path: Path
 ) -> None:
     reports, timelines = [], []
-    for run, start in (("first", dry_run_of_its_own), ("second", dry_run)):
+    for run, start in (("first", first), ("second", dry_run)):
         files = [f"--json={tmp_path / run}.json", f"--trace={tmp_path / run}.timeline"]
         files += ["--sensitivity"] if run == "second" else []  # which changes nothing else
         done = start(config_only, *RANKS, *files, f"--additional-config={json.dumps(PREFETCH)}")

@@ -46,7 +46,13 @@ def output_of(program: str, tmp_path: Path, **environment: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("asked", "active"), [("1", "['npu']"), ("true", "['npu']"), ("0", "[]"), ("", "[]")]
+    ("asked", "active"),
+    [
+        ("1", "['npu']"),
+        pytest.param("true", "['npu']", marks=pytest.mark.nightly("planning")),
+        ("0", "[]"),
+        pytest.param("", "[]", marks=pytest.mark.nightly("planning")),
+    ],
 )
 def test_it_is_active_where_v2_is_asked_for(asked: str, active: str, tmp_path: Path):
     assert output_of(ACTIVE, tmp_path, VLLM_USE_V2_MODEL_RUNNER=asked).split("\n")[-2] == active

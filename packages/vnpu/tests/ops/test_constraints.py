@@ -18,14 +18,15 @@ from vllm_davinci_testing.operators.legal_calls import LEGAL, RELATIVES
 from vllm_davinci_testing.processes.forked import run_together
 
 pytestmark = pytest.mark.refused_calls
+AT_NIGHT = pytest.mark.nightly("operators")  # thousands of calls
 
 MIB = 1 << 20
 
 
 @cache
-def answers(soc: str, cann: str) -> dict[str, Any]:
+def answers(soc: str, cann: str, *arguments: str) -> dict[str, Any]:
     variables = {"VNPU_SOC": soc, "VNPU_CANN": cann}
-    [ended] = run_together([Path(first_phase.__file__)], [variables])
+    [ended] = run_together([Path(first_phase.__file__)], [variables], arguments=arguments)
     assert ended.status == 0, ended.output[-4000:]
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
@@ -48,6 +49,13 @@ def test_a_call_outside_the_documents_is_refused(number: int, case: Case) -> Non
         assert f"aclnn{case.operator}: {case.argument} (argument " in said, said
         assert "Source: " in said and f"on {case.soc} with CANN {case.cann}" in said
     assert case.rule in said, said
+
+
+def at_edges(row: Constraint) -> dict[str, str]:
+    """What calls at a rule's edges got, by the value at the edge."""
+    edge = first_phase.AT_EDGES
+    said: dict[str, dict[str, str]] = answers(*place_of(row), edge)[edge]
+    return said.get(key_of(row), {})
 
 
 @cache
@@ -137,25 +145,28 @@ ELSEWHERE |= {
 }
 
 
+@AT_NIGHT
 @pytest.mark.parametrize("operator", LEGAL)
 def test_calls_at_the_edge_of_a_rule_pass(operator: str) -> None:
     """Calls are made from the rule: each dtype that it lists, the least and the most sizes."""
     refused = set()
     for row in rules_of(operator):
-        at_edges = answers(*place_of(row))[first_phase.AT_EDGES]
-        for value, said in at_edges.get(key_of(row), {}).items():
+        for value, said in at_edges(row).items():
             assert not names(row, said), f"the rule refuses what it allows: {value}: {said}"
             if not said.isdigit():
                 refused.add(f"{row.argument}: {value}")
     assert refused == ELSEWHERE.get(operator, set())
 
 
+@AT_NIGHT
 def test_most_rules_have_calls_at_their_edges() -> None:
     found = [
         said
         for row in constraints()
         if row.operator.removeprefix("aclnn") in LEGAL
-        for said in answers(*place_of(row))[first_phase.AT_EDGES].get(key_of(row), {}).values()
+        for said in answers(*place_of(row), first_phase.AT_EDGES)[first_phase.AT_EDGES]
+        .get(key_of(row), {})
+        .values()
     ]
     assert len(found) > 1800
     assert sum(each.isdigit() for each in found) > 0.9 * len(found)

@@ -19,7 +19,7 @@ ALL, DAILY = "all", "daily"
 # Groups of cases, and what they are of. Continuous integration runs one of them after the daily
 # cases, each on its days.
 GROUPS = {
-    "planning": "dry-runs, verify, perplexity, published commands, examples",
+    "planning": "dry-runs, verify, perplexity, published commands, examples, tools",
     "hosts": "several hosts, disaggregated serving, Ray",
     "faults": "engines, ranks and servers that are killed or fail",
     "refusals": "settings, chips and checkpoints that do not fit, each with an engine of its own",

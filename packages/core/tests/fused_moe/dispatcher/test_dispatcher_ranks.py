@@ -165,7 +165,13 @@ FUSED = {"fused_experts launch": 2}
 IN_BF16 = {"dtype": "bfloat16", "fused": True}
 
 
-@pytest.mark.parametrize(("tensor", "data", "steps"), [(2, 1, ONE_DP_RANK), (2, 2, TWO_DP_RANKS)])
+@pytest.mark.parametrize(
+    ("tensor", "data", "steps"),
+    [
+        pytest.param(2, 1, ONE_DP_RANK, marks=pytest.mark.thorough),
+        (2, 2, TWO_DP_RANKS),
+    ],
+)
 def test_fused_launches_leave_the_host_nothing_to_wait_for(
     tensor: int, data: int, steps: list[list[int]], launched: Launched
 ):
@@ -189,6 +195,7 @@ def test_decodes_of_dp_ranks_use_fused_launches_where_the_chip_has_them(launched
     assert steps == [sent_each_to_its_rank("ep"), FUSED, FUSED, FUSED]
 
 
+@pytest.mark.thorough
 def test_the_group_of_fused_launches_has_a_buffer_for_the_largest(launched: Launched):
     """Whatever other groups have: 1 MiB here, and a launch takes 26."""
     options = {"moe_communication": "fused"}
@@ -212,6 +219,7 @@ def test_a_group_of_fused_launches_that_does_not_fit_names_tokens_and_other_meth
         assert "HCCL_BUFFSIZE" not in said  # a smaller one would change nothing
 
 
+@pytest.mark.thorough
 def test_more_tokens_than_a_launch_takes_go_in_several(launched: Launched):
     sizes = [[600, 2]]
     options = {"moe_communication": "fused"}
