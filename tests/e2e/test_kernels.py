@@ -84,7 +84,6 @@ CASES = [
         "llama_head64_gqa4",
         DENSE,
         {**TENSOR2, "max_num_batched_tokens": 96},
-        always="dense_chunked_tensor2",
     ),
     case(
         "deepseek_r1_yarn_moe",
@@ -115,7 +114,7 @@ CASES = [
         {**BF16, **TENSOR2},
         "W8A8",
     ),
-    case("tiny_llama", DENSE | STATIC, BF16, "W8A8", always="static_int8"),
+    case("tiny_llama", DENSE | STATIC, BF16, "W8A8"),
     case("tiny_llama", DENSE | INTEGER, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
     case(
         "qwen3_moe_unnormalized_top3_of_16",

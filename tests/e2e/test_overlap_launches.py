@@ -48,6 +48,7 @@ def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often
     assert waits == waits[:1] * len(REDUCTIONS)
 
 
+@pytest.mark.nightly("layouts")
 def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
     zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
 ):

@@ -185,6 +185,7 @@ def test_an_impossible_option_is_a_bad_request(client: openai.OpenAI):
         client.completions.create(model=MODEL, prompt="x", max_tokens=1, temperature=-1)
 
 
+@pytest.mark.nightly("planning")
 def test_the_profile_endpoints_write_a_trace_with_rows_of_the_device(
     server: ServerProcess, client: openai.OpenAI, traces: Path
 ):

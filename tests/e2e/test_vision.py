@@ -184,6 +184,7 @@ assert functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
 """
 
 
+@pytest.mark.nightly("planning")
 def test_torchvision_of_the_package_index_is_imported_by_whoever_comes_first():
     """Built for CUDA, beside a torch without; by transformers, before vLLM is there."""
     subprocess.run([sys.executable, "-c", TORCHVISION_FIRST], check=True, timeout=240)
@@ -205,7 +206,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ubatches_deepstack": ("qwen3_vl", {**TWO_RANKS, **UBATCHES, **RACES}),
 }
 # Those that the ubatches' have too.
-ALONE = ("chunked_prefill", "tensor_parallel", "races", "encoder_on_every_rank")
+ALONE = (
+    "chunked_prefill",
+    "tensor_parallel",
+    "races",
+    "encoder_on_every_rank",
+    "ubatches_deepstack",
+)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +267,7 @@ def test_an_int8_text_model_answers_as_its_integers_do(int8: Path, start: Callab
     assert (gaps > 0).float().mean() < 0.1
 
 
+@pytest.mark.nightly("layouts")
 def test_an_int8_text_model_answers_the_same_in_ubatches_and_from_graphs(
     int8: Path, start: Callable[..., EngineProcess]
 ):

@@ -51,6 +51,7 @@ def test_vllm_runs_on_this_platform():
     assert current_platform.device_type == "npu"
 
 
+@pytest.mark.nightly("planning")
 def test_importing_the_platform_starts_no_device():
     program = (
         "import torch, torch_npu, vllm_davinci.core.platform;assert not torch.npu.is_initialized()"

@@ -58,7 +58,7 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("queue", ["1", "2"])
+@pytest.mark.parametrize("queue", ["1", pytest.param("2", marks=pytest.mark.thorough)])
 def test_stages_keep_their_place_in_torch_npus_queue(queue: str) -> None:
     """Without a queue: test_stages_run_on_the_current_stream_in_order."""
     done = subprocess.run(

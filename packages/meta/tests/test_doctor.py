@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from vllm_davinci.meta.machine import machine_checks
@@ -40,6 +41,7 @@ def test_on_the_virtual_npu_it_exits_zero_and_says_whose_libraries_are_used(run_
     assert found["virtual NPU"]["seen"].endswith(", active")
 
 
+@pytest.mark.nightly("planning")
 def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(
     run_on_vnpu, tmp_path: Path
 ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 
+import pytest
+
 from vllm_davinci_testing.processes.forked import run_alone
 
 PRINT_PLATFORM = (
@@ -54,6 +56,7 @@ def test_vllm_chooses_the_npu_platform(run_on_vnpu):
     assert "type npu" in done.stdout, done.stderr
 
 
+@pytest.mark.nightly("planning")
 def test_another_vllm_ends_the_process_with_both_versions(run_on_vnpu, pretend_version):
     done = run_on_vnpu(
         "-c",

@@ -58,6 +58,7 @@ def test_a_client_needs_no_device(command: list[str], run_without_device, vllm: 
     assert "imported" not in done.stderr
 
 
+@pytest.mark.nightly("planning")
 def test_transformers_can_be_imported_without_a_device(run_without_device):
     program = "from transformers import AutoModelForCausalLM; print(AutoModelForCausalLM.__name__)"
     done = run_without_device("-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")

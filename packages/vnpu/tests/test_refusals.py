@@ -63,6 +63,7 @@ def test_a_question_what_an_operator_takes_is_no_refused_call(tmp_path: Path):
     assert (len(found.refused), len(found.asked)) == (0, 1)
 
 
+@pytest.mark.nightly("operators")
 def test_the_command_shows_them_and_fails_where_a_call_was_refused(tmp_path: Path):
     kept = tmp_path / "kept"
     vnpu = [sys.executable, "-m", "vllm_davinci.vnpu"]

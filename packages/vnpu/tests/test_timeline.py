@@ -81,6 +81,7 @@ def test_arrows_go_from_each_record_to_its_wait(traced: pathlib.Path) -> None:
     assert begins
 
 
+@pytest.mark.nightly("operators")
 def test_files_of_several_processes_become_one_that_begins_at_zero(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "all.json"
     code = (

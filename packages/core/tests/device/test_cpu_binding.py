@@ -25,6 +25,7 @@ def test_every_worker_gets_as_many_neighbours(
     assert [share_of_cores(cores, rank, count) for rank in range(count)] == expected
 
 
+@pytest.mark.nightly("planning")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is no choice")
 def test_all_threads_of_a_process_are_bound():
     program = (

@@ -62,6 +62,7 @@ def test_rests_of_split_blocks_are_not_there_for_the_cache(
     assert bytes_in_pieces(statistics) == pieces
 
 
+@pytest.mark.nightly("planning")
 def test_segments_are_expandable_unless_the_user_says_otherwise():
     """In a process of its own: the setting is that of a whole process."""
     told = output_of(

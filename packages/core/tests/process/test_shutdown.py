@@ -135,6 +135,7 @@ def ended() -> dict[str, tuple[int, str]]:
     return found
 
 
+@pytest.mark.nightly("faults")
 @pytest.mark.parametrize("name", STATUSES)
 def test_a_server_fails_when_its_engine_died_and_nobody_else_does(
     name: str, ended: dict[str, tuple[int, str]]
@@ -143,6 +144,7 @@ def test_a_server_fails_when_its_engine_died_and_nobody_else_does(
     assert status == STATUSES[name][1], printed
 
 
+@pytest.mark.nightly("faults")
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_end_of_an_engine_that_was_told_to_end_is_no_error(
     name: str, ended: dict[str, tuple[int, str]]

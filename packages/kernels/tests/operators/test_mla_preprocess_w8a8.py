@@ -12,6 +12,7 @@ from vllm_davinci_testing.processes import programs
 from vllm_davinci_testing.processes.forked import output_of
 
 ops = torch.ops.vllm_davinci
+THOROUGH = pytest.mark.thorough
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 KINDS = pytest.mark.parametrize("is_dynamic", [True, False], ids=["dynamic", "static"])
 RANKS = pytest.mark.parametrize("q_lora_rank", [None, 48])
@@ -82,7 +83,7 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("schedule", ["threads", "fuzz:1"])
+@pytest.mark.parametrize("schedule", ["threads", pytest.param("fuzz:1", marks=THOROUGH)])
 def test_weights_may_lie_in_the_matrix_units_own_order(schedule: str) -> None:
     """On a chip for which torch_npu converts them through aclnn."""
     chip = VirtualDeviceConfig(soc="Ascend950PR_9599", races="raise", schedule=schedule)

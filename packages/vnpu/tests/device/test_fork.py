@@ -1,5 +1,7 @@
 """Processes forked before a device is opened compute as new ones do."""
 
+import pytest
+
 from vllm_davinci_testing.processes.forked import run_to_exit
 from vllm_davinci_testing.processes.programs import run_program
 
@@ -44,6 +46,7 @@ def test_no_child_is_to_be_forked_where_it_would_lose_a_report(tmp_path) -> None
     assert run_to_exit(program).stdout.split()[0] == "True"
 
 
+@pytest.mark.nightly("operators")
 def test_a_child_forked_after_the_devices_are_open_is_told_so_at_once() -> None:
     """Other threads hold locks at a fork now and then: many forks, while one launches."""
     result = run_program(

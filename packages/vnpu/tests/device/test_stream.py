@@ -136,7 +136,10 @@ def test_events_measure_time_and_complete(policy: str) -> None:
     assert lines == ["True", "True True"]
 
 
-@pytest.mark.parametrize("policy", ["eager", "threads", "fuzz:3"])
+@pytest.mark.parametrize(
+    "policy",
+    ["eager", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("threads", "fuzz:3"))],
+)
 def test_the_launch_queue_of_torch_npu_changes_no_result(policy: str) -> None:
     """Without the queue: test_events_order_two_streams."""
     config = VirtualDeviceConfig(schedule=policy)
