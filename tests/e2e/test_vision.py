@@ -205,7 +205,6 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ubatches_m_rope": ("qwen2_5_vl", {**TWO_RANKS, **UBATCHES, **CHUNKS, **RACES}),
     "ubatches_deepstack": ("qwen3_vl", {**TWO_RANKS, **UBATCHES, **RACES}),
 }
-# Those that the ubatches' have too.
 ALONE = (
     "chunked_prefill",
     "tensor_parallel",
@@ -217,7 +216,7 @@ ALONE = (
 
 @pytest.mark.parametrize(
     "setting",
-    [pytest.param(name, marks=pytest.mark.thorough if name in ALONE else ()) for name in SETTINGS],
+    [pytest.param(name, marks=() if name in DAILY else pytest.mark.thorough) for name in SETTINGS],
 )
 def test_tokens_are_the_same_under(
     setting: str,
