@@ -205,13 +205,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ubatches_m_rope": ("qwen2_5_vl", {**TWO_RANKS, **UBATCHES, **CHUNKS, **RACES}),
     "ubatches_deepstack": ("qwen3_vl", {**TWO_RANKS, **UBATCHES, **RACES}),
 }
-ALONE = (
-    "chunked_prefill",
-    "tensor_parallel",
-    "races",
-    "encoder_on_every_rank",
-    "ubatches_deepstack",
-)
+DAILY = ("graph_mode", "ubatches_m_rope")
 
 
 @pytest.mark.parametrize(
