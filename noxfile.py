@@ -107,6 +107,7 @@ def lint(session: nox.Session) -> None:
     fix = "fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+    session.run("python", "ci/line_budget.py")  # for who reads the change
     sources = [
         str(path)
         for package in (ROOT / "packages").iterdir()
