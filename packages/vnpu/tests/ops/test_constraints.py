@@ -52,7 +52,7 @@ def test_a_call_outside_the_documents_is_refused(number: int, case: Case) -> Non
 
 
 def at_edges(row: Constraint) -> dict[str, str]:
-    """What calls at a rule's edges got, by the value at the edge."""
+    """The answers to calls at a rule's edges, by the value at the edge."""
     edge = first_phase.AT_EDGES
     said: dict[str, dict[str, str]] = answers(*place_of(row), edge)[edge]
     return said.get(key_of(row), {})
