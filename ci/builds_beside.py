@@ -1,4 +1,4 @@
-"""Commands that run while other steps download and install: C++ builds, first imports."""
+"""Runs C++ builds and first imports while other steps download and install."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMPORT_LIMIT_S = 600.0
 
 
 class Builds:
-    """Wheels of compiled packages, which are built one after another: one keeps every core busy."""
+    """Builds wheels of compiled packages in turn, as one build keeps every core busy."""
 
     def __init__(self, packages: list[Path], python: Path, log_directory: Path) -> None:
         self.wheels: dict[str, Future[Path]] = {}
@@ -24,13 +24,13 @@ class Builds:
         self._steps = {each: StepsBeside(f"build-{each.name}", log_directory) for each in packages}
 
     def begin_without_torch(self) -> None:
-        """Compile what does not need torch's headers."""
+        """Compiles what does not need torch's headers."""
         for package in self._packages:
             steps = self._steps[package]
             self._pool.submit(wheel_cache.compile_without_torch, package, self._python, steps)
 
     def begin(self) -> None:
-        """Build the wheels: torch is installed."""
+        """Builds the wheels; call it when torch is installed."""
         for package in self._packages:
             steps = self._steps[package]
             self.wheels[package.name] = self._pool.submit(
@@ -48,7 +48,7 @@ class Builds:
 
 @contextmanager
 def builds_beside(packages: Iterable[Path], python: Path, log_directory: Path) -> Iterator[Builds]:
-    """Builds beside the caller's steps; an error of the caller's ends them."""
+    """Builds beside the caller's steps; the caller's error stops the builds."""
     builds = Builds(list(packages), python, log_directory)
     try:
         yield builds
@@ -63,7 +63,7 @@ def builds_beside(packages: Iterable[Path], python: Path, log_directory: Path) -
 def run_beside(
     command: list[str | Path], environment: dict[str, str], log_directory: Path, is_wanted: bool
 ) -> Iterator[None]:
-    """Runs a command beside the caller's steps; whether it succeeds matters to nobody."""
+    """Runs a command beside the caller's steps and ignores its failure."""
     steps = StepsBeside("imports", log_directory)
 
     def run(steps: Steps) -> None:

@@ -1,4 +1,4 @@
-"""Writes core's rows of chips of the virtual NPU's files, which state each figure once."""
+"""Writes core's rows of chips from the virtual NPU's chip files, which state each figure once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPERTS = (
 
 
 def chip_rows(chip_files: Any) -> str:
-    """The rows by the prefix of chips' names. chip_files: vllm_davinci.vnpu.timing.chip_files"""
+    """The rows by prefix of the chip's name. chip_files: vllm_davinci.vnpu.timing.chip_files"""
     rows = {}
     for path in sorted(chip_files.FOLDER.glob("*.toml")):
         chip = chip_files.read_chip(path)

@@ -1,4 +1,4 @@
-"""The page of operators' constraints: each row, and the calls that tests make of it."""
+"""Writes the page of operators' constraints: each row, and its test calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_davinci_testing.operators.legal_calls import A310P, LEGAL
 
 
 def operator_constraints_page(constraints: list[Any], launched: set[str]) -> str:
-    """The constraints of vnpu's operators; operators with the same rows share a section.
+    """The page; operators with the same rows share a section.
 
     launched: operators that vllm-davinci-kernels launches
     """

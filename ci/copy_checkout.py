@@ -1,7 +1,7 @@
-"""Copies the files of this checkout, also those that git does not track yet, to another folder.
+"""Copies this checkout's files, untracked ones included, to another folder.
 
-`copy_checkout.py FOLDER`, run by `nox -s other_machine`. The environments under `.nox` are not
-copied but linked to, so that their programs have paths below the folder.
+`copy_checkout.py FOLDER`, run by `nox -s other_machine`. The environments under `.nox` are linked,
+not copied, so that their programs have paths below the folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def copy(target: Path) -> None:
     ).stdout  # fmt: skip
     for name in filter(None, listed.decode().split("\0")):
         source = ROOT / name
-        if source.is_file():  # one that is deleted is still listed
+        if source.is_file():  # git lists deleted files too
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target / name)
     (target / ".nox").mkdir()

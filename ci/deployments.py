@@ -1,6 +1,6 @@
-"""Dry-runs published deployments and writes what came of them: results/deployments/page.md.
+"""Dry-runs published deployments and writes results/deployments/page.md.
 
-Run by `nox -s deployments`; `-- NAME...` names rows of `vllm-davinci deployments`, all without.
+Run by `nox -s deployments`; `-- NAME...` selects rows of `vllm-davinci deployments` (default: all).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Lets points of small engines fail, and tables what became of them.
+"""Injects faults into small engines and tabulates the outcomes.
 
-Run by `nox -s faults`; the arguments are those of `vllm_davinci_testing.engines.fault_points`.
+Run by `nox -s faults`; arguments are as for `vllm_davinci_testing.engines.fault_points`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page "What works with what", of the rows of core's features and architectures."""
+"""Writes the page "What works with what" from core's rows of features and architectures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ of which one excludes the other ends with their flags. V1 and V2 are vLLM's mode
 def features_page(
     features: Collection[Any], architectures: Mapping[str, Any], always: object
 ) -> str:
-    """Features and models, each by its row. always: `is_asked` of what is no feature"""
+    """The page. always: the `is_asked` of rows that are no features"""
     text = "# What works with what\n\n" + GENERATED.format(
         source="packages/core/src/vllm_davinci/core/features and config/architectures.py"
     )

@@ -1,6 +1,6 @@
-"""Writes docs/reference and the typed calls of operators; `--check` fails when one is stale.
+"""Writes docs/reference and the operators' typed calls; `--check` fails if one is stale.
 
-Run by `nox -s docs`, over the virtual NPU because core's configuration imports vLLM.
+Run by `nox -s docs`, on the virtual NPU because core's configuration imports vLLM.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from reference_cells import GENERATED, cell
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-# Long pages that any checkout can write: git has none of them.
+# Long pages that any checkout can write; they are not in git.
 NOT_IN_GIT = ("conformance.md", "operator_constraints.md", "virtual_operators.md")
 CONFIG = "vllm_davinci.core.config"
 
 
 def environment_variables_page(core: Any) -> str:
-    """Each package's `environment_variables.py`.
+    """The page of each package's `environment_variables.py`.
 
-    Variables of our own are assignments with the docstring below them; core has none, and says
-    what becomes of those of other Ascend plugins, and of HCCL's.
+    Our variables are assignments with a docstring below. core has none; its rows describe variables
+    of other Ascend plugins and of HCCL.
     """
     text = "# Environment variables\n\n" + GENERATED.format(
         source="packages/*/src/vllm_davinci/**/environment_variables.py"
@@ -72,7 +72,7 @@ def _names_of_core(core: Any) -> Iterator[tuple[str, str]]:
 
 
 def configuration_page(table: Any, other_keys: tuple[Any, ...]) -> str:
-    """The table of options, one section per section of them, and other plugins' keys."""
+    """The page of options by section, and of other plugins' keys."""
     text = "# Configuration\n\n" + GENERATED.format(
         source="packages/core/src/vllm_davinci/core/config/options.py and other_keys.py"
     )
@@ -94,11 +94,10 @@ def configuration_page(table: Any, other_keys: tuple[Any, ...]) -> str:
             text += f"| `{name}` | {_option(table, row)}{_needs(row)} |\n"
         text += "\n" if inside else ""
     text += (
-        "## Keys of other plugins and releases\n\nNone is passed over in silence: a key without "
-        "effect is told of in the log, and a refused one ends the start unless its value is the "
-        "default. `vllm-davinci config` shows those in use.\n\n"
-        "| key | type | default | meaning | what becomes of it |\n"
-        "| --- | --- | --- | --- | --- |\n"
+        "## Keys of other plugins and releases\n\nNone is ignored silently: a key without "
+        "effect is logged, and a refused one ends the start unless its value is the default. "
+        "`vllm-davinci config` shows those in use.\n\n| key | type | default | meaning | what "
+        "becomes of it |\n| --- | --- | --- | --- | --- |\n"
     )
     for row in sorted(other_keys, key=lambda row: row.key):
         fate = row.fate.told()
@@ -113,13 +112,13 @@ def _option(table: Any, row: Any) -> str:
 
 
 def _needs(row: Any) -> str:
-    """Sentence about the options that a value other than the default needs."""
+    """A sentence on the options that a value other than the default needs."""
     needed = [f"`{need.key}` = `{json.dumps(need.value)}`" for need in row.needs]
     return f" Needs {' and '.join(needed)}." if needed else ""
 
 
 def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], reference: Any) -> str:
-    """Each operator of vllm-davinci-kernels: arguments, and what it launches."""
+    """The page of vllm-davinci-kernels' operators: arguments and launches."""
     text = "# Compiled operators\n\n" + GENERATED.format(
         source="packages/kernels/csrc/op_table.inc and packages/operators"
     )
@@ -142,7 +141,7 @@ def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], refer
 
 
 def virtual_operators_page(rows: list[Any], constraints: list[Any]) -> str:
-    """The operators that vnpu has: tier, arguments, and how many rules hold their calls."""
+    """The page of vnpu's operators: tier, arguments, number of rules."""
     rules = Counter(row.operator for row in constraints)
     text = "# Operators of the virtual NPU\n\n" + GENERATED.format(
         source="the rows of packages/vnpu/csrc/ops"
@@ -162,7 +161,7 @@ def virtual_operators_page(rows: list[Any], constraints: list[Any]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated file and what it should hold."""
+    """Every generated file with its content."""
     variables = environment_variables_page(import_module(f"{CONFIG}.environment_variables"))
     found = {REFERENCE / "environment_variables.md": variables}
     table = import_module(f"{CONFIG}.table")
@@ -202,7 +201,9 @@ def pages() -> dict[Path, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, fail when stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a page is stale"
+    )
     check = parser.parse_args().check
     stale = []
     for path, text in pages().items():

@@ -1,8 +1,7 @@
 """Installs packages into an environment with uv, which downloads in parallel, or with pip.
 
-uv is taken from the machine or installed into the environment; where neither works, or where uv
-fails, pip does the same. Both look where pip is configured to look: its index, further indexes and
-folders of files.
+uv is the machine's or is installed into the environment; without it, or if it fails, pip is used.
+Both use pip's configured index, further indexes and folders of files.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from pathlib import Path
 from progress import StepFailedError, Steps
 
 UV_LIMIT_S = 300.0
-# Options that both have under one name, by uv's other name for it.
+# pip's options that uv names differently, by uv's name.
 _UV_NAMES = {"--force-reinstall": "--reinstall"}
 
 
 class Installer:
     """Runs `install` commands in the environment of `python`.
 
-    python: the environment's interpreter; pip is installed there
+    python: the environment's interpreter, with pip
     """
 
     def __init__(self, python: Path, steps: Steps) -> None:
@@ -33,7 +32,7 @@ class Installer:
         self._uv: Path | None = None
 
     def find_uv(self) -> None:
-        """Looks for uv, and installs it into the environment where the machine has none."""
+        """Finds uv, or installs it into the environment."""
         beside = self._python.parent / "uv"
         if not beside.exists() and shutil.which("uv") is None:
             try:
@@ -41,26 +40,26 @@ class Installer:
                     [*self._pip(), "install", "--only-binary", "uv", "uv>=0.9"], limit_s=UV_LIMIT_S
                 )
             except StepFailedError:
-                self._steps.note("uv is not to be had here: pip installs, which takes longer")
+                self._steps.note("uv is not available here: pip is used, which takes longer")
         found = beside if beside.exists() else shutil.which("uv")
         self._uv = Path(found) if found else None
 
     def install(self, *arguments: str | Path, limit_s: float | None = None) -> None:
-        """`install` with these requirements and options of pip's; raises StepFailedError."""
+        """Installs with pip's requirements and options; raises StepFailedError."""
         if self._uv is not None:
             try:
                 self._run_uv(arguments, limit_s)
             except StepFailedError:
-                self._steps.note(f"uv failed ({self._steps.log_path}): pip tries the same")
+                self._steps.note(f"uv failed ({self._steps.log_path}): trying pip")
             else:
                 return
         self._steps.run([*self._pip(), "install", *arguments], limit_s=limit_s)
 
     def install_torch(self, *requirements: str) -> None:
-        """Installs torch, and what is compiled against it.
+        """Installs torch and packages compiled against it.
 
-        The index's torch is for CUDA and brings gigabytes of libraries: where pip is not told of
-        another place, uv takes PyTorch's own build for the CPU.
+        The index's torch is for CUDA, with gigabytes of libraries: unless pip is configured for
+        another source, uv takes PyTorch's build for the CPU.
         """
         for_cpu = ["--torch-backend=cpu"] if self._uv is not None and not self._sources else []
         if for_cpu:
@@ -68,7 +67,7 @@ class Installer:
                 self._run_uv([*for_cpu, *requirements])
             except StepFailedError:
                 self._steps.note(
-                    "PyTorch's builds for the CPU are not to be had: the index's torch"
+                    "PyTorch's builds for the CPU are not available: installing the index's torch"
                 )
             else:
                 return
@@ -85,7 +84,7 @@ class Installer:
 
 
 def _configured_sources(python: Path) -> list[str]:
-    """uv's options for the places where pip looks for packages."""
+    """uv's options for pip's configured package sources."""
     try:
         listed = subprocess.run(
             [python, "-m", "pip", "config", "list"],
@@ -101,7 +100,7 @@ def _configured_sources(python: Path) -> list[str]:
 
 
 def _words(value: str) -> list[str]:
-    """The words of a value, as `pip config list` prints it: `'/wheels'`."""
+    """The words of a value printed by `pip config list`: `'/wheels'`."""
     try:
         return str(ast.literal_eval(value)).split()
     except (SyntaxError, ValueError):
@@ -114,14 +113,14 @@ def sources_of(settings: dict[str, list[str]]) -> list[str]:
     return [
         *(f"--default-index={url}" for url in settings.get("index-url", [])),
         *(f"--index={url}" for url in extra),
-        # As pip: the best version of all indexes, whichever has it.
+        # Like pip: the best version from all indexes.
         *(["--index-strategy=unsafe-best-match"] if extra else []),
         *(f"--find-links={place}" for place in settings.get("find-links", [])),
     ]
 
 
 def locked_requirements(lock: Path, python: str, processor: str) -> Path | None:
-    """The lock file, if it is of this Python (3.11) and processor (x86_64); else None."""
+    """The lock file, if it is for this Python (3.11) and processor (x86_64); else None."""
     try:
         first = lock.read_text(encoding="utf-8").partition("\n")[0]
     except FileNotFoundError:
@@ -130,6 +129,6 @@ def locked_requirements(lock: Path, python: str, processor: str) -> Path | None:
 
 
 def options_without_build(packages: Sequence[Path]) -> list[str | Path]:
-    """Options that install these packages of the checkout editable, and nothing that they need."""
+    """Options that install these packages editable, without their requirements."""
     editable = [part for package in packages for part in ("-e", package)]
     return ["--no-build-isolation", "--no-deps", *editable]

@@ -1,8 +1,8 @@
-"""Runs each package's tests in an environment with that package and what it declares.
+"""Runs each package's tests in an environment with the package and its declared requirements.
 
 Run by `nox -s isolated`. A package's own requirements come from its metadata, its tests' from the
-dependency group `test` of its pyproject.toml; nothing else is installed, and the package comes
-from its wheel, so a missing declaration or a file left out of the wheel shows here.
+dependency group `test` of its pyproject.toml; nothing else is installed, and the package comes from
+its wheel, so that a missing declaration or a file missing in the wheel is found.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from versions import ROOT, TORCH_VERSION, read_toml
 
 SCRATCH = ROOT / ".nox" / "isolated"
 TESTS_LIMIT_S = 3600.0
-# What the root's pytest configuration itself needs, and what tests share.
+# Requirements of the root's pytest configuration, and of all tests.
 TEST_RUNNER = ("pytest>=9,<10", "pytest-timeout>=2.4", "vllm-davinci-testing")
 
 
 def build_own_wheels(directory: Path, steps: Steps) -> None:
-    """A wheel of every project of this checkout, in `directory`."""
+    """Builds a wheel of every project of this checkout in `directory`."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     python = Path(sys.executable)
@@ -49,9 +49,9 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
 
 
 def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
-    """Lines of pip's constraints: every package of ours comes from this checkout's wheel.
+    """Constraints for pip: our packages come from this checkout's wheels.
 
-    Without the other two, pip would take vLLM's wheel for CUDA, and the newest torch.
+    Without the other two lines pip would take vLLM's wheel for CUDA, and the newest torch.
     """
     ours = [
         f"{wheel.name.split('-')[0].replace('_', '-')} @ {wheel.as_uri()}"
@@ -61,7 +61,7 @@ def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
 
 
 def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
-    """Name of a package's distribution, and what it declares for its tests."""
+    """Name of a package's distribution, and its tests' requirements."""
     content = read_toml(package / "pyproject.toml")
     project = content["project"]
     return project["name"], [
@@ -71,7 +71,7 @@ def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
 
 
 def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
-    """Install one package with what it declares and run its tests; whether they passed."""
+    """Installs a package with its requirements and runs its tests. Returns True if they passed."""
     directory = SCRATCH / package.name
     shutil.rmtree(directory, ignore_errors=True)
     steps.start(f"packages/{package.name}: install")
@@ -110,7 +110,7 @@ def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
 
 
 def run_outside_checkout(command: list[str | Path], directory: Path, limit_s: float) -> bool:
-    """Whether a command succeeds in `directory`, from where nothing of the checkout is imported.
+    """True if a command succeeds in `directory`, which hides the checkout from imports.
 
     Raises StepFailedError past the limit.
     """

@@ -1,14 +1,14 @@
-"""Runs everything that takes too long for every change, and says at the end how each part went.
+"""Runs everything that takes too long for every change, and prints each part's result.
 
-Run by `nox -s nightly`; `-- NAMES` narrows it to the parts whose names begin so (`tests`, `bench
-kernels`). A part that fails does not keep the others from running. `--checkouts DIR` names a folder
-with checkouts of other people's tests, each under its suite's name; their suites run too, and fail
-where a test does not pass that passed when results.json was recorded.
+Run by `nox -s nightly`; `-- NAMES` selects parts by prefix (`tests`, `bench kernels`). The other
+parts run even if one fails. `--checkouts DIR` names a folder with checkouts of upstream tests, each
+under its suite's name; these suites run too, and fail if a test fails that passed in the recorded
+results.json.
 
-The exit status is 1 when a part failed, or missed a goal whose figure is counted or modelled, and
-so the same on every machine. known_misses.toml lists goals that are missed for a reason: these fail
-only when their figure is not what it says. Missed goals of measured figures are shown; the machine
-may be the reason.
+The exit status is 1 if a part failed, or missed a goal whose figure is counted or modelled, hence
+equal on every machine. known_misses.toml lists goals missed for a known reason: these fail only if
+their figure changes. Missed goals of measured figures are printed only, as the machine may be the
+cause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from versions import ROOT, read_toml
 RESULTS = ROOT / "results" / "nightly"
 LONG_LIMIT_S = 3 * 3600.0
 BENCHMARK_LIMIT_S = 3600.0
-# Sessions of the noxfile with their arguments. Those that this checkout's noxfile lacks are left
+# Sessions of the noxfile with their arguments. Those missing in this checkout's noxfile are left
 # out.
 SESSIONS = (
     ("tests", "--all"),
@@ -47,8 +47,8 @@ SESSIONS = (
     ("zoo",),
     ("clients",),
 )
-# What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused
-# (float32 is exact only on `reference`), and engines on the strict chip.
+# Daily tests of a 910B, run on a 910C: calls of operators, none of which may be refused (float32 is
+# exact only on `reference`), and engines on the strict chip.
 ON_910C = (
     (
         {"VNPU_SOC": "reference:Ascend910_9391"},
@@ -57,7 +57,7 @@ ON_910C = (
     ({"VNPU_SOC": "Ascend910_9391"}, ("demo",)),
 )
 KNOWN_MISSES = ROOT / "ci" / "known_misses.toml"
-# pytest's, GoogleTest's and CTest's last words.
+# Summary lines of pytest, GoogleTest and CTest.
 CLOSING_LINE = re.compile(
     r"=+ (\d+ .* in [\d.]+s.*?) =+$|^(\[  PASSED  \] \d+ tests)|^(\d+% tests passed.*)$",
     re.MULTILINE,
@@ -67,9 +67,9 @@ CLOSING_LINE = re.compile(
 @dataclass(frozen=True)
 class Part:
     """
-    arguments:   of `nox -s`, first the session
-    result:      the file that a benchmark writes
-    environment: variables beside those of this process
+    arguments:   arguments of `nox -s`, the session first
+    result:      result file of a benchmark
+    environment: additional environment variables
     """
 
     name: str
@@ -102,7 +102,7 @@ def printed_by(*command: str) -> str:
 
 
 def session_parts(known: Container[str]) -> list[Part]:
-    """The sessions, also on another chip. known: the names of those that there are"""
+    """Parts of the sessions, some on another chip too. known: names of existing sessions"""
     parts = [Part(" ".join(arguments), arguments, LONG_LIMIT_S) for arguments in SESSIONS]
     parts += [
         Part(f"910C {arguments[0]}", arguments, LONG_LIMIT_S, environment=environment)
@@ -112,7 +112,7 @@ def session_parts(known: Container[str]) -> list[Part]:
 
 
 def checkout_parts(checkouts: Path) -> list[Part]:
-    """Suites of other people's tests whose checkouts lie in a folder, under the suite's name."""
+    """Parts of upstream test suites with a checkout in the folder, under the suite's name."""
     parts = []
     for reasons in sorted((ROOT / "conformance").glob("*/reasons.toml")):
         suite = reasons.parent.name
@@ -125,11 +125,11 @@ def checkout_parts(checkouts: Path) -> list[Part]:
 
 
 def all_parts(checkouts: Path | None) -> list[Part]:
-    """The sessions that there are, then the suites with checkouts, then every benchmark."""
+    """All parts: sessions, suites with checkouts, benchmarks."""
     listed = json.loads(printed_by(sys.executable, "-m", "nox", "--list", "--json"))
     parts = session_parts({session["name"] for session in listed})
     parts += checkout_parts(checkouts) if checkouts is not None else []
-    # The first run of a session in a fresh checkout builds the environment.
+    # A session's first run in a fresh checkout builds the environment.
     benchmarks = re.findall(r"^(\w+/\w+)\s", printed_by(*nox("bench", "--list")), re.MULTILINE)
     for name in benchmarks:
         result = RESULTS / f"{name.replace('/', '-')}.json"
@@ -159,10 +159,10 @@ def run(part: Part, steps: Steps) -> Outcome:
 
 
 def goals_of(result: dict[str, Any], known: Mapping[str, float]) -> tuple[bool, str]:
-    """Whether a benchmark reached all goals that do not depend on the machine; all goals, in words.
+    """True if a benchmark met all machine-independent goals; and a text on all its goals.
 
-    result: as `benchmarks/run.py --json` writes it
-    known:  the value of each row whose goal is known to be missed
+    result: result file of `benchmarks/run.py --json`
+    known:  value of each row whose goal is known to be missed
     """
     with_goal = [row for row in result["rows"] if row["is_met"] is not None]
     missed = [row for row in with_goal if not row["is_met"]]
@@ -185,21 +185,21 @@ def goals_of(result: dict[str, Any], known: Mapping[str, float]) -> tuple[bool, 
         text += f"\n{'known' if is_known else 'MISSED'}: {row['name']} {value:.3g} {unit}, "
         text += f"goal {goal} ({row['kind']})"
         if was is not None and not is_known:
-            text += f"; {KNOWN_MISSES.name} has {was:g}: find out why, then correct it"
+            text += f"; {KNOWN_MISSES.name} has {was:g}: find the cause, then correct it"
     if kept := set(known) - {row["name"] for row in missed}:
         is_good = False
-        text += f"\nno longer missed, take out of {KNOWN_MISSES.name}: {', '.join(sorted(kept))}"
+        text += f"\nno longer missed, remove from {KNOWN_MISSES.name}: {', '.join(sorted(kept))}"
     return is_good, text
 
 
 def known_misses(benchmark: str) -> dict[str, float]:
-    """Rows of a benchmark whose goals are known to be missed, and their values."""
+    """A benchmark's rows whose goals are known to be missed, with their values."""
     misses = read_toml(KNOWN_MISSES)["miss"]
     return {miss["row"]: miss["value"] for miss in misses if miss["benchmark"] == benchmark}
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """A table: part, time, result; a result's further lines below its first."""
+    """A table of part, time and result; a result may have several lines."""
     width = max(len(outcome.part.name) for outcome in outcomes)
     lines = [f"{'part':{width}}  {'time':>7}  result"]
     for outcome in outcomes:
@@ -207,13 +207,13 @@ def summary(outcomes: list[Outcome]) -> str:
         lines.append(f"{outcome.part.name:{width}}  {outcome.seconds:5.0f} s  {first}")
         lines += [f"{'':{width}}  {'':7}  {line}" for line in more]
     bad = [outcome.part.name for outcome in outcomes if not outcome.is_good]
-    lines.append(f"not as they should be: {', '.join(bad)}" if bad else "all as they should be")
+    lines.append(f"failed: {', '.join(bad)}" if bad else "all parts passed")
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="how names of parts begin; default: all parts")
+    parser.add_argument("names", nargs="*", help="prefixes of part names (default: all parts)")
     parser.add_argument(
         "--checkouts", type=Path, help="a folder with checkouts, each under its suite's name"
     )

@@ -1,9 +1,9 @@
-"""Makes the environment that the nox sessions share, or brings an existing one up to date.
+"""Creates or updates the environment that the nox sessions share.
 
-Run by `noxfile.py`; on its own: `python ci/prepare_environment.py --directory DIR`.
-Real torch, torch_npu and vLLM come from the package index, compiled packages from the wheel
-cache, pure Python packages editable from this checkout. C++ is compiled while wheels are downloaded
-and installed. A second run that finds nothing changed installs nothing.
+Run by `noxfile.py`; on its own: `python ci/prepare_environment.py --directory DIR`. Real torch,
+torch_npu and vLLM come from the package index, compiled packages from the wheel cache, pure Python
+packages editable from this checkout. C++ is compiled while wheels are downloaded and installed. A
+second run without changes installs nothing.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from installer import (
 from progress import StepFailedError, Steps
 from versions import ROOT, read_toml
 
-# Of a new environment without any cache: what it computes, on a core without AVX-512.
+# Core-seconds of a new environment without caches, on a processor without AVX-512.
 NEW_ENVIRONMENT_CORE_S = 600
-# In the environment's directory: what was installed, and that the directory is ours to replace.
+# File in the environment's directory: lists what was installed, and marks the directory as
+# replaceable.
 STAMP = "installed.json"
-# In order of dependence: what a package needs stands before it.
+# In order of dependence: a package's requirements come before it.
 PACKAGES = (
     *("multistream", "operators", "vnpu", "kernels", "core", "models", "meta", "planner", "verify"),
 )
-# Imports what an engine imports, on the CPU, while C++ is compiled: Python writes the bytecode of
-# exactly these modules, and the disk has been read. Whatever fails here fails later with a message.
+# Imports an engine's modules on the CPU while C++ is compiled, to write their bytecode and to fill
+# the disk cache. Failures are ignored: they recur later with a message.
 IMPORTS = """
 import importlib
 for name in (
@@ -54,7 +55,7 @@ for name in (
 IMPORT_ENVIRONMENT = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VLLM_PLUGINS": "", "PYTHONDONTWRITEBYTECODE": "",
 }  # fmt: skip
-# What their tests share: a distribution that is installed beside them and never released.
+# Support code of the tests: a distribution that is installed too and never released.
 TEST_SUPPORT = ROOT / "tests" / "support"
 
 
@@ -65,18 +66,18 @@ def present_packages() -> list[Path]:
 
 
 def installed_projects() -> list[Path]:
-    """Directories that an environment installs: the packages, then what their tests share."""
+    """Directories that an environment installs: the packages, then the tests' support code."""
     return [*present_packages(), TEST_SUPPORT]
 
 
 def third_party_requirements(groups: list[str]) -> list[str]:
-    """The root's dependency groups, as pip takes them."""
+    """The root's dependency groups as pip requirements."""
     known = read_toml(ROOT / "pyproject.toml")["dependency-groups"]
     return [requirement for group in groups for requirement in known[group]]
 
 
 def own_requirements() -> list[str]:
-    """Requirements of the packages, but for vLLM, torch and each other."""
+    """Requirements of the packages except vLLM, torch and each other."""
     needed: set[str] = set()
     for project in installed_projects():
         needed.update(read_toml(project / "pyproject.toml")["project"].get("dependencies", []))
@@ -84,7 +85,7 @@ def own_requirements() -> list[str]:
 
 
 def requirements_fingerprint(vllm_version: str) -> str:
-    """Hash of everything whose change means a new environment."""
+    """Hash of everything whose change requires a new environment."""
     digest = hashlib.sha256()
     for fact in (
         sys.version,
@@ -98,7 +99,7 @@ def requirements_fingerprint(vllm_version: str) -> str:
 
 
 def package_fingerprint(package: Path, editable: bool) -> str:
-    """Hash of everything whose change means installing this package again."""
+    """Hash of everything whose change requires installing this package again."""
     if wheel_cache.is_compiled(package):
         return f"{'editable' if editable else 'wheel'}-{wheel_cache.compiled_package_key(package)}"
     metadata = hashlib.sha256((package / "pyproject.toml").read_bytes())
@@ -114,21 +115,21 @@ def prepare(
     editable: bool,
     vllm_version: str = versions.VLLM_VERSION,
 ) -> None:
-    """Bring the environment in `directory` up to date with this checkout.
+    """Updates the environment in `directory` to this checkout.
 
-    groups: the root's dependency groups to install beside the packages
-    editable: install the compiled packages editable too, for those who change them
-    vllm_version: another one is installed against the packages' own requirements
+    groups: the root's dependency groups to install too
+    editable: install compiled packages editable too, for their developers
+    vllm_version: a version other than the default ignores the packages' requirements
     """
     python = directory / "bin" / "python"
     stamp_path = directory / STAMP
     if directory.exists() and not stamp_path.exists():
         raise StepFailedError(
-            f"{directory} exists and was not made by this task, so it is left alone: rename or "
-            "remove it, then run the task again."
+            f"{directory} exists and was not made by this task: rename or remove it, then run "
+            "the task again."
         )
     wanted = requirements_fingerprint(vllm_version)
-    # A demonstration needs nothing of the tests.
+    # The demo needs no test requirements.
     projects = installed_projects() if "test" in groups else present_packages()
     fingerprints = {project.name: package_fingerprint(project, editable) for project in projects}
     installed = _read_stamp(stamp_path) if python.exists() else {}
@@ -177,7 +178,7 @@ def prepare(
             installer.install(*options_without_build(plain))
             installed.update({package.name: fingerprints[package.name] for package in plain})
             _write_stamp(stamp_path, installed)
-        # Compiled packages last: what they are built from is ready when the others are installed.
+        # Compiled packages last: their build runs while the others are installed.
         with run_beside([python, "-c", IMPORTS], IMPORT_ENVIRONMENT, steps.log_directory, is_new):
             for package in compiled:
                 steps.start(str(package.relative_to(ROOT)))
@@ -195,16 +196,16 @@ def _say_how_long(compiled: list[Path]) -> None:
     cores = len(os.sched_getaffinity(0))
     built = " and ".join(package.name for package in compiled)
     print(
-        "A new environment: torch, vLLM and what they need come from the package index (0.6 GB; "
-        f"more where torch is the one for CUDA), and the C++ of {built} is compiled here, unless "
-        f"it lies in the cache of wheels: about {NEW_ENVIRONMENT_CORE_S / cores / 60:.0f} minutes "
-        f"on {cores} cores.",
+        "A new environment: torch, vLLM and their requirements come from the package index (0.6 "
+        f"GB; more with torch for CUDA), and the C++ of {built} is compiled here, unless it is "
+        f"in the wheel cache: about {NEW_ENVIRONMENT_CORE_S / cores / 60:.0f} minutes on {cores} "
+        "cores.",
         flush=True,
     )
 
 
 def _create(directory: Path, python: Path, steps: Steps) -> None:
-    """An environment with pip and nothing more."""
+    """Creates an environment with pip only."""
     steps.start(f"new environment in {directory}")
     if directory.exists():
         shutil.rmtree(directory)
@@ -224,9 +225,9 @@ def _install_torch(installer: Installer, steps: Steps) -> None:
 def _install_vllm(
     python: Path, installer: Installer, tools: list[str], vllm_version: str, steps: Steps
 ) -> None:
-    """vLLM, its requirements, those of our packages, and tools; torch and torch_npu stay.
+    """Installs vLLM, its and our packages' requirements, and tools; keeps torch and torch_npu.
 
-    The files of the lock where it is of this Python and processor, else the newest that fit.
+    Uses the lock's files if it is for this Python and processor, else the newest that fit.
     """
     steps.start("requirements of vLLM and of our packages, tools")
     running = ".".join(map(str, sys.version_info[:2]))
@@ -237,7 +238,9 @@ def _install_vllm(
             installer.install("--no-deps", "--require-hashes", "-r", lock)
             is_locked = True
         except StepFailedError:
-            steps.note(f"the files of {lock.name} are not to be had: the newest that fit instead")
+            steps.note(
+                f"the files of {lock.name} are not available: installing the newest that fit"
+            )
     if is_locked and tools:
         installer.install(*tools, *_pinned_torch())
 
@@ -250,7 +253,7 @@ def _install_vllm(
 
 
 def _install_editable(package: Path, python: Path, installer: Installer, steps: Steps) -> None:
-    """Installs a compiled package of this checkout for those who change it."""
+    """Installs a compiled package of this checkout editable, for its developers."""
     options = _editable_options(package, python, installer, steps)
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
     steps.run(
@@ -260,7 +263,7 @@ def _install_editable(package: Path, python: Path, installer: Installer, steps: 
 
 
 def _editable_options(package: Path, python: Path, installer: Installer, steps: Steps) -> list[str]:
-    """Options of an editable build: compile, or take what a wheel of the same sources holds."""
+    """Options of an editable build: compile, or reuse a wheel of the same sources."""
     build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
     wheel = wheel_cache.kept_wheel(package)
     if wheel is None:
@@ -270,7 +273,7 @@ def _editable_options(package: Path, python: Path, installer: Installer, steps: 
     shutil.rmtree(unpacked, ignore_errors=True)
     installer.install("--no-deps", "--target", unpacked, wheel)
     compiled = unpacked / "vllm_davinci" / package.name
-    # A folder of its own: the build that compiles goes on where it was.
+    # A folder of its own, so that the compiling build remains incremental.
     return [
         f"-Cbuild-dir={build_directory.with_name(f'{build_directory.name}-prebuilt')}",
         f"-Ccmake.define.PREBUILT={compiled}",
@@ -278,7 +281,7 @@ def _editable_options(package: Path, python: Path, installer: Installer, steps: 
 
 
 def _read_stamp(path: Path) -> dict[str, str]:
-    """Fingerprint of the requirements and of each installed package, by name."""
+    """Fingerprints of the requirements and of each installed package, by name."""
     try:
         stamp: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""Numbered steps on the terminal: what runs, for how long, and where its full output is."""
+"""Numbered steps on the terminal: command, duration, and file of the full output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-# A silent build looks like a hang: without a terminal, say something this often.
+# Interval of output without a terminal, as a silent build looks like a hang.
 HEARTBEAT_S = 15.0
-# A command without a limit of its own takes as long as the machine needs for it, and hangs where it
-# has printed nothing for this long: files of gigabytes are unpacked without a word.
+# A command without a time limit counts as hung after printing nothing for this long; unpacking
+# files of gigabytes prints nothing.
 QUIET_LIMIT_S = 3600.0
 LINES_SHOWN_ON_FAILURE = 40
 _COUNTED = re.compile(r"\[(\d+)/(\d+)\]")
@@ -31,8 +31,8 @@ class StepFailedError(Exception):
 class Steps:
     """Prints `step n/N` lines and runs the commands of each step with a time limit.
 
-    total: how many steps are announced; `start` counts up to it
-    log_directory: where each command's full output goes, one file per step
+    total: number of steps announced; `start` counts up to it
+    log_directory: directory of the commands' full output, one file per step
     """
 
     def __init__(self, total: int, log_directory: Path) -> None:
@@ -62,9 +62,9 @@ class Steps:
         limit_s: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Run one command, showing its latest line; raise StepFailedError with its last lines.
+        """Runs a command, showing its latest line; raises StepFailedError with its last lines.
 
-        limit_s: for the whole command; without one it may be silent for QUIET_LIMIT_S at a time
+        limit_s: limit of the whole command; None: it may be silent for QUIET_LIMIT_S at a time
         """
         log_path = self.log_path
         began_s = time.monotonic()
@@ -79,7 +79,7 @@ class Steps:
                 text=True,
                 errors="replace",
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,  # a build's compilers end with it
+                start_new_session=True,  # ends a build's compilers too
             )
             self._running.add(process)
             display = self._display(began_s)
@@ -109,7 +109,7 @@ class Steps:
         )
 
     def stop(self) -> None:
-        """Ends the commands that run, and what they started."""
+        """Ends the running commands and their children."""
         for process in tuple(self._running):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -119,7 +119,7 @@ class Steps:
 
 
 class StepsBeside(Steps):
-    """Commands that run beside the steps on the terminal, and write to a log of their own only."""
+    """Commands that run beside the steps on the terminal, with output to their own log only."""
 
     def __init__(self, name: str, log_directory: Path) -> None:
         super().__init__(1, log_directory)
@@ -142,10 +142,10 @@ class StepsBeside(Steps):
 def wait_for_all(
     process: subprocess.Popen[Any], limit_s: float, since_s: Callable[[], float] | None = None
 ) -> int | None:
-    """Its status; None past the limit, after which neither it nor what it started is left.
+    """Waits for a process; its status, or None if it was killed with its children at the limit.
 
-    process: began with start_new_session=True
-    since_s: time.monotonic() from which the limit counts, asked again and again; default: now
+    process: started with start_new_session=True
+    since_s: returns the time.monotonic() from which the limit counts, polled; default: now
     """
     began_s = time.monotonic()
     try:
@@ -162,7 +162,7 @@ def wait_for_all(
 
 
 class _Display:
-    """The latest line of a running command: in place on a terminal, now and then elsewhere."""
+    """Shows a command's latest line: in place on a terminal, every HEARTBEAT_S elsewhere."""
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
@@ -184,7 +184,7 @@ class _Display:
 
 
 class _NoDisplay(_Display):
-    """Shows nothing: another command has the terminal."""
+    """Shows nothing, because another command uses the terminal."""
 
     def show(self, line: str) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Fails when a package's sources changed and its version or changelog did not.
+"""Fails if a package's sources changed without its version or changelog.
 
 A release is the tag NAME-vVERSION. Sources that differ from the tag of their own version need a
 new version; every version needs its heading in the package's CHANGELOG.md. Run by
@@ -18,7 +18,7 @@ SOURCES = ("src", "csrc", "include", "soc", "CMakeLists.txt", "pyproject.toml")
 
 
 def package_problems(package: Path) -> list[str]:
-    """Reasons against releasing one package as it is."""
+    """Reasons against releasing a package as it is."""
     version = read_toml(package / "pyproject.toml")["project"]["version"]
     found: list[str] = []
     changelog = package / "CHANGELOG.md"

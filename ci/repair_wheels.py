@@ -1,8 +1,8 @@
-"""Gives compiled wheels the tag of the oldest Linux that they run on. Run by `nox -s build`.
+"""Tags compiled wheels with the oldest Linux that they run on. Run by `nox -s build`.
 
-A wheel as it is built says `linux_x86_64`, which no index takes. auditwheel looks up which symbols
-of the C and C++ libraries it uses, and names the policy that has them (manylinux_2_34, say). The
-libraries of torch and torch_npu come from their own wheels and are not copied into ours.
+A built wheel is tagged `linux_x86_64`, which no index accepts. auditwheel finds the policy (such as
+manylinux_2_34) that has all C and C++ symbols it uses. The libraries of torch and torch_npu come
+from their own wheels and are not copied.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Libraries that the installed wheels of torch and torch_npu bring.
+# Libraries from the installed wheels of torch and torch_npu.
 FROM_OTHER_WHEELS = ("libtorch*.so", "libc10.so", "libtorch_npu.so", "libgomp*.so*")
 LIMIT_S = 600
 OTHER_PROCESSORS = (
@@ -23,7 +23,7 @@ OTHER_PROCESSORS = (
 
 
 def repair(wheel: Path, auditwheel: Path) -> Path:
-    """Replaces a wheel by the one with its policy's tag. Raises CalledProcessError."""
+    """Replaces a wheel by one with its policy's tag. Raises CalledProcessError."""
     excluded = [option for name in FROM_OTHER_WHEELS for option in ("--exclude", name)]
     with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
         command = [auditwheel, "repair", *excluded, "--wheel-dir", scratch, wheel]

@@ -1,13 +1,13 @@
-"""Reports in an hour what another vLLM would ask of this repository, without a change of ours.
+"""Reports in an hour which changes another vLLM would require here; changes nothing itself.
 
-`upstream.py [VERSION] [--report FILE] [--suite]`, run by `nox -s upstream`: makes an environment
-with that vLLM, compares the sources of the methods, names, attributes and kernels that ours stand
-on, then runs contract tests and a short end-to-end part there, or with --suite all tests. The
-report names what moved by file; it is written before the tests run, and again when they have. Exit
-status 1 where a test fails. Each part takes as long as it takes, and shows where it is.
+`upstream.py [VERSION] [--report FILE] [--suite]`, run by `nox -s upstream`: creates an environment
+with that vLLM, compares the sources of the methods, names, attributes and kernels on which ours
+depend, then runs contract tests and a short end-to-end part there, or with --suite all tests. The
+report lists changes by file; it is written before and after the tests. Exit status 1 if a test
+fails. Parts have no time limit, and show their progress.
 
-Without a version it is the newest release after the supported one that installs beside core's
-torch; the report says which ones do not, and why.
+The default version is the newest release that installs beside core's torch; the report says which
+newer ones do not, and why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from progress import StepFailedError, Steps
 from versions import ROOT
 
 GROUPS = ("build", "test")
-# From quick ones, whose failures say most, to a model that generates.
+# From quick tests, whose failures say most, to generation.
 TESTS = (
     "tests/contract/test_vllm_interface.py",
     "tests/contract/test_upstream_overrides.py",
@@ -44,7 +44,7 @@ TESTS = (
 SUITE = ("packages", "tests/contract", "tests/e2e")
 INDEX_LIMIT_S = 300.0
 MOST_SHOWN = 300  # characters of a failure
-# Of upstream_hooks.py, in the order in which they break a start.
+# Kinds of upstream_hooks.py, in the order in which they break a start.
 KINDS = {
     "imported": "Names that are imported",
     "overridden": "Methods that are overridden",
@@ -53,7 +53,7 @@ KINDS = {
 }
 
 
-# Each that does not install may take a build. Older ones would say no more.
+# Each failed installation may take a build; older releases would add nothing.
 MOST_TRIED = 4
 _FINAL = re.compile(r"\d+\.\d+\.\d+(?:\.post\d+)?")
 
@@ -65,14 +65,14 @@ class Failure:
 
 
 def key(version: str) -> tuple[int, ...]:
-    """In the order of which releases follow each other."""
+    """Sort key of releases."""
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def newer_releases(listed: str) -> list[str]:
     """Final releases after the supported one, newest first.
 
-    listed: what `pip index versions vllm` prints
+    listed: output of `pip index versions vllm`
     """
     _, _, versions_of = listed.partition("Available versions:")
     found = versions_of.split("\n")[0].replace(" ", "").split(",")
@@ -84,7 +84,7 @@ def newer_releases(listed: str) -> list[str]:
 def newest_that_installs(
     releases: Sequence[str], install: Callable[[str], None]
 ) -> tuple[str | None, dict[str, str]]:
-    """The first release that `install` does not raise for, and why those before it do not."""
+    """The first release for which `install` succeeds, and why those before it fail."""
     refused: dict[str, str] = {}
     for version in releases[:MOST_TRIED]:
         try:
@@ -141,7 +141,7 @@ def write(report: Path, text: str) -> int:
 def run(version: str, report: Path | None, tests: Sequence[str], refused: str = "") -> int:
     """
     tests:   files and folders to run
-    refused: which releases after this one do not install, and why
+    refused: newer releases that do not install, with the reasons
     """
     report = report or ROOT / "results" / f"upstream-{version}.md"
     directory = environment_of(version)
@@ -157,13 +157,13 @@ def run(version: str, report: Path | None, tests: Sequence[str], refused: str = 
 
 
 def compare(python: Path, version: str, steps: Steps) -> dict[str, Any]:
-    """Read where the packages work: in the environment of the supported release."""
+    """Compares in the environment of the supported release, where the packages work."""
     wheels = [
         wheel_cache.vllm_wheel(python, steps, each) for each in (versions.VLLM_VERSION, version)
     ]
     serving = ROOT / ".nox" / "serving" / "bin"
     if not (serving / "vnpu").exists():
-        raise StepFailedError(f"{serving} is not there: run nox -s tests once, then this again")
+        raise StepFailedError(f"{serving} does not exist: run nox -s tests once, then this again")
     result = steps.log_directory / "hooks.json"
     program = (serving / "python", ROOT / "ci" / "upstream_hooks.py")
     steps.run([serving / "vnpu", "run", "--", *program, *wheels, result])
@@ -204,13 +204,13 @@ def failures_of(cases: list[ElementTree.Element]) -> Iterator[Failure]:
 
 
 def page(version: str, compared: dict[str, Any], tests: tuple[list[Failure], int] | None) -> str:
-    """tests: those that failed, and the number of all; None while they run"""
+    """tests: failed tests, and the number of all; None before they have run"""
     changes = compared["changes"]
     failures, num_tests = tests or ([], 0)
     lines = [
         f"# vLLM {version}, with packages made for {versions.VLLM_VERSION}",
         "",
-        f"{len(changes)} of {compared['compared']} hooks are not what they were.",
+        f"{len(changes)} of {compared['compared']} hooks have changed.",
         f"{len(failures)} of {num_tests} tests fail." if tests else "The tests have not run yet.",
         "",
     ]
@@ -226,7 +226,7 @@ def page(version: str, compared: dict[str, Any], tests: tuple[list[Failure], int
 
 
 def _moved(changes: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines about the changes of one kind, by file of vLLM."""
+    """Lines on changes of one kind, by vLLM's file."""
     for file, own in groupby(changes, key=lambda change: change["file"]):
         yield from (f"`{file}`", "")
         for name, users in groupby(own, key=lambda change: (change["name"], change["what"])):
@@ -239,7 +239,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("version", nargs="?", help="of vLLM; default: the newest that installs")
     parser.add_argument("--report", type=Path, help="default: results/upstream-VERSION.md")
-    parser.add_argument("--suite", action="store_true", help="run all tests, not a short part")
+    parser.add_argument(
+        "--suite", action="store_true", help="run all tests instead of a short part"
+    )
     options = parser.parse_args()
     tests = SUITE if options.suite else TESTS
     try:

@@ -1,10 +1,9 @@
-"""Compares two wheels of vLLM in the names that this repository stands on.
+"""Compares two wheels of vLLM in the names that this repository depends on.
 
-`upstream_hooks.py OLD_WHEEL NEW_WHEEL FILE` runs where the packages work, with the old wheel
-installed. Writes JSON: how many names were compared, and what is not what it was among the methods
-that ours override, the names that we import, the attributes of vLLM's that methods of ours read of
-`self`, and the Triton kernels that have stand-ins. The new wheel is read, and never imported.
-Prints the names of the modules on the way.
+`upstream_hooks.py OLD_WHEEL NEW_WHEEL FILE` runs in an environment with the old wheel. Writes JSON:
+the number of names compared, and the changes among overridden methods, imported names, vLLM's
+attributes that our methods read from `self`, and Triton kernels with stand-ins. The new wheel is
+read, never imported. Prints the names of modules as progress.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Hook:
-    """A name of vLLM that ours depend on.
+    """A name of vLLM on which our code depends.
 
-    ours:   who does, as MODULE:NAME
-    module: of vLLM, where it is defined
-    name:   in that module; a method or an attribute as CLASS.NAME
-    kind:   how: OVERRIDDEN, IMPORTED, ATTRIBUTE or KERNEL
+    ours:   the dependent code, as MODULE:NAME
+    module: vLLM's module that defines it
+    name:   name in that module; CLASS.NAME for a method or attribute
+    kind:   OVERRIDDEN, IMPORTED, ATTRIBUTE or KERNEL
     """
 
     ours: str
@@ -42,7 +41,7 @@ class Hook:
 
 
 class Wheel:
-    """The sources of one vLLM."""
+    """The sources in a vLLM wheel."""
 
     def __init__(self, path: Path) -> None:
         archive = zipfile.ZipFile(path)
@@ -66,12 +65,12 @@ class Wheel:
         return scope
 
     def has_attribute(self, module: str, name: str) -> bool:
-        """Whether a class binds an attribute, in its body or of `self` in a method."""
+        """True if a class binds an attribute, in its body or on `self`."""
         owner, _, attribute = name.partition(".")
         return attribute in attributes(self.find(module, owner))
 
     def file(self, module: str) -> str:
-        """Where the wheel has a module."""
+        """Path of a module in the wheel."""
         return self._files.get(module, module)
 
     def has_module(self, name: str) -> bool:
@@ -107,7 +106,7 @@ def bindings(statements: list[ast.stmt]) -> dict[str, ast.AST]:
 
 
 def attributes(scope: ast.AST | None) -> set[str]:
-    """Names that a class binds: in its body, and of `self` anywhere in it."""
+    """Names that a class binds, in its body or on `self`."""
     body = getattr(scope, "body", [])
     stored = {name for node in body for name in of_self(node, ast.Store)}
     return {*bindings(body), *stored}
@@ -124,9 +123,9 @@ def of_self(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
 
 
 def hooks(old: Wheel | None = None) -> Iterator[Hook]:
-    """Methods that ours override, names that we import, attributes and kernels.
+    """All hooks: overridden methods, imported names, attributes and kernels.
 
-    old: the wheel that is installed, for the attributes that its classes bind
+    old: the installed wheel, whose classes bind the attributes
     """
     for package in map(import_module, PACKAGES):
         for found in walk_packages(package.__path__, f"{package.__name__}."):
@@ -143,7 +142,7 @@ def hooks(old: Wheel | None = None) -> Iterator[Hook]:
 
 
 def kernels(table: str) -> Iterator[Hook]:
-    """Kernels with stand-ins. table: MODULE:NAME of a mapping from their paths"""
+    """Kernels with stand-ins. table: MODULE:NAME of a mapping from kernels' paths"""
     module, _, name = table.partition(":")
     for kernel in getattr(import_module(module), name):
         owner, _, own_name = kernel.rpartition(".")
@@ -153,8 +152,7 @@ def kernels(table: str) -> Iterator[Hook]:
 def read_attributes(
     module: str, names: dict[str, object], path: Path, old: Wheel
 ) -> Iterator[Hook]:
-    """Attributes of `self` that methods of ours load, and that a class of vLLM's among the bases
-    binds alone."""
+    """Attributes of `self` that our methods load and only a vLLM base class binds."""
     tree = bindings(ast.parse(path.read_text(encoding="utf-8")).body)
     for cls in names.values():
         if not (isinstance(cls, type) and cls.__module__ == module):
@@ -190,7 +188,7 @@ def imports(module: str, path: Path) -> Iterator[Hook]:
 
 
 def change(hook: Hook, old: Wheel, new: Wheel) -> str | None:
-    """Describes what has become of a hook; None where it is unchanged."""
+    """Describes a hook's change; None if it is unchanged."""
     if hook.kind == ATTRIBUTE:
         if new.has_attribute(hook.module, hook.name):
             return None
@@ -198,7 +196,7 @@ def change(hook: Hook, old: Wheel, new: Wheel) -> str | None:
         return f"{attribute} is no longer bound in {owner}, or in a base of it alone"
     before, after = old.find(hook.module, hook.name), new.find(hook.module, hook.name)
     if before is None or (hook.name.startswith("__") and hook.name.endswith("__")):
-        return None  # not written there: made by a decorator, or a module itself
+        return None  # not defined in the source: made by a decorator, or a module itself
     if after is None:
         if new.has_module(f"{hook.module}.{hook.name}"):
             return None
@@ -234,7 +232,7 @@ def parameters_changed(before: ast.AST | None, after: ast.AST | None) -> str | N
 
 
 def parameters(node: ast.AST | None) -> dict[str, str]:
-    """By name, as they are written with their default."""
+    """Parameters by name, as written, with their default."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return {}
     arguments = node.args
@@ -250,7 +248,7 @@ def parameters(node: ast.AST | None) -> dict[str, str]:
 
 
 def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Without its docstring."""
+    """The body without its docstring."""
     statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [ast.dump(statement) for statement in statements]
 

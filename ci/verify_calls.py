@@ -1,9 +1,9 @@
-"""Writes the calls that `vllm-davinci verify` asks a chip about, with what we believe it answers.
+"""Writes the calls that `vllm-davinci verify` tries on a chip, with the expected answers.
 
-The calls are those of the virtual NPU's own tests: legal ones, ones at the edge of a rule, ones
-that break a rule, made from the rule or written by hand. A chip has no virtual NPU beside it, so
-they go into a file of data. What each answers is what the virtual NPU answers, on each chip and
-release of CANN: each in a process of its own. Run by `nox -s docs`.
+They are the calls of the virtual NPU's tests: legal, at the edge of a rule, or breaking a rule,
+generated or written by hand. A machine with a chip has no virtual NPU, so they are stored as data.
+The expected answers are the virtual NPU's, for each chip and release of CANN in a process of its
+own. Run by `nox -s docs`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PLACES = [
 PLACE_NAMES = {"Ascend910B3": "A2", "Ascend910_9391": "A3"}
 LIMIT_S = 600.0
 TOO_LARGE = "507015"
-"""An operand does not lie in memory that is there: no answer about the call."""
+"""Status of operands outside allocated memory: no answer about the call."""
 
 
 def written(value: Any) -> Any:
-    """An argument of the tests' calls as JSON."""
+    """A call's argument as JSON."""
     from vllm_davinci_testing.operators.aclnn import Number, Numbers
     from vllm_davinci_testing.operators.legal_calls import Operand
 
@@ -58,7 +58,7 @@ def written(value: Any) -> Any:
 
 
 def asks_a_group(arguments: Mapping[str, Any]) -> bool:
-    """Whether a call needs a group of ranks, which the first phase looks for."""
+    """True if a call needs a group of ranks, which the first phase looks up."""
     return "group" in arguments
 
 
@@ -66,7 +66,7 @@ Found = tuple[str, str, Mapping[str, Any]]  # operator, what is asked, changes o
 
 
 def chosen() -> Iterator[Found]:
-    """The calls of this process's chip and release that answer what they are made for."""
+    """Calls that have their intended answer on this process's chip and release."""
     from vllm_davinci.vnpu.operator_rows import constraints
     from vllm_davinci_testing.operators import (
         edge_calls,
@@ -108,7 +108,7 @@ def chosen() -> Iterator[Found]:
 
 
 def in_place(place: tuple[str, str], task: str, given: str = "") -> Any:
-    """Asks this program in a process on a chip and release."""
+    """Runs this program in a process with a chip and release."""
     soc, cann = place
     command = ["vnpu", "run", "--soc", soc, "--cann", cann, "--", sys.executable, __file__, task]
     done = subprocess.run(
@@ -120,7 +120,7 @@ def in_place(place: tuple[str, str], task: str, given: str = "") -> Any:
 
 
 def calls_file() -> str:
-    """The file's text: one call per line."""
+    """The file's text, one call per line."""
     legal: dict[str, Any] = {}
     calls: dict[str, dict[str, Any]] = {}
     for place in PLACES:
@@ -143,7 +143,7 @@ def calls_file() -> str:
 
 
 def _numbered(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each call with a name of its own."""
+    """Gives each call a unique name."""
     seen: dict[str, int] = {}
     for call in calls:
         name = f"{call['operator']}: {call['asks']}"

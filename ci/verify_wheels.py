@@ -1,4 +1,4 @@
-"""Checks what our wheels hold: an open namespace, one owner for each file, the licence."""
+"""Checks our wheels: open namespace, one owner per file, licence."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# PEP 639: files that a wheel carries for its users' lawyers.
+# Licence files of a wheel (PEP 639).
 LICENCE_FILES = ("LICENSE", "NOTICE")
 NAMESPACE_INIT = "vllm_davinci/__init__.py"
 
 
 def wheel_files(wheel: Path) -> list[str]:
-    """Names of the files a wheel installs, without its metadata."""
+    """Names of the files that a wheel installs, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return installed_files(archive.namelist())
 
 
 def wheel_problems(wheel: Path) -> list[str]:
-    """Problems of one wheel: of its tag, and of the licence files in its metadata."""
+    """Problems of a wheel's tag and licence files."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     found = [
@@ -38,7 +38,7 @@ def installed_files(names: Iterable[str]) -> list[str]:
 
 
 def problems(files: Mapping[str, list[str]]) -> list[str]:
-    """Problems of a set of distributions, given the files of each by name."""
+    """Problems of a set of distributions. Argument: files by distribution."""
     found: list[str] = []
     owners: dict[str, list[str]] = {}
     for distribution, names in files.items():

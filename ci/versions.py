@@ -1,6 +1,6 @@
-"""The releases that everything is built on, as packages/core/pyproject.toml pins them.
+"""The releases of torch, torch_npu and vLLM, as pinned in packages/core/pyproject.toml.
 
-No other file does: tests/contract/test_versions.py compares those that name one.
+tests/contract/test_versions.py compares all other files that name one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CORE = read_toml(ROOT / "packages" / "core" / "pyproject.toml")["project"]
 
 
 def _oldest(distribution: str) -> str:
-    """The version that core's requirement begins with: `==2.13.0`, `>=0.33.0,<0.34`."""
+    """The first version in core's requirement: `==2.13.0`, `>=0.33.0,<0.34`."""
     for requirement in _CORE["dependencies"]:
         if found := re.fullmatch(rf"{distribution}[=>]=([\d.]+)(?:,.*)?", requirement):
             return found[1]
@@ -52,7 +52,7 @@ OLDEST_PYTHON, NEWEST_PYTHON = _python_range()
 
 
 def commit() -> str:
-    """The short name of the commit that is checked out."""
+    """Short hash of the current commit."""
     return subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
@@ -60,10 +60,10 @@ def commit() -> str:
 
 
 def stamp(*packages: str) -> str:
-    """The line of a page of figures that says of when and of what they are.
+    """The line of a page of figures with date, commit and versions.
 
-    packages: the folders under packages/ whose code is measured
-    tests/contract/test_measurements.py reads it.
+    packages: folders under packages/ whose code is measured tests/contract/test_measurements.py
+    reads it.
     """
     measured = ", ".join(
         f"{name} {read_toml(ROOT / 'packages' / name / 'pyproject.toml')['project']['version']}"

@@ -1,8 +1,8 @@
-"""Wheels that take long to build, kept once per machine.
+"""Cache of wheels that take long to build, once per machine.
 
 vLLM has no wheel for machines without its built-in devices, so it is built from its sdist for the
-target `empty`; our compiled packages are built from this checkout. Each wheel lies in a folder
-named after everything that went into it, so a second environment only copies it.
+target `empty`; our compiled packages are built from this checkout. Each wheel is in a folder named
+by a hash of its inputs, so a second environment only copies it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path, PurePath
 from progress import StepFailedError, Steps
 from versions import ROOT, TORCH_NPU_VERSION, TORCH_VERSION, VLLM_VERSION
 
-# What vLLM's and our own builds import, installed beforehand because an isolated build
+# Build requirements of vLLM and of our packages, installed beforehand because an isolated build
 # would download torch a second time.
 BUILD_REQUIREMENTS = (
     "cmake>=3.26",
@@ -40,11 +40,11 @@ BUILD_REQUIREMENTS = (
     "setuptools-scm>=8",
     "wheel",
 )
-# Another session builds meanwhile, as long as that takes on a busy machine.
+# Wait for another session's build, on a busy machine.
 LOCK_LIMIT_S = 4 * 3600.0
-# Compiling against torch's headers takes up to this much per translation unit (seen with g++ 12).
+# Peak memory of a translation unit with torch's headers (measured with g++ 12).
 BYTES_PER_COMPILER = 2 << 30
-# Neither goes into a wheel's code.
+# Names that do not affect a wheel's code.
 _NOT_SOURCES = {"tests", "build", "dist", "__pycache__", "CHANGELOG.md", "README.md"}
 
 
@@ -61,7 +61,7 @@ def is_compiled(package: Path) -> bool:
 
 
 def compiled_package_key(package: Path) -> str:
-    """Hash of a compiled package's sources, of what it is compiled against, and of the Python."""
+    """Hash of a compiled package's sources, its build requirements, and the Python."""
     digest = hashlib.sha256()
     for fact in (
         TORCH_VERSION,
@@ -99,7 +99,7 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": version,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            # Its metadata and its wheel are made in two processes, which both import torch.
+            # Metadata and wheel are built in two processes, which both import torch.
             "PYTHONDONTWRITEBYTECODE": "",
         },
         steps,
@@ -109,9 +109,9 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
 def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
     """A compiled package's wheel, from the cache or built with `python`.
 
-    Raises StepFailedError where the wheel has no module `_C`.
+    Raises StepFailedError if the wheel has no module `_C`.
     """
-    # What was compiled before torch came has left the option in the folder's cache of CMake.
+    # The build without torch has left the option in the folder's CMake cache.
     options = ["-Ccmake.define.WITHOUT_TORCH=OFF"] if has_part_without_torch(package) else []
     wheel = _cached(
         _key(package),
@@ -137,10 +137,10 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
 
 
 def compile_without_torch(package: Path, python: Path, steps: Steps) -> None:
-    """Compile what of a package needs no headers of torch, in the folder where its wheel is built.
+    """Compiles a package's part without torch's headers, in its wheel's build folder.
 
-    Nothing where the wheel is kept, or the package has no such part. An error is left to the
-    wheel's own build, which says more.
+    Does nothing if the wheel is cached or there is no such part. Errors are ignored, as the wheel's
+    own build reports them better.
     """
     if kept_wheel(package) is not None or not has_part_without_torch(package):
         return
@@ -166,7 +166,7 @@ def build_directory(package: Path) -> Path:
 
 
 def kept_wheel(package: Path) -> Path | None:
-    """A compiled package's wheel, where the cache has one of the same sources."""
+    """The cached wheel of the same sources, or None."""
     return next(iter(sorted((cache_directory() / _key(package)).glob("*.whl"))), None)
 
 
@@ -185,7 +185,7 @@ def build_environment(python: Path) -> dict[str, str]:
     }
     if ccache := shutil.which("ccache"):
         variables["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
-        # Without these it passes over every file that uses a precompiled header.
+        # Without these, ccache skips every file that uses a precompiled header.
         variables["CCACHE_SLOPPINESS"] = os.environ.get(
             "CCACHE_SLOPPINESS",
             "pch_defines,time_macros,include_file_mtime,include_file_ctime",
@@ -210,7 +210,7 @@ def _cached(key: str, command: list[str | Path], environment: dict[str, str], st
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; wait up to LOCK_LIMIT_S for `what` to finish."""
+    """Holds an exclusive lock on `path`; waits up to LOCK_LIMIT_S for `what` to finish."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         began_s = told_s = time.monotonic()

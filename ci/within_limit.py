@@ -1,11 +1,10 @@
-"""Runs the tests and says what they took; fails when they have become much too slow.
+"""Runs the tests and prints their time; fails if they have become much too slow.
 
 `within_limit.py ARGUMENTS` runs `python ARGUMENTS`; `nox -s tests` calls it for the whole suite.
-The goal is 12 minutes on two idle cores. A limit on that would fail on a busy machine, so the limit
-is on the processor time of the tests and of all processes that they started. Other programs
-lengthen that little: by shared caches, and where two processors share a core. The goal allows 24
-core-minutes; the limit is three times as many: for processors that are half as fast as those that
-the goal was set on, and half as much again for busy neighbours.
+The goal is 12 minutes on two idle cores. Wall time depends on the machine's load, so the limit
+applies to the processor time of the tests and their child processes, which other programs lengthen
+little (shared caches and cores). The goal corresponds to 24 core-minutes; the limit is three times
+that: twice for slower processors, half as much again for busy neighbours.
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ from pathlib import Path
 
 GOAL_MINUTES = 12
 LIMIT_CORE_MINUTES = 72
-# What engines that a test left may take to end.
+# Time for engines left by tests to end.
 ORPHANS_LIMIT_S = 20.0
-_SET_CHILD_SUBREAPER = 36  # of prctl: orphans of orphans become children of this process
+_SET_CHILD_SUBREAPER = 36  # of prctl: orphaned descendants become children of this process
 
 
 def run(command: list[str]) -> tuple[int, float, float]:
-    """Exit status, seconds, and seconds of processor time of all processes that the command had."""
+    """Exit status, seconds, and processor seconds of all the command's processes."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began_s = time.monotonic()
     process = subprocess.Popen(command)
     while process.returncode is None:
-        with suppress(KeyboardInterrupt):  # the command gets it too, and says more when it ends
-            ended, status = os.waitpid(-1, 0)  # of any: tests see that what ends is gone
+        with suppress(KeyboardInterrupt):  # the command gets it too, and prints more when it ends
+            ended, status = os.waitpid(
+                -1, 0
+            )  # reaps any child, so that tests see ended processes disappear
             if ended == process.pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - began_s
@@ -62,7 +63,7 @@ def processor() -> str:
 
 
 def verdict(seconds: float, core_seconds: float, limit_minutes: float) -> tuple[bool, str]:
-    """Whether the limit is kept; what was taken, in words."""
+    """True if the limit is kept; and a text on the times."""
     text = (
         f"tests took {seconds / 60:.1f} min (goal: {GOAL_MINUTES} on two idle cores), "
         f"{core_seconds / 60:.1f} core-minutes (limit: {limit_minutes:g}), on "

@@ -1,7 +1,7 @@
-"""Writes constraints.txt: the files, by version and hash, that this release was tested with.
+"""Writes constraints.txt: the tested files of this release, by version and hash.
 
-Run by `nox -s constraints`. pip resolves what the packages need on this machine's Python and
-processor, and says which files it would install.
+Run by `nox -s constraints`. pip resolves the packages' requirements for this Python and processor,
+and reports the files that it would install.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from versions import ROOT
 CONSTRAINTS = ROOT / "constraints.txt"
 META = ROOT / "packages" / "meta" / "pyproject.toml"
 LIMIT_S = 900
-# Built by us for the target `empty`, or in variants for several kinds of device.
+# Built here for the target `empty`, or published in variants for several devices.
 WITHOUT_HASH = ("vllm", "torch", "torchvision")
 HEAD = """\
 # The files that this release was tested with, on Python {python} and {processor}.
@@ -36,7 +36,7 @@ HEAD = """\
 
 
 def resolved(requirements: list[str]) -> list[dict[str, Any]]:
-    """The files that pip would install into an empty environment."""
+    """Files that pip would install into an empty environment."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
@@ -47,7 +47,7 @@ def resolved(requirements: list[str]) -> list[dict[str, Any]]:
 
 
 def lines(files: list[dict[str, Any]]) -> list[str]:
-    """Lines of the file; those without a hash are comments, because pip takes all or none."""
+    """Lines of the file; without a hash a comment, because pip requires hashes for all or none."""
     found = []
     for file in files:
         name = file["metadata"]["name"].lower().replace("_", "-").replace(".", "-")
@@ -71,7 +71,7 @@ def main() -> int:
         }
         exactly = [f"{name}=={version}" for name, version in pinned.items()]
         vision = versions.read_toml(META)["project"]["optional-dependencies"]["vision"]
-        # As in the environment of the tests, where an older setuptools builds vLLM.
+        # As in the tests' environment, where an older setuptools builds vLLM.
         tools = [each for each in wheel_cache.BUILD_REQUIREMENTS if each.startswith("setuptools>")]
         files = resolved([str(vllm), *exactly, *vision, *tools, *own_requirements()])
     except (StepFailedError, subprocess.SubprocessError) as error:

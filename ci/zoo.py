@@ -1,9 +1,9 @@
-"""Serves a small random model of every family and says which give transformers' tokens.
+"""Serves a small random model of every family and compares its tokens with transformers'.
 
-Run by `nox -s zoo`; `-- FAMILY...` names families, all that vLLM and transformers have without.
-Writes results/zoo/page.md, which is docs/measurements/models.md, from all results that are in
-results/zoo/families: a run of some families leaves the others' there, with the commit that they
-are of, which the page names.
+Run by `nox -s zoo`; `-- FAMILY...` selects families (default: all that vLLM and transformers
+share). Writes results/zoo/page.md, the source of docs/measurements/models.md, from all results in
+results/zoo/families: a run of some families keeps the others' results with their commits, which the
+page names.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Nobody has made a small model with a processor of these, which vLLM and transfor
 
 
 def last_line(error: BaseException) -> str:
-    """The error in one line, as a table takes it."""
+    """The error in one line, for a table."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     text = (named or lines or [repr(error)])[-1]
@@ -68,7 +68,7 @@ def last_line(error: BaseException) -> str:
 
 
 def served(family: str, work: Path) -> dict[str, Any]:
-    """Serves one family, by an engine in a process of its own; what came of it."""
+    """Serves one family in a process of its own; the outcome."""
     from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
 
     return served_with_media(family, work) if family in FAMILIES else served_text(family, work)
@@ -107,7 +107,7 @@ def served_text(model_type: str, work: Path) -> dict[str, Any]:
 
 
 def served_with_media(family: str, work: Path) -> dict[str, Any]:
-    """Like served_text, and how often the host waits in a call of the encoder."""
+    """Like served_text, with the host's waits in a call of the encoder."""
     from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
     from vllm_davinci_testing.engines.multimodal_serving import served_family
     from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
@@ -139,15 +139,15 @@ def greedy() -> Any:
 
 
 def without_tokens(error: Exception) -> dict[str, Any]:
-    """Tells what came of a family whose engine raised."""
+    """Outcome of a family whose engine raised."""
     is_refused = any(each in str(error) for each in REFUSALS)
     return {"result": "refused" if is_refused else "fails", "reason": last_line(error)}
 
 
 def compared(differences: Iterable[str | None]) -> dict[str, Any]:
-    """Tells what came of a family that was served.
+    """Outcome of a served family.
 
-    differences: from transformers, of each prompt
+    differences: differences from transformers, per prompt
     """
     every = list(differences)
     wrong = [each for each in every if each is not None]
@@ -156,13 +156,13 @@ def compared(differences: Iterable[str | None]) -> dict[str, Any]:
 
 
 def is_equal(result: dict[str, Any]) -> bool:
-    """Whether every prompt has transformers' tokens."""
+    """True if every prompt has transformers' tokens."""
     found = re.fullmatch(r"(\d+) of (\d+) equal", result["result"])
     return found is not None and found[1] == found[2]
 
 
 def summary(results: Iterable[dict[str, Any]]) -> str:
-    """How many families came to what, in a sentence."""
+    """A sentence with the number of families per outcome."""
     every = list(results)
     kinds = [result["result"] for result in every]
     equal = sum(map(is_equal, every))
@@ -177,7 +177,7 @@ def summary(results: Iterable[dict[str, Any]]) -> str:
 def page(
     results: dict[str, dict[str, Any]], text: list[str], media: list[str], unmade: list[str]
 ) -> str:
-    """The page. text, media: families of each kind. Families without a result are left out."""
+    """The page. text, media: families of each kind; those without a result are omitted."""
     import transformers
     import vllm
 
@@ -204,7 +204,7 @@ def page(
 
 
 def earlier(results: dict[str, dict[str, Any]]) -> str:
-    """Which rows are of other commits than the page, in sentences."""
+    """Sentences on rows from other commits."""
     by_commit: dict[str, list[str]] = {}
     for name, each in sorted(results.items()):
         if each["commit"] != commit():
@@ -217,7 +217,7 @@ def shown(waits: int | None) -> str:
 
 
 def main(asked: list[str]) -> int:
-    """The status is 1 where a family differs or fails, which is neither exact nor refused."""
+    """Exit status 1 if a family is neither exact nor refused."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import tempfile
 

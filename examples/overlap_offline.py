@@ -1,9 +1,9 @@
-"""Text offline, with prefills split into two ubatches of which one computes while one communicates.
+"""Generates offline with prefills in two ubatches: one computes while the other communicates.
 
 vnpu run -- python examples/overlap_offline.py checkpoints/tiny_deepseek
 
-The prompts of all requests are one step, which is split when it has 256 tokens or more: 41 copies
-of a short prompt are enough.
+All prompts form one step, which is split if it has 256 tokens or more: 41 copies of a short prompt
+are enough.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Two ubatches of a plain torch model in turn: one computes while the other communicates.
+"""Runs two ubatches of a plain torch model: one computes while the other communicates.
 
-On any accelerator torch has, or on none: `vnpu run -- python examples/overlap_two_ubatches.py`.
+On any accelerator of torch, or none: `vnpu run -- python examples/overlap_two_ubatches.py`.
 """
 
 import torch
@@ -10,7 +10,7 @@ from vllm_davinci.multistream import Interleave, StreamPool, communicate
 device = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-class Model(torch.nn.Module):  # an ordinary model: no stream in sight
+class Model(torch.nn.Module):  # an ordinary model, without streams
     def __init__(self, num_layers: int = 4, width: int = 256) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(

@@ -8,7 +8,7 @@ import anthropic
 from calls import Calls, Server, require_refusal
 
 calls = Calls()
-# The client has no argument for it any more; the server takes it.
+# The client no longer has this argument, but the server accepts it.
 GREEDY = {"temperature": 0}
 MESSAGES: Any = [{"role": "user", "content": "def main("}]
 

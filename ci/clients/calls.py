@@ -1,4 +1,4 @@
-"""Calls of a client, each with a name and a check, and what came of them."""
+"""A client's named and checked calls, and their results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LONGEST_ANSWER = 100  # characters, on the page
 def require_refusal(
     call: Callable[[], object], error_class: type[Exception], word: str, status: int | None = None
 ) -> str:
-    """The call raises this error; its text, which names the parameter, is returned."""
+    """Checks that the call raises this error with the parameter's name; returns its text."""
     try:
         call()
     except error_class as error:
         found = getattr(error, "status_code", None)
         if status is not None and found != status:
-            raise AssertionError(f"status {found} in the place of {status}: {error}") from error
+            raise AssertionError(f"status {found} instead of {status}: {error}") from error
         if word not in str(error):
             raise AssertionError(f"{word!r} is not in: {error}") from error
         body = getattr(error, "body", None)
@@ -31,13 +31,13 @@ def require_refusal(
 
 @dataclass(frozen=True)
 class Server:
-    """Tells a client's program about the server: its address, model and features.
+    """The server's address, model and features, for a client's program.
 
-    url:       without /v1
+    url:       base URL without /v1
     model:     the served name
     adapter:   the served name of a LoRA adapter, or None
     tokenizer: the checkpoint's directory
-    has_drafts: whether it speculates, with which vLLM refuses logit_bias and min_p
+    has_drafts: True if it speculates; vLLM then refuses logit_bias and min_p
     """
 
     url: str
@@ -48,10 +48,10 @@ class Server:
 
 
 class Calls:
-    """The calls of one program: `@calls.add("name")` registers one, `run` makes all of them.
+    """The calls of a program: `@calls.add("name")` registers one, `run` makes all.
 
-    A call checks its answer, and returns in a few words what came back; nothing where the server
-    has no such feature.
+    A call checks its answer and returns it in a few words, or nothing if the server lacks the
+    feature.
     """
 
     def __init__(self) -> None:

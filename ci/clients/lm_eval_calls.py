@@ -11,7 +11,8 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 calls = Calls()
-# Each in two where a token ends: lm-eval takes the end's tokens by the number of the start's.
+# Each line is split at a token boundary, as lm-eval finds the end's tokens by the number of the
+# start's.
 LINES = (
     *(("import", " os"), ("class", " Reader:"), ("for name", " in names:")),
     *(("return", " self.value"), ("def", " main():")),
@@ -86,7 +87,8 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
 
 @calls.add("multiple choice")
 def _(server: Server) -> str:
-    # The shipped checkpoints have seen code: the line's own end is likelier than four signs.
+    # The shipped checkpoints were trained on code, so the line's own end is likelier than four
+    # signs.
     accuracy = evaluate(server, "local_choices", CHOICES)["acc,none"]
     assert accuracy >= 0.8
     return f"accuracy {accuracy:.2f}"

@@ -17,7 +17,11 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 8},
-        "size": {"type": "integer", "minimum": 0, "maximum": 99},  # a small model counts on
+        "size": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 99,
+        },  # otherwise a small model continues the number
     },
     "required": ["name", "size"],
     "additionalProperties": False,
@@ -28,7 +32,7 @@ TOOL: Any = {
         "name": "look_up",
         "description": "Looks a name up.",
         "parameters": SCHEMA,
-        "strict": True,  # else a server need not hold the arguments to the schema
+        "strict": True,  # otherwise a server need not apply the schema to the arguments
     },
 }
 

@@ -1,8 +1,8 @@
-"""Serves the shipped checkpoints and lets other people's clients call them, as users do.
+"""Serves the shipped checkpoints and calls them with published clients, as users do.
 
 Run by `nox -s clients`, which installs the clients in an environment of their own. Writes
-results/clients/page.md, which is docs/measurements/clients.md. A run of some servers adds to the
-results of the runs before it.
+results/clients/page.md, the source of docs/measurements/clients.md. A run of some servers adds to
+earlier results.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MTP = {"method": "mtp", "num_speculative_tokens": 2}
 
 @dataclass(frozen=True)
 class Outcome:
-    """answer: what came back, in a few words; error: None for a right answer."""
+    """answer: the answer, in a few words; error: None if it is correct."""
 
     answer: str
     error: str | None
@@ -65,7 +65,7 @@ Outcomes = dict[str, dict[str, Outcome]]  # by client, by call
 
 @dataclass(frozen=True)
 class Served:
-    """A server of the page: checkpoint, options, whether it has an adapter."""
+    """A server on the page: checkpoint, options, adapter."""
 
     name: str
     checkpoint: str
@@ -83,7 +83,7 @@ SERVERS = (
 
 
 def served(each: Served, directory: Path) -> Iterator[tuple[ForkedServer, Server]]:
-    """Starts a server; ends it when the generator is closed."""
+    """Starts a server and stops it when the generator is closed."""
     checkpoint = ROOT / "checkpoints" / each.checkpoint
     options = [*COMMON, *each.options, f"--served-model-name={each.checkpoint}"]
     if each.has_adapter:
@@ -124,7 +124,7 @@ def called(python: Path, program: str, server: Server) -> dict[str, Outcome]:
 
 
 def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
-    """vLLM's own client under load, in a shell without a device: no failed request."""
+    """Runs vLLM's own client under load, without a device; no request may fail."""
     environment = {name: value for name, value in os.environ.items() if name not in OF_DEVICE}
     done = subprocess.run(
         [
@@ -150,7 +150,7 @@ def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
 
 
 def releases(python: Path) -> str:
-    """The clients' names and releases, in words."""
+    """Names and releases of the clients."""
     program = "import importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in "
     done = subprocess.run(
         [python, "-c", f"{program}{sorted(PROGRAMS)!r}))"],
@@ -163,7 +163,7 @@ def releases(python: Path) -> str:
 
 
 def page(results: dict[str, Outcomes], clients: str) -> str:
-    """A table of clients and servers, then what came back from each client's calls, then errors.
+    """The page: a table of clients and servers, the answers of each client's calls, errors.
 
     results: by server
     clients: names and releases
@@ -234,7 +234,7 @@ def read_results(path: Path) -> dict[str, Outcomes]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help="of the clients' environment")
-    parser.add_argument("names", nargs="*", help="how names of servers begin (default: all)")
+    parser.add_argument("names", nargs="*", help="prefixes of server names (default: all)")
     options = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     chosen = [s for s in SERVERS if not options.names or s.name.startswith(tuple(options.names))]
@@ -250,7 +250,7 @@ def main() -> int:
                 print(f"{each.name}: {client} {right} of {len(found[client])}", flush=True)
             found[BENCH] = benchmarked(server, RESULTS)
             results[each.name] = found
-        # After each server, so that a run that is ended leaves what it has.
+        # After each server, so that an interrupted run leaves its results.
         results = {s.name: results[s.name] for s in SERVERS if s.name in results}
         file.write_text(json.dumps(results, indent=1, default=asdict), encoding="utf-8")
         text = page(results, clients)

@@ -105,4 +105,4 @@ def test_what_a_feature_excludes_is_a_feature_and_one_of_both_has_a_flag():
 def test_the_contributing_page_names_the_files_that_hold_the_rows():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert "on which runner it is served | `core/features/NAME.py` |" in page
-    assert "(states, MTP, bidirectional) | `core/config/architectures.py` |" in page
+    assert "(recurrent state, MTP, bidirectional) | `core/config/architectures.py` |" in page

@@ -49,7 +49,7 @@ def test_a_goal_that_is_known_to_be_missed_fails_the_night_only_when_its_figure_
     for known in ({"rate": 0.6}, {"another row": 0.6}):
         is_good, text = goals(1.2, known)
         assert not is_good
-        assert f"no longer missed, take out of known_misses.toml: {next(iter(known))}" in text
+        assert f"no longer missed, remove from known_misses.toml: {next(iter(known))}" in text
 
 
 def test_what_is_known_to_be_missed_is_a_goal_of_a_benchmark(nightly: ModuleType, repository: Path):
@@ -93,4 +93,4 @@ def test_the_summary_has_a_line_for_each_part_and_names_those_that_failed(nightl
     ]
     lines = nightly.summary(outcomes).splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["part", "tests", "bench"]
-    assert lines[-1] == "not as they should be: bench a/b"
+    assert lines[-1] == "failed: bench a/b"

@@ -99,4 +99,4 @@ def test_the_contributing_page_names_the_files_that_hold_the_rows():
         for task, files in [line.strip("| ").split("|")]
     }
     assert rows["add an option of `additional_config`"] == "`core/config/options.py`"
-    assert rows["say what becomes of another plugin's key"] == "`core/config/other_keys.py`"
+    assert rows["define the effect of another plugin's key"] == "`core/config/other_keys.py`"

@@ -72,7 +72,7 @@ def test_a_virtual_npu_is_as_we_believe(tmp_path: Path, repository: Path) -> Non
     ]
     assert len(report["parts"]) == 7 and all(part["findings"] for part in report["parts"])
     page = (directory / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") >= 6 and "findings are as believed" in page
+    assert page.count("<svg") >= 6 and "findings are as expected" in page
     before = (directory / "report.json").read_text(encoding="utf-8")
     verify(directory, *checkpoints, virtual=virtual)
     again = json.loads((directory / "report.json").read_text(encoding="utf-8"))

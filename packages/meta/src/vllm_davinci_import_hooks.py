@@ -1,16 +1,16 @@
-"""Runs something of ours right before two packages are executed that may not start without it.
+"""Runs checks right before torch_npu or torchvision is executed, which may fail without them.
 
-It also tells the command `vllm` apart, which has seconds of imports before it (meta.vllm_command).
+It also prepares the command `vllm`, whose imports take seconds (meta.vllm_command).
 
-torch_npu: torch imports it by itself, in an order of entry points that is the file system's, and a
-failure there is a long traceback whose last line advises to turn the device off. A check before
-explains it in a few lines. torchvision: built for CUDA, it cannot be imported beside a torch
-without CUDA unless two operators are declared, whoever imports it first.
+torch_npu: torch imports it automatically, among entry points in file-system order; a failure is a
+long traceback whose last line advises to turn the device off. A check before it explains the cause
+in a few lines. torchvision: built for CUDA, it cannot be imported beside a torch without CUDA
+unless two operators are declared first.
 
 This module is imported at interpreter start-up through the `.pth` file of the same name; it puts
-one finder in front of the others, which does nothing until somebody imports one of the two. It is
-one file outside the namespace package because it runs in every Python process of the environment,
-whatever that is for: each further file would cost a third of a millisecond.
+one finder in front of the others, which does nothing until one of the two is imported. It is one
+file outside the namespace package because every Python process of the environment runs it, and each
+further file would cost a third of a millisecond.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ImportHooks:
-    """Finds the packages of LOADERS as the ordinary path finder does, with a loader of ours."""
+    """Finds the packages of LOADERS as the usual path finder does, and gives them our loader."""
 
     @staticmethod
     def find_spec(

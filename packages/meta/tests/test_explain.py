@@ -100,7 +100,7 @@ def test_a_server_that_counts_none_is_told_from_what_is_no_server(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["http://localhost:9", "--tokens", "4"], "a server's steps are its own"),
+        (["http://localhost:9", "--tokens", "4"], "a URL takes no step"),
         (["http://localhost:9"], "Name the address of a running"),
         (["model"], "describe the step"),
         (["./missing", "--tokens", "4"], "./missing is no directory"),

@@ -92,7 +92,7 @@ def test_each_step_has_the_first_share_of_its_size() -> None:
 
 @pytest.mark.parametrize("shares", [[0.5], [0.5, 1.0]])
 def test_first_shares_that_are_none_are_refused(shares: list[float]) -> None:
-    with pytest.raises(CostsError, match="between 0 and 1, one for each size"):
+    with pytest.raises(CostsError, match="a first share per size, between 0 and 1"):
         StepCosts([256, 1024], {"only": [9.0, 9.0]}, {"only": [8.0, 8.0]}, shares)
 
 
@@ -110,8 +110,8 @@ def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no costs of steps"),
-        ('{"steps": [{"tokens": 1}]}', "has no costs of steps"),
+        ("", "has no step times"),
+        ('{"steps": [{"tokens": 1}]}', "has no step times"),
         ('{"steps": []}', "need a duration"),
         ('{"steps": [{"tokens": 0, "whole": 1, "split": 1}]}', "expected them rising"),
         ('{"steps": [{"tokens": 1, "whole": 1, "split": 0}]}', "above 0"),

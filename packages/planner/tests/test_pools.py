@@ -63,8 +63,8 @@ def test_data_parallel_ranks_are_one_engine():
 @pytest.mark.parametrize(
     ("prefill", "decode", "message"),
     [
-        (report(([1], 5)), DECODE, "--prefill has no step that computes a prompt"),
-        (PREFILL, report(([500], 5)), "--decode has no step that computes a token"),
+        (report(([1], 5)), DECODE, "--prefill report has no prefill step"),
+        (PREFILL, report(([500], 5)), "--decode report has no decode step"),
     ],
 )
 def test_a_report_without_such_steps_is_refused(prefill, decode, message):

@@ -42,7 +42,7 @@ def test_a_directory_is_of_one_run(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match=r"another run: settings seed differ"):
         open_directory(tmp_path, Settings(checkpoints=("a",), models=("qwen3-8b",), seed=4))
     (tmp_path / FILE).write_text("{", encoding="utf-8")
-    with pytest.raises(VerificationError, match=r"Say --restart"):
+    with pytest.raises(VerificationError, match=r"Start again with --restart"):
         open_directory(tmp_path, settings)
 
 
@@ -115,5 +115,5 @@ def test_a_page_has_what_failed_first_and_a_picture_of_errors(tmp_path: Path) ->
     report = assembled({"operators": journal})
     assert (report["parts"][0]["passed"], report["parts"][0]["failed"]) == (1, 2)
     text = page(json.loads(json.dumps(report)), tmp_path)
-    assert text.index("Not as believed") < text.index(PARTS[1].asks)
+    assert text.index("Unexpected") < text.index(PARTS[1].asks)
     assert text.count("<circle") == 3 and "&lt;2&gt;" in text and "&quot;seed&quot;: 7" in text

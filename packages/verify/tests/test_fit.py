@@ -74,7 +74,7 @@ def test_a_rate_above_the_stated_peak_becomes_the_peak(tmp_path: Path) -> None:
     [
         ({"format": 1, "written": "", "parts": []}, "ascend910b3", "the report has no times"),
         (report_of(), "ascend910b9", "the virtual NPU knows ascend"),
-        (report_of(), "ascend910", "nobody has stated its figures"),
+        (report_of(), "ascend910", "its figures are not known"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(report: dict[str, Any], chip: str, said: str) -> None:

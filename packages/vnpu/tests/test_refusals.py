@@ -69,7 +69,7 @@ def test_the_command_shows_them_and_fails_where_a_call_was_refused(tmp_path: Pat
     vnpu = [sys.executable, "-m", "vllm_davinci.vnpu"]
     legal = CALLS.replace("torch.ones(4)", "gamma")
     for program, status, text in (
-        (legal, 0, "Ascend910B3: 4 calls held against CANN's documents, 0 refused"),
+        (legal, 0, "Ascend910B3: 4 calls checked against CANN's documents, 0 refused"),
         (CALLS, 1, "1 x on Ascend910B3: aclnnRmsNorm: gamma"),
     ):
         run = [*vnpu, "run", "--soc=Ascend910B3", f"--refusals={kept}", "--", sys.executable, "-c"]

@@ -96,7 +96,7 @@ def test_a_run_that_is_not_as_the_table_says_fails(
     run = ["deployments", "--resume", f"--run={tmp_path}", f"--page={tmp_path / 'page.md'}"]
     assert main([*run, NAME]) == 0
     assert main([*run, NAME, "gpt-oss-120b-a2-tp4"]) == 1
-    assert "not as the table says: gpt-oss-120b-a2-tp4" in capsys.readouterr().out
+    assert "unexpected results: gpt-oss-120b-a2-tp4" in capsys.readouterr().out
     assert "of 2 models; 1 start and serve" in (tmp_path / "page.md").read_text()
 
 
@@ -163,7 +163,7 @@ def test_wrong_commands_say_what_to_change(capsys: pytest.CaptureFixture[str]) -
     assert main(["deployments", "--run=x", "--limit=nan"]) == 2
     assert "seconds above 0" in capsys.readouterr().err
     assert main(["deployments", "--model=deepseek", "--chip=910b7"]) == 1
-    assert "no row is all of that. Models: DeepSeek" in capsys.readouterr().err
+    assert "no row matches all of these options. Models: DeepSeek" in capsys.readouterr().err
     assert main(["dry-run", "--deployment=qwen3-8b-a3"]) == 1
     assert "Did you mean 'qwen3-8b-a2'?" in capsys.readouterr().err
     assert main(["dry-run", "--chip=ascend910b2"]) == 2

@@ -81,9 +81,9 @@ def test_requests_end_in_groups_of_which_each_size_is_left(asked: list[list[str]
     ("rates", "said"),
     [
         ((0.8,), "has 1 rates, and --speculative-config has 2 drafts"),
-        ((0.5, 0.8), "no more often than the one before it"),
-        ((1.2, 0.5), "rates are from 0 to 1"),
-        ((0.5, -0.1), "rates are from 0 to 1"),
+        ((0.5, 0.8), "none above the one before it"),
+        ((1.2, 0.5), "expected rates from 0 to 1"),
+        ((0.5, -0.1), "expected rates from 0 to 1"),
     ],
 )
 def test_rates_that_mean_nothing_are_refused(rates: tuple[float, ...], said: str):
@@ -97,7 +97,7 @@ def test_rates_that_mean_nothing_are_refused(rates: tuple[float, ...], said: str
     [
         ([], "state --speculative-config as JSON"),
         (["--speculative-config", '{"method": "mtp"}'], "with num_speculative_tokens"),
-        (["--speculative-config", '{"num_speculative_tokens": 0}'], "a number from 1 on"),
+        (["--speculative-config", '{"num_speculative_tokens": 0}'], "expected at least 1"),
     ],
 )
 def test_an_engine_without_drafts_has_none_to_compare(arguments: list[str], said: str):

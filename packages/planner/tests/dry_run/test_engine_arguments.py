@@ -59,10 +59,16 @@ def test_options_of_a_front_end_do_something_where_there_is_one(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--kv-transfer-config.kv_role=kv_both"], "leave out --kv-transfer-config"),
-        (["--enable-eplb"], "leave out --enable-eplb, and state what it reaches with --routing"),
-        (["--worker-cls=own.Worker"], "leave out --worker-cls"),
-        (["--distributed-executor-backend=external_launcher"], "does not stand for: leave it out"),
+        (
+            ["--kv-transfer-config.kv_role=kv_both"],
+            "--kv-transfer-config needs another engine: leave it out",
+        ),
+        (["--enable-eplb"], "--enable-eplb moves weights between real ranks"),
+        (["--worker-cls=own.Worker"], "--worker-cls is set by dry-run itself: leave it out"),
+        (
+            ["--distributed-executor-backend=external_launcher"],
+            "is not supported by dry-run: leave it out",
+        ),
         (["--data-parallel-size=1024"], "1024 ranks do not fit into topology supernode"),
     ],
 )

@@ -27,9 +27,9 @@ def test_layers_of_recorded_loads_wait_for_their_busiest_ranks(tmp_path: Path) -
     ("text", "message"),
     [
         (None, "State `balanced`, a number from 1 on, or a JSON file"),
-        ("{}", "layer 0 is no list"),
-        ("[[1, 2, 3]]", "that 2 ranks can share"),
-        ("[[0, 0]]", "nothing is routed"),
+        ("{}", "layer 0 must be a list"),
+        ("[[1, 2, 3]]", "divisible by 2, the number of expert ranks"),
+        ("[[0, 0]]", "all loads are zero"),
     ],
 )
 def test_what_are_no_loads_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
@@ -42,7 +42,7 @@ def test_what_are_no_loads_is_refused(tmp_path: Path, text: str | None, message:
 
 @pytest.mark.parametrize("routing", ["0.5", "3"])
 def test_a_rank_has_at_least_the_mean_and_at_most_all(routing: str) -> None:
-    with pytest.raises(DryRunError, match="has 1 to 2 times the mean"):
+    with pytest.raises(DryRunError, match="expected 1 to 2, the range"):
         busiest_rank(routing, 2)
 
 

@@ -48,7 +48,7 @@ def test_a_stranger_who_writes_as_a_rank_is_found_out(point):
     store = meeting._store(address, port, secret, 5)
     assert isinstance(store, PrefixStore)
     store.set("rank 0", b"\0" * 32 + b"let me in")
-    with pytest.raises(ConnectionError, match="said to come from rank 0"):
+    with pytest.raises(ConnectionError, match="message from rank 0"):
         meeting.exchange(*point, 2, 1, b"", 5)
 
 

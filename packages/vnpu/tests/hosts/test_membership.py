@@ -39,8 +39,8 @@ def test_members_know_each_other():
 
 def test_who_does_not_know_the_secret_is_refused_by_rank():
     first, second = outcomes([b"s" * 32, b"t" * 32])
-    assert "Who connected as rank 1 is no member of this group" in first
-    assert "Who connected as rank 0 is no member of this group" in second
+    assert "The process connected as rank 1 is no member of this group" in first
+    assert "The process connected as rank 0 is no member of this group" in second
 
 
 def test_what_no_member_has_signed_is_refused():
@@ -54,5 +54,5 @@ def test_what_no_member_has_signed_is_refused():
         signed(b"t" * 32, "rank 1", b"content"),
         signed(secret, "rank 0", b"content"),
     ):
-        with pytest.raises(ConnectionError, match="said to come from rank 1"):
+        with pytest.raises(ConnectionError, match="message from rank 1"):
             content_of(secret, "rank 1", wrong)

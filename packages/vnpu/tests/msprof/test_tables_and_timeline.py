@@ -103,7 +103,7 @@ def test_a_damaged_profile_and_what_is_none_are_named(
     tasks = profile / "device_3" / "data" / "tasks.jsonl"
     tasks.write_text(tasks.read_text() + '{"kind":"oper')
     assert main(["--export=on", f"--output={profile}"]) == 1
-    assert "tasks.jsonl, line 6 is not as vnpu writes it" in capsys.readouterr().err
+    assert "tasks.jsonl, line 6 is not valid" in capsys.readouterr().err
     assert main(["--export=on", f"--output={tmp_path / 'PROF_none'}"]) == 1
     assert "taken on virtual NPUs" in capsys.readouterr().err
     assert main([f"--output={profile}"]) == 2

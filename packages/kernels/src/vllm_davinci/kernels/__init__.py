@@ -12,26 +12,26 @@ from typing import Any
 
 import torch
 
-# Before the operators: its library is one that theirs is linked to.
+# Before the operators, which are linked to its library.
 import torch_npu
 
 from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 
-# A class and no operator: the attention launches of a captured graph, and their updates.
+# A class, not an operator: the attention launches of a captured graph, and their updates.
 ATTENTION_GROUPS = "attention_groups"
 
-# These work on tensors in host memory, while a checkpoint is loaded, and launch nothing.
+# Operators for loading checkpoints: they work in host memory and launch nothing.
 HOST_OPERATORS = ("block_fp8_floats", "block_fp8_integers")
 
-# Version of core's protocol for operator providers that this package fills.
+# Version of core's operator provider protocol that this package implements.
 api_version = 1
 
 
 @cache
 def supported_ops() -> frozenset[str]:
-    """Names of the operators whose launches the CANN libraries of this process all have.
+    """Names of the operators that this process's CANN libraries support completely.
 
-    Initializes the device: only then are CANN's operator libraries loaded.
+    Initializes the device, which loads CANN's operator libraries.
     """
     torch_npu.npu.init()
     names = {*operator_names(), ATTENTION_GROUPS, *HOST_OPERATORS}
@@ -54,7 +54,7 @@ def _exists(launch: str) -> bool:
 def load(name: str) -> Any:
     """A function of one operator's arguments; for `attention_groups`, the class.
 
-    Raises KeyError with the names there are when `name` is none of them.
+    Raises KeyError with the known names if `name` is unknown.
     """
     if name not in supported_ops():
         raise KeyError(
@@ -67,10 +67,10 @@ def load(name: str) -> Any:
 
 
 def _function_of(operator: torch._ops.OpOverload) -> Callable[..., Any]:
-    """A function with the parameters of the operator's schema, which are called by keyword.
+    """A function with the parameters of the operator's schema, for calls by keyword.
 
-    It hands its arguments to torch by position, because torch looks up each keyword in the schema,
-    and calls what `OpOverload.__call__` calls, which saves as much as the function costs.
+    It passes arguments by position, because torch looks up each keyword in the schema, and calls
+    what `OpOverload.__call__` calls, which saves as much as the function costs.
     """
     arguments = operator._schema.arguments
     names = ", ".join(each.name for each in arguments)

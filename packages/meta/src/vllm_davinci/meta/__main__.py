@@ -30,7 +30,7 @@ COMMANDS = {
         "what would an engine run with, who decided it, and why?", show_config, AFTER_DASHES
     ),
     "check-model": Command(
-        "what a checkpoint would be loaded as, what is missing or disagrees", check_model
+        "how would a checkpoint be loaded, and what is wrong with it?", check_model
     ),
     "generate": Command("text from a local checkpoint or GGUF file", generate, AFTER_DASHES),
     "compare": Command(
@@ -53,7 +53,7 @@ def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0 only if the answer is a good one; see each command."""
+    """Runs a command. Exit status 0 only if its answer is positive; each command says when."""
     commands = COMMANDS | installed_commands()
     parser = _parser(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)

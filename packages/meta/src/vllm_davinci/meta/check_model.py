@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0 only if the checkpoint can be loaded as it was meant."""
+    """Exit status 0 only if the checkpoint can be loaded completely."""
     if not options.json and (problem := missing_directory(options.directory)) is not None:
         Console(stderr=True).print(
             f"vllm-davinci check-model: {problem}", markup=False, soft_wrap=True
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def print_report(report: CheckReport, console: Console) -> None:
-    """A table of the kinds of layers, then what is wrong or worth knowing, then the verdict."""
+    """Prints a table of layer kinds, then problems and notes, then the verdict."""
     console.print(
         Text(
             f"{report.directory}: {report.num_tensors} tensors, "

@@ -1,4 +1,4 @@
-"""Commands of `vllm-davinci`: how a module becomes one, and where other packages add theirs."""
+"""Defines the commands of `vllm-davinci`, and finds those of other packages by entry points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXTRAS = {"deployments": "planner", "dry-run": "planner", "pools": "planner", "v
 
 
 class EngineOptions(Enum):
-    """Where a command finds options of `vllm serve` among its own."""
+    """Where options of `vllm serve` stand on a command's line."""
 
     NONE = "it takes none"
     AFTER_DASHES = "what follows `--`"
@@ -27,9 +27,9 @@ class EngineOptions(Enum):
 class Command:
     """A command.
 
-    question: that it answers, for `--help`
-    module:   has `add_arguments(parser)`, and `run(options)`, which returns the exit status;
-              `run(options, engine_arguments)` where it takes options of an engine
+    question: answered by the command, for `--help`
+    module:   defines `add_arguments(parser)` and `run(options)`, which returns the exit status;
+              `run(options, engine_arguments)` if the command takes options of an engine
     """
 
     question: str
@@ -49,7 +49,7 @@ def installed_commands() -> dict[str, Command]:
 
 
 def missing_command(name: str) -> str | None:
-    """How to get a command whose package is not installed; None: there is no such command."""
+    """Says how to install a command's missing package; None if there is no such command."""
     extra = EXTRAS.get(name)
     if extra is None:
         return None

@@ -1,4 +1,5 @@
-"""`vllm-davinci compare MODEL`: greedy tokens of vLLM on an NPU beside transformers' on the CPU.
+"""`vllm-davinci compare MODEL`: compares vLLM's greedy tokens with those of transformers on the
+CPU.
 
 MODEL is a checkpoint's directory or a GGUF file. In float32 (on the virtual NPU) all tokens should
 be equal. In 16 bits a token may differ where the reference's two best logits are close: the margin
@@ -42,9 +43,9 @@ TIES = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token of a prompt's continuation that is not the reference's choice.
+    """The first token of a continuation that differs from the reference's choice.
 
-    position: in the continuation, from 0
+    position: index in the continuation, from 0
     token:    vLLM's; expected: the reference's
     margin:   the reference's logit of `expected` minus that of `token`
     """
@@ -58,7 +59,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """equal_prompts: whose tokens are all equal; tokens: compared; differences: first ones"""
+    """equal_prompts: prompts whose tokens are all equal; tokens: number compared; differences: the
+    first per prompt"""
 
     prompts: int
     equal_prompts: int
@@ -89,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    """Exit status 0 if all tokens are equal but for ties; 1 if not, or with a reason."""
+    """Exit status 0 if all tokens are equal, ties excepted; 1 otherwise, with the reason."""
     console = Console(stderr=True)
     try:
         texts = _texts(options.prompts)
@@ -102,7 +104,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         problem = local_engine.start_problem(error)
         console.print(f"vllm-davinci compare: {problem}", markup=False, soft_wrap=True)
         return 1
-    del llm  # its memory is free before the reference is loaded
+    del llm  # frees its memory before the reference is loaded
     console.print("transformers computes the same on the CPU, in float32", highlight=False)
     found = compared(_reference(engine.directory), prompts, outputs)
     tie = TIES[engine.dtype] if options.tie is None else options.tie
@@ -144,8 +146,8 @@ def compared(
 ) -> Comparison:
     """Compares continuations with the reference's choice after the same tokens.
 
-    One pass over a prompt and its continuation gives the choice at every position, so that tokens
-    after a difference are compared, too.
+    One pass over prompt and continuation gives the choice at every position, so tokens after a
+    difference are compared too.
     """
     equal_prompts = tokens = equal_tokens = 0
     differences = []

@@ -1,4 +1,4 @@
-"""Makes core importable for commands that need no device: its libraries, or the virtual NPU's."""
+"""Makes core importable for commands without a device, by CANN's libraries or the virtual NPU's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from vllm_davinci.meta import device_library, supported_versions
 from vllm_davinci.meta.errors import DeviceLibraryError
 
 IMPORTS = (
-    "vllm-davinci: vLLM and torch are imported, which takes some 10 s, and up to 2 minutes where "
-    "files are read for the first time."
+    "vllm-davinci: importing vLLM and torch takes about 10 s, up to 2 minutes if files are read "
+    "for the first time."
 )
 
 
 def prepare() -> None:
-    """Lets core be imported; comes before its first import. Raises DeviceLibraryError.
+    """Prepares the import of core; call it before the first one. Raises DeviceLibraryError.
 
-    torch_npu, which vLLM imports with its platform, needs libraries to load; nothing here starts a
-    device. vLLM's start-up messages go, because a command's output may be read by a program. A
-    user who waits at a terminal is told why.
+    torch_npu, which vLLM imports with its platform, needs libraries to load; no device is started.
+    vLLM's start-up messages are silenced, because programs may read a command's output. On a
+    terminal a line announces the import.
     """
     if sys.stderr.isatty():
         print(IMPORTS, file=sys.stderr, flush=True)
@@ -34,5 +34,5 @@ def prepare() -> None:
 
 
 def is_virtual() -> bool:
-    """Whether core's device is the virtual NPU: active already, or in place of absent libraries."""
+    """True if core's device is the virtual NPU: already active, or because CANN is missing."""
     return os.environ.get("VNPU_ACTIVE") == "1" or device_library.loader_error() is not None

@@ -1,4 +1,4 @@
-"""Checks that the dynamic loader finds CANN, and explains what to do where it does not."""
+"""Checks that the dynamic loader finds CANN, and explains what to do if it does not."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ VNPU = "vllm-davinci-vnpu"
 
 
 def loader_error(library: str = RUNTIME_LIBRARY) -> str | None:
-    """Loads a shared library by name. Returns the loader's message when it cannot, else None.
+    """Loads a shared library by name. Returns the loader's message on failure, else None.
 
-    torch_npu loads the same library a moment later, so this starts nothing that would not start.
+    torch_npu loads the same library a moment later, so this has no further effect.
     """
     try:
         ctypes.CDLL(library)
@@ -39,13 +39,13 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def require() -> bool:
-    """Raises, or leaves the process, with an explanation when torch_npu cannot be imported here.
+    """Raises an explanation, or ends the process with it, if torch_npu cannot be imported here.
 
-    A script or a server ends with the explanation as its last words: torch turns every exception
-    into one that advises to switch the device off. An interactive session gets the exception.
+    Scripts and servers end, with the explanation as their last output, because torch turns every
+    exception into the advice to switch the device off. An interactive session gets the exception.
 
-    Returns False where torch has been asked to leave the device alone and the importer asks only
-    whether torch_npu is there: transformers does so when it is imported, and takes no exception.
+    Returns False if torch runs without its device and the importer only asks whether torch_npu is
+    installed, as transformers does at import without catching exceptions.
     """
     problems = [problem for problem in map(problem_with, (TORCH_NPU, TORCH)) if problem]
     error: MetaError
@@ -63,14 +63,14 @@ def require() -> bool:
 
 
 def absent(name: str) -> NoReturn:
-    """The attributes of a torch_npu that was not executed: raises DeviceLibraryError."""
+    """Raises DeviceLibraryError for any attribute of a torch_npu that was not executed."""
     if name.startswith("__"):
         raise AttributeError(name)
     raise DeviceLibraryError(explanation(loader_error() or ""))
 
 
 def _is_question() -> bool:
-    """Whether torch_npu is imported by a function such as `is_torch_npu_available`."""
+    """True if a function such as `is_torch_npu_available` imports torch_npu."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith("<frozen importlib")
@@ -81,7 +81,7 @@ def _is_question() -> bool:
 
 
 def explanation(message: str) -> str:
-    """Advice for a runtime library that did not load with the loader's `message`."""
+    """Advice if the runtime library did not load, from the loader's `message`."""
     command = _command()
     if not message.startswith(RUNTIME_LIBRARY):
         return (

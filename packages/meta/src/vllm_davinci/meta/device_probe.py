@@ -1,7 +1,7 @@
 """Tries CANN's libraries, one operator and vLLM's platform, one JSON line per stage.
 
-`python -m vllm_davinci.meta.device_probe STAGE` is a process of its own because each stage may
-fail in ways that end the process: the doctor reads what was printed until then.
+`python -m vllm_davinci.meta.device_probe STAGE` is a process of its own because a failing stage may
+end it; the doctor reads what it has printed by then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm_davinci.meta.device_library import loader_error
 
-# Libraries that torch_npu 2.13.0 asks the dynamic loader for, by when it does.
+# Libraries that torch_npu 2.13.0 loads, by the time of loading.
 LIBRARIES_AT_IMPORT = (
     "libascendcl.so",
     "libhccl.so",
@@ -29,10 +29,10 @@ REQUIRED_LIBRARIES = LIBRARIES_AT_IMPORT + LIBRARIES_AT_FIRST_OPERATOR + LIBRARI
 
 
 def probe_libraries() -> dict[str, dict[str, str]]:
-    """Tells for each library where the loader found it (`path`), or why it did not (`error`).
+    """Prints for each library where the loader found it (`path`), or why not (`error`).
 
-    Torch's own library is loaded first, as it is when torch_npu asks for CANN's operators: those
-    of the virtual NPU call into it.
+    libtorch_cpu is loaded first, as when torch_npu loads CANN's operators: the virtual NPU's
+    operators call into it.
     """
     torch = find_spec("torch")
     if torch is not None and torch.origin is not None:
@@ -45,7 +45,7 @@ def probe_libraries() -> dict[str, dict[str, str]]:
 
 
 def probe_device() -> dict[str, object]:
-    """Number, name and memory of the devices, and whether one small computation is right."""
+    """Prints number, name and memory of the devices, and whether a small computation is correct."""
     import torch  # the stage is about whether this works
     import torch_npu
 
@@ -66,7 +66,7 @@ def probe_device() -> dict[str, object]:
 
 
 def probe_platform() -> dict[str, object]:
-    """The platform class that vLLM chose, and the device that it stands for."""
+    """Prints the platform class that vLLM chose, and its device."""
     from vllm.platforms import current_platform  # the stage is about whether this works
 
     chosen = type(current_platform)

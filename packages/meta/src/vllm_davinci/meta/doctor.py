@@ -1,7 +1,7 @@
-"""Reports whether a model can run here, and else what to do.
+"""Reports whether a model can run here, and if not, what to do.
 
-Nothing here imports torch: with no CANN on the loader path that import does not return. What has
-to be tried is tried by `device_probe` in a process of its own.
+This module does not import torch, an import that without CANN on the loader path does not return.
+`device_probe` makes all trials, in a process of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from vllm_davinci.meta.registration import PLATFORM_CLASS
 from vllm_davinci.meta.report import Check, Report, Status
 from vllm_davinci.meta.report_table import print_report
 
-# Importing torch and vLLM takes about 15 s on two busy cores; a device that does not answer
-# within this does not answer.
+# Importing torch and vLLM takes about 15 s on two busy cores; a device that needs longer than this
+# limit counts as dead.
 PROBE_LIMIT_S = 120.0
 DISTRIBUTION = "vllm-davinci"
-# The package that fills a role that core looks up -> the role, and what works without it.
+# Package -> the role that it provides to core, and what happens without it.
 OPTIONAL_COMPONENTS = {
     "vllm-davinci-kernels": ("vllm_davinci.op_providers", "torch_npu's operators are used"),
     "vllm-davinci-models": (
@@ -50,8 +50,8 @@ CANN_DIRECTORIES = (
     "/usr/local/Ascend/cann",
     "~/Ascend/ascend-toolkit/latest",
 )
-# Groups of entry points that vLLM reads -> what it means when ours is not in one. The third only
-# adds overlap decisions to the metrics.
+# Entry-point groups that vLLM reads -> the effect if ours is missing. The third only adds overlap
+# decisions to the metrics.
 PLUGIN_GROUPS = {
     "vllm.platform_plugins": Status.PROBLEM,
     "vllm.general_plugins": Status.PROBLEM,
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_checks() -> Report:
-    """Checks packages, libraries, device and entry points, each after those that it needs."""
+    """Checks packages, libraries, device and entry points, in the order of their dependencies."""
     checks = [*machine_checks(), *_packages(), *_components(), *_entry_points(), *_installations()]
     libraries = _probe("libraries")
     checks += _libraries(libraries)
@@ -95,7 +95,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _components() -> Iterator[Check]:
-    """Checks that our other packages are installed, of the pinned version, and found by core."""
+    """Checks that our other packages are installed in the pinned version and found by core."""
     area = "components"
     required = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
     pins = {pin.name: pin for pin in required if pin.name.startswith(DISTRIBUTION)}
@@ -269,7 +269,7 @@ def _probe(*stages: str) -> _Probe:
 
 
 def _last_words(errors: str, status: int) -> str:
-    """The message at the end of a traceback, or of a program that left with an explanation."""
+    """The message at the end of a traceback, or the explanation with which a program ended."""
     words: list[str] = []
     for line in reversed(errors.rstrip().splitlines()):
         if line.startswith((" ", "Traceback")) or len(words) == 8:
@@ -279,7 +279,7 @@ def _last_words(errors: str, status: int) -> str:
 
 
 def _cann_directories() -> list[Path]:
-    """Directories of real CANN installations: named by the environment or in the usual places."""
+    """Directories of real CANN installations, from the environment and the usual places."""
     named = [os.environ[name] for name in CANN_VARIABLES if os.environ.get(name)]
     virtual = _vnpu_library_directory()
     found: list[Path] = []

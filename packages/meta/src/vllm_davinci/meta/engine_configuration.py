@@ -1,4 +1,4 @@
-"""The configuration that `vllm serve MODEL OPTIONS` would have, without an engine."""
+"""Builds the configuration of `vllm serve MODEL OPTIONS` without starting an engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def engine_configuration(command: str, model: str, arguments: list[str]) -> VllmConfig:
-    """The configuration of an engine with these options. Raises ExplanationError.
+    """Builds the configuration of an engine with these options. Raises ExplanationError.
 
-    command: as messages about the options name it
+    command: name of the command in messages about the options
     """
     from pydantic import ValidationError
     from vllm.engine.arg_utils import EngineArgs
@@ -34,7 +34,7 @@ def engine_configuration(command: str, model: str, arguments: list[str]) -> Vllm
 
 
 def given_flags(command: str, arguments: list[str]) -> dict[str, str]:
-    """Fields of vLLM's configuration that these options set -> the option."""
+    """Maps each field of vLLM's configuration that these options set to its option."""
     parser = _parser(command)
     not_given = object()
     parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([])), not_given))

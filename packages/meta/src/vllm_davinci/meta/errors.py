@@ -8,11 +8,11 @@ class MetaError(Exception):
 
 
 class UnsupportedVersionError(MetaError):
-    """torch, torch_npu, vLLM or Python has a version that this release was not made for."""
+    """The version of torch, torch_npu, vLLM or Python is not supported by this release."""
 
 
 class DeviceLibraryError(MetaError, ImportError):
-    """torch_npu is about to be imported and the dynamic loader finds no CANN."""
+    """torch_npu is about to be imported, but the dynamic loader finds no CANN."""
 
 
 class ExplanationError(MetaError):
@@ -20,8 +20,8 @@ class ExplanationError(MetaError):
 
 
 class ServerError(MetaError):
-    """A server does not answer, or its answer is not the one asked for."""
+    """A server does not answer, or gives an unexpected answer."""
 
 
 class ModelFileError(MetaError):
-    """A local model cannot be read, converted, or held by this host."""
+    """A local model cannot be read or converted, or does not fit this host's memory."""

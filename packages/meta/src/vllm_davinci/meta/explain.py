@@ -1,8 +1,9 @@
-"""`vllm-davinci explain`: says why a step was not split into ubatches, and which drafts were kept.
+"""`vllm-davinci explain`: why was a step not split into ubatches, and how many drafts were
+accepted?
 
 vllm-davinci explain http://localhost:8000
     the reasons that a running server has counted, and what would change each; with speculative
-    decoding, how many drafts of each position were accepted
+    decoding, the accepted drafts by position
 vllm-davinci explain MODEL --tokens 512 512 --decodes 8 -- --tensor-parallel-size 2 --enable-dbo
     what an engine with these options of `vllm serve` would decide for such a step
 """
@@ -44,19 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=int, nargs="+", metavar="N", help="new tokens of each prefilled request"
     )
     step.add_argument(
-        "--requests", type=int, metavar="N", help="so many requests of the one --tokens"
+        "--requests", type=int, metavar="N", help="number of requests with the one --tokens"
     )
     step.add_argument("--decodes", type=int, default=0, metavar="N", help="requests that decode")
     step.add_argument(
         "--special",
         action="store_true",
-        help="one of them has images for a model that keeps some of them",
+        help="a request has images, and the model's definition keeps parts of them",
     )
     parser.add_argument("--json", action="store_true", help="the answer for programs")
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    """Exit status 0 with an answer; 1 with the reason why there is none, 2 for bad options.
+    """Exit status 0 with an answer; 1 without one, with the reason; 2 for bad options.
 
     engine_arguments: options of `vllm serve`
     """
@@ -83,11 +84,14 @@ def _problem_with(
     describes_step = options.tokens is not None or options.decodes != 0
     if is_server:
         if describes_step or options.requests or engine_arguments:
-            return "a server's steps are its own: name the URL alone, or a MODEL and a step"
+            return "a URL takes no step: name the URL alone, or a MODEL and a step"
         return None
     is_path = options.subject.startswith(("/", "./", "../"))
     if is_path and not Path(options.subject).is_dir():
-        return f"{options.subject} is no directory: name a model's, or a server's http:// address"
+        return (
+            f"{options.subject} is no directory: name a model's directory, or a server's http:// "
+            "address"
+        )
     if not describes_step:
         return "describe the step: --tokens N ... for requests that prefill, --decodes N for others"
     if options.requests is not None and len(options.tokens or ()) != 1:
@@ -99,7 +103,7 @@ def _problem_with(
 
 
 def _explain_server(url: str, as_json: bool) -> None:
-    text = metrics_text(url)  # before vLLM is imported: a wrong address is told at once
+    text = metrics_text(url)  # before vLLM is imported: reports a wrong address at once
     counts, drafts = decision_counts(text), acceptance(text)
     if not counts and drafts is None:
         raise ServerError(
@@ -143,7 +147,7 @@ def _explain_server(url: str, as_json: bool) -> None:
 
 
 def told_acceptance(drafts: Acceptance) -> str:
-    """The rates in words."""
+    """Describes the acceptance rates."""
     rates = [f"{count / drafts.steps:.0%}" for count in drafts.by_position]
     share = drafts.accepted / max(drafts.drafted, 1)
     told = (
@@ -153,8 +157,8 @@ def told_acceptance(drafts: Acceptance) -> str:
     )
     if not drafts.accepted:
         told += (
-            " A drafter of another model or quantization, or one that is not trained, is never "
-            "right: check --speculative-config, or start without."
+            " A drafter of another model or quantization, or an untrained one, is never "
+            "accepted: check --speculative-config, or start without it."
         )
     return told
 
@@ -184,7 +188,7 @@ def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> N
 
 
 def _told_durations(durations: dict[str, float]) -> str:
-    """Each schedule's time, and what it would have cost beside the fastest."""
+    """Prints each schedule's step time, and the excess over the fastest."""
     least = min(durations.values(), default=0.0)
     return "; ".join(
         f"{name}: {ms:.1f} ms" + (f" (+{ms / least - 1:.0%})" if ms > least else "")
@@ -193,7 +197,7 @@ def _told_durations(durations: dict[str, float]) -> str:
 
 
 def print_step(found: StepExplanation, decodes: int, tokens: list[int], console: Console) -> None:
-    """The decision in a line, and why, in a table."""
+    """Prints the decision in a line, then its reasons in a table."""
     step = f"{len(tokens) + decodes} requests, {sum(tokens) + decodes} tokens ({decodes} decodes)"
     if found.reason == "split":
         parts = " + ".join(map(str, found.part_tokens))

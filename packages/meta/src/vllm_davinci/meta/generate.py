@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    """Exit status 0 with text for every prompt; 1 with the reason, in one line."""
+    """Exit status 0 with text for every prompt; otherwise 1, with the reason in one line."""
     console = Console(stderr=True)
     texts = options.prompt or list(PROMPTS)
     try:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 
 
 def encoded(tokenizer: object, text: str, chat: bool) -> list[int]:
-    """Token ids of a prompt. Raises MetaError if `chat` and the model has no chat template."""
+    """Token ids of a prompt. Raises MetaError for `chat` if the model has no chat template."""
     if not chat:
         ids: list[int] = tokenizer(text)["input_ids"]  # type: ignore[operator]
         if not ids:

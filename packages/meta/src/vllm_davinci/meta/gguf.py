@@ -1,4 +1,4 @@
-"""GGUF files as checkpoints that vLLM loads: transformers' own reader turns them into floats."""
+"""Converts GGUF files into float checkpoints that vLLM loads, with transformers' reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAGIC = b"GGUF"
 
 
 def is_gguf(model: Path) -> bool:
-    """True if `model` is a file that begins as GGUF files do."""
+    """True if `model` is a file with the magic bytes of GGUF."""
     if not model.is_file():
         return False
     with model.open("rb") as file:
@@ -28,7 +28,7 @@ def checkpoint_directory() -> Path:
 
 
 def converted(model: Path) -> Path:
-    """A checkpoint directory in bf16 of a GGUF file, written once per file.
+    """Converts a GGUF file into a bf16 checkpoint directory, once per file.
 
     The directory is named after the file's path, size and time, so that a changed file is converted
     again. Raises ModelFileError if transformers does not read this architecture or tensor type, or

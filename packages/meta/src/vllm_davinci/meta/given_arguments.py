@@ -1,4 +1,4 @@
-"""Mistakes in arguments that show before torch and vLLM are imported, which takes many seconds."""
+"""Finds mistakes in arguments before torch and vLLM are imported, which takes many seconds."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-# Where vLLM states the options of `vllm serve`: fields of classes, and names in calls.
+# Where vLLM defines the options of `vllm serve`: fields of classes, and names in calls.
 _STATED_IN = ("engine/arg_utils.py", "entrypoints/common/cli_args.py")
 
 
 def problem_of_engine(model: str, engine_arguments: Sequence[str]) -> str | None:
-    """Why no engine can have this model and these options of `vllm serve`; None: vLLM is to say."""
+    """Says why no engine can have this model and these options; None leaves the check to vLLM."""
     return missing_directory(model) or unknown_option(engine_arguments)
 
 
 def missing_directory(model: str) -> str | None:
-    """A message where `model` is a path at which nothing is; None for what is there, for names of
-    the hub and for addresses."""
+    """A message if `model` is a path that does not exist; None for existing paths, names on the hub
+    and addresses."""
     if "://" in model:
         return None
     path = Path(model).expanduser()
@@ -34,15 +34,15 @@ def missing_directory(model: str) -> str | None:
 
 
 def unknown_option(arguments: Sequence[str]) -> str | None:
-    """A message that names the first option which `vllm serve` does not have, and the nearest."""
+    """A message with the first unknown option of `vllm serve` and the nearest valid one."""
     known = option_names()
     for argument in arguments:
         if not argument.startswith("--") or argument == "--":
             continue
         option = argument.partition("=")[0].partition(".")[0]
         name = option.removeprefix("--").replace("_", "-")
-        # argparse takes the begin of a name. vLLM takes `--no-` before a switch, and `--disable-x`
-        # for `--enable-x`, and the other way round.
+        # argparse accepts prefixes of names. vLLM accepts `--no-` before a switch, and
+        # `--disable-x` for `--enable-x` and vice versa.
         switch, _, rest = name.partition("-")
         opposite = {"disable": f"enable-{rest}", "enable": f"disable-{rest}"}.get(switch, name)
         if any(each.startswith((name, name.removeprefix("no-"), opposite)) for each in known):
@@ -54,7 +54,7 @@ def unknown_option(arguments: Sequence[str]) -> str | None:
 
 @cache
 def option_names() -> frozenset[str]:
-    """Every option of `vllm serve` without its dashes, and some names that are none.
+    """Every option of `vllm serve` without dashes, and some names that are no options.
 
     They are read from vLLM's sources, because importing those takes seconds.
     """

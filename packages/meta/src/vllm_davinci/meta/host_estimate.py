@@ -10,10 +10,10 @@ from pathlib import Path
 
 from vllm_davinci.meta.errors import ModelFileError
 
-# Resident memory of an engine beside weights and KV cache (vLLM, torch, torch_npu): 1.3 GB with the
-# shipped Llama, and the front end's process.
+# Resident memory of an engine without weights and KV cache (vLLM, torch, torch_npu): 1.3 GB with
+# the shipped Llama, and the front end's process.
 PROCESSES_BYTES = 2_000_000_000
-# The engine's own start beside the profile run, in multiples of the imports of vLLM and torch.
+# The engine's start without the profile run, in multiples of the import time of vLLM and torch.
 START_IMPORTS = 0.6
 # A launch of a virtual operator (benchmarks/vnpu), and launches of a decoder layer.
 LAUNCH_S = 12e-6
@@ -23,7 +23,7 @@ BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The sizes of a checkpoint that decide time and memory.
+    """Sizes of a checkpoint that determine time and memory.
 
     parameters:        values in its safetensors files
     layers:            decoder layers
@@ -46,7 +46,7 @@ class Estimate:
 
     def seconds(self, prompt_tokens: int, new_tokens: int, requests: int) -> float:
         """Start, prefill of all prompts, and decode steps that take all requests at once."""
-        batched = 1 + 0.1 * (requests - 1)  # a row more in products that read the weights once
+        batched = 1 + 0.1 * (requests - 1)  # one more row in products that read the weights once
         work = prompt_tokens * self.prompt_token_s + new_tokens * self.token_s * batched
         return self.start_s + work
 
@@ -75,7 +75,7 @@ def size_of(directory: Path) -> ModelSize:
 
 
 def _values(path: Path) -> int:
-    """The number of values in a safetensors file."""
+    """Number of values in a safetensors file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -96,8 +96,8 @@ def estimate(
 
     dtype:          of weights and cache
     kv_tokens:      tokens for which the KV cache has room
-    profile_tokens: tokens of the step that the engine tries before it serves
-    import_s:       what this process took to import vLLM
+    profile_tokens: tokens of the engine's profile run
+    import_s:       time that this process took to import vLLM
     """
     weights_bytes = size.parameters * BYTES_PER_VALUE[dtype]
     bytes_per_s, products_per_s = _rates(dtype)

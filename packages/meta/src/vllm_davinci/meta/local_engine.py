@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 MAX_REQUESTS = 8
-# A step takes 512 tokens of prompts at most, so that the trial step of a start is short.
+# A step takes at most 512 prompt tokens, so that the profile run of a start is short.
 BATCHED_TOKENS = 512
 BLOCK_TOKENS = 128
 EXACT_CHIP = "reference"  # takes float32 and any size; a chip's operators do not
@@ -87,7 +87,7 @@ class LocalEngine:
         """Prints the forecast for these prompts, then starts the engine.
 
         prompts:     token ids
-        extra_bytes: memory that the caller takes beside the engine
+        extra_bytes: further memory that the caller takes
         """
         longest = max(map(len, prompts)) + self._max_tokens
         requests = min(MAX_REQUESTS, len(prompts))
@@ -132,7 +132,7 @@ class LocalEngine:
 
 
 def _default_dtype() -> str:
-    """float32 where its operators are: near ties of 16 bits then choose as transformers does."""
+    """float32 if the device has its operators: near ties are then decided as in transformers."""
     is_exact = os.environ.get("VNPU_SOC", EXACT_CHIP) == EXACT_CHIP
     return "float32" if is_exact and core_access.is_virtual() else "bfloat16"
 
@@ -140,13 +140,13 @@ def _default_dtype() -> str:
 def cache_tokens(longest: int, requests: int) -> int:
     """Tokens of a KV cache for these requests of at most `longest` tokens, in whole blocks.
 
-    A block more per request is for what the engine reserves and for the next token.
+    One more block per request covers what the engine reserves and the next token.
     """
     return requests * (-(-longest // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
 
 
 def offline_engine(model: str, arguments: Sequence[str]) -> LLM:
-    """An engine with these options of `vllm serve`. Raises what vLLM's parser and start raise."""
+    """Starts an offline engine with these options of `vllm serve`; errors are vLLM's."""
     from dataclasses import fields
 
     from vllm import LLM
@@ -161,7 +161,7 @@ def offline_engine(model: str, arguments: Sequence[str]) -> LLM:
 
 
 def start_problem(error: Exception) -> str:
-    """The reason why an engine did not start, in one line."""
+    """Says in one line why an engine did not start."""
     if isinstance(error, MetaError):
         return str(error)
     from vllm_davinci.core.process.plain_errors import words_of  # imports vLLM
@@ -170,7 +170,7 @@ def start_problem(error: Exception) -> str:
 
 
 def greedy(llm: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Greedy continuations, token ids; a sequence ends at the model's end token."""
+    """Greedy continuations as token ids; a sequence ends at the model's end token."""
     from vllm import SamplingParams
 
     outputs = llm.generate(

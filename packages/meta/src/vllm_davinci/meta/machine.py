@@ -1,4 +1,4 @@
-"""Facts about the machine and its settings, for a report that somebody else reads."""
+"""Facts about the machine and its settings for a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_davinci.meta.report import Check, Status
 from vllm_davinci.meta.supported_versions import installed_version
 
-# Beginnings of variables that change what a run does.
+# Prefixes of environment variables that affect a run.
 PREFIXES = ("ASCEND_", "CPU_AFFINITY", "DAVINCI_", "HCCL_", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH",
             "LD_PRELOAD", "OMP_", "PYTORCH_NPU_", "TASK_QUEUE_", "TORCH_DEVICE_", "VLLM_",
             "VNPU_")  # fmt: skip

@@ -1,8 +1,8 @@
 """`vllm-davinci perplexity MODEL TEXT ...`: measures how well a checkpoint predicts text.
 
 The engine scores the text itself (vLLM's prompt logprobs), with the options of `vllm serve` that
-follow `--`: what is measured is what users get, with the checkpoint's types, on several ranks or
-with overlap.
+follow `--`, so it measures what users get: with the checkpoint's types, on several ranks, with
+overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm_davinci.meta.given_arguments import problem_of_engine
 
 
 class Score(NamedTuple):
-    """perplexity: exp of the mean negative log-likelihood per token; tokens: how many"""
+    """perplexity: exp of the mean negative log-likelihood per token; tokens: number scored"""
 
     perplexity: float
     tokens: int
@@ -33,28 +33,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s MODEL TEXT ... [options] [-- OPTIONS OF VLLM SERVE]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", help="a checkpoint's directory, or its name on the hub")
-    parser.add_argument("text", type=Path, nargs="+", help="UTF-8 files that it was not made with")
+    parser.add_argument(
+        "text", type=Path, nargs="+", help="UTF-8 files that the model was not trained on"
+    )
     parser.add_argument(
         "--window",
         type=int,
         default=512,
         metavar="N",
-        help="tokens that see each other (default: %(default)s)",
+        help="tokens per scored window (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens",
         type=int,
         metavar="N",
-        help="predicted tokens at most, from the fronts of all files alike (default: all)",
+        help="maximum of scored tokens, taken evenly from the start of each file (default: all)",
     )
     parser.add_argument(
-        "--at-most", type=float, metavar="P", help="exit with status 1 where it is higher"
+        "--at-most", type=float, metavar="P", help="exit with status 1 if the perplexity is higher"
     )
     parser.add_argument("--json", action="store_true", help="the answer for programs")
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    """Exit status 0 with an answer that is not above --at-most; 1 otherwise, 2 for bad options.
+    """Exit status 0 if the perplexity is at most --at-most; 1 otherwise, 2 for bad options.
 
     engine_arguments: options of `vllm serve`
     """
@@ -74,12 +76,12 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     if (problem := problem_of_engine(options.model, engine_arguments)) is not None:
         tell(problem)
         return 1
-    # The answer alone goes to the output; vLLM's processes would write there, too.
+    # Only the answer goes to stdout, where vLLM's processes would write too.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     core_access.prepare()
     try:
         # Prompts are a window and one token long. Scoring one needs all of its logits at once, so
-        # that few requests run at a time.
+        # few requests run at a time.
         length = f"--max-model-len={options.window + 2}"
         ours = [length, "--max-num-seqs=8", "--no-enable-prefix-caching"]
         llm = local_engine.offline_engine(options.model, [*ours, *engine_arguments])
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         tell("the texts hold no token")
         return 2
     found = score(llm, windows)
-    del llm  # its processes end before the answer is printed
+    del llm  # ends its processes before the answer is printed
     if options.json:
         print(json.dumps(found._asdict()))
     else:
@@ -105,9 +107,9 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 def windows_of(
     tokenizer: Any, texts: Sequence[str], window: int, tokens: int | None = None
 ) -> list[list[int]]:
-    """Prompts of at most `window` tokens, with the model's first token, if it has one, in front.
+    """Prompts of at most `window` tokens, each after the model's first token, if it has one.
 
-    tokens: at most so many in all, from the front of every text as many
+    tokens: maximum in all, taken evenly from the start of every text
     """
     first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     share = None if tokens is None else max(1, tokens // len(texts))
@@ -125,7 +127,7 @@ class Generates(Protocol):
 
 
 def score(llm: Generates, windows: Sequence[Sequence[int]]) -> Score:
-    """Scores every window by itself; its first token is not predicted."""
+    """Scores each window by itself, without its first token."""
     from vllm import SamplingParams
 
     outputs = llm.generate(

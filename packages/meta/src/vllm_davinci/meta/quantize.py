@@ -1,4 +1,4 @@
-"""`vllm-davinci quantize SOURCE DESTINATION`: makes an int8 checkpoint of a float one."""
+"""`vllm-davinci quantize SOURCE DESTINATION`: converts a float checkpoint to int8."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vllm_davinci.core.export import plan
 
 DEFAULT_TYPE = "W8A8_DYNAMIC"
-# Most loss of perplexity, as a share, where the text is measured.
+# Maximum loss of perplexity, as a share, if a text is given.
 DEFAULT_BUDGETS, DEFAULT_BUDGET = {"W8A8": 0.03}, 0.015
 DTYPES = ("bfloat16", "float16")
 
@@ -42,23 +42,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--type",
         default=DEFAULT_TYPE,
-        help="W8A8_DYNAMIC scales every token when it comes; W8A8 takes the input's scale from "
-        "--calibrate; W8A16 leaves inputs in 16 bits; FLOAT turns fp8 into floats (default: "
+        help="W8A8_DYNAMIC scales each token at run time; W8A8 takes the input scale from "
+        "--calibrate; W8A16 keeps inputs in 16 bits; FLOAT converts fp8 to floats (default: "
         "%(default)s)",
     )
     parser.add_argument(
         "--calibrate",
         type=Path,
         metavar="FILE",
-        help="UTF-8 text like what the model will see, which W8A8 needs: outliers move from "
-        "activations into weights, and layers that lose most keep more bits",
+        help="UTF-8 text like the model's later inputs; required by W8A8. Moves outliers from "
+        "activations into weights, and keeps more bits in the layers that lose most",
     )
     parser.add_argument(
         "--calibration-tokens",
         type=int,
         default=12_288,
         metavar="N",
-        help="tokens from all parts of FILE, of which a third is held out (default: %(default)s)",
+        help="tokens from all parts of FILE, a third of them held out (default: %(default)s)",
     )
     parser.add_argument(
         "--budget",
@@ -67,17 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most loss of perplexity on the tokens that are held out, twice its standard "
         "error included, or none (default: 3%% for W8A8, 1.5%% for other types with --calibrate)",
     )
-    parser.add_argument("--no-smoothing", action="store_true", help="leave outliers where they are")
+    parser.add_argument("--no-smoothing", action="store_true", help="do not move outliers")
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="what each layer costs, as JSON"
+        "--report", type=Path, metavar="FILE", help="write each layer's cost, as JSON"
     )
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="of the model (default: the source's, else bfloat16)"
+        "--dtype", choices=DTYPES, help="dtype of the model (default: the source's, else bfloat16)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0 when a whole checkpoint was written; 1 with the reason, 2 for bad options."""
+    """Exit status 0 if the checkpoint was written; 1 if not, with the reason; 2 for bad options."""
     console = Console(stderr=True)
     if problem := _problem_with(options):
         console.print(f"vllm-davinci quantize: {problem}", markup=False, soft_wrap=True)
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
 def _calibrated(
     options: argparse.Namespace, config: dict[str, Any], dtype: torch.dtype, progress: Progress
 ) -> plan.Plan:
-    """The text's measure of the model; see core's `export.plan`."""
+    """Calibrates the model on the text; see core's `export.plan`."""
     from vllm_davinci.core.export import calibration, plan, source
     from vllm_davinci.core.weight_files import files
 
@@ -154,7 +154,7 @@ def _calibrated(
 
 
 def _tell(found: plan.Plan, console: Console) -> None:
-    """Reports the loss, by layer, and what speaks against the result."""
+    """Prints the loss, the costliest layers, and warnings."""
     table = Table("costs most", "written as", "strength", *found.costs[0].losses)
     for cost in sorted(found.costs, key=lambda cost: -next(iter(cost.losses.values())))[:10]:
         first, *others = cost.layers
@@ -175,7 +175,7 @@ def _tell(found: plan.Plan, console: Console) -> None:
 
 
 def _share(text: str) -> float:
-    """3% or 3 -> 0.03; none -> infinity. Raises ArgumentTypeError for others."""
+    """Parses 3% or 3 as 0.03, none as infinity. Raises ArgumentTypeError for anything else."""
     if text == "none":
         return math.inf
     try:
@@ -188,7 +188,7 @@ def _share(text: str) -> float:
 
 
 def _problem_with(options: argparse.Namespace) -> str | None:
-    """The first mistake in the options that shows without core, which imports slowly."""
+    """The first mistake in the options that is found without core's slow import."""
     known = _scheme_names()
     if known and options.type not in known:
         close = difflib.get_close_matches(options.type.upper(), known, n=1)
@@ -199,9 +199,9 @@ def _problem_with(options: argparse.Namespace) -> str | None:
     if options.calibration_tokens < 1:
         return f"--calibration-tokens is {options.calibration_tokens} and must be at least 1"
     if options.calibrate is None and (options.budget is not None or options.report is not None):
-        return "--budget and --report need --calibrate FILE, the text that they are measured with"
+        return "--budget and --report need --calibrate FILE, the text to measure with"
     if options.calibrate is not None and options.type == "FLOAT":
-        return "--calibrate is for types that round, and --type FLOAT does not"
+        return "--calibrate applies to types that round; --type FLOAT does not round"
     if options.report is not None and not options.report.parent.is_dir():
         return f"--report {options.report}: its directory does not exist"
     if options.calibrate is not None and not options.calibrate.is_file():
@@ -215,7 +215,7 @@ def _problem_with(options: argparse.Namespace) -> str | None:
 
 
 def _scheme_names() -> list[str]:
-    """The names of core's schemes, as their files have them; none where the files are not found."""
+    """Names of core's schemes, read from their files; empty if the files are not found."""
     package = find_spec("vllm_davinci")
     folders = [] if package is None else package.submodule_search_locations or []
     return sorted(

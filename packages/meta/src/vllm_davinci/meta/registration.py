@@ -1,4 +1,4 @@
-"""The functions that vLLM calls: cheap, repeatable, and without a touch of the device."""
+"""The functions that vLLM calls: cheap, repeatable, without device access."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PLATFORM_CLASS = "vllm_davinci.core.platform.NPUPlatform"
 
 
 def register_platform() -> str | None:
-    """Name of the platform class, or None when this process has neither CANN nor vnpu.
+    """Name of the platform class, or None if this process has neither CANN nor vnpu.
 
-    vLLM calls this twice in every process and swallows exceptions; a version that cannot work
-    therefore ends the process with the explanation instead of continuing on another platform.
+    vLLM calls this twice in every process and swallows exceptions. An unsupported version therefore
+    ends the process with an explanation; otherwise vLLM would continue on another platform.
     """
     if device_library.loader_error() is not None:
         return None

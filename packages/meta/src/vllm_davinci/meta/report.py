@@ -15,7 +15,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. A `problem` means that no model can run."""
+    """One line of the report. With a `problem`, no model can run."""
 
     area: str
     subject: str

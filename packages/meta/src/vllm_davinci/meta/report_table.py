@@ -16,7 +16,7 @@ _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"
 
 
 def print_report(report: Report, console: Console) -> None:
-    """One row per check, grouped by area, then the verdict and what to do."""
+    """Prints one row per check, grouped by area, then the verdict and the remedies."""
     table = Table(title="vllm-davinci doctor", title_justify="left")
     for column in ("area", "subject", "status", "seen"):
         table.add_column(column, overflow="fold")
@@ -39,7 +39,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _libraries_by_directory(checks: Iterable[Check]) -> Iterator[Check]:
-    """The libraries that the loader takes from one directory, or does not find, as one row."""
+    """One row for the libraries of one directory, or for those not found."""
 
     def place(check: Check) -> tuple[Status, str]:
         is_found = check.status is Status.OK
@@ -51,7 +51,7 @@ def _libraries_by_directory(checks: Iterable[Check]) -> Iterator[Check]:
 
 
 def _remedies(report: Report, kind: Status) -> Iterator[tuple[str, str]]:
-    """Each thing to do once, with the subjects it helps."""
+    """Each remedy once, with the checks that it fixes."""
     subjects: dict[str, list[str]] = {}
     for check in report.checks:
         if check.status is kind and check.remedy:

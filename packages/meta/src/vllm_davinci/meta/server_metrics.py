@@ -1,4 +1,4 @@
-"""Overlap decisions and accepted drafts that a running server has counted."""
+"""Reads overlap decisions and accepted drafts from a running server's metrics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Acceptance(NamedTuple):
-    """Drafts of all DP ranks.
+    """Counts of drafts, over all DP ranks.
 
-    steps:       of a request, for which something was drafted
-    by_position: of them, those whose first draft was accepted, whose second one was, and so on
+    steps:       pairs of request and step for which something was drafted
+    by_position: steps whose first draft was accepted, steps whose second draft was, ...
     """
 
     steps: int
@@ -31,7 +31,7 @@ class Acceptance(NamedTuple):
 def metrics_text(url: str) -> str:
     """The server's metrics as text. url: its address, with or without /metrics.
 
-    Raises ServerError when nothing answers, or what answers is no vLLM server.
+    Raises ServerError if nothing answers, or if the answer is not vLLM's.
     """
     address = url.rstrip("/").removesuffix("/metrics") + "/metrics"
     try:
@@ -49,7 +49,7 @@ def metrics_text(url: str) -> str:
 
 
 def decision_counts(text: str) -> dict[tuple[str, str], int]:
-    """DP rank and reason -> steps; empty where overlap is off or no step has run yet."""
+    """Steps by DP rank and reason; empty if overlap is off or no step has run yet."""
     counts: dict[tuple[str, str], int] = {}
     for labels, value in _COUNT.findall(text):
         label = dict(_LABEL.findall(labels))
@@ -59,7 +59,7 @@ def decision_counts(text: str) -> dict[tuple[str, str], int]:
 
 
 def acceptance(text: str) -> Acceptance | None:
-    """Accepted drafts; None of a server that does not speculate, or has not yet."""
+    """Accepted drafts; None if the server does not speculate or has not drafted yet."""
     totals: dict[str, int] = {}
     positions: dict[int, int] = {}
     for name, labels, value in _DRAFTS.findall(text):

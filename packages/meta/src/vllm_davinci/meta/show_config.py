@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s MODEL [options] [-- OPTIONS OF VLLM SERVE]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", help="a model's directory, or its name on the hub")
-    parser.add_argument("--changed", action="store_true", help="leave out what is at its default")
+    parser.add_argument("--changed", action="store_true", help="leave out values at their default")
     parser.add_argument("--json", action="store_true", help="the answer for programs")
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    """Exit status 0 with an answer; 1 with the reason why such an engine cannot be.
+    """Exit status 0 with an answer; 1 if no such engine is possible, with the reason.
 
     engine_arguments: options of `vllm serve`
     """
@@ -96,7 +96,7 @@ def _row(setting: Setting) -> dict[str, Any]:
 
 
 def print_settings(sections: dict[str, list[Setting]], console: Console) -> None:
-    """One row per value; those of a section of `additional_config` stand together."""
+    """Prints one row per value; sections of `additional_config` stay together."""
     for title, settings in sections.items():
         table = Table(title=title, title_justify="left")
         for column in ("key", "value", "source", "reason"):

@@ -1,4 +1,4 @@
-"""The versions this release is made for, and the comparison with what is installed."""
+"""Supported versions, and their comparison with the installed ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vllm_davinci.meta.errors import UnsupportedVersionError
 
 @dataclass(frozen=True)
 class Requirement:
-    """One third-party package and the release that works.
+    """A third-party package and its supported release.
 
-    version: the release that this one is made for and tested with
-    parts:   how many leading parts of it must agree: with two of 0.33.0, every 0.33.x is accepted
-    remedy:  the command that installs that version; {version} stands for it
+    version: the release that this one is tested with
+    parts:   number of leading parts that must agree: 2 with 0.33.0 accepts every 0.33.x
+    remedy:  command that installs the version, with {version} in its place
     """
 
     distribution: str
@@ -37,7 +37,7 @@ class Requirement:
         return self.remedy.format(version=self.version)
 
     def accepts(self, version: str) -> bool:
-        """Whether `version` belongs to the release; local parts such as `+cpu` do not count."""
+        """True if `version` belongs to the release; local parts such as `+cpu` do not count."""
         return version.split("+")[0].split(".")[: self.parts] == self.release
 
 
@@ -53,14 +53,14 @@ VLLM = Requirement(
 )
 REQUIREMENTS = (TORCH, TORCH_NPU, VLLM)
 
-# A vLLM to be tried although this release is not made for it: for who ports to it.
+# An unsupported vLLM to accept, for porting to it.
 ACCEPTED_VLLM = "DAVINCI_ACCEPT_VLLM"
-# Those that torch_npu has wheels for.
+# Versions of Python for which torch_npu has wheels.
 PYTHON_MINIMUM, PYTHON_MAXIMUM = (3, 11), (3, 13)
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version in the installed metadata, or None when the distribution is absent."""
+    """Version in the installed metadata, or None if the distribution is absent."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -68,7 +68,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def problem_with(requirement: Requirement) -> str | None:
-    """The problem with the installed version of one package, or None."""
+    """Describes the problem with a package's installed version, or None."""
     seen = installed_version(requirement.distribution)
     if seen is not None and requirement.accepts(seen):
         return None
@@ -82,7 +82,7 @@ def problem_with(requirement: Requirement) -> str | None:
 
 
 def problem_with_python() -> str | None:
-    """The problem with the running Python's version, or None."""
+    """Describes the problem with the running Python's version, or None."""
     if PYTHON_MINIMUM <= sys.version_info[:2] <= PYTHON_MAXIMUM:
         return None
     seen, oldest, newest = (
@@ -96,7 +96,7 @@ def problem_with_python() -> str | None:
 
 
 def check_supported_versions() -> None:
-    """Raises UnsupportedVersionError that names every package of an unsupported version."""
+    """Raises UnsupportedVersionError, which names every package in an unsupported version."""
     problems = [problem_with_python(), *map(problem_with, REQUIREMENTS)]
     found = [problem for problem in problems if problem is not None]
     if found:

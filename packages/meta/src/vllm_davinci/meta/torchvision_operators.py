@@ -1,9 +1,9 @@
-"""Lets torchvision's Python parts be imported where its compiled library cannot be loaded.
+"""Makes torchvision's Python parts importable if its compiled library cannot be loaded.
 
-The package index holds torchvision built for CUDA. Beside a torch without CUDA its library does not
-load, which torchvision passes over until it describes two of the library's operators to torch, and
-then cannot be imported; nor can transformers, which imports it where it is installed. Image
-processors use neither operator, but need the rest.
+The package index has torchvision built for CUDA, whose library does not load beside a torch without
+CUDA. torchvision ignores that until it describes two of the library's operators to torch; then its
+import fails, and so does that of transformers, which imports an installed torchvision. Image
+processors need the rest of it, but neither operator.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import torch
 
-# Those that torchvision describes whether its library is there or not.
+# Operators that torchvision describes with or without its library.
 _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_declared: torch.library.Library | None = None  # declarations end with it
+_declared: torch.library.Library | None = None  # declarations end with this object
 
 
 def declare_missing(torchvision: str) -> bool:
-    """Declares them where this torchvision cannot. Returns whether it did.
+    """Declares the operators if this torchvision cannot. Returns True if it did.
 
-    torchvision: the file of the package that is about to be imported
+    torchvision: file of the package about to be imported
     """
     global _declared
     version = Path(torchvision).with_name("version.py")

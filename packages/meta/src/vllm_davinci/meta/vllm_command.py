@@ -1,7 +1,7 @@
-"""Prepares a process that is a `vllm` command before it imports anything.
+"""Prepares a `vllm` command's process before its imports.
 
-The import of vLLM takes seconds, on a busy or cold machine minutes, in which the command says
-nothing, and a Ctrl-C is a traceback of whatever is being imported.
+Importing vLLM takes seconds, minutes on a busy or cold machine. Meanwhile the command would print
+nothing, and Ctrl-C would print a traceback of some import.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from vllm_davinci.meta import device_library
 from vllm_davinci.meta.core_access import IMPORTS
 from vllm_davinci.meta.given_arguments import missing_directory
 
-# Commands of vLLM that start an engine, and those that only talk to a server.
+# vLLM's commands that start an engine, and those that only talk to a server.
 ENGINES = ("serve", "run-batch", "bench latency", "bench throughput", "bench startup")
 CLIENTS = ("chat", "complete", "bench serve")
 
 
 def prepare(arguments: list[str]) -> None:
-    """Says that the import goes on, lets Ctrl-C end it, and spares a client the device.
+    """Announces the import, lets Ctrl-C end it, and keeps clients from loading the device.
 
-    Ends the process where the model is a path at which nothing is.
+    Ends the process if the model is a path that does not exist.
 
-    arguments: of the command, without its name
+    arguments: the command's arguments, without its name
     """
     words = " ".join(word for word in arguments[:2] if not word.startswith("-"))
     if words.startswith(ENGINES):

@@ -1,4 +1,4 @@
-"""Costs of steps, whole and split, by their tokens: with them no threshold is needed."""
+"""Step times, whole and split, by number of tokens: they replace thresholds."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 from vllm_davinci.multistream.errors import CostsError
 
-# Of files whose steps have one way to communicate.
+# Method name in files whose steps have only one.
 _ONLY = "only"
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Durations of steps with prefills, in one unit, at some numbers of tokens in rising order.
+    """Times of steps with prefills, in one unit, at rising numbers of tokens.
 
-    whole, split: by the ways in which such steps can communicate, of which each takes the fastest
-    first_shares: at each size, of a split step's tokens, those of its first part; None: all parts
-                  are equal. Empty: nothing is known of it
+    whole, split: times by communication method; a step uses the fastest
+    first_shares: per size, the first part's share of a split step's tokens; None: equal parts.
+                  Empty: not known
 
-    Each way is interpolated between the sizes, and the fastest is found then: two ways that cross
-    between two sizes are both slower there than a line between the faster ones. Beyond the last
-    size all stays as it is there, and steps smaller than the first one stay whole.
+    Each method is interpolated between sizes before the fastest is chosen: where two methods cross,
+    both are slower than a line between the faster ends. Beyond the last size its values hold, and
+    steps smaller than the first size stay whole.
     """
 
     tokens: Sequence[int]
@@ -38,31 +38,31 @@ class StepCosts:
         ways = [*self.whole.values(), *self.split.values()]
         lengths = {len(durations) for durations in ways}
         if not self.tokens or not self.whole or not self.split or lengths != {len(self.tokens)}:
-            raise CostsError("costs of steps need a duration, whole and split, at each size.")
+            raise CostsError("step times need a value, whole and split, at each size.")
         if any(a >= b for a, b in pairwise([0, *self.tokens])):
-            raise CostsError(f"sizes of steps are {list(self.tokens)}: expected them rising.")
+            raise CostsError(f"step sizes are {list(self.tokens)}: expected rising numbers.")
         if min(min(durations) for durations in ways) <= 0:
-            raise CostsError("a step's duration is above 0.")
+            raise CostsError("step times must be above 0.")
         if len(self.first_shares) not in (0, len(self.tokens)) or any(
             share is not None and not 0 < share < 1 for share in self.first_shares
         ):
-            raise CostsError("a first share is between 0 and 1, one for each size.")
+            raise CostsError("expected a first share per size, between 0 and 1.")
 
     def gains(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens is faster split."""
+        """True if a step of num_tokens tokens is faster split."""
         if num_tokens < self.tokens[0]:
             return False
         whole, split = self.durations(num_tokens)
         return min(split.values()) < min(whole.values())
 
     def first_share(self, num_tokens: int) -> float | None:
-        """The share of the first part in so many tokens: that of the nearest size below."""
+        """The first part's share of num_tokens tokens, from the nearest size below."""
         if not self.first_shares:
             return None
         return self.first_shares[max(0, bisect_right(self.tokens, num_tokens) - 1)]
 
     def durations(self, num_tokens: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Durations of a step of so many tokens by its ways, whole and split."""
+        """Times of a step of num_tokens tokens by method, whole and split."""
         found = [
             {name: self._at(num_tokens, durations) for name, durations in ways.items()}
             for ways in (self.whole, self.split)
@@ -84,9 +84,9 @@ class StepCosts:
     def read(file: Path, ways: Collection[str] | None = None) -> StepCosts:
         """Reads a JSON file {"steps": [{"tokens": ..., "whole": ..., "split": ..., "by_method":
         {"whole": {...}, "split": {...}}}, ...]}, as `vllm-davinci dry-run --step-costs` writes it.
-        Without "by_method" there is one way.
+        Without "by_method" there is one method.
 
-        ways: those that this engine's steps can go; None: all that the file has
+        ways: methods that this engine's steps can use; None: all in the file
         Raises CostsError.
         """
         try:
@@ -96,7 +96,7 @@ class StepCosts:
             shares = [step.get("first_share") for step in steps]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CostsError(
-                f"{file} has no costs of steps ({type(error).__name__}: {error}). Name a file that "
+                f"{file} has no step times ({type(error).__name__}: {error}). Name a file that "
                 "`vllm-davinci dry-run --step-costs` wrote."
             ) from error
         return StepCosts(tokens, whole, split, shares)
@@ -107,6 +107,6 @@ def _ways(
 ) -> dict[str, list[float]]:
     rows = [step.get("by_method", {}).get(name) or {_ONLY: step[name]} for step in steps]
     known = set.intersection(*map(set, rows)) if rows else set()
-    # A file of an engine that had nothing to choose names no way.
+    # The file of an engine with one method names none.
     taken = known if asked is None else known.intersection(asked) or known
     return {way: [row[way] for row in rows] for way in sorted(taken)}

@@ -1,7 +1,8 @@
 """The seam to the device: streams and events of torch's current accelerator, or none.
 
 With an accelerator (npu, cuda, ...) the objects are torch.Stream and torch.Event. Without one the
-same program runs: streams and events that order nothing, because everything happens at once.
+same program runs with streams and events that order nothing, because every operation is
+synchronous.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
-    """The functions of an accelerator that the orchestration needs."""
+    """The accelerator functions that the orchestration uses."""
 
     def current_stream(self) -> Stream: ...
     def set_stream(self, stream: Stream) -> None: ...
@@ -36,10 +37,10 @@ class Device(Protocol):
 
 class _NoEvent:
     def record(self, stream: Stream) -> None:
-        """Nothing to mark: all earlier work is done."""
+        """Does nothing: all earlier work is done."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: all earlier work is done."""
 
     def query(self) -> bool:
         return True
@@ -54,7 +55,7 @@ class _NoStream:
 
 
 class HostDevice:
-    """A device without streams: each operation is finished when its call returns."""
+    """A device without streams: each operation ends before its call returns."""
 
     def __init__(self) -> None:
         self._stream: Stream = _NoStream()
@@ -77,7 +78,7 @@ class AcceleratorDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Called twice per hand-over: torch's function itself, without a frame around it.
+        # Called twice per hand-over, so torch's own function without a wrapper.
         self.set_stream = cast(Callable[[Stream], None], torch.accelerator.set_stream)
 
     def current_stream(self) -> Stream:
@@ -92,7 +93,7 @@ class AcceleratorDevice:
 
 def current_device() -> Device:
     """The accelerator of this process at its current index, or a device without streams."""
-    # A build for an accelerator may be used on a machine without its driver.
+    # A build for an accelerator may run on a machine without its driver.
     if not torch.accelerator.is_available() or torch.accelerator.device_count() == 0:
         return HostDevice()
     kind = torch.accelerator.current_accelerator()

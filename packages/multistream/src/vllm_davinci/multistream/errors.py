@@ -6,8 +6,8 @@ class MultistreamError(RuntimeError):
 
 
 class CostsError(MultistreamError):
-    """The costs that are given for steps are impossible."""
+    """The given step times are not valid."""
 
 
 class SplitError(MultistreamError):
-    """A batch cannot be cut as asked."""
+    """A batch cannot be split as requested."""

@@ -4,11 +4,10 @@ from vllm_davinci.multistream.device import Device, Event, Stream
 
 
 class EventPool:
-    """A list of events that is walked from the start in every step.
+    """A list of events, reused from the start in every step.
 
-    An event may be recorded again while an older wait for it is pending: a wait refers to the
-    record before it. So one pass per step is enough, and no event is freed while device work needs
-    it.
+    An event may be recorded again while a wait is pending: a wait refers to the record before it.
+    So one pass per step suffices, and no event is freed while the device needs it.
     """
 
     def __init__(self, device: Device) -> None:
@@ -17,7 +16,7 @@ class EventPool:
         self._next = 0
 
     def begin_step(self) -> None:
-        """Starts over; events of the step before may be used again."""
+        """Starts a step, which reuses the events of the last one."""
         self._next = 0
 
     def take(self) -> Event:
@@ -38,11 +37,11 @@ class EventPool:
 
     @property
     def allocated(self) -> int:
-        """Number of events that exist: as many as the largest step needed."""
+        """Number of events allocated so far, for the largest step."""
         return len(self._events)
 
 
 def hand_over(event: Event, source: Stream, target: Stream) -> None:
-    """Makes later work of `target` wait for the work of `source` so far."""
+    """Makes later work of `target` wait for earlier work of `source`."""
     event.record(source)
     target.wait_event(event)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Fork:
-    """Work of one layer on two streams.
+    """Runs work of one layer on two streams.
 
     with Fork(pool, events, Role.VECTOR) as fork:
         kv = down_projection(x)
@@ -24,11 +24,10 @@ class Fork:
         fork.join()                                 # main waits for the side stream
         attend(query, key)
 
-    `stream` is the side stream, for an operator that orders work on both itself.
+    `stream` is the side stream, for operators that order work on both streams themselves.
 
-    Tensors that cross from one stream to the other are held until the join, after which the main
-    stream is past every use of them. Leaving the block joins if that has not happened, also when
-    an exception passes.
+    Tensors that cross between the streams are held until the join, after which the main stream is
+    past every use of them. Leaving the block joins if necessary, also on an exception.
     """
 
     def __init__(self, streams: StreamPool, events: EventPool, role: Role) -> None:
@@ -51,7 +50,7 @@ class Fork:
         self.join()
 
     def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
-        """Runs `work(*tensors)` on the side stream, after the main stream's work so far."""
+        """Runs `work(*tensors)` on the side stream, after the main stream's earlier work."""
         hand_over(self._events.take(), self._main, self.stream)
         self._open = True
         self._held.hold(*tensors)

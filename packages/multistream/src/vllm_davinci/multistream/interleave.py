@@ -10,8 +10,8 @@ collective is the only place where it yields:
 
 So one stream computes, the other communicates, and the order of launches is the same on every rank.
 
-A collective whose sizes another one brings to the host goes in two steps: the host learns them
-while the next ubatch's work runs, and launches it in front of that one's own.
+A collective whose sizes come from another one runs in two steps: while the next ubatch's work runs,
+the host reads the sizes, then launches it before that ubatch's own collective.
 """
 
 import contextvars
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Abort(greenlet.GreenletExit):
-    """Thrown into the other ubatches when one failed; unwinds their frames."""
+    """Raised in the other ubatches when one failed, to unwind their frames."""
 
 
 @dataclass
 class _Postponed:
-    """A second collective, whose sizes a first one brings to the host.
+    """A collective whose sizes the host reads from a first one.
 
-    index: the ubatch that it belongs to; after: marks its end on the communication stream
+    index: its ubatch; after: event that marks its end on the communication stream
     """
 
     index: int
@@ -52,9 +52,9 @@ class _Postponed:
 
 
 class UBatchGreenlet(greenlet.greenlet):
-    """A greenlet that knows its run: no module-level state is needed to find it.
+    """A greenlet with a reference to its run, in place of module-level state.
 
-    following: whose turn is next; itself when no other has work left
+    following: the ubatch whose turn is next; itself if no other has work left
     """
 
     following: "UBatchGreenlet"
@@ -65,9 +65,9 @@ class UBatchGreenlet(greenlet.greenlet):
         self.index = index
 
     def let_others_run(self) -> None:
-        """Comes back when it is this one's turn again."""
+        """Runs the other ubatches until it is this one's turn again."""
         run = self.interleave
-        if run.is_aborting:  # a ubatch that caught its end, or communicates while it unwinds
+        if run.is_aborting:  # a ubatch that caught its abort, or communicates while it unwinds
             raise _Abort("another ubatch of this step failed")
         following = self.following
         if following is self:
@@ -94,8 +94,8 @@ class Interleave:
         self.postponed: list[_Postponed] = []
         self.compute: Stream = streams.device.current_stream()
         self.communication = self.compute
-        self.num_switches = 0  # of the newest run
-        self.num_unswitched = 0  # collectives of the newest run that could not yield
+        self.num_switches = 0  # in the newest run
+        self.num_unswitched = 0  # collectives of the newest run without a yield
         self.on_switch: Callable[[int], None] | None = None
         self.in_exchange = False
         self.is_aborting = False
@@ -107,13 +107,13 @@ class Interleave:
     ) -> list[T]:
         """Runs all forwards to their end; their results in order.
 
-        on_switch: called with a ubatch's index each time it starts, goes on or is unwound
+        on_switch: called with a ubatch's index when it starts, resumes or is unwound
 
-        The first forward to raise ends the run: the others are unwound at the collective they wait
-        in, and that one error is raised. No greenlet is left behind.
+        The first exception ends the run: the other ubatches are unwound at the collective they wait
+        in, and that exception is raised. No greenlet is left behind.
         """
         if self._live:
-            raise MultistreamError("this Interleave is running already; one run at a time.")
+            raise MultistreamError("this Interleave is already running; use one run at a time.")
         results: list[Any] = [None] * len(forwards)
         self.on_switch = on_switch
         self.compute = self._device.current_stream()
@@ -125,7 +125,7 @@ class Interleave:
         for place, part in enumerate(self._live):
             part.following = self._live[(place + 1) % len(self._live)]
         try:
-            # It comes back here when any ubatch ends.
+            # Control returns here when any ubatch ends.
             while any(not part.dead for part in self._live):
                 for part in self._live:
                     if not part.dead:
@@ -152,7 +152,7 @@ class Interleave:
                 self._leave_turns(self._live[index])
 
         part = UBatchGreenlet(body, self, index)
-        part.gr_context = contextvars.copy_context()  # a greenlet's own context starts empty
+        part.gr_context = contextvars.copy_context()  # a greenlet's context starts empty
         return part
 
     def _leave_turns(self, part: UBatchGreenlet) -> None:
@@ -161,25 +161,25 @@ class Interleave:
                 other.following = part.following
 
     def _abort(self) -> None:
-        """Unwinds the ubatches that still wait in a collective, each whatever another does."""
+        """Unwinds each ubatch that still waits in a collective, whatever the others raise."""
         self.is_aborting = True
         self.postponed.clear()
         try:
             for part in self._live:
-                if not part.dead and part:  # not yet started ones have nothing to unwind
+                if not part.dead and part:  # those not yet started have nothing to unwind
                     try:
                         part.throw(_Abort("another ubatch of this step failed"))
                     except Exception:
                         logger.exception(
-                            "Ubatch %d failed while it was unwound, because another had "
-                            "failed. That one's error is the one to look at.",
+                            "Ubatch %d failed while it was unwound after another ubatch's "
+                            "error. See that first error.",
                             part.index,
                         )
         finally:
             self.is_aborting = False
 
     def launch_postponed(self, index: int) -> None:
-        """Launches what ubatches have postponed, in their order, while `index` runs."""
+        """Launches postponed collectives in the order of their ubatches, while `index` runs."""
         while self.postponed:
             step = self.postponed.pop(0)
             if self.on_switch is not None:
@@ -195,7 +195,7 @@ class Interleave:
                     self.on_switch(index)
 
     def in_line(self, work: Callable[[], T]) -> T:
-        """Runs work whose collectives are launched where they are called."""
+        """Runs work with its collectives launched in line."""
         self.in_exchange = True
         try:
             return work()
@@ -203,7 +203,7 @@ class Interleave:
             self.in_exchange = False
 
     def exchange_beside(self, work: Callable[[], T], part: UBatchGreenlet) -> T:
-        """Launches several collectives of `part` on a side stream, then lets the next one run."""
+        """Launches several collectives of `part` on a side stream, then runs the next ubatch."""
         side = self.streams.stream(Role.EXCHANGE)
         result = self.launch_beside(side, lambda: self.in_line(work), part)
         KeepAlive().cross(result, self.compute)
@@ -212,7 +212,7 @@ class Interleave:
     def launch_in_two_steps(
         self, launch: Callable[[], Any], then: Callable[[Any], Any], part: UBatchGreenlet
     ) -> Any:
-        """Launches the first collective of `part`, and the second one in the next one's turn."""
+        """Launches the first collective of `part`, and the second in the next ubatch's turn."""
         second = _Postponed(part.index, self.events.take())
 
         def launch_first() -> None:
@@ -222,7 +222,9 @@ class Interleave:
 
         try:
             self.launch_beside(self.communication, launch_first, part)
-            if not second.is_launched:  # nobody else has communicated since: it is the only one
+            if (
+                not second.is_launched
+            ):  # no other ubatch has communicated since: it is the only one left
                 self.launch_postponed(part.index)
         finally:
             if second.is_launched:
@@ -233,7 +235,7 @@ class Interleave:
     def launch_beside(
         self, communication: Stream, launch: Callable[[], T], part: UBatchGreenlet
     ) -> T:
-        """Launches what `part` communicates on that stream, then lets the next ubatch run."""
+        """Launches the communication of `part` on that stream, then runs the next ubatch."""
         if self.postponed:
             self.launch_postponed(part.index)
         device, compute = self._device, self.compute
@@ -249,8 +251,7 @@ class Interleave:
                 after.record(communication)
             part.let_others_run()
         finally:
-            # Also when the launch failed or this ubatch is being unwound: memory that the
-            # collective uses is given back to the compute stream's pool, so that stream must be
-            # past the collective.
+            # Also if the launch failed or this ubatch is unwound: the collective's memory returns
+            # to the compute stream's pool, so that stream must be past the collective.
             compute.wait_event(after)
         return result

@@ -1,7 +1,7 @@
-"""Keeps tensors alive while another stream than their own still uses them.
+"""Keeps tensors alive while another stream still uses them.
 
-An allocator gives freed memory to the next allocation of the *same* stream at once. A tensor that a
-second stream still reads must therefore be held, or marked, until the first stream is past that
+An allocator reuses freed memory for the next allocation of the *same* stream at once. A tensor that
+a second stream still reads must therefore be held, or marked, until the first stream is past that
 use.
 """
 
@@ -15,7 +15,7 @@ _WITHOUT_TENSORS = (type(None), bool, int, float, str)
 
 
 class KeepAlive:
-    """Tensors that must not be freed before the streams have met again."""
+    """Holds tensors until the streams have joined."""
 
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
@@ -29,8 +29,8 @@ class KeepAlive:
 
         result: a tensor, None, a number, a string, or lists, tuples and dicts of them
         Raises TypeError for anything else: its tensors would be freed while they are used.
-        They belong to the side stream's pool and live on after the join, so holding them is not
-        enough: their memory may be used again only after the user's work.
+        They belong to the side stream's pool and outlive the join, so holding them is not enough:
+        their memory may be reused only after the work of `user`.
         """
         if isinstance(result, torch.Tensor):
             if result.device.type != "cpu":
@@ -47,5 +47,5 @@ class KeepAlive:
             )
 
     def release(self) -> None:
-        """Lets go of what is held; call it when the streams have met."""
+        """Releases the held tensors; call it when the streams have joined."""
         self._tensors.clear()

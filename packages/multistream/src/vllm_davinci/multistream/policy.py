@@ -1,4 +1,4 @@
-"""Does a step gain from being split? The decision and its reason."""
+"""Decides whether a step is split, with the reason."""
 
 import enum
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Facts about one step, from which the decision follows.
+    """Facts about a step that determine the decision.
 
     query_lens:       new tokens of each request, in batch order
-    decode_query_len: a request with at most so many new tokens decodes
-    is_split_in_graph: whether the graph that the step replays was captured as ubatches
+    decode_query_len: maximum new tokens of a decode
+    is_split_in_graph: True if the step replays a graph captured as ubatches
     """
 
     query_lens: Sequence[int]
@@ -55,31 +55,31 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class Decision:
-    """A split, or the reason why there is none."""
+    """A split, or the reason against it."""
 
     reason: Reason
     split: Split | None = None
 
     def withdrawn(self, reason: str) -> "Decision":
-        """The decision to keep the step whole, for a reason that the caller has found.
+        """The decision changed to whole, for a reason found by the caller.
 
-        reason: a name of Reason. A step that stays whole keeps the reason it has.
+        reason: a name of Reason. A step that is whole already keeps its reason.
         """
         return self if self.split is None else Decision(Reason[reason])
 
 
 @dataclass(frozen=True)
 class SplitPolicy:
-    """Decides for each step. The decision follows from the step's facts alone.
+    """Decides for each step, from its facts alone.
 
-    has_communication: whether there is a rank to communicate with
+    has_communication: True if there is a rank to communicate with
     min_total_tokens, min_prefill_tokens: smaller steps stay whole
-    decode:   whether steps without a prefill may be split
-    min_decode_tokens: for those, the smallest step
-    alignment: cuts inside requests are at multiples of so many tokens
-    first_share: of a step's tokens, those of its first part; None: all parts are equal
-    costs:    decide instead of the thresholds of steps with a prefill, where they are known, and
-              about the first share of such a step, where none is set
+    decode:   True if steps without a prefill may be split
+    min_decode_tokens: smaller steps without a prefill stay whole
+    alignment: cuts inside requests are multiples of it, in tokens
+    first_share: first part's share of a step's tokens; None: equal parts
+    costs:    step times, if known; for steps with a prefill they replace the thresholds, and
+              first_share unless it is set
     """
 
     enabled: bool = True

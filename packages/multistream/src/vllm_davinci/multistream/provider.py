@@ -15,7 +15,7 @@ from vllm_davinci.multistream.turns import communicate, current_ubatch
 
 
 class StreamScheduler:
-    """One per process: all its work has one stream per role."""
+    """One per process, with one stream per role."""
 
     api_version = 1
 
@@ -36,9 +36,9 @@ class StreamScheduler:
         ways: Collection[str] | None = None,
         **rules: Any,
     ) -> SplitPolicy:
-        """The decisions of one engine.
+        """The split policy of an engine.
 
-        costs: a file of StepCosts, or None; ways: of its steps, as StepCosts.read takes them
+        costs: a file of StepCosts, or None; ways: as in StepCosts.read
         mode, rules: the other fields of SplitPolicy
         Raises CostsError.
         """
@@ -46,23 +46,22 @@ class StreamScheduler:
         return SplitPolicy(mode=mode, costs=read, **rules)
 
     def interleave(self) -> Interleave:
-        """Runs ubatches in turn. Call it once the process has chosen its device."""
+        """Creates the Interleave of this device. Call it once the process has chosen its device."""
         return Interleave(self._stream_pool())
 
     def fork(self, role: str) -> Fork:
         """A side stream beside the current one. role: a value of Role.
 
-        Every fork walks the same few events, and so does `start`: each is waited for as soon as it
-        is recorded.
+        All forks and `start` share a few events, as each is waited for right after its record.
         """
         streams = self._stream_pool()
         return Fork(streams, self._side_events(streams), Role(role))
 
     def start(self, role: str, work: Callable[[], object]) -> None:
-        """`work()` on a side stream, after the current stream's work so far.
+        """Runs `work()` on a side stream, after the current stream's earlier work.
 
-        Until `finish` the current stream does not wait for it, so that `work` must not write what
-        that stream uses, nor read memory that is given back before.
+        The current stream does not wait for it before `finish`, so `work` must neither write what
+        that stream uses nor read memory that is freed earlier.
         """
         streams = self._stream_pool()
         main, side = streams.device.current_stream(), streams.stream(Role(role))
@@ -74,15 +73,15 @@ class StreamScheduler:
             streams.device.set_stream(main)
 
     def finish(self, role: str) -> None:
-        """Makes the current stream wait for all that was started. A captured graph needs it."""
+        """Makes the current stream wait for all started work, as a captured graph requires."""
         streams = self._stream_pool()
         side = streams.stream(Role(role))
         hand_over(self._next_event(streams), side, streams.device.current_stream())
 
     def name_streams(self, name: Callable[[int, str], None]) -> None:
-        """Calls `name` with native handle and role of each stream created from now on.
+        """Calls `name` with native handle and role of each stream created later.
 
-        For tools that show streams. Call it before the first step.
+        For tools that display streams. Call it before the first step.
         """
         self._name = name
 

@@ -1,4 +1,4 @@
-"""Where a step's tokens are cut into ubatches, and what each of them holds.
+"""Splits a step's tokens into ubatches.
 
 A step is a list of requests in batch order, decodes first, with the number of new tokens (the query
 length) of each. A ubatch is a contiguous range of the step's tokens.
@@ -13,17 +13,17 @@ import torch
 
 from vllm_davinci.multistream.errors import SplitError
 
-# "request" never cuts inside a request; "token" cuts at equal parts of the tokens, where that is
-# not inside a request that decodes several tokens, as with drafts.
+# "request" never cuts inside a request; "token" cuts into equal parts, but not inside a decode of
+# several tokens (drafts).
 CutMode = Literal["request", "token"]
 
 
 @dataclass(frozen=True)
 class UBatch:
-    """One part of a step.
+    """A part of a step.
 
-    tokens:   the step's tokens that it holds
-    requests: the step's requests that it holds at least one token of
+    tokens:   its range of the step's tokens
+    requests: its range of the step's requests, with at least one token each
     """
 
     tokens: slice
@@ -40,13 +40,13 @@ class UBatch:
 
 @dataclass(frozen=True)
 class Split:
-    """A step cut into ubatches that together hold each token once."""
+    """A step split into ubatches that cover each token once."""
 
     ubatches: tuple[UBatch, ...]
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The tokens at which the second and later ubatches begin."""
+        """First token of the second and each later ubatch."""
         return tuple(int(part.tokens.start) for part in self.ubatches[1:])
 
     def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
@@ -75,15 +75,15 @@ def choose_cuts(
     first_share: float | None = None,
     decode_query_len: int = 1,
 ) -> list[int]:
-    """The tokens to cut at, or [] when no legal cut exists.
+    """The tokens to cut at, or [] if there is no legal cut.
 
     query_lens:      new tokens of each request, in batch order, each at least 1
     imbalance_ratio: largest distance of a cut from its target, as a fraction of all tokens
                      ("request")
     alignment:       cuts are multiples of it ("token")
-    first_share:     of all tokens, those of the first ubatch; the others are equal. None: all are
-    decode_query_len: a request with at most so many new tokens decodes, and is never divided
-    Raises SplitError when there are fewer tokens than ubatches or an option is out of range.
+    first_share:     first ubatch's share of all tokens; the others are equal. None: all are
+    decode_query_len: maximum new tokens of a decode, which is never divided
+    Raises SplitError if there are fewer tokens than ubatches or an option is out of range.
     """
     total = sum(query_lens)
     if num_ubatches < 2:
@@ -117,7 +117,7 @@ def choose_cuts(
 
 
 def _boundary(ends: Sequence[int], target: int, tolerance: float) -> int:
-    """The request boundary for `target`; 0 when none lies within `tolerance`."""
+    """The request boundary nearest to `target`; 0 if none lies within `tolerance`."""
     at = next(i for i, end in enumerate(ends) if end >= target)
     before = ends[at - 1] if at > 0 else 0
     if abs(ends[at] - target) < tolerance:
@@ -128,7 +128,7 @@ def _boundary(ends: Sequence[int], target: int, tolerance: float) -> int:
 
 
 def _outside_decodes(query_lens: Sequence[int], cut: int, decode_query_len: int) -> int:
-    """The cut itself, or the nearer end of the decode that it would divide."""
+    """The cut, or the nearer end of a decode that it would divide."""
     begin = 0
     for length in query_lens:
         end = begin + length
@@ -139,7 +139,7 @@ def _outside_decodes(query_lens: Sequence[int], cut: int, decode_query_len: int)
 
 
 def split_at(query_lens: Sequence[int], cuts: Sequence[int]) -> Split:
-    """The ubatches between ascending cuts. A request that a cut divides is in both parts."""
+    """The ubatches between ascending cuts. A divided request is in both parts."""
     ends = list(accumulate(query_lens))
     total = ends[-1] if ends else 0
     if not cuts or any(b <= a for a, b in pairwise([0, *cuts, total])):

@@ -1,4 +1,4 @@
-"""One stream per role and device, created once: a stream per layer exhausts the device."""
+"""One stream per role and device, created once: a stream per layer would exhaust the device."""
 
 import enum
 from collections.abc import Callable
@@ -7,21 +7,21 @@ from vllm_davinci.multistream.device import Device, Stream, current_device
 
 
 class Role(enum.Enum):
-    """Purpose of a stream. COMPUTE is the caller's own stream and is never created here."""
+    """Purpose of a stream. COMPUTE is the caller's own stream, which is never created here."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
     VECTOR = "vector"  # element-wise work beside matrix products
     SHARED_EXPERT = "shared expert"
-    PREFETCH = "prefetch"  # weights on their way into the cache
+    PREFETCH = "prefetch"  # weight prefetches into the cache
     EXCHANGE = "exchange"  # collectives and the work between them
     COPY = "copy"
 
 
 class StreamPool:
-    """Streams by role. The same role always gives the same stream.
+    """Streams by role; a role always has the same stream.
 
-    device: the device the streams belong to; None takes the current one
+    device: device of the streams; None: the current one
     on_new: called with each stream when it is created
     """
 
@@ -35,7 +35,7 @@ class StreamPool:
         self._on_new = on_new
 
     def stream(self, role: Role) -> Stream:
-        """The stream of a role; for COMPUTE the stream that is current now."""
+        """The stream of a role; for COMPUTE the current stream."""
         if role is Role.COMPUTE:
             return self.device.current_stream()
         stream = self._streams.get(role)
@@ -47,5 +47,5 @@ class StreamPool:
 
     @property
     def created(self) -> int:
-        """Number of streams that exist: at most one per role."""
+        """Number of created streams, at most one per role."""
         return len(self._streams)

@@ -28,7 +28,7 @@ def paged_attention(
     """Writes a step's keys and values to the cache, then attends over the cache.
 
     query:        [num_tokens, num_heads, head_size]
-    key, value:   [num_tokens, num_kv_heads, head_size], or None when they are in the cache
+    key, value:   [num_tokens, num_kv_heads, head_size], or None if they are in the cache
     caches:       [num_blocks, block_size, num_kv_heads, head_size], contiguous, written in place
     slot_mapping: [num_tokens], block * block_size + offset; negative writes nothing
     block_table:  [num_reqs, max_blocks], int32
@@ -65,11 +65,11 @@ def prefill_attention(
     next_tokens: int,
     returns_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attends over keys and values that are given, request by request.
+    """Attends over the given keys and values, request by request.
 
     query:      [num_queries, num_heads, head_size]
     key, value: [num_keys, num_kv_heads, head_size]
-    query_rope, key_rope: further entries of each head, beside those of query and key, or None
+    query_rope, key_rope: further entries of each head of query and key, or None
     actual_seq_lengths_q, actual_seq_lengths_kv: cumulative lengths
     The other arguments are those of paged_attention.
     Returns [num_queries, num_heads, head_size of value] and the logarithm of the sum of
@@ -128,9 +128,9 @@ def attend(
 
     query:      [queries, heads, size]
     key, value: [keys, key heads, size]
-    visible:    [queries, keys], bool; None: every key
+    visible:    [queries, keys], bool; None: all keys
     bias:       [heads, queries, keys], added to the scaled scores
-    sink:       [heads], a score of each head that takes part in the softmax without a value
+    sink:       [heads], a further score per head in the softmax, without a value
     Returns [queries, heads, value size] and the logarithm of the sum of exponentials
     [queries, heads, 1]. A query that sees no key gets zeros, and infinity.
     Source: Vaswani et al. 2017, eq. 1.
@@ -167,12 +167,12 @@ def mla_decode_attention(
     W_UV: Tensor,
     scale: float,
 ) -> Tensor:
-    """MLA of decodes over the cache itself, and the values' up projection.
+    """MLA of decodes over the compressed cache, and the values' up-projection.
 
-    ql_nope:   [num_tokens, num_heads, kv_lora_rank], as mla_preprocess gives them
+    ql_nope:   [num_tokens, num_heads, kv_lora_rank], from mla_preprocess
     q_pe:      [num_tokens, num_heads, rope]
     caches:    as in mla_preprocess; they hold this step's tokens
-    mask:      as in paged_attention, when a request has several queries; they are causal then
+    mask:      as in paged_attention if a request has several queries, which are causal
     W_UV:      [num_heads, kv_lora_rank, v_head_dim]
     Returns [num_tokens, num_heads * v_head_dim].
     """

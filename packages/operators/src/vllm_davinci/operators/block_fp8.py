@@ -21,7 +21,7 @@ def block_fp8_floats(
     weight: [out, in] float8_e4m3fn, contiguous, in host memory
     scale:  [ceil(out / block_rows), ceil(in / block_columns)] fp32
     dtype:  bfloat16 or float32
-    spares: in host memory; the result may take the memory of one that no other tensor has
+    spares: host tensors; the result may reuse the memory of one that is otherwise unused
     """
     wide = scale.repeat_interleave(block_rows, 0)[: weight.shape[0]]
     wide = wide.repeat_interleave(block_columns, 1)[:, : weight.shape[1]]

@@ -18,14 +18,15 @@ def experts(
     first_expert: int,
     num_experts: int,
 ) -> Tensor:
-    """The weighted sum of every token's experts that are on this rank.
+    """The weighted sum over each token's experts on this rank.
 
     x:            [num_tokens, hidden_size]
     topk_weights: [num_tokens, top_k]
     topk_ids:     [num_tokens, top_k], int32, numbers over all ranks
     gate_up:      [num_local, hidden_size, 2 * intermediate_size], gate before up
     down:         [num_local, intermediate_size, hidden_size]
-    first_expert: this rank has the experts [first_expert, first_expert + num_local) of num_experts
+    first_expert: this rank holds the experts [first_expert, first_expert + num_local) of
+                  num_experts
     Returns a tensor like x: zeros for a token without experts here.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -49,7 +50,7 @@ def experts_w8a8(
     first_expert: int,
     num_experts: int,
 ) -> Tensor:
-    """`experts` with int8 weights; rows are quantized with scales of their own.
+    """`experts` with int8 weights and a dynamic scale per row.
 
     gate_up, down: as in `experts`, int8
     gate_up_scale: [num_local, 2 * intermediate_size], fp32
@@ -84,15 +85,16 @@ def routed_experts(
     first_expert: int,
     num_experts: int,
 ) -> Tensor:
-    """Chooses each token's experts, then computes `experts`.
+    """Selects each token's experts, then computes `experts`.
 
     router_logits:   [num_tokens, num_experts], fp32 or 16 bits
-    correction_bias: [num_experts], added to the scores for the choice only, or None; logits of
-                     another dtype are converted to its dtype
-    num_groups, num_chosen_groups: experts come from the best groups; a group's score is the sum
-                     of its two best with a correction bias and its best without; 1, 1 for no groups
-    is_sigmoid:      scores are sigmoids and the chosen ones are scaled to sum to one; otherwise a
-                     softmax, whose chosen ones sum to one only without groups, bias and factor
+    correction_bias: [num_experts], added to the scores for the selection only, or None; logits are
+                     converted to its dtype
+    num_groups, num_chosen_groups: experts are selected from the best groups; a group's score is the
+                     sum of its two best with a correction bias, its best without; 1, 1 for no
+                     groups
+    is_sigmoid:      True: sigmoid scores, the selected ones scaled to sum to one; False: softmax,
+                     scaled so only without groups, bias and factor
     scaling_factor:  multiplies the weights
     Source: DeepSeek-V3 technical report, section 2.1.2.
     """
@@ -124,7 +126,7 @@ def routed_experts_w8a8(
     first_expert: int,
     num_experts: int,
 ) -> Tensor:
-    """Chooses each token's experts as `routed_experts` does, then computes `experts_w8a8`."""
+    """Selects each token's experts as in `routed_experts`, then computes `experts_w8a8`."""
     topk_weights, topk_ids = choose_experts(
         router_logits,
         correction_bias,
@@ -156,7 +158,7 @@ def choose_experts(
     is_sigmoid: bool,
     scaling_factor: float,
 ) -> tuple[Tensor, Tensor]:
-    """Weights in fp32 and ids in int32, both [num_tokens, top_k]; see `routed_experts`."""
+    """Selected weights in fp32 and ids in int32, both [num_tokens, top_k]; see `routed_experts`."""
     logits = router_logits.float()
     scores = logits.sigmoid() if is_sigmoid else logits.softmax(-1)
     choice = scores if correction_bias is None else scores + correction_bias.float()

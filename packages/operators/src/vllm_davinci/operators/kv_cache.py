@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def copy_kv_blocks(kv_caches: list[Tensor], block_pairs: Tensor) -> None:
-    """Copies blocks inside every cache, one pair after the other.
+    """Copies blocks inside every cache, pair after pair.
 
     kv_caches:   each [num_blocks, ...], contiguous; written in place
     block_pairs: [num_pairs, 2], int64, on the host: from, to

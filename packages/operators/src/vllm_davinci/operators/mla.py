@@ -29,12 +29,12 @@ def mla_preprocess(
     num_decode_tokens: int,
     side_stream: torch.Stream | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Query and key-value paths of MLA, up to attention itself.
+    """Query and key-value paths of MLA, up to attention.
 
     hidden_states: [num_tokens, hidden_size]; the first num_decode_tokens rows are decodes
-    a_weight:      [hidden_size, q_lora_rank + kv_lora_rank + rope]: both down projections, or
+    a_weight:      [hidden_size, q_lora_rank + kv_lora_rank + rope]: both down-projections, or
                    without q_a_norm [hidden_size, kv_lora_rank + rope]
-    q_a_norm:      [q_lora_rank], or None when queries have no down projection
+    q_a_norm:      [q_lora_rank], or None if queries have no down-projection
     q_b_weight:    [q_lora_rank or hidden_size, num_heads * (nope + rope)]
     kv_a_norm:     [kv_lora_rank]
     W_UK:          [num_heads, nope, kv_lora_rank]
@@ -42,12 +42,12 @@ def mla_preprocess(
     slot_mapping:  [num_tokens], int64; negative writes nothing
     kv_c_cache:    [num_blocks, block_size, 1, kv_lora_rank], written in place
     k_pe_cache:    [num_blocks, block_size, 1, rope], written in place
-    side_stream:   where the key-value path and the rotation of queries run, beside the rest; the
-                   down projections are two products then
+    side_stream:   stream of the key-value path and the rotation of queries; with it the
+                   down-projections are two products
     Returns
       ql_nope:     [num_decode_tokens, num_heads, kv_lora_rank], queries times W_UK, or None
                    without decodes
-      q_pe:        [num_tokens, num_heads, rope], rotated; pairs (2 i, 2 i + 1) end as halves
+      q_pe:        [num_tokens, num_heads, rope], rotated; pairs (2 i, 2 i + 1) become halves
       q:           [num_tokens, num_heads, nope + rope], not rotated, or None without prefills
       kv_c_normed: [num_tokens, kv_lora_rank], or None without prefills
       k_pe:        [num_tokens, rope], rotated, or None without prefills
@@ -91,22 +91,21 @@ def mla_preprocess_w8a8(
     num_decode_tokens: int,
     side_stream: torch.Stream | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """`mla_preprocess` of quantized rows, with int8 projections.
+    """`mla_preprocess` with quantized rows and int8 projections.
 
-    A projection's result is (rows @ weight + bias) * scale, times the rows' scales where they have
-    some, rounded once to W_UK's dtype.
+    A projection's result is (rows @ weight + bias) * scale, times the rows' scales if any, rounded
+    once to W_UK's dtype.
 
-    hidden_states:  [num_tokens, hidden_size] int8, as the norm before the block gives them
-    hidden_scale:   [num_tokens] fp32; or None: rows have one scale, which is in a_scale and
-                    q_b_scale (W8A8), and compressed queries are quantized with q_input_scale
-    a_weight:       int8, sizes as in mla_preprocess; also in the NZ layout
-    a_scale:        one per column; fp32, or without hidden_scale in an fp16 model the bits of fp32
-                    values as int64
-    a_bias:         [columns] int32 or None, what an input offset adds to the sums
+    hidden_states:  [num_tokens, hidden_size] int8, from the norm before the block
+    hidden_scale:   [num_tokens] fp32; None: rows have one scale, included in a_scale and q_b_scale
+                    (W8A8), and compressed queries are quantized with q_input_scale
+    a_weight:       int8, sizes as in mla_preprocess; NZ layout too
+    a_scale:        one per column, fp32; without hidden_scale in an fp16 model, fp32 bits as int64
+    a_bias:         [columns] int32 or None, the input offset's part of the sums
     q_a_norm_bias:  [q_lora_rank] or None, added to the rounded norm
     q_input_scale:  [1] fp32, q_input_offset: [1] int32: integer = round(value / scale + offset).
-                    None both with hidden_scale, where every compressed query has a scale of its
-                    own, and without q_a_norm
+                    Both None with hidden_scale, which gives each compressed query a scale, and
+                    without q_a_norm
     q_b_weight, q_b_scale, q_b_bias: as those of a
     Results and the other arguments are those of mla_preprocess; with side_stream and a weight in
     the NZ layout the down projections stay one product.
@@ -129,10 +128,10 @@ def mla_preprocess_w8a8(
 def _quantized_queries(
     normed: Tensor, scale: Tensor | None, offset: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Compressed queries in int8, and the scale of each; None where one scale serves all.
+    """Compressed queries in int8, and their scales; None if one scale serves all.
 
     normed: [num_tokens, q_lora_rank]
-    scale, offset: [1], or None where every query gets a scale of its own
+    scale, offset: [1], or None if each query gets a dynamic scale
     """
     if scale is None or offset is None:
         return dynamic_quant(normed)
@@ -152,7 +151,7 @@ def _after_projections(
     kv_epsilon: float,
     num_decode_tokens: int,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Key-value norm, rotations, cache write and absorption: results of `mla_preprocess`.
+    """Key-value norm, rotations, cache write and absorption; the results of `mla_preprocess`.
 
     q:  [num_tokens, num_heads * (nope + rope)]
     kv: [num_tokens, kv_lora_rank + rope]

@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def reciprocal_root(x: Tensor, num_dims: int, epsilon: float) -> Tensor:
-    """1 / sqrt(mean of squares + epsilon) over the last num_dims dimensions, kept as 1, in fp32."""
+    """1 / sqrt(mean of squares + epsilon) over the last num_dims dimensions, kept as 1; fp32."""
     dims = tuple(range(-num_dims, 0))
     return torch.rsqrt(x.float().square().mean(dims, keepdim=True) + epsilon)
 
@@ -35,7 +35,7 @@ def add_rms_norm(
 def add_rms_norm_dynamic_quant(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm of x + residual with a scale per row, and that sum.
+    """The norm of x + residual, quantized with a scale per row, and that sum.
 
     Returns int8 [..., hidden_size], fp32 scales [...] and the sum in x's dtype.
     """
@@ -53,7 +53,7 @@ def add_rms_norm_quant(
     offset: Tensor,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, plus bias, with a given scale, and that sum.
+    """The norm of x + residual, plus bias, quantized with a given scale, and that sum.
 
     bias:   [hidden_size] or None
     scale:  [1] fp32, offset: [1] int32: integer = round(value / scale + offset)
@@ -72,7 +72,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def clipped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
-    """Gate and value in turn, both clipped: gate * sigmoid(alpha * gate) * (value + 1).
+    """gate * sigmoid(alpha * gate) * (value + 1), with interleaved gate and value, both clipped.
 
     Source: the model card of gpt-oss.
     """

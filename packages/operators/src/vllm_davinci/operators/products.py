@@ -28,5 +28,5 @@ def quant_matmul(
 
 
 def _float_scales(scale: Tensor) -> Tensor:
-    """Scales as fp32; int64 holds their bits, which are less than 2**31: scales are positive."""
+    """Scales as fp32. int64 holds the bits, below 2**31, as scales are positive."""
     return scale.to(torch.int32).view(torch.float32) if scale.dtype == torch.int64 else scale

@@ -41,7 +41,7 @@ def rotary_embedding(
 
 
 def rotated_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Entries (2 i, 2 i + 1) rotated together; the results lie at i and i + size / 2.
+    """Rotates pairs of entries (2 i, 2 i + 1); the results are at i and i + size / 2.
 
     x:        [..., size]
     cos, sin: broadcast to x, each value for both entries of a pair

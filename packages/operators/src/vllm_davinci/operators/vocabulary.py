@@ -1,4 +1,4 @@
-"""Rows of a vocabulary that ranks share."""
+"""Look-up in a vocabulary divided among ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 def vocab_parallel_embedding(
     token_ids: Tensor, weight: Tensor, first_row: int, num_rows: int
 ) -> Tensor:
-    """Vocabulary mask and look-up: a rank's part of the embedding, zeros for foreign tokens.
+    """A rank's part of the embedding; zeros for tokens of other ranks.
 
     token_ids: [num_tokens], int32 or int64
-    weight:    [at least num_rows, embedding_dim], the share
+    weight:    [at least num_rows, embedding_dim], this rank's rows
     Returns [num_tokens, embedding_dim]; the sum over ranks is the embedding.
     """
     rows = token_ids.long() - first_row

@@ -1,4 +1,4 @@
-"""Plans of deployments without an NPU: memory, modelled times of steps, sizes of pools."""
+"""Plans deployments without an NPU: memory, modelled step times, pool sizes."""
 
 from vllm_davinci.planner.errors import DeploymentError, DryRunError
 

@@ -1,5 +1,5 @@
-"""Every environment variable that the planner sets for processes it starts."""
+"""Every environment variable that the planner sets for its child processes."""
 
 DAVINCI_DRY_RUN = "DAVINCI_DRY_RUN"
-"""Facts for the worker of a dry-run, as JSON: the parallel sizes that its engine does not know of,
-and how rows are spread over the ranks of experts. `vllm-davinci dry-run` sets it."""
+"""Layout of a dry-run for its worker, as JSON: the parallel sizes of the whole group, and the load
+of the busiest expert rank. `vllm-davinci dry-run` sets it."""

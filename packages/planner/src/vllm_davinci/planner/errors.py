@@ -6,8 +6,8 @@ from vllm_davinci.meta.errors import MetaError
 
 
 class DryRunError(MetaError):
-    """A dry-run is impossible as it was asked for."""
+    """A dry-run is impossible with these options."""
 
 
 class DeploymentError(MetaError):
-    """The table of deployments has no such row, or a row that is not as it should be."""
+    """The table of deployments lacks a row, or has an invalid one."""

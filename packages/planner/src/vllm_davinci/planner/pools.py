@@ -1,11 +1,11 @@
-"""`vllm-davinci pools`: how many engines for prefills, and how many for decodes, does a load need?
+"""`vllm-davinci pools`: how many engines for prefill and for decode does a load need?
 
 vllm-davinci pools --prefill PREFILL.json --decode DECODE.json --requests-per-second 20 \\
     --prompt-tokens 2048 --output-tokens 256
 
-Both files are reports of `vllm-davinci dry-run --json`: the first of a run whose steps compute
-prompts, the second of one with as many requests at a time as an engine decodes. All times are
-modelled: no NPU has anything to do with them.
+Both files are reports of `vllm-davinci dry-run --json`: the first of a run that prefills, the
+second of one that decodes as many requests at a time as an engine does. All times are modelled: no
+NPU was involved.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rich.table import Table
 
 from vllm_davinci.planner.errors import DryRunError
 
-_PS = 10**12  # picoseconds of a second
+_PS = 10**12  # picoseconds per second
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
     """Requests of one shape.
 
-    utilization: share of its time that an engine computes; the rest is for what arrives unevenly
+    utilization: share of time that an engine computes; the rest covers uneven arrivals
     """
 
     requests_per_second: float
@@ -51,13 +51,13 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Engines of one kind, all alike; times are modelled.
+    """Identical engines of one kind; times are modelled.
 
-    engines:           that the load needs
-    devices:           of each
-    tokens_per_second: of each, when it never waits
-    step_seconds:      the median step
-    busy:              share of its time that each engine computes under the load
+    engines:           number that the load needs
+    devices:           devices per engine
+    tokens_per_second: rate of an engine that never waits
+    step_seconds:      median step time
+    busy:              share of time that each engine computes under the load
     """
 
     engines: int
@@ -69,13 +69,13 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Pools:
-    """Both pools, and what passes between them.
+    """Both pools, and the transfers between them.
 
-    decode_requests:    under way in all engines of the decode pool, on average
-    decode_batch:       requests in each step of its report, of all data-parallel ranks
-    cache_requests:     that the KV cache of one of its engines holds
-    transfer_bytes:     keys and values of one request's prompt
-    transfer_bytes_per_second: from one pool to the other, of all requests
+    decode_requests:    mean number of requests in the decode pool
+    decode_batch:       requests in each step of its report, over all data-parallel ranks
+    cache_requests:     requests that a decode engine's KV cache holds
+    transfer_bytes:     bytes of keys and values of a request's prompt
+    transfer_bytes_per_second: bytes per second between the pools
     """
 
     load: Load
@@ -110,14 +110,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.8,
         metavar="SHARE",
-        help="of an engine's time that it computes; the rest is for uneven arrivals (default: "
+        help="share of time that an engine computes; the rest covers uneven arrivals (default: "
         "%(default)s, assumed)",
     )
     parser.add_argument("--json", action="store_true", help="the answer for programs")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0 with an answer, 2 for files or numbers that give none."""
+    """Exit status 0 with an answer, 2 for unusable files or numbers."""
     try:
         load = Load(
             options.requests_per_second,
@@ -137,25 +137,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plan(prefill: Mapping[str, Any], decode: Mapping[str, Any], load: Load) -> Pools:
-    """The pools that a load needs. Raises DryRunError where a report has no such steps.
+    """The pools that a load needs. Raises DryRunError if a report lacks such steps.
 
     prefill, decode: reports of dry-runs
     """
     prompts = _prompt_steps(prefill)
     if not prompts:
         raise DryRunError(
-            "The report of --prefill has no step that computes a prompt. Make it with "
-            "--prompt-tokens above 1, for example --output-tokens 1."
+            "The --prefill report has no prefill step. Run it again with --prompt-tokens above "
+            "1 and, for example, --output-tokens 1."
         )
     decodes, batch = _decode_steps(decode)
     if not decodes:
         raise DryRunError(
-            "The report of --decode has no step that computes a token of each request. Make it "
-            "with --output-tokens above 1."
+            "The --decode report has no decode step. Run it again with --output-tokens 2 or more."
         )
     ranks = _data_parallel(decode)
     first = _pool(prefill, prompts, load.requests_per_second * load.prompt_tokens, load)
-    # A prompt's last position gives the first token, in the prefill pool.
+    # The prefill pool computes the first token, from the prompt's last position.
     rate = load.requests_per_second * max(load.output_tokens - 1, 0)
     second = _pool(decode, decodes, rate, load)
     memory = decode["memory"]
@@ -178,7 +177,7 @@ def plan(prefill: Mapping[str, Any], decode: Mapping[str, Any], load: Load) -> P
 def _pool(
     report: Mapping[str, Any], steps: list[Mapping[str, Any]], rate: float, load: Load
 ) -> Pool:
-    """Engines that compute `rate` tokens/s in such steps."""
+    """The engines needed for `rate` tokens/s in such steps."""
     tokens = sum(sum(step["tokens"]) for step in steps)
     seconds = sum(_seconds(step) for step in steps)
     of_engine = tokens / seconds * _data_parallel(report)
@@ -197,7 +196,7 @@ def _prompt_steps(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _decode_steps(report: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
-    """The steps of the largest batch with one token of each request, and its size."""
+    """The decode steps of the largest batch, and its size."""
     found = [step for step in report["steps"] if step["tokens"] and max(step["tokens"]) == 1]
     batch = max((len(step["tokens"]) for step in found), default=0)
     return [step for step in found if len(step["tokens"]) == batch], batch
@@ -223,9 +222,8 @@ def _report_of(file: Path) -> dict[str, Any]:
         report["steps"], report["memory"]["cache_tokens"], report["layout"]["data_parallel_size"]
         if report["layout"]["pipeline_parallel_size"] != 1:
             raise DryRunError(
-                f"{file}: the report has the steps of one of "
-                f"{report['layout']['pipeline_parallel_size']} pipeline stages, of which a token "
-                "passes all. Make one with --pipeline-parallel-size 1."
+                f"{file}: the report covers one of {report['layout']['pipeline_parallel_size']} "
+                "pipeline stages. Make one with --pipeline-parallel-size 1."
             )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DryRunError(
@@ -239,8 +237,8 @@ def _print(pools: Pools, console: Console) -> None:
     load = pools.load
     console.print(
         f"{load.requests_per_second:g} requests/s of {load.prompt_tokens} prompt and "
-        f"{load.output_tokens} output tokens, engines busy {load.utilization:.0%} of their time at "
-        "most.\nAll times are modelled; nothing here was measured on an NPU.",
+        f"{load.output_tokens} output tokens, engines busy at most {load.utilization:.0%} of the "
+        "time.\nAll times are modelled; nothing here was measured on an NPU.",
         markup=False,
     )
     table = Table(title="pools, modelled")
@@ -257,16 +255,17 @@ def _print(pools: Pools, console: Console) -> None:
         )
     console.print(table)
     console.print(
-        f"Decodes under way: {pools.decode_requests:.1f} of {pools.decode_batch} in a step of each "
-        f"engine, whose KV cache holds {pools.cache_requests}.\nBetween the pools: "
-        f"{pools.transfer_bytes / 2**20:.1f} MiB of keys and values for each request, "
-        f"{pools.transfer_bytes_per_second / 1e9:.2f} GB/s in all.",
+        f"Decode requests: {pools.decode_requests:.1f} in all; an engine has "
+        f"{pools.decode_batch} in a step, and its KV cache holds "
+        f"{pools.cache_requests}.\nBetween the pools: {pools.transfer_bytes / 2**20:.1f} MiB of "
+        f"keys and values for each request, {pools.transfer_bytes_per_second / 1e9:.2f} GB/s in "
+        "all.",
         markup=False,
     )
     if pools.cache_requests < pools.decode_batch:
         console.print(
-            f"The KV cache of a decode engine holds fewer requests of this length than the "
-            f"{pools.decode_batch} of its report's steps: make the report with as many as it "
+            "A decode engine's KV cache holds fewer requests of this length than the "
+            f"{pools.decode_batch} in its report's steps: run the report with as many as it "
             "holds.",
             markup=False,
         )

@@ -1,4 +1,4 @@
-"""A piece of a part that runs, or fails, by itself."""
+"""A case of a part, which runs or fails by itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vllm_davinci.verify.finding import Finding
 
 class Case(NamedTuple):
     """
-    name: of the finding that stands for the case where it fails; findings of its own begin so
-    run:  on the device; what it raises becomes a finding
+    name: name of the finding if the case fails, and prefix of its own findings
+    run:  runs the case on the device; an exception becomes a finding
     """
 
     name: str

@@ -1,6 +1,6 @@
 """One rank of `collectives`: `python -m vllm_davinci.verify.collective_process`.
 
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which. Rank 0 prints JSON.
+The variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT identify it. Rank 0 prints JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from vllm_davinci.verify.ranks import ANSWER
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
-"""Bytes of a rank's operand."""
+"""Sizes of a rank's operand, in bytes."""
 REPETITIONS = 4
 LIMIT = timedelta(seconds=120)
 
@@ -46,7 +46,7 @@ def main() -> dict[str, Any]:
 def _collectives(
     rank: int, ranks: int, size: int
 ) -> dict[str, tuple[Callable[[], object], Callable[[], bool]]]:
-    """Runs one, and says whether its result is right."""
+    """Collective -> a function that runs it, and one that checks its result."""
     import torch
     import torch.distributed as dist
 

@@ -1,9 +1,9 @@
-"""`vllm-davinci verify`: holds a device against what we believe of it.
+"""`vllm-davinci verify`: compares a device with what vllm-davinci expects of it.
 
-Runs on a chip, or on a virtual NPU (`vnpu run --`), where nothing is measured: its times are
-modelled, and only with `vnpu run --chip NAME --`. What each part finds is kept in the directory as
-it is found, so that a second run goes on where the first one ended. At the end the directory has
-report.json, which is what to send to us, and report.html, which is to be read.
+Runs on a chip, or on a virtual NPU (`vnpu run --`), where nothing is measured: times are modelled,
+and only with `vnpu run --chip NAME --`. Results are stored in the directory as they come, so that a
+second run resumes the first. At the end the directory has report.html to read and report.json to
+send to us.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("verify-report"),
         metavar="DIRECTORY",
-        help="of the run; one that is there goes on (default: %(default)s)",
+        help="directory of the run; an existing run is resumed (default: %(default)s)",
     )
-    parser.add_argument("--restart", action="store_true", help="begin the directory's run anew")
+    parser.add_argument("--restart", action="store_true", help="start the directory's run again")
     parser.add_argument(
         "--only",
         type=lambda text: text.split(","),
         default=list(NAMES),
         metavar="PART,...",
-        help=f"of {', '.join(NAMES)} (default: all)",
+        help=f"parts to run, of {', '.join(NAMES)} (default: all)",
     )
     parser.add_argument(
         "--checkpoints",
@@ -59,19 +59,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="DIRECTORY",
         help="small models whose tokens are compared, such as the project's tiny_llama and "
-        "tiny_deepseek; without them the part `tokens` is left out",
+        "tiny_deepseek; without any, the part `tokens` is skipped",
     )
     parser.add_argument(
         "--models",
         type=lambda text: text.split(","),
         default=[],
         metavar="NAME,...",
-        help="with whose sizes operators are called (default: of all five)",
+        help="models in whose sizes operators are called (default: all five)",
     )
     parser.add_argument(
-        "--ranks", type=int, default=8, metavar="N", help="devices in collectives, at most"
+        "--ranks", type=int, default=8, metavar="N", help="maximum number of devices in collectives"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random operands")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random operands")
     _add_ways_without_a_run(parser)
 
 
@@ -81,29 +81,36 @@ def _add_ways_without_a_run(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs=2,
         metavar=("A", "B"),
-        help="run nothing; what do two reports say differently? Exit status 1 if anything",
+        help="run nothing; print the differences of two reports. Exit status 1 if there are any",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         default=comparison.TOLERANCE,
         metavar="PART",
-        help="with --compare: by which part equal times may differ (default: %(default)s)",
+        help="with --compare: relative difference up to which times count as equal (default: "
+        "%(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="with --compare: for programs")
+    parser.add_argument("--json", action="store_true", help="with --compare: print JSON")
     parser.add_argument(
-        "--fit", type=Path, metavar="REPORT", help="run nothing; a chip's figures from a report"
+        "--fit",
+        type=Path,
+        metavar="REPORT",
+        help="run nothing; derive a chip's figures from a report",
     )
     parser.add_argument(
-        "--chip", metavar="NAME", help="with --fit: chip of `vnpu machines` that it is based on"
+        "--chip", metavar="NAME", help="with --fit: chip of `vnpu machines` to base it on"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.toml", help="with --fit: for `vnpu run --chip`"
+        "--output",
+        type=Path,
+        metavar="FILE.toml",
+        help="with --fit: file to write, for `vnpu run --chip`",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0 only where all is as we believe, or the two reports are equal."""
+    """Exit status 0 only if all findings are as expected, or the two reports are equal."""
     errors = Console(stderr=True)
     try:
         if options.compare is not None:
@@ -123,7 +130,7 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
     if missing := [path for path in checkpoints if not (path / "config.json").is_file()]:
         raise VerificationError(f"--checkpoints {missing[0]} has no config.json.")
     if options.models:
-        # Imports torch, which `vllm-davinci` does without for commands that need no device.
+        # Imports torch, which `vllm-davinci` avoids for commands without a device.
         from vllm_davinci.verify.models import MODELS
 
         if unknown := [name for name in options.models if name not in MODELS]:
@@ -148,7 +155,7 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
         )
         wrong = sum(each.get("passed") is False for each in journal.findings)
         right = sum(each.get("passed") is True for each in journal.findings)
-        told = f"  {right} as we believe, {wrong} not, {journal.seconds:.0f} s"
+        told = f"  {right} as expected, {wrong} not, {journal.seconds:.0f} s"
         console.print(told, style="red" if wrong else "green", highlight=False)
         journals[part.name] = journal
     report = assembled(journals)
@@ -162,7 +169,7 @@ def _verdict(report: Report, directory: Path, console: Console) -> int:
     for finding in failed[:MOST_LINES]:
         message = str(finding.get("details", {}).get("message", "")).splitlines()
         words = f": {message[0]}" if message else ""
-        console.print(f"not as believed: {finding['name']} = {str(finding['value'])[:80]}{words}",
+        console.print(f"unexpected: {finding['name']} = {str(finding['value'])[:80]}{words}",
                       markup=False, soft_wrap=True)  # fmt: skip
     if len(failed) > MOST_LINES:
         console.print(f"and {len(failed) - MOST_LINES} more")

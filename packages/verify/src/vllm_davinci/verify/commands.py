@@ -5,4 +5,4 @@ from __future__ import annotations
 from vllm_davinci.meta.commands import Command
 from vllm_davinci.verify import command
 
-VERIFY = Command("does a device compute, refuse and cost what we believe?", command)
+VERIFY = Command("does a device compute, refuse and cost what we expect?", command)

@@ -1,4 +1,4 @@
-"""`vllm-davinci verify --compare A B`: what two reports say differently, by name."""
+"""`vllm-davinci verify --compare A B`: the differences of two reports, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_davinci.verify.finding import Kind
 from vllm_davinci.verify.report import Report, findings_of
 
 TOLERANCE = 0.1
-"""By which part two figures may differ that are said to be equal."""
+"""Relative difference up to which two figures count as equal."""
 ABSENT = "absent"
 
 
@@ -18,7 +18,7 @@ ABSENT = "absent"
 class Difference:
     """
     one, other: values, or ABSENT
-    why:        in what they differ, in words
+    why:        description of the difference
     """
 
     name: str
@@ -32,7 +32,7 @@ class Difference:
 
 
 def differences(one: Report, other: Report, tolerance: float = TOLERANCE) -> list[Difference]:
-    """In the order of the reports. A part that one of them lacks is one difference."""
+    """The differences in the reports' order. A part that one report lacks is one difference."""
     ran = [{part["name"] for part in report["parts"]} for report in (one, other)]
     found = [_only_in(name, name in ran[0]) for name in sorted(ran[0] ^ ran[1])]
     both = ran[0] & ran[1]
@@ -45,7 +45,7 @@ def differences(one: Report, other: Report, tolerance: float = TOLERANCE) -> lis
 
 def _only_in(part: str, is_in_one: bool) -> Difference:
     values = ("ran", ABSENT) if is_in_one else (ABSENT, "ran")
-    return Difference(part, Kind.EXACT, values[0], values[1], "the part ran in one only")
+    return Difference(part, Kind.EXACT, values[0], values[1], "the part ran in one report only")
 
 
 def _of_one(
@@ -81,7 +81,7 @@ def _why(kind: str, a: dict[str, Any], b: dict[str, Any], tolerance: float) -> s
 
 
 def _of_errors(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Errors within their bounds are rounding; others are told, and how one call failed."""
+    """Describes errors beyond their bounds; smaller ones are rounding."""
     passed = [each.get("passed") for each in (a, b)]
     if all(passed):
         return ""

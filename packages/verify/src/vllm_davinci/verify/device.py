@@ -1,4 +1,4 @@
-"""The device of this process: what it says of itself, and its clock."""
+"""The device of this process: its properties and its clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 MEASURED = "measured on the device"
 MODELLED = "modelled by the virtual NPU"
-OF_THIS_HOST = "of this host, which stands for a virtual NPU: no times of a chip"
+OF_THIS_HOST = "of this host, on which a virtual NPU runs: not a chip's times"
 
 
 class Device:
-    """A device, which is this process's from the first use on."""
+    """A device, which becomes this process's at construction."""
 
     def __init__(self, number: int = 0) -> None:
         import torch
@@ -28,7 +28,7 @@ class Device:
 
     @property
     def clock(self) -> str:
-        """Says what times of this process are."""
+        """Describes this process's times: measured, modelled, or the host's."""
         if not self.is_virtual:
             return MEASURED
         return MODELLED if os.environ.get("VNPU_TIMING") else OF_THIS_HOST
@@ -49,7 +49,7 @@ class Device:
         return "A3" if self.soc.startswith(("Ascend910_93", "Ascend910C")) else ""
 
     def cann_release(self) -> str:
-        """As in "8.5", from what torch_npu finds; "" where it finds none.
+        """CANN's release, such as "8.5", from torch_npu; "" if it finds none.
 
         A virtual NPU follows the documents of the release that VNPU_CANN names.
         """
@@ -61,7 +61,7 @@ class Device:
         return ".".join(version.split(".")[:2]) if version[:1].isdigit() else ""
 
     def facts(self) -> dict[str, Any]:
-        """Facts that are equal on two devices that are alike."""
+        """Facts that are equal on identical devices."""
         properties = self.torch.npu.get_device_properties(0)
         _, total_bytes = self.torch.npu.mem_get_info()
         return {
@@ -75,7 +75,7 @@ class Device:
         }
 
     def count_streams(self, most: int) -> tuple[int, str]:
-        """Makes streams until the runtime refuses one; how many, and its message."""
+        """Creates streams until the runtime refuses one; their number, and its message."""
         runtime = ctypes.CDLL("libascendcl.so")
         message = runtime.aclGetRecentErrMsg
         message.restype = ctypes.c_char_p
@@ -92,7 +92,7 @@ class Device:
         return len(streams), said
 
     def seconds_of(self, work: Callable[[], object], repetitions: int = 1) -> float:
-        """Seconds on the device's clock from an idle device to the end of the last repetition."""
+        """Seconds on the device's clock from idle to the end of the last repetition."""
         events = [self.torch.npu.Event(enable_timing=True) for _ in range(2)]
         self.torch.npu.synchronize()
         events[0].record()

@@ -26,7 +26,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def errors(rows: Mapping[str, Sequence[float]]) -> str:
-    """A row for each operator, a dot for each call: its error in parts of its bound, by tens.
+    """A row for each operator, a dot for each call: its error over its bound, on a log scale.
 
     rows: operator -> errors over bounds; infinite where a call failed
     """

@@ -1,7 +1,7 @@
 """The process of one engine: `python -m vllm_davinci.verify.engine_process JSON`.
 
-The engine computes in this process, so that the device's clock and the profiler see all of it.
-Prints JSON: the tokens of each prompt, seconds, and where the profile is.
+The engine computes in this process, so that the device's clock and the profiler cover it. Prints
+JSON: tokens of each prompt, and seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm_davinci.verify.ranks import ANSWER
 
 PROMPTS = ("def ", "import ", "class ", "    for name in ", "if __name__ == ", "return self.")
 TOKENS = 24
-# Every step that can be cut is cut: what is tried is that tokens stay the same.
+# Splits every step that can be split, to check that tokens stay the same.
 OVERLAP = {
     "overlap": "published",
     "dbo": {
@@ -33,10 +33,10 @@ OVERLAP = {
 @dataclass(frozen=True)
 class EngineRun:
     """
-    overlaps: with every overlap that the model has, or with none
+    overlaps: True: with every overlap that the model supports; False: with none
     profile:  directory for torch_npu's profiler; "" for none
-    ranks:    tensor-parallel ones; each is a process of this program, which RANK and WORLD_SIZE
-              tell it, and has its part of the engine in itself
+    ranks:    tensor-parallel ranks; each is a process of this program, identified by RANK and
+              WORLD_SIZE, with its part of the engine
     """
 
     model: str
@@ -49,7 +49,7 @@ class EngineRun:
 
 
 def main(run: EngineRun) -> dict[str, Any]:
-    """Generates once to warm up, once on the clock, and a little under the profiler."""
+    """Generates once to warm up, once for tokens and time, and three tokens under the profiler."""
     from vllm import LLM, SamplingParams
 
     from vllm_davinci.verify.device import Device
@@ -108,5 +108,5 @@ if __name__ == "__main__":
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     print(ANSWER + json.dumps(main(EngineRun(**json.loads(sys.argv[1])))), flush=True)
-    # The engine's exit handlers would destroy groups that torch's have destroyed before.
+    # Skips the engine's exit handlers, which would destroy groups that torch has destroyed.
     os._exit(0)

@@ -6,4 +6,4 @@ from vllm_davinci.meta.errors import MetaError
 
 
 class VerificationError(MetaError):
-    """A run of `verify`, or a report of one, is not as it was asked for."""
+    """A run or a report of `verify` cannot be used as requested."""

@@ -1,4 +1,4 @@
-"""Findings of a part, as the report keeps them."""
+"""Findings of a part, as in the report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 class Kind(StrEnum):
     """How two findings of one name are compared.
 
-    EXACT:  they are equal or they differ
-    FIGURE: a time, a rate or a size that was measured; they differ by more than a tolerance
-    ERROR:  how far a result lies from its reference; they differ where one keeps its bound and the
-            other does not, or both do not
-    NOTE:   says something about the run and is not compared
+    EXACT:  equal or different
+    FIGURE: a measured time, rate or size; different beyond a tolerance
+    ERROR:  distance of a result from its reference; different unless both are within the bound
+    NOTE:   about the run; not compared
     """
 
     EXACT = "exact"
@@ -26,11 +25,11 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Finding:
     """
-    name:    tells it from all others of a report: "operators/npu_swiglu/qwen3-8b/bfloat16"
-    unit:    of a figure; "" for others
-    bound:   up to which an error is that of rounding
-    passed:  whether it is what we believe; None where we believe nothing
-    details: what mends the virtual NPU or finds the mistake: arguments, seed, the device's message
+    name:    unique in a report: "operators/npu_swiglu/qwen3-8b/bfloat16"
+    unit:    unit of a figure; "" for others
+    bound:   maximum error that rounding explains
+    passed:  True if as expected; None if there is no expectation
+    details: what helps to find the mistake or correct the virtual NPU: arguments, seed, message
     """
 
     name: str
@@ -42,7 +41,7 @@ class Finding:
     details: dict[str, Any] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """As JSON, without what is not said."""
+        """The finding as JSON, without unset fields."""
         said = {
             "name": self.name,
             "value": self.value,

@@ -1,7 +1,7 @@
-"""The first phase of CANN's operators through the C interface: what a call would be refused for.
+"""Calls the first phase of CANN's operators through the C interface, which checks arguments.
 
-Nothing is launched and no tensor is made: an operand is a description of sizes, dtype and strides
-over one small piece of device memory, which the first phase does not read.
+Nothing is launched and no tensor is allocated: an operand describes sizes, dtype and strides over a
+small block of device memory, which the first phase does not read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LIBRARIES = ("libopapi.so", "libopapi_nn.so", "libopapi_math.so", "libopapi_transformer.so")
-"""Where CANN has its operators; the later ones from CANN 8.5 on, where `libopapi.so` is not all."""
+"""CANN's operator libraries; the later ones exist from CANN 8.5 on."""
 
 _ACL_TYPES = {
     "float32": 0,
@@ -50,9 +50,9 @@ ABSENT = "absent"
 
 
 class FirstPhase:
-    """Calls first phases; operands lie at an address of device memory.
+    """Calls first phases, with operands at one address of device memory.
 
-    address: of at least 64 bytes that live as long as this
+    address: at least 64 bytes that outlive this object
     """
 
     def __init__(self, address: int) -> None:
@@ -63,9 +63,9 @@ class FirstPhase:
         self._message.restype = ctypes.c_char_p
 
     def answer(self, operator: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """TAKEN, ABSENT where no library has the operator, or the status; and the message.
+        """TAKEN, or ABSENT if no library has the operator, or the status; and the message.
 
-        operator:  without "aclnn"
+        operator:  name without "aclnn"
         arguments: in the order of the C interface, as `calls.json.xz` writes them
         """
         prepare = self._symbol(f"aclnn{operator}GetWorkspaceSize")
@@ -86,7 +86,7 @@ class FirstPhase:
         return None
 
     def _drop(self, executor: ctypes.c_void_p) -> None:
-        """Frees the plan of a call that nobody will launch, where CANN can."""
+        """Frees the executor of a call that is not launched, if CANN can."""
         destroy = self._symbol("aclDestroyAclOpExecutor")
         if destroy is not None and executor.value is not None:
             destroy(executor)
@@ -97,7 +97,7 @@ class FirstPhase:
         return ctypes.c_void_p(create(*arguments))
 
     def _tensor(self, said: Mapping[str, Any]) -> ctypes.c_void_p:
-        """A description; its storage is as large as its strides say."""
+        """Creates the description of a tensor; its strides determine the storage size."""
         sizes, dtype = tuple(said["sizes"]), said["dtype"]
         strides = _strides(sizes, said.get("lies", ""))
         entries = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
@@ -173,7 +173,8 @@ def _int64s(values: Any) -> ctypes.Array[ctypes.c_int64]:
 
 
 def _strides(sizes: tuple[int, ...], lies: str) -> tuple[int, ...]:
-    """apart: rows with a gap, a vector with one between its entries; by_columns: transposed."""
+    """Strides by layout. apart: gaps between rows, or a vector's entries; by_columns:
+    transposed."""
     steps = [max(1, math.prod(sizes[at + 1 :])) for at in range(len(sizes))]
     if lies == "apart":
         steps = [2] if len(sizes) == 1 else [*(2 * step for step in steps[:-1]), 1]

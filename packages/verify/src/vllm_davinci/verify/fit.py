@@ -1,8 +1,8 @@
-"""`vllm-davinci verify --fit REPORT --chip NAME --output FILE`: a chip's figures from a report.
+"""`vllm-davinci verify --fit REPORT --chip NAME --output FILE`: fits a chip's figures to a report.
 
-The file is based on a chip of the virtual NPU and states what the report has measured. A rate is
-taken from how much longer the larger of two sizes takes, so that what every launch costs is not in
-it; it becomes a share of the base's peak, or a new peak where it is above that.
+The file is based on a chip of the virtual NPU and states the report's measurements. A rate follows
+from the difference of two sizes, so that it excludes the cost of a launch. It becomes a share of
+the base's peak, or a new peak if it is higher.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Figure:
 
 
 def fit(report: Report, chip: str) -> str:
-    """The text of a chip's file. Raises VerificationError where the report has no times."""
+    """The text of a chip's file. Raises VerificationError if the report has no times."""
     findings = findings_of(report)
     if "costs/launches/element-wise operator" not in findings:
         raise VerificationError(
-            "the report has no times: its part `costs` did not run, or ran on a virtual NPU that "
-            "models none. Run `vllm-davinci verify --only costs` on a chip, or `vnpu run --chip "
-            "NAME --` before it."
+            "the report has no times: the part `costs` did not run, or ran on a virtual NPU "
+            "without a timing model. Run `vllm-davinci verify --only costs` on a chip, or `vnpu "
+            "run --chip NAME --` before it."
         )
     chip, base = _base(chip)
     soc = findings.get("environment/chip/SoC", {}).get("value") or base["soc"]
@@ -67,24 +67,26 @@ def fit(report: Report, chip: str) -> str:
 
 
 def write_chip(text: str, path: Path) -> None:
-    """Writes the file and reads it as the virtual NPU does. Raises VerificationError."""
+    """Writes the file and reads it back as the virtual NPU does. Raises VerificationError."""
     if path.suffix != ".toml":
-        raise VerificationError(f"--output {path}: a chip's file ends in .toml.")
+        raise VerificationError(f"--output {path}: expected a name that ends in .toml.")
     path.write_text(text, encoding="utf-8")
     machine = import_module("vllm_davinci.vnpu.timing.machine")
     try:
         machine.load_machine(str(path), "node-of-8")
     except import_module("vllm_davinci.vnpu.errors").MachineError as error:
-        raise VerificationError(f"the virtual NPU does not take {path}: {error}") from error
+        raise VerificationError(
+            f"--output {path} is not valid for the virtual NPU: {error}"
+        ) from error
 
 
 def _base(chip: str) -> tuple[str, dict[str, Any]]:
-    """The name and the table of a chip of the virtual NPU, whose package has it."""
+    """Name and table of the virtual NPU's chip to base the file on."""
     try:
         files = import_module("vllm_davinci.vnpu.timing.chip_files")
     except ModuleNotFoundError as error:
         raise VerificationError(
-            "--fit reads a chip's file of the virtual NPU: pip install vllm-davinci-vnpu."
+            "--fit needs the virtual NPU's chip files: pip install vllm-davinci-vnpu."
         ) from error
     names = files.chip_and_soc(chip)
     if names is None:
@@ -92,7 +94,7 @@ def _base(chip: str) -> tuple[str, dict[str, Any]]:
         raise VerificationError(f"--chip {chip}: the virtual NPU knows {', '.join(known)}.")
     table: dict[str, Any] = files.read_chip(files.FOLDER / f"{names[0]}.toml")
     if "matmul_share" not in table["figures"]:
-        raise VerificationError(f"--chip {chip}: nobody has stated its figures; take another one.")
+        raise VerificationError(f"--chip {chip}: its figures are not known; name another chip.")
     return names[0], table
 
 
@@ -112,7 +114,7 @@ def _figures(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _products(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
-    """The share is that of bfloat16; peaks of other dtypes are what they reach, over the share."""
+    """Fits bfloat16's share of the peak, and the peaks of other dtypes from their rates over it."""
     names = _sizes("costs/products/bfloat16, {0} x {0} x {0}", PRODUCT_SIZES)
     share = _peak(base, "matmul_share")
     for figure in _shared(findings, base, "product", "matmul_share", "cube_bfloat16", names):
@@ -127,7 +129,7 @@ def _products(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
 def _shared(
     findings: Findings, base: dict[str, Any], what: str, share: str, peak: str, names: list[str]
 ) -> Iterator[Figure]:
-    """A rate as a share of a peak; a peak of its own where it is above the base's."""
+    """States a rate as a share of the base's peak, or as a new peak if it is higher."""
     if (rate := _slope(findings, names)) is None:
         return
     stated = _peak(base, peak)
@@ -140,7 +142,7 @@ def _shared(
 
 
 def _times(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
-    """Times of launches. What a graph's node costs beside its own time is the base's."""
+    """Fits the times of launches; the gap between a graph's nodes is the base's."""
     node = _peak(base, "graph_node") * 1e6
     statics = {
         "vector_static": "costs/launches/element-wise operator in a graph",
@@ -161,12 +163,12 @@ def _times(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _sizes(pattern: str, sizes: tuple[int, ...]) -> list[str]:
-    """Names of the findings of the two largest sizes."""
+    """Names of the two largest sizes' findings."""
     return [pattern.format(size) for size in sizes[-2:]]
 
 
 def _slope(findings: Findings, names: list[str]) -> float | None:
-    """Amount per second between two sizes; None where one of them was not measured."""
+    """Amount per second between two sizes; None unless both were measured."""
     found = [findings.get(name, {}).get("details") for name in names]
     if not all(found):
         return None
@@ -182,7 +184,7 @@ def _value(findings: Findings, name: str) -> float | None:
 
 
 def _peak(base: dict[str, Any], name: str) -> float:
-    """A figure of the base, in operations, bytes or seconds."""
+    """A peak of the base, in base units."""
     entry = base[name]
     amount: Callable[[Any], int] = import_module("vllm_davinci.vnpu.timing.chip_files").amount
     dimension = import_module("vllm_davinci.vnpu.timing.chip_files").UNITS[entry["unit"]][0]
@@ -190,6 +192,6 @@ def _peak(base: dict[str, Any], name: str) -> float:
 
 
 def _number(value: float) -> str:
-    """Few digits: a figure is not better known than to one in a thousand."""
+    """Formats a number with few digits: figures are accurate to one in a thousand at best."""
     exact = decimal.Decimal(f"{value:.{_DIGITS}g}")
     return f"{exact:f}"

@@ -1,7 +1,7 @@
-"""A record of what a part's process has begun and found so far, one line of JSON each.
+"""Journal of a part's begun cases and findings, one JSON line each.
 
-A process that dies at a call leaves the line that began it. The next process goes on behind it, and
-the call's finding is how the process ended.
+If a process dies in a case, the line of its begin remains. The next process continues after it, and
+records how the process ended as the case's finding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm_davinci.verify.finding import Finding
 
 class Journal:
     """
-    path: of the part's file, which may hold what an earlier process has found
+    path: the part's file, which may have findings of an earlier process
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class Journal:
         self._append({"begins": case})
 
     def end(self, case: str, findings: Iterable[Finding], seconds: float) -> None:
-        """seconds: since the part began, in all of its processes"""
+        """seconds: since the part began, over all of its processes"""
         told = [finding.fields() for finding in findings]
         self._keep(case, told)
         self._append({"ends": case, "findings": told, "seconds": round(seconds, 3)})
@@ -59,7 +59,7 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """All whole lines; the last one may be torn where the machine stopped."""
+        """All complete lines; the last one may be cut off after a crash."""
         if not self._path.exists():
             return
         for text in self._path.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""Sizes of what `costs` measures; from the two largest ones a chip's rates are fitted."""
+"""Sizes that `costs` measures; `fit` derives a chip's rates from the two largest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Released models in whose sizes operators are called, on one rank of a layout that serves them."""
+"""Released models in whose sizes operators are called, each on one rank of a typical layout."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _MODELS = (
     replace(_DEEPSEEK, name="deepseek-v3.2", index_heads=64),
 )  # fmt: skip
 MODELS = {model.name: model for model in _MODELS}
-# What core launches and no call compares, and why.
+# Operators that core launches and no call compares, with the reason.
 NOT_COMPARED = {
-    "npu_moe_distribute_dispatch_v2": "takes a group of 16 ranks at least on A2",
+    "npu_moe_distribute_dispatch_v2": "needs a group of at least 16 ranks on A2",
     "npu_moe_distribute_combine_v2": "takes a group of 16 ranks at least on A2",
     "npu_prefetch": "computes nothing",
 }
-# What other operators' calls launch before.
+# Operators that the calls of others launch too.
 WITHIN_OTHERS = {
-    "npu_format_cast": "npu_quant_matmul with its weight in tiles",
+    "npu_format_cast": "npu_quant_matmul with its weight in NZ layout",
     "npu_convert_weight_to_int4pack": "npu_weight_quant_batchmatmul with 4-bit weights",
 }
 
 
 def calls_of(models: Iterable[str]) -> Iterator[tuple[str, OperatorCall]]:
-    """Names of findings and calls; a call that two models have in common belongs to both."""
+    """Names of findings, and calls; the name of a call that models share has all of them."""
     for model in models:
         for call in families.calls_of(MODELS[model]):
             yield f"operators/{call.operator}/{model}/{call.variant}", call

@@ -1,4 +1,4 @@
-"""A run's report as one HTML page: what is not as believed first, then each part with a picture."""
+"""Renders a report as one HTML page: unexpected findings first, then each part with a picture."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MOST_CHARACTERS = 4000
 
 
 def page(report: Report, directory: Path) -> str:
-    """directory: of the run, which has its profiles."""
+    """Renders the page. directory: the run's directory, with its profiles."""
     failed = list(failed_of(report))
     soc = value_of(report, "environment/chip/SoC") or "a device"
-    body = f"<h1>{escape(str(soc))}, held against what we believe of it</h1>\n"
+    body = f"<h1>{escape(str(soc))}, compared with what vllm-davinci expects</h1>\n"
     body += f"<p>{_verdict(report, len(failed))}</p>\n{_overview(report)}"
     if failed:
-        body += "<h2>Not as believed</h2>\n" + "".join(map(_failure, failed[:MOST_FAILURES]))
+        body += "<h2>Unexpected</h2>\n" + "".join(map(_failure, failed[:MOST_FAILURES]))
         if len(failed) > MOST_FAILURES:
             body += f"<p>{len(failed) - MOST_FAILURES} more are in report.json.</p>\n"
     for part in report["parts"]:
@@ -52,9 +52,9 @@ def _verdict(report: Report, failed: int) -> str:
     clock = value_of(report, "environment/chip/clock") or "not told"
     right = sum(part["passed"] for part in report["parts"])
     said = (
-        f'<span class="bad">{failed} findings are not as believed</span>, {right} are'
+        f'<span class="bad">{failed} findings are unexpected</span>, {right} are as expected'
         if failed
-        else f'<span class="good">All {right} findings are as believed</span>'
+        else f'<span class="good">All {right} findings are as expected</span>'
     )
     return (
         f"{said}. Written {escape(report['written'])}, after {report['seconds'] / 60:.1f} minutes. "
@@ -69,7 +69,7 @@ def _overview(report: Report) -> str:
         f"<td>{len(part['findings'])}</td><td>{part['seconds']:.0f} s</td></tr>\n"
         for part in report["parts"]
     )
-    head = "<tr><th>part</th><th>as believed</th><th>not</th><th>findings</th><th>took</th></tr>"
+    head = "<tr><th>part</th><th>as expected</th><th>not</th><th>findings</th><th>took</th></tr>"
     return f"<table>{head}\n{rows}</table>\n"
 
 
@@ -108,8 +108,8 @@ def _of_errors(findings: list[dict[str, Any]]) -> str:
         operator = finding["name"].split("/")[1]
         rows.setdefault(operator, []).append(ratio if is_number else float("inf"))
     text = (
-        '<p class="note">A dot is a call: how far its result lies from the definition, in parts of '
-        "what rounding explains; each step to the right is ten times as much.</p>"
+        '<p class="note">A dot is a call: its error over the error that rounding explains; '
+        "each step to the right is a factor of ten.</p>"
     )
     return text + drawings.errors(rows) if rows else ""
 
@@ -152,7 +152,7 @@ def _table(part: dict[str, Any]) -> str:
             f"{escape(finding.get('unit', ''))}</td>{mark.get(finding.get('passed'), '<td></td>')}"
             "</tr>\n"
         )
-    head = "<tr><th>finding</th><th>value</th><th>as believed</th></tr>"
+    head = "<tr><th>finding</th><th>value</th><th>as expected</th></tr>"
     return (
         f"<details><summary>all {len(part['findings'])} findings</summary>"
         f"<table>{head}\n{rows}</table></details>\n"

@@ -16,7 +16,7 @@ from vllm_davinci.verify.settings import settings_of
 
 
 def main(name: str, directory: Path) -> int:
-    """Runs the cases that the journal does not have. Exit status GO_ON: others are left."""
+    """Runs cases missing in the journal. Exit status GO_ON if some remain."""
     begin = time.monotonic()
     journal = Journal(directory / f"{name}.jsonl")
     before = journal.seconds
@@ -47,7 +47,7 @@ def _findings(case: Case) -> tuple[list[Finding], bool]:
 
 
 def _device_is_well() -> bool:
-    """Whether the device of this process, if it uses one, still computes."""
+    """True if this process's device, if any, still computes."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "npu"):
         return True

@@ -1,7 +1,7 @@
 """The parts of a run, in their order, each in a process of its own.
 
-A part's module has `cases(settings)`, which yields what runs. A device that is in error stays so
-until its process ends: the part goes on in another one, behind the case that failed.
+A part's module defines `cases(settings, directory)`. A device in error stays so until its process
+ends; the part then continues in a new process after the failed case.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 from vllm_davinci.verify.finding import Finding
 from vllm_davinci.verify.journal import Journal
 
-# A part that loses more processes than this has said what there is to say.
+# A part that loses this many processes is given up.
 MOST_PROCESSES = 40
 GO_ON = 75
-"""Exit status of a process that wants to be followed by another one."""
+"""Exit status of a process that asks for a successor."""
 
 
 @dataclass(frozen=True)
 class Part:
     """
-    asks:      the question that it answers, for the report
-    limit_s:   seconds after which one case is taken to hang
-    variables: of its process's environment
+    asks:      the part's question, for the report
+    limit_s:   time limit of a case, in seconds
+    variables: environment variables of its process
     """
 
     name: str
@@ -42,10 +42,10 @@ class Part:
 PARTS = (
     Part("environment", "What is installed here, and which devices are there?"),
     Part("operators", "Does every operator that we launch compute what its definition says?"),
-    Part("constraints", "Does the device refuse what we believe it refuses, and take the rest?"),
+    Part("constraints", "Does the device refuse what we expect it to refuse, and accept the rest?"),
     Part("tokens", "Are a model's tokens those of its definition, with overlap and without?"),
     Part("streams", "Do streams run side by side, and what does the profiler see of them?"),
-    # Times alone: where they are modelled, arithmetic would only cost this machine's time.
+    # Only times: if they are modelled, arithmetic would only take this host's time.
     Part("costs", "What do launches, events, copies, memory and products cost?",
          variables={"VNPU_COMPUTE": "0"}),
     Part("collectives", "What do collectives cost by size, and are their results right?"),
@@ -54,14 +54,14 @@ NAMES = tuple(part.name for part in PARTS)
 
 
 def journal_of(part: Part, directory: Path) -> Journal:
-    """Tells what a part has found so far, in this run and in earlier ones of the directory."""
+    """The part's journal, from this run and earlier ones of the directory."""
     return Journal(directory / f"{part.name}.jsonl")
 
 
 def run_part(part: Part, directory: Path, tell: Callable[[str], None]) -> Journal:
-    """Runs what is missing of a part; its journal.
+    """Runs a part's missing cases; returns its journal.
 
-    tell: gets a line where a process was lost
+    tell: receives a line for each lost process
     """
     path = directory / f"{part.name}.jsonl"
     for _ in range(MOST_PROCESSES):
@@ -88,7 +88,7 @@ def run_part(part: Part, directory: Path, tell: Callable[[str], None]) -> Journa
 
 
 def _process(part: Part, directory: Path, path: Path) -> int:
-    """Runs one process of a part to its end, which is at once where a case makes no progress."""
+    """Runs one process of a part; kills it if a case makes no progress in time."""
     command = [sys.executable, "-m", "vllm_davinci.verify.part_process", part.name]
     with (directory / f"{part.name}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
@@ -122,13 +122,13 @@ def _wait(process: subprocess.Popen[bytes], part: Part, path: Path, log: str) ->
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of a process and those that it has started."""
+    """Kills a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=30)
 
 
 def _reason(log: Path) -> str:
-    """The last words of a process."""
+    """The last lines of a process's log."""
     text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
     return "\n".join(text.splitlines()[-12:]) or "it said nothing"

@@ -17,14 +17,14 @@ from vllm_davinci.verify.errors import VerificationError
 
 LAST_LINES = 20
 ANSWER = "verify answers: "
-"""The line of rank 0 that is its answer begins so; JSON follows."""
+"""Prefix of the line with rank 0's answer, in JSON."""
 
 
 def answer_of_ranks(module: Sequence[str], ranks: int, limit_s: float) -> dict[str, Any]:
-    """Runs `python -m MODULE ...` once for each rank; what rank 0 answers.
+    """Runs `python -m MODULE ...` once per rank; returns rank 0's answer.
 
-    Several processes know RANK, WORLD_SIZE and where they meet; all end within `limit_s` seconds.
-    Raises VerificationError with a rank's last words where one fails, is late, or answers nothing.
+    Several processes get RANK, WORLD_SIZE and an address; all end within `limit_s` seconds. Raises
+    VerificationError with a rank's last lines if one fails, times out, or answers nothing.
     """
     with ExitStack() as stack:
         logs = [
@@ -55,7 +55,7 @@ def answer_of_ranks(module: Sequence[str], ranks: int, limit_s: float) -> dict[s
 
 
 def _variables(ranks: int) -> list[dict[str, str]]:
-    """Variables of each rank's environment; none for one that is alone."""
+    """Environment variables of each rank; none for a single one."""
     if ranks == 1:
         return [{}]
     with socket.socket() as chosen:
@@ -67,7 +67,7 @@ def _variables(ranks: int) -> list[dict[str, str]]:
 
 
 def _wait(process: subprocess.Popen[bytes], end: float) -> int | None:
-    """A process's exit status; None where it has not ended in time."""
+    """A process's exit status; None on timeout."""
     try:
         return process.wait(timeout=max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""A run's report as one JSON: every finding of every part, with what mends what differs."""
+"""A run's report in JSON: every finding of every part, with details."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Report = dict[str, Any]
 
 
 def assembled(journals: Mapping[str, Journal]) -> Report:
-    """The report of the parts that have run."""
+    """Assembles the report of the parts that have run."""
     parts: list[dict[str, Any]] = [
         {
             "name": part.name,
@@ -38,7 +38,7 @@ def assembled(journals: Mapping[str, Journal]) -> Report:
 
 
 def read_report(path: Path) -> Report:
-    """A report's file, or that of a run's directory. Raises VerificationError."""
+    """Reads a report from its file or its run's directory. Raises VerificationError."""
     file = path / FILE if path.is_dir() else path
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
@@ -59,12 +59,12 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def findings_of(report: Report) -> Findings:
-    """By name, in the report's order."""
+    """Findings by name, in the report's order."""
     return {finding["name"]: finding for part in report["parts"] for finding in part["findings"]}
 
 
 def value_of(report: Report, name: str) -> Any:
-    """A finding's value; None where the report has none of that name."""
+    """A finding's value; None if the report has no finding of that name."""
     return findings_of(report).get(name, {}).get("value")
 
 

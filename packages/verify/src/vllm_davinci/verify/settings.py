@@ -1,4 +1,4 @@
-"""Options of a run of `verify`, kept in its directory, so that a second run goes on."""
+"""Options of a run of `verify`, stored in its directory, so that a second run can resume it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_davinci.meta.supported_versions import installed_version
 from vllm_davinci.verify.errors import VerificationError
 
 FILE = "settings.json"
-# What decides on results beside the options; another value needs another directory.
+# Environment variables that affect results; another value needs another directory.
 _VARIABLES = ("ASCEND_HOME_PATH", "VNPU_")
 _PARTS = ("", "-core", "-kernels", "-models", "-multistream")
 _DISTRIBUTIONS = ("vllm", "torch", "torch-npu", *(f"vllm-davinci{part}" for part in _PARTS))
@@ -22,9 +22,9 @@ _DISTRIBUTIONS = ("vllm", "torch", "torch-npu", *(f"vllm-davinci{part}" for part
 class Settings:
     """
     checkpoints: directories of models whose tokens are compared
-    models:      of `operators.shapes`, with whose sizes operators are called; none: all
-    ranks:       devices that take part in collectives, at most
-    seed:        of all random operands
+    models:      models in whose sizes operators are called; empty: all
+    ranks:       maximum number of devices in collectives
+    seed:        seed of all random operands
     """
 
     checkpoints: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Settings:
 
 
 def open_directory(directory: Path, settings: Settings) -> None:
-    """Makes a run's directory, or takes the one of the same run. Raises VerificationError."""
+    """Creates a run's directory, or opens that of the same run. Raises VerificationError."""
     told = {"settings": asdict(settings), **_surroundings()}
     told = json.loads(json.dumps(told))
     directory.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,12 @@ def open_directory(directory: Path, settings: Settings) -> None:
     if differing:
         raise VerificationError(
             f"{directory} belongs to another run: {', '.join(differing)} differ. Name another "
-            "--directory, or say --restart to begin this one anew."
+            "--directory, or start this one again with --restart."
         )
 
 
 def settings_of(directory: Path) -> Settings:
-    """The settings of a directory that `open_directory` has made."""
+    """Reads the settings of a run's directory."""
     told = _read(directory / FILE)["settings"]
     models = tuple(told["models"])
     return Settings(tuple(told["checkpoints"]), models, told["ranks"], told["seed"])
@@ -70,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise VerificationError(f"{path}: {error}. Say --restart to begin anew.") from error
+        raise VerificationError(f"{path}: {error}. Start again with --restart.") from error
     return told
 
 

@@ -1,4 +1,4 @@
-"""Reads what torch_npu's profiler has written: when each stream was busy."""
+"""Reads torch_npu's profiles: when was each stream busy?"""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 HARDWARE = "Ascend Hardware"
 FILE = "trace_view.json"
 PROFILE = "profile"
-"""Folder of a run's directory that holds a profile for each checkpoint."""
+"""Folder in a run's directory with a profile of each checkpoint."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Microseconds since the first task of its trace."""
+    """A task; times in microseconds since the trace's first task."""
 
     name: str
     stream: str
@@ -25,7 +25,7 @@ class Task:
 
 
 def tasks_of(directory: Path) -> list[Task]:
-    """Tasks of the newest profile below a directory, by their beginnings; none without one."""
+    """Tasks of the newest profile below a directory, by begin; empty without one."""
     files = sorted(directory.rglob(FILE), key=lambda path: path.stat().st_mtime)
     if not files:
         return []
@@ -51,7 +51,7 @@ def _tasks(events: list[dict[str, Any]]) -> Iterator[Task]:
 
 
 def busy_together(tasks: list[Task]) -> tuple[float, float]:
-    """Microseconds in which some stream was busy, and in which several were."""
+    """Microseconds in which at least one stream was busy, and at least two."""
     points = sorted(
         [(task.begin, 1) for task in tasks] + [(task.end, -1) for task in tasks],
         key=lambda point: (point[0], point[1]),

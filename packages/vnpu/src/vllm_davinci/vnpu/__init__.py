@@ -13,7 +13,7 @@ from vllm_davinci.vnpu.errors import ActivationError, TraceError, VirtualDeviceE
 from vllm_davinci.vnpu.host_counts import HostCounts, counted
 from vllm_davinci.vnpu.timeline import is_traced, label_launches, name_stream
 
-# Version of the role `vllm_davinci.devices` that this module fills (vllm_davinci.core.components).
+# Version of the role `vllm_davinci.devices` that this module implements (core.components).
 api_version = 1
 
 __all__ = [

@@ -23,11 +23,11 @@ def _parser() -> argparse.ArgumentParser:
 
     trace = commands.add_parser("trace", help="work with traces of several processes")
     trace_commands = trace.add_subparsers(dest="trace_command", required=True)
-    merge = trace_commands.add_parser("merge", help="make one file of them")
+    merge = trace_commands.add_parser("merge", help="merge them into one file")
     merge.add_argument("sources", nargs="+", type=pathlib.Path, metavar="FILE|DIRECTORY")
     merge.add_argument("--output", "-o", type=pathlib.Path, required=True, metavar="FILE")
 
-    refused = commands.add_parser("refusals", help="what `vnpu run --refusals` has kept")
+    refused = commands.add_parser("refusals", help="print what `vnpu run --refusals` recorded")
     refused.add_argument("directory", type=pathlib.Path)
 
     drawing = commands.add_parser("picture", help="draw modelled timelines below each other")
@@ -36,14 +36,18 @@ def _parser() -> argparse.ArgumentParser:
         "--output", "-o", type=pathlib.Path, required=True, metavar="FILE.png|FILE.svg"
     )
     drawing.add_argument(
-        "--begin", type=float, default=0.0, metavar="MS", help="after the first task (default: 0)"
+        "--begin",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="begin of each panel after the first task (default: 0)",
     )
     drawing.add_argument("--length", type=float, metavar="MS", help="(default: the longest)")
 
-    commands.add_parser("machines", help="the chips and topologies whose time can be modelled")
-    commands.add_parser("devices", help="the virtual devices of this environment")
+    commands.add_parser("machines", help="list the chips and topologies of the timing model")
+    commands.add_parser("devices", help="list the virtual devices of this environment")
 
-    cover = commands.add_parser("coverage", help="operators asked for and present")
+    cover = commands.add_parser("coverage", help="compare torch_npu's operators with vnpu's")
     cover.add_argument("names", nargs="*", help="explain these operators only")
     cover.add_argument("--missing", action="store_true", help="list every missing operator")
     cover.add_argument("--json", action="store_true", help="machine-readable output")
@@ -57,29 +61,29 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--memory", help="memory of each device (default 64GiB)")
     run.add_argument("--schedule", help="eager, threads or fuzz:SEED (default eager)")
     run.add_argument("--no-compute", action="store_true", help="operators do no arithmetic")
-    run.add_argument("--wait-limit", type=float, help="longest wait for the device, seconds")
+    run.add_argument("--wait-limit", type=float, help="maximum wait for the device, in seconds")
     run.add_argument("--races", help="race detector: off, report or raise (default off)")
     run.add_argument(
         "--trace",
         type=pathlib.Path,
         metavar="FILE",
-        help="write which task ran when on which stream, for https://ui.perfetto.dev",
+        help="write a trace of all tasks by stream, for https://ui.perfetto.dev",
     )
     run.add_argument(
         "--count",
         action="store_true",
-        help="print for each process how often it launched, waited for a device and copied from it",
+        help="print each process's numbers of launches, waits for a device and copies from it",
     )
     run.add_argument(
         "--refusals",
         type=pathlib.Path,
         metavar="DIRECTORY",
-        help="count calls held against CANN's documents and keep those that were refused",
+        help="count calls checked against CANN's documents and record the refused ones",
     )
     run.add_argument(
         "--chip",
         metavar="NAME|FILE",
-        help="model when this chip would have done each task (`vnpu machines` lists chips)",
+        help="model the tasks' times on this chip (`vnpu machines` lists chips)",
     )
     run.add_argument(
         "--topology", metavar="NAME|FILE", help="the links between chips (default node-of-8)"
@@ -94,12 +98,13 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--paced",
         type=float,
         metavar="SCALE",
-        help="with --chip: waits take SCALE seconds of this host for each modelled one",
+        help="with --chip: waits take SCALE host seconds per modelled second",
     )
     run.add_argument(
         "--faults",
         metavar="PLAN|@FILE",
-        help="let calls fail, as in 'rank=1;alloc@17=oom'; count:DIRECTORY counts where one could",
+        help="inject faults, as in 'rank=1;alloc@17=oom'; count:DIRECTORY counts the points for "
+        "them",
     )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
@@ -132,11 +137,11 @@ def _run(options: argparse.Namespace) -> int:
     if options.refusals is not None:
         options.refusals.mkdir(parents=True, exist_ok=True)
     if options.timeline is not None and options.trace is not None:
-        print("vnpu run: --trace and --timeline are for two runs.", file=sys.stderr)
+        print("vnpu run: --trace and --timeline exclude each other: use two runs.", file=sys.stderr)
         return 2
     if options.timeline is not None and options.chip is None:
         print(
-            "vnpu run: --timeline is modelled and needs --chip; --trace is this host's time.",
+            "vnpu run: --timeline is modelled and needs --chip; --trace records this host's time.",
             file=sys.stderr,
         )
         return 2

@@ -11,8 +11,8 @@ from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import ActivationError
 
-# In the order of their dependencies. libopapi.so follows at the device's first use: it needs
-# libtorch_cpu.so, which is not in the process before torch is.
+# In the order of their dependencies. libopapi.so is loaded at the device's first use: it needs
+# libtorch_cpu.so, which torch loads.
 _PRELOADED = (
     "libvnpu.so",
     "libmsprofiler.so",
@@ -30,37 +30,37 @@ _active = False
 
 
 def library_directory() -> pathlib.Path:
-    """The directory that holds vnpu's shared libraries under CANN's names, without links."""
+    """The directory of vnpu's shared libraries under CANN's names, with links resolved."""
     return (pathlib.Path(_C.__file__).parent / "cann" / "lib64").resolve()
 
 
 def is_active() -> bool:
-    """Whether vnpu supplies the CANN libraries of this process."""
-    # Two processes may name one environment by different paths, one of them through a link.
+    """True if vnpu supplies this process's CANN libraries."""
+    # Two processes may name one environment by different paths, one through a link.
     return _active or any(map(_is_own, _search_path(os.environ)))
 
 
 def can_fork() -> bool:
-    """Whether a child forked from this process would have the devices, as a new process has them.
+    """True if a child forked from this process could use the devices like a new process.
 
-    Not once this process has opened them. And not where races are detected or a trace is written:
-    a forked child ends without the report.
+    False once this process has opened them, and if races are detected or a trace is written: a
+    forked child ends without its report.
     """
     return _C.can_fork()
 
 
 def computes() -> bool:
-    """Whether operators do arithmetic; without it, all that the host reads is zero."""
+    """True if operators do arithmetic; otherwise all values that the host reads are zero."""
     return _C.computes()
 
 
 def limit_host_waits(seconds: float) -> None:
-    """Sets VNPU_WAIT_LIMIT, where nobody has, for processes that open their devices after this."""
+    """Sets VNPU_WAIT_LIMIT, if it is not set, for processes that open their devices later."""
     os.environ.setdefault(env.VNPU_WAIT_LIMIT, str(seconds))
 
 
 def find_real_cann(environment: MutableMapping[str, str]) -> pathlib.Path | None:
-    """The directory of a real libascendcl.so that this environment would load, or None."""
+    """The directory of the real libascendcl.so that this environment would load, or None."""
     home = environment.get(env.ASCEND_HOME_PATH)
     candidates = [pathlib.Path(home) / "lib64"] if home else []
     candidates += [pathlib.Path(entry) for entry in _search_path(environment)]
@@ -78,18 +78,18 @@ def prepare_environment(
 ) -> None:
     """Changes `environment` so that processes started with it use virtual NPUs.
 
-    Raises ActivationError when it would hide a real CANN and `takeover` is false.
+    Raises ActivationError if it would hide a real CANN and `takeover` is false.
     """
     real = find_real_cann(environment)
     if real is not None and not takeover:
         raise ActivationError(
-            f"A real CANN is present ({real}): vnpu does not hide it by itself. Start the command "
-            "without `vnpu run` to use the NPU, or say `vnpu run --takeover` "
-            "(activate(takeover=True)) to use virtual devices all the same."
+            f"A real CANN is present ({real}): vnpu does not hide it by itself. Start the "
+            "command without `vnpu run` to use the NPU, or use `vnpu run --takeover` "
+            "(activate(takeover=True)) for virtual devices."
         )
     path = [entry for entry in _search_path(environment) if not _is_own(entry)]
     environment[env.LD_LIBRARY_PATH] = os.pathsep.join([str(library_directory()), *path])
-    # Without these torch_npu prints a warning to stdout, into programs' own output.
+    # Without these, torch_npu prints a warning to stdout, into the program's output.
     home = library_directory().parent
     environment[env.ASCEND_HOME_PATH] = str(home)
     environment[env.ASCEND_OPP_PATH] = str(home / "opp")
@@ -132,7 +132,7 @@ def activate(config: VirtualDeviceConfig | None = None, *, takeover: bool = Fals
 
 
 def _with_host_faults(preloaded: str) -> str:
-    """LD_PRELOAD, divided by spaces or colons, with the library of faults of the host's calls."""
+    """Value of LD_PRELOAD (split at spaces or colons) with the library of host faults added."""
     own = str(library_directory() / "libvnpu_host_faults.so")
     others = [each for each in preloaded.replace(":", " ").split() if each != own]
     return ":".join([own, *others])

@@ -1,4 +1,4 @@
-"""Settings of virtual devices, as the environment variables that the libraries read."""
+"""Settings of virtual devices, passed to the libraries as environment variables."""
 
 import dataclasses
 import pathlib
@@ -18,30 +18,30 @@ _SIZE = re.compile(r"\d+(KiB|MiB|GiB)?")
 
 @dataclasses.dataclass(frozen=True)
 class VirtualDeviceConfig:
-    """Description of the virtual devices. None leaves the environment's value, or the default.
+    """Settings of the virtual devices. None keeps the environment's value, or the default.
 
     devices:    number of devices, 1 to 64
-    soc:        SoC name, "Ascend910B3", or a chip's; "reference", "reference:NAME": with operators
-                that take any dtype and size
+    soc:        SoC name, "Ascend910B3", or a chip's; "reference", "reference:NAME": operators
+                accept any dtype and size
     cann:       release whose documents the operators follow, "8.3", "8.5" or "9.0"
-    strict:     False: calls are not held against the documents
+    strict:     False: calls are not checked against the documents
     memory:     memory of each device, "64GiB"
     schedule:   "eager", "threads" or "fuzz:SEED"
     compute:    False: operators are launched but do no arithmetic
-    wait_limit: longest wait of the host for the device, in seconds
+    wait_limit: maximum wait of the host for the device, in seconds
     races:      "off", "report" or "raise": the race detector
     trace:      directory in which each process writes its trace
-    refusals:   directory in which processes count calls held against CANN's documents, and keep
-                those that were refused
+    refusals:   directory in which processes count calls checked against CANN's documents, and
+                record the refused ones
     chip:       chip of the timing model, a name or a TOML file; None: time is not modelled. SoC and
                 memory are the chip's unless they are given
     topology:   links between the chips, a name or a TOML file; default "node-of-8"
     timeline:   directory in which each process writes its modelled timeline
-    variants:   model the program also on machines whose assumed figures are others
-    mechanisms: model it also without each mechanism of the model that figures can turn off
-    paced:      this host's seconds for each modelled one: waits for the device take their time
-    phantom_ranks: collectives wait for no other rank; needs compute=False
-    faults:     plan of what fails, as VNPU_FAULTS has it
+    variants:   also model the program on machines with other assumed figures
+    mechanisms: also model it without each mechanism that figures can turn off
+    paced:      host seconds per modelled second: waits for the device take that long
+    phantom_ranks: collectives do not wait for other ranks; needs compute=False
+    faults:     plan of faults, as in VNPU_FAULTS
     """
 
     devices: int | None = None
@@ -85,7 +85,7 @@ class VirtualDeviceConfig:
             )
         if self.chip is None and (self.topology or self.timeline or self.paced) is not None:
             raise VirtualDeviceError(
-                "a topology, a modelled timeline or a pace needs a chip: say which, as in "
+                "a topology, a modelled timeline or a pace needs a chip: name one, as in "
                 "`--chip ascend910b2`."
             )
         if (self.variants or self.mechanisms) and (self.chip is None or self.paced is not None):
@@ -95,11 +95,11 @@ class VirtualDeviceConfig:
             )
         if self.paced is not None and not 0 < self.paced <= 1e6:
             raise VirtualDeviceError(
-                f"paced={self.paced}: expected this host's seconds for a modelled one, as in 4."
+                f"paced={self.paced}: expected host seconds per modelled second, as in 4."
             )
 
     def machine(self) -> Machine | None:
-        """The machine whose time is modelled; None where none is. Raises MachineError."""
+        """The modelled machine; None if time is not modelled. Raises MachineError."""
         return None if self.chip is None else load_machine(self.chip, self.topology or "node-of-8")
 
     def _others(self, machine: Machine | None) -> str | None:
@@ -109,7 +109,7 @@ class VirtualDeviceConfig:
         return encode({**others, **(without_mechanisms(machine) if self.mechanisms else {})})
 
     def environment(self) -> dict[str, str]:
-        """The variables that state these settings; unset fields are left out."""
+        """The environment variables of these settings; unset fields are omitted."""
         machine = self.machine()
         values = {
             env.VNPU_DEVICES: self.devices,
@@ -137,7 +137,7 @@ class VirtualDeviceConfig:
 
 
 def _soc(spoken: str) -> str:
-    """The SoC as a runtime reports it; one that no chip here has stays as it is."""
+    """The SoC name as a runtime reports it; unknown names are returned unchanged."""
     reference, colon, name = spoken.rpartition(":")
     _, soc = chip_and_soc(name) or ("", name)
     return f"{reference}{colon}{soc}"

@@ -1,4 +1,4 @@
-"""torch_npu's demands on CANN's operator library against vnpu's exports, and their costs."""
+"""Compares the operators that torch_npu looks up with those that vnpu exports."""
 
 import dataclasses
 import importlib.resources
@@ -25,9 +25,9 @@ _TIERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """One aclnn operator: its name without the prefix, its tier, and where it was found.
+    """An aclnn operator: its name without the prefix, its tier, and where it was found.
 
-    priced: the timing model knows its cost; without one it cannot be launched under `--chip`
+    priced: True if it has a cost, without which it cannot be launched under `--chip`
     """
 
     name: str
@@ -41,8 +41,8 @@ def _asked_by_torch_npu() -> set[str]:
     spec = importlib.util.find_spec("torch_npu")
     if spec is None or spec.origin is None:
         raise VirtualDeviceError(
-            "torch_npu is not installed, so there is nothing to compare with. "
-            "`pip install vllm-davinci-vnpu` installs the version that it belongs to."
+            "torch_npu is not installed. `pip install vllm-davinci-vnpu` installs the matching "
+            "version."
         )
     names: set[str] = set()
     for library in sorted((pathlib.Path(spec.origin).parent / "lib").glob("lib*.so")):
@@ -53,14 +53,14 @@ def _asked_by_torch_npu() -> set[str]:
 
 
 def _absent() -> dict[str, str]:
-    """Tiers of the operators that models need and no row has."""
+    """Tiers of missing operators that models need."""
     text = importlib.resources.files("vllm_davinci.vnpu").joinpath("operators_absent.json")
     tiers: dict[str, list[str]] = json.loads(text.read_text())
     return {name: tier for tier, names in tiers.items() for name in names}
 
 
 def operators() -> list[Operator]:
-    """All operators that torch_npu asks for or vnpu exports, sorted by tier and name."""
+    """All operators that torch_npu looks up or vnpu exports, sorted by tier and name."""
     asked, absent = _asked_by_torch_npu(), _absent()
     rows = {row.operator.removeprefix("aclnn"): row for row in declared()}
     found = [
@@ -78,7 +78,7 @@ def operators() -> list[Operator]:
 def _explain(name: str, known: dict[str, Operator]) -> str:
     operator = known.get(name.removeprefix("aclnn"))
     if operator is None:
-        return f"{name}: torch_npu does not ask for an operator of this name."
+        return f"{name}: torch_npu has no operator of this name."
     state = "present" if operator.exported else "missing"
     hint = (
         ""
@@ -116,12 +116,12 @@ def report(names: Iterable[str], *, missing: bool, as_json: bool) -> int:
     different = len({(row.argument, row.rule, row.source) for row in rows})
     constrained = len({row.operator for row in rows})
     print(
-        f"{constrained} operators are held against CANN's documents by {len(rows)} constraints, "
+        f"{constrained} operators have {len(rows)} constraints from CANN's documents, "
         f"{different} of them different: `nox -s docs` lists them"
     )
     free = [operator.name for operator in everything if operator.exported and not operator.priced]
     if free:
-        print(f"present without a cost, which the timing model refuses: {' '.join(free)}")
+        print(f"without a cost, so refused by the timing model: {' '.join(free)}")
     if missing:
         for tier in _TIERS:
             absent = [o.name for o in everything if o.tier == tier and not o.exported]

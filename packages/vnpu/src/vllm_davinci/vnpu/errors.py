@@ -10,8 +10,8 @@ class TraceError(VirtualDeviceError):
 
 
 class ActivationError(VirtualDeviceError):
-    """The virtual NPU cannot be put in place in this process or environment."""
+    """The virtual NPU cannot be activated in this process or environment."""
 
 
 class MachineError(VirtualDeviceError):
-    """A chip or topology of the timing model is not known, or its file is not valid."""
+    """A chip or topology of the timing model is unknown, or its file is not valid."""

@@ -1,4 +1,4 @@
-"""How often hosts launched work, waited for a device and copied from it."""
+"""Counts of the host's launches, waits for a device and copies from it."""
 
 import struct
 import sys
@@ -16,11 +16,11 @@ _LONGEST_NAME = 48
 
 @dataclass
 class HostCounts:
-    """Since a process began, or of one piece of work.
+    """Counts since a process began, or of a block of code.
 
-    launches:         tasks given to streams; a graph's replay is one, events are none
-    synchronizations: of streams, events and devices, also those with nothing to wait for
-    copies_to_host:   from a device's memory, asynchronous ones too
+    launches:         tasks launched on streams; a graph replay counts once, events do not count
+    synchronizations: waits for streams, events and devices, even if nothing is pending
+    copies_to_host:   copies from a device's memory, asynchronous ones included
     """
 
     launches: int = 0
@@ -42,7 +42,7 @@ class HostCounts:
 
 @contextmanager
 def counted() -> Iterator[HostCounts]:
-    """Counts of this process inside the block, all threads; filled in when it is left."""
+    """Counts of this process's threads inside the block; filled in at its end."""
     before = HostCounts.now()
     counts = HostCounts()
     try:
@@ -53,7 +53,7 @@ def counted() -> Iterator[HostCounts]:
 
 @dataclass(frozen=True)
 class ProcessCounts:
-    """Counts of one process that named a directory in VNPU_COUNTS; its command line is one line."""
+    """Counts of a process with VNPU_COUNTS, and its command line in one line."""
 
     process: int
     command: str
@@ -61,12 +61,12 @@ class ProcessCounts:
 
 
 def read(directory: Path) -> list[ProcessCounts]:
-    """Counts of all processes that named `directory` in VNPU_COUNTS, those that still run too."""
+    """Counts of all processes with VNPU_COUNTS=`directory`, also of running ones."""
     found = []
     for path in sorted(directory.glob(f"*{_SUFFIX}"), key=lambda path: int(path.stem)):
         content = path.read_bytes()
         if len(content) < _NUMBERS.size:
-            continue  # a process that has just begun
+            continue  # a process that has just started
         command = " ".join(content[_NUMBERS.size :].decode(errors="replace").split())
         counts = HostCounts(*_NUMBERS.unpack_from(content))
         found.append(ProcessCounts(int(path.stem), command, counts))
@@ -74,7 +74,7 @@ def read(directory: Path) -> list[ProcessCounts]:
 
 
 def report(directory: Path) -> None:
-    """Prints a line for each process and one for all of them, to stderr."""
+    """Prints a line per process and a total to stderr."""
     found = read(directory)
     if not found:
         print("vnpu: no process launched work or waited for a device.", file=sys.stderr)
@@ -96,7 +96,7 @@ def report(directory: Path) -> None:
 
 
 def _shown(command: str) -> str:
-    """A command line as the report shows it: the program without its directory, cut to fit."""
+    """Shortens a command line for the report: the program without its directory, cut to fit."""
     program, _, arguments = command.partition(" ")
     line = f"{Path(program).name} {arguments}"
     return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 3]}..."

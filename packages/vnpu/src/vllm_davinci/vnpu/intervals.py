@@ -1,4 +1,4 @@
-"""Intervals of time: lists of (begin, end) that may overlap, of whole numbers or of floats."""
+"""Intervals of time: lists of (begin, end), which may overlap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
-    """The same time as disjoint intervals in order."""
+    """The union as disjoint intervals in order."""
     merged: list[tuple[Time, Time]] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -21,14 +21,14 @@ def union(intervals: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
 
 
 def length(intervals: Iterable[tuple[Time, Time]]) -> Time:
-    """Their time together, each moment once."""
+    """Total length of the union."""
     return sum(end - begin for begin, end in union(intervals))
 
 
 def common(
     left: Iterable[tuple[Time, Time]], right: Iterable[tuple[Time, Time]]
 ) -> list[tuple[Time, Time]]:
-    """The time that lies in both."""
+    """The intersection of both."""
     second = union(right)
     return [
         (max(a, c), min(b, d)) for a, b in union(left) for c, d in second if max(a, c) < min(b, d)
@@ -38,7 +38,7 @@ def common(
 def without(
     intervals: Iterable[tuple[Time, Time]], others: Sequence[tuple[Time, Time]]
 ) -> list[tuple[Time, Time]]:
-    """Parts of `intervals` that lie in none of `others`; both are disjoint and in order."""
+    """Parts of `intervals` outside `others`; both are disjoint and in order."""
     rest: list[tuple[Time, Time]] = []
     first = 0
     for begin, end in intervals:

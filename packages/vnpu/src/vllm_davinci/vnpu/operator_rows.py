@@ -1,4 +1,4 @@
-"""The rows of the operator library: what each operator declares, and what its documents allow."""
+"""Reads the operator library's rows: declarations and constraints."""
 
 import ctypes
 import json
@@ -10,12 +10,12 @@ from vllm_davinci.vnpu.activate import library_directory
 
 @dataclass(frozen=True)
 class Declared:
-    """An operator as its row declares it.
+    """Declaration of an operator.
 
     operator:  name with "aclnn"
     tier:      "T1", "T2", "T3" or "-"
-    priced:    the timing model knows its cost; without one it cannot be launched under `--chip`
-    arguments: as the row spells them
+    priced:    True if it has a cost, without which it cannot be launched under `--chip`
+    arguments: as in the row
     """
 
     operator: str
@@ -26,15 +26,14 @@ class Declared:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A rule that calls of an operator have to keep.
+    """A rule for an operator's calls.
 
     rule:         completes "the argument must"
-    form:         kind of the rule and what it compares with, where it is one of the common kinds:
-                  ["dtype", ["float16", "bfloat16"]]
+    form:         kind and values of a rule of a common kind: ["dtype", ["float16", "bfloat16"]]
     chips:        "A2, A3, 310P" or fewer
     since, until: releases of CANN, "8.5", inclusive
-    status:       what a call outside the rule returns
-    limit:        of dtypes, sizes and amounts, which SoC `reference` does not have
+    status:       status that a violating call returns
+    limit:        True for limits on dtypes, sizes and amounts, which SoC `reference` lacks
     """
 
     operator: str
@@ -50,7 +49,7 @@ class Constraint:
 
 
 def _listed(function: str) -> list[dict[str, Any]]:
-    """Loads the operator library, and libtorch_cpu with it."""
+    """Loads the operator library, with libtorch_cpu."""
     library = ctypes.CDLL(str(library_directory() / "libopapi.so"))
     listed = library[function]
     listed.restype = ctypes.c_char_p
@@ -65,6 +64,6 @@ def declared() -> list[Declared]:
 
 
 def constraints() -> list[Constraint]:
-    """All rules, of every chip and release, by operator and in the order in which they are held."""
+    """All rules, of every chip and release, by operator and in the order of checking."""
     rows = [Constraint(**row) for row in _listed("vnpuListConstraints")]
     return sorted(rows, key=lambda row: row.operator)

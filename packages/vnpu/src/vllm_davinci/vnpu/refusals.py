@@ -1,4 +1,4 @@
-"""How many calls of operators were held against CANN's documents, and which were refused."""
+"""Reads the counts of operator calls checked against CANN's documents, and the refused calls."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ _REFUSED = "refused.jsonl"
 _WITHOUT_RULES = "without_rules.jsonl"
 
 
-# Of core's function that asks what an operator takes: its calls may be refused.
+# Name of core's function that probes what an operator accepts; its calls may be refused.
 _QUESTION = " in refusal_of"
 
 
@@ -26,13 +26,13 @@ class Refusal:
 
     @property
     def is_question(self) -> bool:
-        """Whether the call asked what the operator takes, and a refusal is an answer."""
+        """True if the call probed what the operator accepts, so that a refusal is an answer."""
         return _QUESTION in self.site
 
 
 @dataclass(frozen=True)
 class FreeCall:
-    """A place that called an operator of which no document's rules are written down.
+    """A place in the code that called an operator without rules.
 
     site: the innermost lines of Python, "FILE:LINE in FUNCTION" each
     """
@@ -43,12 +43,12 @@ class FreeCall:
 
 @dataclass(frozen=True)
 class Refusals:
-    """Calls of all processes that named one directory in VNPU_REFUSALS.
+    """Calls of all processes with one VNPU_REFUSALS directory.
 
-    calls:   SoC name to calls of operators that have constraints
-    refused: calls in their order, those that were no questions
-    asked:   questions that were answered with a refusal
-    free:    places whose calls are held against nothing, once for each process
+    calls:   number of calls of operators with constraints, by SoC
+    refused: refused calls in order, without probes
+    asked:   number of probes that were refused
+    free:    places that call operators without rules, once per process
     """
 
     calls: dict[str, int]
@@ -58,7 +58,7 @@ class Refusals:
 
 
 def read(directory: Path) -> Refusals:
-    """Raises VirtualDeviceError where there is no such directory."""
+    """Reads a directory. Raises VirtualDeviceError if it does not exist."""
     if not directory.is_dir():
         raise VirtualDeviceError(
             f"{directory} is no directory: `vnpu run --refusals {directory} -- COMMAND` makes it."
@@ -86,20 +86,20 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def report(directory: Path) -> int:
-    """Prints what `directory` holds; returns 1 where a call was refused."""
+    """Prints the directory's counts; returns 1 if a call was refused."""
     found = read(directory)
     for soc, calls in found.calls.items():
         refused, asked = (
             sum(each.soc == soc for each in kind) for kind in (found.refused, found.asked)
         )
-        questions = (
-            f"; {asked} questions what an operator takes were answered with no" if asked else ""
+        questions = f"; {asked} probes of what an operator accepts were refused" if asked else ""
+        print(
+            f"{soc}: {calls} calls checked against CANN's documents, {refused} refused{questions}"
         )
-        print(f"{soc}: {calls} calls held against CANN's documents, {refused} refused{questions}")
     if not found.calls:
-        print("no call was held against CANN's documents")
+        print("no call was checked against CANN's documents")
     if free := sorted({each.operator for each in found.free}):
-        print(f"{len(free)} operators have no rules to be held against: {' '.join(free)}")
+        print(f"{len(free)} operators have no rules: {' '.join(free)}")
     for refusal, times in Counter(found.refused).most_common():
         print(f"{times} x on {refusal.soc}: {refusal.message}\n    {refusal.site}")
     return 1 if found.refused else 0

@@ -1,4 +1,4 @@
-"""Runs a command to its end where something is left to do after it."""
+"""Runs a command to its end, for work that follows it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from vllm_davinci.vnpu.errors import TraceError
 
 
 def run_to_end(command: list[str], variables: Mapping[str, str]) -> int:
-    """Runs `command` with these variables too; returns its exit status, 128 + n for signal n.
+    """Runs `command` with additional variables; returns its exit status, 128 + n for signal n.
 
-    Signals that end a program are passed on. Raises FileNotFoundError or PermissionError.
+    Passes terminating signals on. Raises FileNotFoundError or PermissionError.
     """
     child = subprocess.Popen(command, env={**os.environ, **variables})
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         child.send_signal(number)
 
-    # A terminal sends its interrupt to the child as well.
+    # The terminal sends its interrupt to the child as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGHUP, pass_on)
@@ -39,12 +39,12 @@ def run_traced(
     variable: str,
     merge: Callable[[Sequence[pathlib.Path], pathlib.Path], int],
 ) -> int:
-    """Runs a command whose processes write traces or timelines, and makes one file of them.
+    """Runs a command whose processes write traces or timelines, and merges these.
 
-    variables: of the command's environment, beside those of this process
-    variable:  names there the directory where each process writes its file
-    merge:     makes one file of such directories and returns its number of tasks
-    Returns the command's exit status. Raises TraceError when `destination` cannot be written
+    variables: additional environment variables of the command
+    variable:  the variable for the directory of the processes' files
+    merge:     merges such directories into one file and returns its number of tasks
+    Returns the command's exit status. Raises TraceError if `destination` cannot be written
     (before the command starts) or no task ran, and FileNotFoundError or PermissionError for the
     command.
     """

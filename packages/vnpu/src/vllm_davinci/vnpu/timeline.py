@@ -1,8 +1,8 @@
-"""Traces of virtual devices: which task ran on which stream, when, and what it waited for.
+"""Traces of virtual devices: stream, times and waits of every task.
 
-Every process started with VNPU_TRACE=DIRECTORY writes DIRECTORY/<process number>.trace.json in the
-Trace Event Format, which Perfetto and chrome://tracing show: a track for each stream, a slice for
-each task, an arrow from each event's record to its wait. The processes of one host share a clock.
+Every process with VNPU_TRACE=DIRECTORY writes DIRECTORY/<process number>.trace.json in the Trace
+Event Format of Perfetto and chrome://tracing: a track per stream, a slice per task, an arrow from
+each event's record to its wait. The processes of a host share a clock.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from vllm_davinci.vnpu.errors import TraceError
 
 SUFFIX = ".trace.json"
 
-# In the process that runs the devices:
+# In the process with the devices:
 is_traced = _C.is_traced
-"""Whether this process writes a trace. Settles this process's settings."""
+"""True if this process writes a trace. Fixes this process's settings."""
 name_stream = _C.name_stream
-"""name_stream(handle, name): the track of a stream, given its native handle, gets this name."""
+"""name_stream(handle, name): names the track of a stream, given by its native handle."""
 label_launches = _C.label_launches
-"""label_launches(text): tasks launched from now on carry this label; "" ends it."""
+"""label_launches(text): labels tasks launched from now on; "" ends it."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task on a stream. Times are microseconds of the trace's clock.
+    """A task on a stream. Times are microseconds of the trace's clock.
 
     category: "operator", "collective", "copy", "event" or "other"
-    waited:   of end - begin, blocked on an event or on other ranks
-    label:    what the program said that it was doing when it launched the task
+    waited:   part of end - begin spent waiting for an event or other ranks
+    label:    the program's label at the launch
     """
 
     process: int
@@ -50,17 +50,17 @@ class Task:
 
     @property
     def busy(self) -> tuple[float, float]:
-        """From when it waited for nothing any more to its end: what it waits for comes first."""
+        """The task's interval without its wait, which comes first."""
         return min(self.begin + self.waited, self.end), self.end
 
 
 @dataclass
 class Timeline:
-    """Tasks that one or several processes ran.
+    """Tasks of one or several processes.
 
-    processes: number -> what the process calls itself
+    processes: process number -> name
     streams:   process and stream -> the track's name, such as "compute (device 0, stream 0)"
-    clocks:    what the times are, as the processes say
+    clocks:    the processes' descriptions of their times
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -69,14 +69,14 @@ class Timeline:
     clocks: set[str] = field(default_factory=set)
 
     def role(self, task: Task) -> str:
-        """The name of the task's stream without its numbers, "" when it has none."""
+        """The role in the stream's name, without numbers; "" if it has none."""
         return self.streams.get((task.process, task.stream), "").split(" (device", 1)[0]
 
 
 def read(sources: Iterable[pathlib.Path]) -> Timeline:
-    """The timeline in files and directories of files, of this module or of `merge`.
+    """Reads a timeline from trace files, merged files, or directories of them.
 
-    Raises TraceError for what cannot be read, and when there is nothing in it.
+    Raises TraceError for unreadable or empty traces.
     """
     timeline = Timeline()
     for event in _events(sources):
@@ -109,7 +109,7 @@ def read(sources: Iterable[pathlib.Path]) -> Timeline:
 
 
 def merge(sources: Iterable[pathlib.Path], destination: pathlib.Path) -> int:
-    """Writes one file for all processes, whose times begin at 0. Returns how many tasks it has."""
+    """Writes one file for all processes, with times from 0. Returns its number of tasks."""
     events = list(_events(sources))
     begin = min(event["ts"] for event in events if "ts" in event)
     for event in events:
@@ -145,7 +145,7 @@ def _events(sources: Iterable[pathlib.Path]) -> Iterator[dict[str, Any]]:
 
 
 def _events_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Each line holds one event. The last one of a process that was killed may be cut off."""
+    """Each line holds an event; a killed process may leave its last line cut off."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

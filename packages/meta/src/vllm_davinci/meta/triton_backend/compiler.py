@@ -1,4 +1,4 @@
-"""Refuses to compile, with the kernel's name."""
+"""Refuses to compile, naming the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 
 from vllm_davinci.meta.triton_backend.driver import MODEL_RUNNER, NAME
 
-# What leads to kernels of a file, by a part of its path.
+# Part of a kernel file's path -> the feature that launches its kernels.
 OPTIONS = {
     "sample/watermark": "--watermark-config",
     "sample/batch_shard": "--enable-batch-sharded-sampling",
@@ -29,7 +29,7 @@ OPTIONS = {
 LOCATION = re.compile(r'loc\("([^"]+)":\d+')
 
 
-# The fields of a launch that Triton reads before it compiles.
+# Fields of a launch that Triton reads before it compiles.
 DEFAULTS: dict[str, Any] = {
     "num_warps": 4,
     "num_ctas": 1,
@@ -50,14 +50,14 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Options(SimpleNamespace):
-    """Options of a launch: the defaults, and whatever this release of Triton gives."""
+    """Options of a launch: the defaults, and any that this Triton release adds."""
 
     def hash(self) -> str:
         return NAME
 
 
 class NPUBackend(BaseBackend):  # type: ignore[misc]
-    """Takes every kernel as far as its name."""
+    """Accepts every kernel and refuses to compile it, by name."""
 
     binary_ext = "none"
 
@@ -78,7 +78,7 @@ class NPUBackend(BaseBackend):  # type: ignore[misc]
         return {"min_dot_size": lambda lhs, rhs: (1, 1, 1)}
 
     def load_dialects(self, context: Any) -> None:
-        """None of its own."""
+        """Loads nothing: this backend has no dialects."""
 
     def get_module_map(self) -> dict[str, ModuleType]:
         from triton.language.extra import libdevice
@@ -90,9 +90,9 @@ class NPUBackend(BaseBackend):  # type: ignore[misc]
 
 
 def refuse(module: Any, metadata: dict[str, Any]) -> None:
-    """Raises NotImplementedError: NAME of FILE has no stand-in.
+    """Raises NotImplementedError that names the kernel, its file and the feature that needs it.
 
-    module: the kernel in Triton's intermediate representation, with its places in the source
+    module: the kernel in Triton's intermediate representation, with source locations
     """
     text = module.str() if hasattr(module, "str") else str(module)
     found = re.search(r"tt\.func public @(\w+)", text)

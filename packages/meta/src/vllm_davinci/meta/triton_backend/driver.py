@@ -1,4 +1,4 @@
-"""Whether the backend is active, and what Triton asks of a driver before it compiles."""
+"""Decides whether the backend is active, and answers what Triton asks before it compiles."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TRUE = ("1", "true")
 
 
 def uses_v2(environment: Mapping[str, str]) -> bool:
-    """Whether vLLM is told to use the runner that needs Triton, by a variable that children have.
+    """True if the environment selects vLLM's V2 runner, which needs Triton.
 
-    The V1 runner needs no Triton: without it vLLM starts faster, and takes torch's operators.
+    The V1 runner needs no Triton: without it vLLM starts faster and uses torch's operators.
     """
     return environment.get(MODEL_RUNNER, "").strip().lower() in TRUE
 
 
 def another_is_active() -> bool:
-    """Whether another backend drives this process's device, as a Triton for Ascend does."""
+    """True if another backend, such as a Triton for Ascend, drives this process's device."""
     from triton.backends import backends  # which imports this module
 
     return any(
@@ -36,7 +36,7 @@ def another_is_active() -> bool:
 
 
 class NPUDriver(DriverBase):  # type: ignore[misc]
-    """Names the device. Touches none: vLLM asks while it is imported, before it forks."""
+    """Names the device without device access: vLLM asks at import, before it forks."""
 
     @staticmethod
     def is_active() -> bool:

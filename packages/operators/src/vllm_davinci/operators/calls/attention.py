@@ -30,7 +30,7 @@ from vllm_davinci.operators.calls.operands import (
 from vllm_davinci.operators.calls.sizes import ModelSizes
 from vllm_davinci.operators.kv_cache import scatter_rows
 
-LENGTHS = [130, 70]  # of requests that attend over themselves
+LENGTHS = [130, 70]  # of prefills without cached tokens
 SINK_HEADS, SINK_KV_HEADS, SINK_SIZE = 64, 8, 64  # of gpt-oss
 
 
@@ -172,7 +172,7 @@ def _with_sinks() -> OperatorCall:
 
 
 def _merge(model: ModelSizes, size: int) -> OperatorCall:
-    """Results over two parts of the keys, by the logarithms of their sums."""
+    """Merges the results over two parts of the keys, by their log-sum-exp."""
     rows = 16 * model.heads
 
     def defined(first: Tensor, second: Tensor, sums: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""One operator's call, its definition, and how far apart their results may lie."""
+"""A call of an operator, its definition, and the tolerance between their results."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 Arguments = Mapping[str, Any]
 Results = Tensor | Sequence[Tensor | None]
 
-npu: Any = torch.ops.npu  # what torch_npu registers
+npu: Any = torch.ops.npu  # registered by torch_npu
 
-# Of a result, in parts of its largest value: what rounding once to the dtype and another order of
-# sums explain. fp32: products may go through 10 bits of mantissa on a cube core (HF32).
+# Tolerance relative to a result's largest value: rounding once to the dtype, and another order of
+# sums. fp32: a cube core may compute products with 10 bits of mantissa (HF32).
 BOUNDS = {
     torch.float32: 2e-3,
     torch.float16: 4e-3,
     torch.bfloat16: 1.6e-2,
 }
-# Steps of an integer that was rounded from a float; and for how many of all entries.
+# Tolerance of integers rounded from floats: the difference, and the share of entries.
 MOST_STEPS = 1
 STEPS_SHARE = 0.02
 
@@ -30,12 +30,12 @@ STEPS_SHARE = 0.02
 @dataclass(frozen=True)
 class OperatorCall:
     """
-    operator: as torch names it
-    launches: the operators of CANN, without aclnn
-    variant:  distinguishes it from other calls of the operator: "16 tokens, bfloat16"
-    operands: arguments by name: values, or functions of a generator that make tensors on the CPU
-    call:     of the arguments on the device; definition: of the same ones on the CPU
-    exact:    results are compared bit by bit: they are moved, chosen or counted
+    operator: name in torch
+    launches: CANN's operators, without aclnn
+    variant:  distinguishes the operator's calls: "16 tokens, bfloat16"
+    operands: arguments by name: values, or functions from a generator to a CPU tensor
+    call:     runs on the device; definition: runs on the CPU with the same arguments
+    exact:    True: results must be equal bit by bit, as values are only moved, chosen or counted
     """
 
     operator: str
@@ -47,7 +47,7 @@ class OperatorCall:
     exact: bool = False
 
     def make(self, generator: torch.Generator) -> dict[str, Any]:
-        """The arguments, from a generator."""
+        """Creates the arguments from a generator."""
         return {
             name: each(generator) if callable(each) else each
             for name, each in self.operands.items()
@@ -57,9 +57,9 @@ class OperatorCall:
 @dataclass(frozen=True)
 class Outcome:
     """
-    error: the largest, in the unit of its bound
-    wrong: what is wrong beside it: a shape, a dtype, no number; "" where nothing is
-    worst: where the error is: which result, index, value and expected one
+    error: the largest error, in the unit of its bound
+    wrong: another mistake: a shape, a dtype, a NaN; "" if there is none
+    worst: place of the error: result, index, value, expected value
     """
 
     error: float
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def generator_of(name: str, seed: int) -> torch.Generator:
-    """The same operands for the same name and seed, on every machine."""
+    """A generator that gives the same operands for a name and seed on every machine."""
     return torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
 
 
@@ -82,7 +82,7 @@ def on_device(value: Any) -> Any:
 
 
 def described(arguments: Arguments) -> dict[str, str]:
-    """Arguments for a report: "bfloat16[16, 4096]", or the value."""
+    """Describes arguments for a report: "bfloat16[16, 4096]", or the value."""
 
     def one(value: Any) -> str:
         if isinstance(value, Tensor):
@@ -95,7 +95,7 @@ def described(arguments: Arguments) -> dict[str, str]:
 
 
 def compare(results: Results, expected: Results, exact: bool) -> Outcome:
-    """How far results on the device lie from their definition. The worst of several counts."""
+    """Compares the device's results with the definition's; the worst of several counts."""
     worst = Outcome(0.0, 0.0, "", {})
     pairs = zip(_listed(results), _listed(expected), strict=True)
     for number, (one, other) in enumerate(pairs):

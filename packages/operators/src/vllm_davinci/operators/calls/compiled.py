@@ -1,4 +1,4 @@
-"""Compiled operators, of the packages that are installed."""
+"""Compiled operators of the installed packages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOKENS = 16
 VOCABULARY = 4096
 EXPERTS, TOP_K = 4, 2  # of which this rank has all
 ALL_TOKENS = 2**31 - 1
-# Arguments that are written, and so results too.
+# Arguments that are written in place, and so count as results.
 WRITTEN = {
     "paged_attention": ("key_cache", "value_cache", "out"),
     "mla_preprocess": ("kv_c_cache", "k_pe_cache"),

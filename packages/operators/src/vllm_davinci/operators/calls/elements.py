@@ -1,4 +1,4 @@
-"""Element by element, reductions, and what moves rows: torch's own operators define them."""
+"""Element-wise operators, reductions and moves of rows, defined by torch's own operators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vllm_davinci.operators.calls.operands import DTYPES, FLOAT32, integers, nam
 from vllm_davinci.operators.calls.sizes import ModelSizes
 
 TOKENS = 16
-VOCABULARY = 32768  # a part of the models' own, as one rank of several has
+VOCABULARY = 32768  # a part of the models' vocabulary, as on one of several ranks
 Row = tuple[str, str, Callable[..., Any]]
 
-# Operators, what they launch, and what they compute.
+# Operators, their launches, their definitions.
 OF_ONE: tuple[Row, ...] = (
     ("mul by a number", "Muls", lambda x: x * 0.125),
     ("sigmoid", "Sigmoid", torch.sigmoid),
@@ -44,7 +44,7 @@ OF_TABLES: tuple[Row, ...] = (
     ("index_select", "IndexSelect", lambda table, ids: table.index_select(0, ids)),
     ("index", "Index", lambda table, ids: table[ids]),
 )
-# A vocabulary that is divided among ranks: which tokens are here, and the others.
+# A vocabulary divided among ranks: which tokens are on this rank.
 OF_IDS: tuple[Row, ...] = (
     (
         "tokens of other ranks",

@@ -1,4 +1,4 @@
-"""Routed experts: the choice, the sort, the products by groups, the weighted sum."""
+"""Routed experts: selection, sort, grouped products, weighted sum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vllm_davinci.operators.products import quant_matmul
 from vllm_davinci.operators.quantization import dynamic_quant
 
 TOKENS = (1, 16, 100)
-# Experts of one rank that are computed here at most.
+# Maximum experts of one rank in these calls.
 MOST_EXPERTS = 4
 COUNTS = 1  # expert_tokens_num_type
 ROWS_MAY_BE_ABSENT = 3  # drop_pad_mode, with an index by token
@@ -72,11 +72,11 @@ def _choice(model: ModelSizes, tokens: int) -> OperatorCall:
 
 
 def _sort(model: ModelSizes, tokens: int, quantized: bool) -> OperatorCall:
-    """Rows of the experts of rank 1, in their order."""
+    """Sorts the rows of rank 1's experts."""
     first, last = model.experts, 2 * model.experts
 
     def assigned(generator: Generator) -> Tensor:
-        """Different experts for each token: [tokens, top_k], int32."""
+        """Distinct experts for each token: [tokens, top_k], int32."""
         scores = torch.rand(tokens, model.all_experts, generator=generator)
         return scores.topk(model.top_k, -1)[1].int()
 
@@ -108,7 +108,7 @@ def _sort(model: ModelSizes, tokens: int, quantized: bool) -> OperatorCall:
 
 
 def _sum(model: ModelSizes, tokens: int, dtype: torch.dtype) -> OperatorCall:
-    """The weighted sum of each token's rows; a choice of another rank has none."""
+    """The weighted sum of each token's rows, without experts of other ranks."""
     count = tokens * model.top_k
 
     def some(generator: Generator) -> Tensor:
@@ -138,7 +138,7 @@ def _sum(model: ModelSizes, tokens: int, dtype: torch.dtype) -> OperatorCall:
 
 
 def _groups(model: ModelSizes) -> tuple[int, list[int]]:
-    """Experts, and rows of each: none, one, few and many."""
+    """Numbers of rows per expert: none, one, few and many."""
     experts = min(max(model.experts, 2), MOST_EXPERTS)
     return experts, [5, 0, 1, 40][:experts]
 
@@ -196,7 +196,7 @@ def _integer_products(model: ModelSizes) -> OperatorCall:
 
 
 def _rows_of_ranks(model: ModelSizes) -> OperatorCall:
-    """Rows that several ranks have sent, in the order of this rank's experts."""
+    """Sorts rows received from several ranks by this rank's experts."""
     generator = Generator().manual_seed(3)
     sent = torch.randint(0, 4, (RANKS, model.experts), generator=generator, dtype=torch.int32)
     sent[0, 0] = 2

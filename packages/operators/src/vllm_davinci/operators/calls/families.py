@@ -34,7 +34,7 @@ FAMILIES: tuple[Callable[[ModelSizes], Iterator[OperatorCall]], ...] = (
 
 
 def calls_of(model: ModelSizes) -> Iterator[OperatorCall]:
-    """Every call of the model's layers, but for those that another model of the table has, too."""
-    # Sparse attention aside, DeepSeek-V3.2's layers are those of DeepSeek-V3.
+    """Every call of the model's layers, without those that another model covers."""
+    # Except for sparse attention, DeepSeek-V3.2's layers are those of DeepSeek-V3.
     for family in (sparse_attention.calls,) if model.index_heads else FAMILIES:
         yield from family(model)

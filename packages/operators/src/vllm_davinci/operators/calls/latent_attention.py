@@ -1,4 +1,4 @@
-"""MLA: decodes over compressed rows, prefills, the cache's writes and reads."""
+"""MLA: decodes over compressed rows, prefills, cache writes and reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def calls(model: ModelSizes) -> Iterator[OperatorCall]:
 
 
 def _decodes(model: ModelSizes, latent: LatentSizes, dtype: torch.dtype) -> OperatorCall:
-    """One new token of each request over compressed rows, which are keys and values."""
+    """Decodes, one token per request, over compressed rows as keys and values."""
     heads, scale, lengths = model.heads, (latent.nope + latent.rope) ** -0.5, DECODE_LENGTHS
     table = blocks_of(lengths)
     blocks = table.numel(), BLOCK_SIZE
@@ -85,7 +85,7 @@ def _decodes(model: ModelSizes, latent: LatentSizes, dtype: torch.dtype) -> Oper
 
 
 def _prefill(model: ModelSizes, latent: LatentSizes, dtype: torch.dtype) -> OperatorCall:
-    """Keys and values expanded per head; the rotary part beside the rest."""
+    """Prefills with keys and values expanded per head, and the rotary part separate."""
     heads, ends, scale = model.heads, ends_of(PREFILL_LENGTHS), (latent.nope + latent.rope) ** -0.5
     sizes = {"query": latent.nope, "key": latent.nope, "value": latent.value}
     sizes |= {"query_rope": latent.rope, "key_rope": latent.rope}
@@ -116,7 +116,7 @@ def _prefill(model: ModelSizes, latent: LatentSizes, dtype: torch.dtype) -> Oper
 
 
 def _writes(model: ModelSizes, latent: LatentSizes, dtype: torch.dtype) -> OperatorCall:
-    """Norm, rotation and cache of a step's compressed rows."""
+    """Norm, rotation and cache write of a step's compressed rows."""
     queries, lengths = STEPS["mixed"]
     blocks = blocks_of(lengths).numel(), BLOCK_SIZE, 1
 
@@ -153,7 +153,7 @@ def _writes(model: ModelSizes, latent: LatentSizes, dtype: torch.dtype) -> Opera
 
 
 def _gathers(latent: LatentSizes, dtype: torch.dtype) -> OperatorCall:
-    """Cached context of prefills, from blocks to rows."""
+    """Gathers prefills' cached context from blocks into rows."""
     counts = [130, 7]
     table = blocks_of(counts)
     blocks = table.numel(), BLOCK_SIZE, 1

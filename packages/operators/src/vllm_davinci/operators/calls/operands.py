@@ -1,4 +1,4 @@
-"""Operands with the spread that they have in models, as functions of a generator."""
+"""Operands with the spread of real models, as functions of a generator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = (BFLOAT16, FLOAT16)
 BLOCK_SIZE = 128
 CAUSAL = 3  # sparse mode
 CAUSAL_MASK = torch.ones(2048, 2048, dtype=torch.int8).triu(1)
-# Requests of a step: new tokens, and all tokens.
+# A step's requests: new tokens, and all tokens.
 STEPS = {
     "decode": ([1, 1, 1, 1], [300, 7, 128, 129]),
     "prefill": ([200], [200]),
@@ -27,12 +27,12 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def normal(*sizes: int, dtype: torch.dtype = BFLOAT16, scale: float = 1.0) -> Operand:
-    """Rows as they are between layers."""
+    """Rows as between layers."""
     return lambda generator: (torch.randn(sizes, generator=generator) * scale).to(dtype)
 
 
 def weight(*sizes: int, dtype: torch.dtype = BFLOAT16) -> Operand:
-    """A matrix [..., in, out] that keeps the size of what it multiplies."""
+    """A matrix [..., in, out] that preserves the magnitude of its input."""
     return normal(*sizes, dtype=dtype, scale=sizes[-2] ** -0.5)
 
 
@@ -42,7 +42,7 @@ def gains(size: int, dtype: torch.dtype = BFLOAT16) -> Operand:
 
 
 def integers(least: int, most: int, *sizes: int, dtype: torch.dtype = torch.int64) -> Operand:
-    """From `least` to below `most`."""
+    """Integers from `least` to below `most`."""
     return lambda generator: torch.randint(least, most, sizes, generator=generator, dtype=dtype)
 
 
@@ -53,19 +53,19 @@ def int8(*sizes: int) -> Operand:
 def scales(
     *sizes: int, least: float = 1e-3, most: float = 4e-3, dtype: torch.dtype = FLOAT32
 ) -> Operand:
-    """Evenly spread, as scales of int8 weights are."""
+    """Uniform scales, as of int8 weights."""
     return lambda generator: (torch.rand(sizes, generator=generator) * (most - least) + least).to(
         dtype
     )
 
 
 def zeros(*sizes: int, dtype: torch.dtype = BFLOAT16) -> Operand:
-    """Memory that the call writes."""
+    """Zeros for memory that the call writes."""
     return lambda _: torch.zeros(sizes, dtype=dtype)
 
 
 def permuted(count: int, *sizes: int) -> Operand:
-    """0 to count - 1 in any order, int32."""
+    """A permutation of 0 to count - 1, int32."""
     return lambda generator: (
         torch.randperm(count, generator=generator).int().view(sizes or (count,))
     )
@@ -89,14 +89,14 @@ def cos_sin(*sizes: int, dtype: torch.dtype = BFLOAT16) -> dict[str, Tensor]:
 
 
 def blocks_of(lengths: list[int]) -> Tensor:
-    """A block table [requests, most blocks], int32, which names each of its blocks once."""
+    """A block table [requests, most blocks], int32, with each block once."""
     width = max(-(-length // BLOCK_SIZE) for length in lengths)
     order = torch.randperm(len(lengths) * width, generator=Generator().manual_seed(sum(lengths)))
     return order.view(len(lengths), width).int()
 
 
 def slots_of(queries: list[int], lengths: list[int]) -> Tensor:
-    """Where each new token's row of a cache under `blocks_of(lengths)` is: [tokens], int32."""
+    """Cache slots of new tokens under `blocks_of(lengths)`: [tokens], int32."""
     positions = [
         (request, position)
         for request, (new, length) in enumerate(zip(queries, lengths, strict=True))

@@ -1,4 +1,4 @@
-"""Products of floats and of integers."""
+"""Matrix products of floats and of integers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vllm_davinci.operators.calls.sizes import ModelSizes
 from vllm_davinci.operators.products import product, quant_matmul
 
 TOKENS = (1, 16, 200)
-# Products of a layer have at most this many columns here, so that the CPU's take no minutes.
+# Maximum columns of products in these calls, so that the CPU's products are fast.
 MOST_COLUMNS = 4096
 FRACTAL_NZ = 29
 GROUP_SIZE = 128
@@ -82,7 +82,7 @@ def _integers(tokens: int, depth: int, columns: int) -> Iterator[OperatorCall]:
 
 
 def _of_integer_weights(depth: int, columns: int, dtype: torch.dtype) -> OperatorCall:
-    """Floats by int8 weights (W8A16)."""
+    """Float inputs, int8 weights (W8A16)."""
     return OperatorCall(
         "npu_weight_quant_batchmatmul", "WeightQuantBatchMatmulV2", f"16 tokens, {name_of(dtype)}",
         {
@@ -96,7 +96,7 @@ def _of_integer_weights(depth: int, columns: int, dtype: torch.dtype) -> Operato
 
 
 def _of_packed_weights(depth: int, columns: int) -> OperatorCall:
-    """Floats by 4-bit weights (W4A16), a scale for each group of rows."""
+    """Float inputs, 4-bit weights (W4A16) with a scale per group of rows."""
     group = min(GROUP_SIZE, depth // 2)
 
     def defined(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def _of_packed_weights(depth: int, columns: int) -> OperatorCall:
 
 
 def _batched(model: ModelSizes, tokens: int) -> Iterator[OperatorCall]:
-    """MLA's up projections, absorbed into queries and of values."""
+    """MLA's up-projections: absorbed into queries, and of values."""
     assert model.latent is not None
     latent, heads = model.latent, model.heads
     name, launches = "npu_transpose_batchmatmul", "TransposeBatchMatMul"

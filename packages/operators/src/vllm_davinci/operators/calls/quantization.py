@@ -1,4 +1,4 @@
-"""Rows as int8, with scales of their own or a given one, and what is fused with that."""
+"""Quantization of rows to int8, dynamic or static, and operators fused with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _of_rows(
     given = {"scale": torch.tensor([0.03]), "offset": torch.tensor([7], dtype=torch.int32)}
 
     def asymmetric(x: Tensor) -> Any:
-        """Numbers, since integers and offsets may move together by one."""
+        """Dequantized values, since integers and offsets may both differ by one."""
         integers, steps, offsets = npu.npu_dynamic_quant_asymmetric(x)
         numbers = (integers.float() - offsets[:, None]) * steps[:, None]
         return (numbers - x.float()).abs() <= 0.51 * steps[:, None]
@@ -51,7 +51,7 @@ def _of_rows(
 
 
 def _of_sums(model: ModelSizes, tokens: int) -> OperatorCall:
-    """An MLP's or experts' integer sums, activated and quantized in one launch."""
+    """Integer sums of an MLP or experts, activated and quantized in one launch."""
     columns, experts = model.expert_intermediate or model.intermediate, model.experts
     groups = [tokens // experts + (at < tokens % experts) for at in range(experts)]
     sizes = (experts, 2 * columns) if experts else (2 * columns,)

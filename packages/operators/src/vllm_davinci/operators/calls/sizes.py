@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """Sizes of MLA: nope, rope and value are sizes of a head's parts."""
+    """Sizes of MLA; nope, rope and value are sizes of a head's parts."""
 
     query_rank: int
     rank: int
@@ -19,13 +19,13 @@ class LatentSizes:
 @dataclass(frozen=True)
 class ModelSizes:
     """
-    ranks:        tensor-parallel ranks that share heads and columns
-    intermediate: columns of the MLP on one rank
-    experts:      on one rank; all_experts of the model
-    groups, chosen_groups: of experts
-    heads, kv_heads: on one rank
-    index_heads:  of the indexer of sparse attention
-    has_common:   calls whose sizes are those of no model are among its calls
+    ranks:        tensor-parallel ranks
+    intermediate: columns of the MLP, on one rank
+    experts:      number on one rank; all_experts: of the model
+    groups, chosen_groups: groups of experts
+    heads, kv_heads: numbers on one rank
+    index_heads:  heads of sparse attention's indexer
+    has_common:   True: includes calls that depend on no model's sizes
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Sparse attention of DeepSeek-V3.2: the indexer's choice, and attention over the chosen tokens.
+"""Sparse attention of DeepSeek-V3.2: the indexer, and attention over the tokens it selects.
 
 Source: DeepSeek-V3.2-Exp technical report, section 2.1.
 """
@@ -25,7 +25,7 @@ from vllm_davinci.operators.calls.sizes import LatentSizes, ModelSizes
 
 QUERIES, LENGTHS = [1, 40, 3], [300, 200, 3]
 TOKENS = sum(QUERIES)
-# Of each query: its request, and how many tokens it sees.
+# Per query: its request, and its number of visible tokens.
 SEEN = [
     (request, seen)
     for request, (new, length) in enumerate(zip(QUERIES, LENGTHS, strict=True))
@@ -53,7 +53,7 @@ def _of_requests() -> dict[str, Tensor]:
 
 
 def _writes_keys() -> OperatorCall:
-    """Rows of the indexer's cache."""
+    """Writes rows of the indexer's cache."""
 
     def call(cache: Tensor, slots: Tensor, key: Tensor) -> Tensor:
         npu.npu_scatter_nd_update_(cache, slots, key)
@@ -75,7 +75,7 @@ def _writes_keys() -> OperatorCall:
 
 
 def _indexer(model: ModelSizes) -> OperatorCall:
-    """Fewer tokens than are chosen at most: every one that a query sees, in any order."""
+    """The indexer with fewer tokens than it may select: all visible ones, in any order."""
     blocks = blocks_of(LENGTHS).numel(), BLOCK_SIZE, 1
 
     def call(

@@ -1,4 +1,4 @@
-"""The directory that a dry-run takes for a checkpoint: configuration and types, no weights."""
+"""Writes a checkpoint directory for dry-runs: configuration and types, no weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vllm_davinci.planner.deployments.table import Checkpoint
 
 DESCRIPTION = "quant_model_description.json"
 _FLOAT = "FLOAT"
-_PACKED = "pack-quantized"  # compressed-tensors' format that is told by its tensors' names
+_PACKED = "pack-quantized"  # format of compressed-tensors that is recognized by its tensors' names
 _ITEM_BYTES = {"I32": 4, "BF16": 2, "I64": 8}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-# Models whose experts are named otherwise.
+# Models that name their experts differently.
 _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w2", "w3")),
     "minimax_m2": ("block_sparse_moe", ("w1", "w2", "w3")),
@@ -26,7 +26,7 @@ _EXPERTS = {
 
 
 def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
-    """Writes config.json, and ModelSlim's description where the checkpoint is quantized."""
+    """Writes config.json, and ModelSlim's description if the checkpoint is quantized."""
     config = checkpoint.configuration()
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if checkpoint.quantization:
@@ -37,7 +37,7 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _packed_experts(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Name, dtype and shape of the experts' tensors, which alone are packed in released models."""
+    """Name, dtype and shape of the experts' tensors, the only packed ones in released models."""
     (group,) = config["quantization_config"]["config_groups"].values()
     bits, group_size = group["weights"]["num_bits"], group["weights"]["group_size"]
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
@@ -51,7 +51,7 @@ def _packed_experts(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple
 
 
 def _write_headers(tensors: Iterable[tuple[str, str, tuple[int, ...]]], path: Path) -> None:
-    """A safetensors file whose tensors are holes: they take no room, and nobody reads them."""
+    """Writes a safetensors file of holes: its tensors take no disk space and are never read."""
     header, end = {}, 0
     for name, dtype, shape in tensors:
         begin, end = end, end + math.prod(shape) * _ITEM_BYTES[dtype]
@@ -62,7 +62,7 @@ def _write_headers(tensors: Iterable[tuple[str, str, tuple[int, ...]]], path: Pa
 
 
 def description(config: Mapping[str, Any], quantization: Mapping[str, str]) -> dict[str, str]:
-    """ModelSlim's description: a type for the weight of each layer, and for its scales."""
+    """Builds ModelSlim's description: the type of each layer's weight and scales."""
     types = dict.fromkeys(("model.embed_tokens.weight", "model.norm.weight"), _FLOAT)
     for layer in _linear_layers(config):
         kind = next(
@@ -76,10 +76,10 @@ def description(config: Mapping[str, Any], quantization: Mapping[str, str]) -> d
 
 
 def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the layers with a product, as released checkpoints have them.
+    """Names of the layers with a matrix product, as in released checkpoints.
 
-    Those that predict further tokens come after the last; their projections of embedding and
-    hidden state are floats, which need no entry.
+    MTP layers come last; their projections of embedding and hidden state are floats, which need no
+    entry.
     """
     for number in range(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0)):
         layer = f"model.layers.{number}"

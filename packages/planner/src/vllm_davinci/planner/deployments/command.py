@@ -1,11 +1,11 @@
 """`vllm-davinci deployments [NAME...]`: lists the table of deployments, or dry-runs its rows.
 
 vllm-davinci deployments --model deepseek --chip Ascend910B3
-    lists these rows; one that is named, with its source and its options
+    lists these rows; a named row with its source and options
 vllm-davinci deployments --run DIRECTORY --page FILE [--resume] [NAME...]
-    runs these rows, or all, one after the other; reports and logs go into the directory
+    dry-runs these rows, or all, in turn; reports and logs go into the directory
 vllm-davinci deployments --step-costs DIRECTORY [--resume] [NAME...]
-    models what their steps take by each schedule; the files are for the option step_costs
+    models their step times by schedule; the files are for the option step_costs
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ from vllm_davinci.planner.deployments.run import Outcome, run_all
 from vllm_davinci.planner.deployments.table import Deployment, Role, all_deployments, deployment
 from vllm_davinci.planner.errors import DeploymentError
 
-_WIDE = 130  # characters of a terminal in which six columns have room
+_WIDE = 130  # terminal width that fits six columns, in characters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="rows, or patterns as 'glm-4.7-*'; all without"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="rows, or patterns such as 'glm-4.7-*' (default: all)",
     )
     parser.add_argument(
-        "--model", metavar="TEXT", help="rows of checkpoints whose name has this, or a pattern"
+        "--model",
+        metavar="TEXT",
+        help="rows whose checkpoint's name contains this or matches this pattern",
     )
     parser.add_argument("--chip", metavar="NAME", help="rows of this chip, as in 910b3")
     parser.add_argument("--role", choices=get_args(Role), help="rows for this work")
@@ -46,13 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="with --run and --step-costs: take what the directory has already",
+        help="with --run and --step-costs: skip rows whose result is in the directory",
     )
     parser.add_argument(
-        "--step-costs", type=Path, metavar="DIRECTORY", help="model steps by each schedule"
+        "--step-costs", type=Path, metavar="DIRECTORY", help="model the step times of each schedule"
     )
     parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="with --run: write what came of them as Markdown"
+        "--page", type=Path, metavar="FILE", help="with --run: write the results as Markdown"
     )
     parser.add_argument(
         "--also",
@@ -66,16 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit",
         type=float,
         metavar="SECONDS",
-        help="for each dry-run (default: by its steps, and how busy this host is)",
+        help="time limit per dry-run (default: from its steps and this host's load)",
     )
     parser.add_argument(
-        "--stamp", default="", metavar="LINE", help="of the page: when and of what it was made"
+        "--stamp", default="", metavar="LINE", help="first line of the page: date and versions"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0; 1 for rows that are not there, or with --run where a row did not start that
-    should, or did that should not; 2 for options that do not go together."""
+    """Exit status 0; 1 for unknown rows, or if with --run a row started, or not, against the table;
+    2 for contradicting options."""
     console = Console(stderr=True)
     problem = None
     if options.page is not None and options.run is None:
@@ -114,7 +119,7 @@ def _runs_nothing(options: argparse.Namespace) -> bool:
 
 
 def _chosen(options: argparse.Namespace) -> list[Deployment]:
-    """The rows that are asked for, in the table's order. Raises DeploymentError where none is."""
+    """The selected rows, in the table's order. Raises DeploymentError if there are none."""
     known = all_deployments()
     names: list[str] = []
     for pattern in options.names or ["*"]:
@@ -138,13 +143,14 @@ def _chosen(options: argparse.Namespace) -> list[Deployment]:
         models = sorted({row.checkpoint.name for row in known.values()})
         chips = sorted({row.chip for row in known.values()})
         raise DeploymentError(
-            f"no row is all of that. Models: {', '.join(models)}. Chips: {', '.join(chips)}."
+            f"no row matches all of these options. Models: {', '.join(models)}. Chips: "
+            f"{', '.join(chips)}."
         )
     return rows
 
 
 def chip_of(spoken: str) -> str:
-    """The name of a chip in the table, or a part of it: 910B3, Ascend910_9391."""
+    """A chip's name in the table, from a name or a part of it: 910B3, Ascend910_9391."""
     try:
         from vllm_davinci.vnpu.timing.chip_files import chip_and_soc
     except ModuleNotFoundError:  # the virtual NPU, which knows SoCs, is not installed
@@ -167,14 +173,14 @@ def _run(rows: list[Deployment], options: argparse.Namespace) -> int:
             options.page.write_text(page, encoding="utf-8")
     if unexpected:
         print(
-            f"not as the table says: {', '.join(unexpected)}. Find out why; `refused` of a row is "
-            "a part of the reason why it does not start."
+            f"unexpected results: {', '.join(unexpected)}. Find the cause, or correct `refused`, "
+            "a part of the reason why a row does not start."
         )
     return 1 if unexpected else 0
 
 
 def _print(rows: list[Deployment], console: Console) -> None:
-    """Four columns in 80 characters; more where the terminal is wider."""
+    """Prints four columns in 80 characters, more in a wider terminal."""
     table = Table(title=f"{len(rows)} deployments", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     wide = console.width >= _WIDE
     for column in ("name", "for", "chip", "hosts", *(("checkpoint", "topology") if wide else ())):
@@ -183,7 +189,9 @@ def _print(rows: list[Deployment], console: Console) -> None:
         cells = (row.name, row.role, row.chip.removeprefix("ascend"), str(row.hosts))
         table.add_row(*cells, *((row.checkpoint.name, row.topology) if wide else ()))
     console.print(table)
-    console.print("`vllm-davinci deployments NAME` has a row's source and options.", markup=False)
+    console.print(
+        "`vllm-davinci deployments NAME` prints a row's source and options.", markup=False
+    )
 
 
 def _print_row(row: Deployment, console: Console) -> None:

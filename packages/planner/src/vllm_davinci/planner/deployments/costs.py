@@ -1,4 +1,4 @@
-"""Files of `step_costs` for deployments: what their steps take by each schedule."""
+"""Writes step-time tables (`step_costs`) for deployments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from vllm_davinci.planner.deployments.table import Deployment
 from vllm_davinci.planner.step_costs.provider import STEPS, file_name, is_current
 from vllm_davinci.planner.time_limit import time_limit
 
-# An engine that may split any step has windows of fused launches and activations for both ubatches.
-# Where the row leaves no memory for those, its engine plans with less, and then with still less.
+# An engine that may split any step needs windows of fused launches and activations for both
+# ubatches. If they do not fit, the row is tried with these lower values of
+# --gpu-memory-utilization.
 _LESS_MEMORY = (0.87, 0.84, 0.8, 0.7)
-# Words of vLLM, of torch, and of torch_npu's log.
+# Out-of-memory messages of vLLM, torch and torch_npu's log.
 _NO_ROOM = ("Free memory on device", "torch.OutOfMemoryError", "PTA memory error")
 _ONE_RANK = "one rank has nothing to decide"
-# Options of `vllm serve` without which an engine has one rank.
+# Without any of these options of `vllm serve` an engine has one rank.
 _RANKS = {
     *("--tensor-parallel-size", "-tp", "--data-parallel-size", "-dp"),
     *("--pipeline-parallel-size", "-pp"),
@@ -30,11 +31,11 @@ _RANKS = {
 def write_costs(
     rows: Iterable[Deployment], directory: Path, resume: bool = False, limit_s: float | None = None
 ) -> Iterator[tuple[str, Path | None, str]]:
-    """Models one row after the other: its name, the file, and where there is none, the reason.
+    """Models rows in turn. Yields the row's name and its file, or None and the reason.
 
-    Rows of one engine have one file, of the first of them. Rows that do not start are left out.
-    resume:  rows whose file the installed timing model has made are not modelled again
-    limit_s: for each dry-run; None: by its steps
+    Rows of one engine share a file, made for the first. Rows that do not start are left out.
+    resume:  skips rows whose file is from the installed timing model
+    limit_s: time limit per dry-run; None: from its steps
     """
     directory.mkdir(parents=True, exist_ok=True)
     made: set[Path] = set()
@@ -44,7 +45,7 @@ def write_costs(
             continue
         known = _file_of(row.name, directory) if resume else None
         if known is not None:
-            made.add(known)  # also that of later rows of the same engine
+            made.add(known)  # later rows of the same engine share it
             yield row.name, known, ""
             continue
         if not any(option.partition("=")[0] in _RANKS for option in row.arguments()):
@@ -74,7 +75,7 @@ def _file_of(name: str, directory: Path) -> Path | None:
 def _modelled(
     name: str, context: ForkServerContext, limit_s: float
 ) -> tuple[dict[str, Any] | None, str]:
-    """The content of the row's file, or None and why."""
+    """The content of the row's file, or None and the reason."""
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-step-costs.") as directory:
         file, log = (Path(directory) / each for each in ("costs.json", "log"))
         options = (f"--deployment={name}", f"--step-costs={file}")

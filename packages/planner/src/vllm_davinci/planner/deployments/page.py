@@ -1,4 +1,4 @@
-"""The page about deployments: what each dry-run found, or why there is none."""
+"""Writes the page about deployments: results of each dry-run, or why it did not start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _REFUSED = """
 
 
 def page_of(rows: Mapping[str, Deployment], outcomes: Sequence[Outcome], stamp: str = "") -> str:
-    """The page in Markdown. stamp: a line of when and of what the figures are"""
+    """The page in Markdown. stamp: a line with date and versions of the figures"""
     started = [outcome for outcome in outcomes if outcome.reason is None]
     refused = [outcome for outcome in outcomes if outcome.reason is not None]
     models = {rows[outcome.name].checkpoint.config for outcome in outcomes}

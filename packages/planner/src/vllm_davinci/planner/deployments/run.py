@@ -1,4 +1,4 @@
-"""Dry-runs of deployments, each in a process of its own, and what came of them."""
+"""Dry-runs deployments, each in a process of its own, and collects the outcomes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from vllm_davinci.planner.time_limit import time_limit
 
 _PREFIX = "vllm-davinci dry-run: "
 _MOST_CHARACTERS = 400
-_FEWEST_TOKENS = 256  # of a step, whatever its limits are
+_FEWEST_TOKENS = 256  # per step, whatever its limits
 _MEMORY = ("weight", "activation", "other", "graph", "piece", "cache")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one dry-run of a deployment; every time is modelled.
+    """Outcome of a deployment's dry-run; every time is modelled.
 
-    reason:         why it did not start or did not end, in one line; None where it did
-    ranks:          of the engine
-    used_bytes:     that a device plans with, of memory_bytes
-    cache_tokens:   of one data-parallel rank
-    profiled_bytes: that vLLM's own profile run, a whole step without attention, takes at most
-    whole_bytes, split_bytes: that a step takes at most beside weights and cache, whole and in
-                    ubatches; 0 where no step is split
-    first_token_ms: until every request has its first token
-    token_ms:       of a step that only decodes
-    ..._bound_ms:   the same if all that can overlap did
+    reason:         why it did not start or finish, in one line; None on success
+    ranks:          number of the engine's ranks
+    used_bytes:     planned memory of a device, out of memory_bytes
+    cache_tokens:   capacity of one data-parallel rank's KV cache
+    profiled_bytes: peak of vLLM's profile run, a whole step without attention
+    whole_bytes, split_bytes: peak of a step without weights and cache, whole and in ubatches; 0 if
+                    no step is split
+    first_token_ms: time until every request has its first token
+    token_ms:       time of a decode step
+    ..._bound_ms:   the same with perfect overlap
     """
 
     name: str
@@ -57,7 +57,7 @@ class Outcome:
         return asdict(self)
 
     def is_expected(self, row: Deployment) -> bool:
-        """Whether it started, or did not for the reason that the row states."""
+        """True if it started, or failed for the reason that the row states."""
         if self.reason is None or not row.refused:
             return self.reason is None and not row.refused
         return row.refused in self.reason
@@ -70,11 +70,11 @@ def run_all(
     limit_s: float | None = None,
     also: Sequence[str] = (),
 ) -> Iterator[Outcome]:
-    """Dry-runs one row after the other. Reports, logs and outcomes go into the directory.
+    """Dry-runs rows in turn. Reports, logs and outcomes go into the directory.
 
-    resume:  rows whose outcome is there already are not run again
-    limit_s: for each row; None: by its steps
-    also:    options of each dry-run beside those of its row
+    resume:  skips rows whose outcome is in the directory
+    limit_s: time limit per row; None: from its steps
+    also:    further options of each dry-run
     """
     directory.mkdir(parents=True, exist_ok=True)
     context = prepared_processes()
@@ -89,14 +89,14 @@ def run_all(
 
 
 def prepared_processes() -> ForkServerContext:
-    """Processes that have imported what a dry-run needs."""
+    """Fork server that has imported what a dry-run needs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vllm_davinci.planner.dry_run.preload"])
     return context
 
 
 def _steps(row: Deployment) -> int:
-    """Steps that the row's requests take at most, each of whose prompts may come in many."""
+    """Maximum number of steps for the row's requests, with prompts in chunks."""
     return row.requests * (-(-row.prompt_tokens // _FEWEST_TOKENS) + row.output_tokens)
 
 
@@ -119,10 +119,10 @@ def _run(
 def run_apart(
     context: ForkServerContext, options: Sequence[str], log: Path, limit_s: float
 ) -> str | None:
-    """Runs a dry-run in a process of its own. Why it failed, or None.
+    """Runs a dry-run in a process of its own. Returns why it failed, or None.
 
     options: of `vllm-davinci dry-run`
-    log:     file that its output goes to
+    log:     file for its output
     """
     process = context.Process(target=_dry_run, args=(tuple(options), log))
     process.start()
@@ -138,7 +138,7 @@ def run_apart(
 
 
 def _dry_run(options: tuple[str, ...], log: Path) -> None:
-    """The command, in a process of its own whose output goes to the log."""
+    """Runs the command in the child process, with output to the log."""
     with log.open("w", encoding="utf-8") as output:
         for standard in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), standard.fileno())
@@ -147,7 +147,7 @@ def _dry_run(options: tuple[str, ...], log: Path) -> None:
 
 
 def reason_of(log: str) -> str:
-    """The command's own last word, or else the last line."""
+    """The command's own last message, or else the log's last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     own = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
     own = [line for line in own if " nothing here: " not in line]
@@ -156,7 +156,7 @@ def reason_of(log: str) -> str:
 
 
 def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
-    """The figures of a report of `dry-run --json`."""
+    """Reads the outcome from a report of `dry-run --json`."""
     memory, steps = report["memory"], report["steps"]
     has_prompt = [any(tokens > 1 for tokens in step["tokens"]) for step in steps]
     last = max((at for at, is_prompt in enumerate(has_prompt) if is_prompt), default=-1)

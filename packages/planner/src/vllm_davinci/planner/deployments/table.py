@@ -1,4 +1,4 @@
-"""The rows of `table/*.toml`: checkpoints, and how they are deployed."""
+"""Reads `table/*.toml`: checkpoints, and how they are deployed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Checkpoint:
     """
     config:       name of the model's configuration in `models/`
     source:       who publishes it
-    quantization: pattern of layers' names -> type in ModelSlim's description, first match first;
-                  layers without a match are FLOAT. Empty: the checkpoint has no description
+    quantization: pattern of layer names -> type in ModelSlim's description; the first match counts,
+                  layers without one are FLOAT. Empty: the checkpoint has no description
     """
 
     name: str
@@ -41,21 +41,20 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Deployment:
-    """One engine, of one or several data-parallel ranks.
+    """An engine with one or several data-parallel ranks.
 
-    role:          what the engine does: prompts and tokens, or one of them for other engines
-    chip:          of each rank; `vnpu machines` lists them
+    role:          prefill and decode, or one of both in a disaggregated deployment
+    chip:          chip of each rank; `vnpu machines` lists them
     topology:      links between the chips
-    hosts:         servers that the engine's ranks are on
+    hosts:         number of servers of the engine
     source:        where it is published
-    options:       of `vllm serve`, after the model
-    environment:   variables of its processes
-    left_out:      options of the published command that a dry-run cannot follow, or that this
-                   plugin does not have
-    requests:      of each data-parallel rank in a dry-run, all at once
-    prompt_tokens: of each of them
-    output_tokens: of each of them
-    refused:       a part of the reason why this release does not start it; empty: it starts
+    options:       options of `vllm serve`, after the model
+    environment:   environment variables of its processes
+    left_out:      published options that a dry-run cannot follow or this plugin lacks
+    requests:      per data-parallel rank in a dry-run, all at once
+    prompt_tokens: per request
+    output_tokens: per request
+    refused:       part of the reason why this release does not start it; empty if it starts
     """
 
     name: str
@@ -74,7 +73,7 @@ class Deployment:
     refused: str = ""
 
     def arguments(self) -> list[str]:
-        """The options as a shell divides them."""
+        """The options, split as by a shell."""
         return shlex.split(self.options)
 
 
@@ -83,7 +82,7 @@ _Row = TypeVar("_Row", Checkpoint, Deployment)
 
 @cache
 def all_deployments() -> Mapping[str, Deployment]:
-    """Every row, by name. Raises DeploymentError where a file is not as it should be."""
+    """Every row, by name. Raises DeploymentError for an invalid file."""
     tables = {
         path.name: tomllib.loads(path.read_text(encoding="utf-8"))
         for path in sorted((_FOLDER / "table").glob("*.toml"))
@@ -98,7 +97,7 @@ def all_deployments() -> Mapping[str, Deployment]:
         for name, entries in table.get("deployments", {}).items():
             where = f"{file}: deployment {name}"
             if name in found:
-                raise DeploymentError(f"{where} is there twice. Rename one.")
+                raise DeploymentError(f"{where} exists twice. Rename one.")
             checkpoint = checkpoints.get(entries.get("checkpoint"))
             if checkpoint is None:
                 raise DeploymentError(
@@ -114,7 +113,7 @@ def all_deployments() -> Mapping[str, Deployment]:
 
 
 def deployment(name: str) -> Deployment:
-    """The row of that name. Raises DeploymentError, naming the nearest one."""
+    """The row of that name. Raises DeploymentError with the nearest name."""
     known = all_deployments()
     if name in known:
         return known[name]

@@ -2,7 +2,7 @@
 what bounds it?
 
 The model's config.json is enough. Options that are not listed here are those of `vllm serve`. All
-times are modelled: no NPU has anything to do with them.
+times are modelled: no NPU was involved.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deployment",
         metavar="NAME",
-        help="a row of `vllm-davinci deployments`: its model, chip, work and options, but for "
-        "those that are given",
+        help="a row of `vllm-davinci deployments`: its model, chip, work and options, unless "
+        "given here",
     )
     parser.add_argument("--chip", metavar="NAME|FILE", help="`vnpu machines` lists them")
     parser.add_argument(
@@ -58,28 +58,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-costs",
         type=Path,
         metavar="FILE",
-        help="instead: what steps take by each schedule that they could follow, for the option "
-        "step_costs; of prompts with --prompt-tokens (default: 128 to 16384 tokens)",
+        help="instead of a report: a step-time table of every possible schedule, for the option "
+        "step_costs; prefill sizes from --prompt-tokens (default: 128 to 16384 tokens)",
     )
     parser.add_argument(
         "--sensitivity",
         action="store_true",
-        help="also on machines whose assumed figures lie elsewhere in their ranges: intervals of "
-        "times, and which figure moves them most",
+        help="vary the assumed figures within their ranges: print intervals of times, and which "
+        "figure moves them most",
     )
     parser.add_argument(
         "--mechanisms",
         action="store_true",
-        help="also without each of the timing model's mechanisms that figures can turn off",
+        help="also model without each mechanism of the timing model that figures can turn off",
     )
     parser.add_argument(
         "--acceptance",
         type=_rates,
         metavar="RATE[,RATE...]",
-        help="instead: whether the drafts of --speculative-config pay, for 1 to --requests "
-        "requests, if these shares of the drafts are accepted, by their place, as vLLM logs them",
+        help="instead of a report: do the drafts of --speculative-config pay, for 1 to "
+        "--requests requests, at these acceptance rates by position, as vLLM logs them?",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the whole report, for programs")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the whole report, for programs"
+    )
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:
@@ -88,32 +90,32 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         "--requests",
         type=int,
         metavar="N",
-        help=f"of each data-parallel rank (default: {_DEFAULTS['requests']})",
+        help=f"per data-parallel rank (default: {_DEFAULTS['requests']})",
     )
     work.add_argument(
         "--concurrency",
         type=int,
         metavar="N",
-        help="of these at any time; when one ends, the next begins (default: all at once)",
+        help="concurrent requests; when one ends, the next begins (default: all at once)",
     )
     work.add_argument(
         "--prompt-tokens",
         type=_numbers,
         metavar="N[,N...]",
-        help=f"of each request, in turn (default: {MOST_TOKENS}, or what the model's "
-        "context leaves)",
+        help=f"prompt lengths, in turn (default: {MOST_TOKENS}, or what the model's context "
+        "allows)",
     )
     work.add_argument(
         "--output-tokens",
         type=_numbers,
         metavar="N[,N...]",
-        help="of each request, in turn (default: 4)",
+        help="output lengths, in turn (default: 4)",
     )
     work.add_argument(
         "--routing",
         default="balanced",
         metavar="balanced|NUMBER|FILE",
-        help="rows of the busiest rank of experts over the mean: a number, or recorded loads as "
+        help="load of the busiest expert rank over the mean: a number, or recorded loads as "
         "JSON, a list of layers, each a list of its experts' rows (default: %(default)s)",
     )
 
@@ -123,15 +125,15 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     served.add_argument(
         "--serve",
         action="store_true",
-        help="become `vllm serve`, whose answers take their modelled time",
+        help="run `vllm serve`, with answers in modelled time",
     )
     served.add_argument(
         "--time-scale",
         type=float,
         default=1.0,
         metavar="SCALE",
-        help="this host's seconds for each modelled one; divide clients' figures by it "
-        "(default: %(default)s)",
+        help="host seconds per modelled second; divide clients' figures by it (default: "
+        "%(default)s)",
     )
 
 
@@ -144,7 +146,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    """Exit status 0 with a report; 1 where the model does not fit or cannot run, 2 for bad options.
+    """Exit status 0 with a report; 1 if the model does not fit or cannot run, 2 for bad options.
 
     engine_arguments: options of `vllm serve`
     """
@@ -185,23 +187,25 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 
 
 def _problem(options: argparse.Namespace) -> str | None:
-    """Names a wrong option and what to change, or None. Settles the concurrency."""
+    """Says which option is wrong and what to change, or None. Sets the concurrency."""
     concurrency = options.requests if options.concurrency is None else options.concurrency
     if min(options.requests, concurrency, *options.prompt_tokens, *options.output_tokens) < 1:
         return "--requests, --concurrency, --prompt-tokens and --output-tokens must be at least 1"
     options.concurrency = min(concurrency, options.requests)
     if options.model is None or options.chip is None:
         return (
-            "say what to run: --model DIRECTORY and --chip NAME, or --deployment NAME "
+            "name what to run: --model DIRECTORY and --chip NAME, or --deployment NAME "
             "(`vllm-davinci deployments` lists them)"
         )
     if options.serve and (options.trace is not None or options.json is not None):
         return "--serve has no report: leave out --trace and --json, or leave out --serve"
     many = [f"--{name}" for name in ("sensitivity", "mechanisms") if getattr(options, name)]
     if many and (options.serve or options.step_costs is not None):
-        return f"{many[0]} is for the report of steps: leave it out, or --serve and --step-costs"
+        return (
+            f"{many[0]} applies to the report of steps: leave it out, or --serve and --step-costs"
+        )
     if len(many) > 1:
-        return f"{' and '.join(many)} are two questions: ask one after the other"
+        return f"{' and '.join(many)} exclude each other: run them one after the other"
     if not (Path(options.model) / "config.json").is_file():
         return f"{options.model} has no config.json. Name the directory of a model's configuration."
     if installed_version("vllm-davinci-vnpu") is None:
@@ -228,7 +232,7 @@ def _write_step_costs(
 
 
 def _fastest(durations: dict[str, int]) -> str:
-    """The shortest duration, and its method where there are several."""
+    """The shortest step time, with its method if there are several."""
     name = min(durations, key=durations.__getitem__)
     return f"{durations[name] / 10**9:9.3f} ms{f' ({name})' if len(durations) > 1 else ''}"
 

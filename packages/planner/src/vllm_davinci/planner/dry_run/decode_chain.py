@@ -1,4 +1,4 @@
-"""Steps in which requests decode, of one size after the other: some leave, and the rest goes on."""
+"""Measures decode steps of decreasing size: requests are aborted from size to size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from vllm_davinci.planner.dry_run.workload import RunningSteps
 
 _CONTEXT = 128
-# Steps of each size; the figure is their median.
+# Measured steps per size; their median counts.
 _DECODES = 3
-# Steps at most until all requests decode together, beside those that their prompts take.
+# Spare steps, beside those of the prompts, until all requests decode together.
 _SPARE_STEPS = 4
-# Tokens of the cache that a request may take beside its prompt.
+# Cache tokens of a request beside its prompt.
 _CACHE_OF_OUTPUT = 2 * 128
 
 
 @dataclass(frozen=True)
 class DecodeChain:
-    """Limits of one engine, and how its requests decode together within them.
+    """Limits of an engine within which its requests decode together.
 
-    longest:        tokens of a request
-    cache_tokens:   that the cache holds
-    batched_tokens: of one step
-    query_len:      tokens of a request that decodes
+    longest:        maximum tokens of a request
+    cache_tokens:   capacity of the KV cache
+    batched_tokens: maximum tokens of a step
+    query_len:      tokens of a decode per step
     """
 
     longest: int
@@ -41,14 +41,14 @@ class DecodeChain:
     query_len: int
 
     def sizes_with_room(self, sizes: Sequence[int]) -> list[int]:
-        """Those of the rising sizes that requests of such a length can decode in."""
+        """The sizes, in rising order, that fit the engine's limits."""
         found = list(sizes)
         while len(found) > 1 and self.context(found) < 1:
             found.pop()
         return found
 
     def context(self, sizes: Sequence[int]) -> int:
-        """Tokens of each request's prompt, so that it ends after all steps; 0: no room."""
+        """Prompt length with which requests last for all steps; 0 if there is none."""
         most = max(sizes)
         context = min(_CONTEXT, max(1, self.cache_tokens // most - _CACHE_OF_OUTPUT))
         while context:
@@ -59,12 +59,12 @@ class DecodeChain:
         return context
 
     def durations(self, engine: LLMEngine, steps: RunningSteps, sizes: Sequence[int]) -> Durations:
-        """Times of steps in which so many requests decode, by their tokens."""
+        """Step time by the number of tokens, for decode steps of these sizes."""
         context, ordered = self.context(sizes), sorted(sizes, reverse=True)
         if context < 1:
             raise DryRunError(
-                f"requests of {self.longest} tokens end before steps of {ordered[0]} decodes are "
-                "measured: allow longer ones with --max-model-len."
+                f"--max-model-len {self.longest} is too short to measure steps of {ordered[0]} "
+                "decodes: raise it."
             )
         waiting = [str(number) for number in range(ordered[0])]
         for name in waiting:
@@ -92,5 +92,5 @@ class DecodeChain:
         return len(step.tokens) == requests and max(step.tokens) <= self.query_len
 
     def _prefills(self, requests: int, context: int) -> int:
-        """Steps at most until all decode; those that do already take half of each step."""
+        """Maximum number of steps until all decode; running decodes take half of each step."""
         return -(-2 * requests * context // self.batched_tokens) + _SPARE_STEPS

@@ -1,7 +1,7 @@
-"""When do drafts pay? Steps with and without them, by the number of requests in a step.
+"""When do drafts pay? Compares steps with and without them, by the number of requests.
 
-How long a step takes does not depend on which of its drafts are accepted: one run, whose phantoms
-accept all, is enough for every acceptance.
+A step's time does not depend on which drafts are accepted, so one run that accepts all serves every
+acceptance rate.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any, NamedTuple
 from vllm_davinci.planner.dry_run.process import report_of
 from vllm_davinci.planner.errors import DryRunError
 
-# Steps of each number of requests that are modelled at least; the figure is their median.
+# Minimum number of modelled steps per number of requests; their median counts.
 _STEPS = 3
 
 
 class BySize(NamedTuple):
-    """Steps of so many requests: modelled picoseconds without drafts, and with."""
+    """Modelled step times of `requests` requests, in picoseconds, without and with drafts."""
 
     requests: int
     plain_ps: int
     drafted_ps: int
 
     def gain(self, tokens: float) -> float:
-        """How many times as many tokens there are in the same time, at `tokens` of a step."""
+        """Throughput with drafts over throughput without, at `tokens` accepted tokens per step."""
         return tokens * self.plain_ps / self.drafted_ps
 
     @property
     def break_even(self) -> float:
-        """Tokens of a request and step from which on drafts pay."""
+        """Tokens per request and step above which drafts pay."""
         return self.drafted_ps / self.plain_ps
 
 
 def check_acceptance(rates: Sequence[float], num_drafts: int) -> str | None:
-    """Says what is wrong with the shares of drafts that are accepted, by their place, or None."""
+    """Says what is wrong with the acceptance rates by position, or None."""
     if len(rates) != num_drafts:
         return (
             f"--acceptance has {len(rates)} rates, and --speculative-config has {num_drafts} "
@@ -45,14 +45,14 @@ def check_acceptance(rates: Sequence[float], num_drafts: int) -> str | None:
         )
     if not all(0 <= rate <= 1 for rate in rates) or list(rates) != sorted(rates, reverse=True):
         return (
-            f"--acceptance {','.join(map(str, rates))}: rates are from 0 to 1, and a draft is "
-            "accepted no more often than the one before it, as vLLM logs them"
+            f"--acceptance {','.join(map(str, rates))}: expected rates from 0 to 1, none above "
+            "the one before it, as vLLM logs them"
         )
     return None
 
 
 def measure(options: argparse.Namespace, engine_arguments: list[str]) -> dict[str, Any]:
-    """The report of --acceptance. Raises DryRunError for options that do not go together."""
+    """The report of --acceptance. Raises DryRunError for contradicting options."""
     plain, speculation = _without_drafts(engine_arguments)
     num_drafts = speculation["num_speculative_tokens"]
     if (problem := check_acceptance(options.acceptance, num_drafts)) is not None:
@@ -84,12 +84,12 @@ def measure(options: argparse.Namespace, engine_arguments: list[str]) -> dict[st
 
 
 def told(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """The report as text."""
     tokens = report["tokens_per_step"]
     lines = [
         f"{report['model']} as rank 0 of {report['world_size']} on {report['machine']}.",
         "All times are modelled; nothing here was measured on an NPU.",
-        f"A step brings each request {tokens:.2f} tokens at these rates: drafts gain at most that.",
+        f"A step gives each request {tokens:.2f} tokens at these rates: no gain is above that.",
         "requests  without, ms  with, ms   gain  pays from tokens a step",
     ]
     for step in report["steps"]:
@@ -113,7 +113,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _without_drafts(engine_arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The options without --speculative-config, and its value."""
+    """Splits the options into those without --speculative-config, and its value."""
     parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
     parser.add_argument("--speculative-config", "-sc", type=json.loads)
     try:
@@ -121,16 +121,16 @@ def _without_drafts(engine_arguments: list[str]) -> tuple[list[str], dict[str, A
         num_drafts = known.speculative_config["num_speculative_tokens"]
     except (TypeError, KeyError, argparse.ArgumentError) as error:
         raise DryRunError(
-            "--acceptance compares an engine that drafts: state --speculative-config as JSON, with "
+            "--acceptance needs a drafter: add --speculative-config as JSON, with "
             "num_speculative_tokens."
         ) from error
     if not isinstance(num_drafts, int) or num_drafts < 1:
-        raise DryRunError(f"num_speculative_tokens {num_drafts!r}: state a number from 1 on.")
+        raise DryRunError(f"num_speculative_tokens {num_drafts!r}: expected at least 1.")
     return others, known.speculative_config
 
 
 def _sizes(most: int) -> list[int]:
-    """Numbers of requests: powers of two, and the most."""
+    """Numbers of requests to model: powers of two, and the maximum."""
     return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
 
 
@@ -166,7 +166,7 @@ def _work(
 
 
 def _medians(report: dict[str, Any], rows: int) -> dict[int, int]:
-    """Requests of a step -> its time, of those steps in which each request has so many rows."""
+    """Median step time by number of requests, of steps with `rows` rows per request."""
     times: dict[int, list[int]] = {}
     for step in report["steps"]:
         if set(step["tokens"]) == {rows}:

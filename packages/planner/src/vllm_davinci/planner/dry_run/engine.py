@@ -1,4 +1,4 @@
-"""The engine of a dry-run: vLLM's own, in this process, as one rank among phantoms."""
+"""Runs vLLM's engine in this process, as one rank among phantoms."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 def start_engine(
     model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
 ) -> tuple[LLMEngine, PhantomEngineArgs]:
-    """An engine with room for the workload. Raises DryRunError with what to change."""
+    """Starts an engine with room for the workload. Raises DryRunError with what to change."""
     arguments = _engine_arguments(model, workload, routing, engine_arguments, machine)
     try:
         engine = LLMEngine.from_engine_args(arguments, UsageContext.LLM_CLASS)
-        # vLLM ends what is left of an engine at the interpreter's end, when torch has taken its
-        # groups away: a message would be followed by a traceback of that.
+        # Otherwise vLLM ends the engine at interpreter exit, after torch has destroyed its groups,
+        # with a traceback behind our message.
         atexit.register(engine.engine_core.shutdown)
         return engine, arguments
     except torch.OutOfMemoryError as error:
@@ -62,7 +62,7 @@ def run_workload(
     try:
         steps, served = serve(engine, executor, workload, arguments.hides_host)
     except torch.OutOfMemoryError as error:
-        # What vLLM plans with is the memory of tensors at most, without what lies between them.
+        # vLLM plans with the peak memory of tensors, without fragmentation.
         raise DryRunError(
             f"a step of {sum(executor.scheduled.values())} tokens does not fit beside the KV cache "
             f"that vLLM has planned: {str(error).splitlines()[0]} Lower --max-num-batched-tokens "
@@ -84,7 +84,7 @@ def run_workload(
 def _engine_arguments(
     model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
 ) -> PhantomEngineArgs:
-    # Everything at once, so that steps are the ones that were asked for.
+    # All at once, so that the steps are the requested ones.
     defaults = [
         f"--model={model}",
         f"--max-model-len={workload.longest}",

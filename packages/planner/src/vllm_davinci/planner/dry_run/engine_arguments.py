@@ -1,4 +1,4 @@
-"""Options of a dry-run's engine: those of `vllm serve`, for one rank among phantoms."""
+"""Parses a dry-run's options of `vllm serve`, for one rank among phantoms."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from vllm_davinci.planner.errors import DryRunError
 from vllm_davinci.vnpu.timing import Machine
 
 _PACKAGE = "vllm_davinci.planner.dry_run.executor"
-# They make the worker one rank among phantoms.
+# Fixed options, which make the worker one rank among phantoms.
 _FIXED: dict[str, Any] = {
     "load_format": "dummy",
     "async_scheduling": False,
     "worker_cls": f"{_PACKAGE}.PhantomWorker",
 }
-# Of the parsed options: whether asynchronous scheduling was not turned off. Steps run one by one
-# here, and the modelled host's clock says what it would have hidden.
+# Name of a parsed option: True unless asynchronous scheduling is off. Steps run synchronously here;
+# the modelled host clock accounts for what it would have hidden.
 HIDES_HOST = "hides_host"
-# Options that say where the other ranks run and how they are reached, or how weights are read.
+# Options about the location of other ranks, or about reading weights.
 _WITHOUT_EFFECT = (
     "headless",
     "data_parallel_size_local",
@@ -54,32 +54,32 @@ _WITHOUT_EFFECT = (
     "profiler_config",
     "load_format",
 )
-# Options of the engine that read texts, for which there is a tokenizer where there is a server.
+# Engine options that read text; only a server has a tokenizer for them.
 _OF_TEXTS = ("reasoning_parser", "reasoning_parser_plugin")
-# Executors of vLLM whose ranks a dry-run stands for.
+# vLLM's executors that a dry-run can replace.
 _EXECUTORS = (None, "mp", "ray", "uni")
 
 
 _BALANCE = (
-    "expert load balancing moves the weights of real ranks: leave out {}, and state what it "
-    "reaches with --routing (1 is balanced)."
+    "{} moves weights between real ranks and is not modelled: leave it out, and state the "
+    "balance it reaches with --routing (1 is balanced)."
 )
 
 
 class PhantomEngineArgs(AsyncEngineArgs):
-    """vLLM's engine arguments, whose engine starts one data-parallel rank and one stage.
+    """vLLM's engine arguments for an engine that starts one data-parallel rank and one stage.
 
-    Every decision of the configuration is made for the whole layout, as that of a real engine; the
-    ranks that nobody starts leave it afterwards, and the worker is told of them.
+    The configuration is resolved for the whole layout, as in a real engine. Then the ranks that do
+    not exist are removed from it and passed to the worker separately.
     """
 
     layout = Layout()  # set by `for_machine`
-    hides_host = True  # likewise: vLLM's own Python runs while the device does, as asked for
+    hides_host = True  # set by `for_machine`: vLLM's own Python overlaps with the device
 
     @classmethod
     def for_machine(cls, parsed: Namespace, routing: str, machine: Machine) -> PhantomEngineArgs:
-        """Raises DryRunError for layouts that the machine has no room for, and for options that
-        need other ranks."""
+        """Builds the arguments. Raises DryRunError for layouts too large for the machine, and for
+        options that need other ranks."""
         arguments: PhantomEngineArgs = cls.from_cli_args(parsed)
         arguments._refuse_what_needs_ranks()
         arguments.hides_host = getattr(parsed, HIDES_HOST)
@@ -94,32 +94,32 @@ class PhantomEngineArgs(AsyncEngineArgs):
         return arguments
 
     def _expert_ranks(self) -> int:
-        """Ranks among which whole experts are dealt out."""
-        layout: Any = self  # has the sizes that are asked for
+        """Number of ranks among which whole experts are distributed."""
+        layout: Any = self  # has the requested sizes
         return expert_layout(layout, parse_config(self.additional_config)).ep_size
 
     def _refuse_what_needs_ranks(self) -> None:
         if self.kv_transfer_config is not None:
             raise DryRunError(
-                "a KV connector waits for another engine: leave out --kv-transfer-config, and "
-                "dry-run the engines of prefills and of decodes by themselves."
+                "--kv-transfer-config needs another engine: leave it out, and dry-run the "
+                "engines of prefills and of decodes separately."
             )
         if self.kv_offloading_size is not None:
             raise DryRunError(
-                "a host's memory is not modelled: leave out --kv-offloading-size; what the device "
-                "does with the tokens that it computes stays the same."
+                "--kv-offloading-size is not modelled, as host memory is not: leave it out; the "
+                "device's work per computed token stays the same."
             )
         if self.enable_eplb:
             raise DryRunError(_BALANCE.format("--enable-eplb"))
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole layout."""
+        """Number of ranks in the whole layout."""
         layout = self.layout
         return self.tensor_parallel_size * layout.data_parallel_size * layout.pipeline_parallel_size
 
     def create_engine_config(self, *args: Any, **options: Any) -> VllmConfig:
-        """The configuration of the whole layout, without the ranks that nobody starts."""
+        """The configuration, resolved for the whole layout, then reduced to one rank."""
         with described_only():
             config = super().create_engine_config(*args, **options)
         if config.parallel_config.enable_eplb:
@@ -136,9 +136,9 @@ def _parser() -> FlexibleArgumentParser:
 
 
 def parse(defaults: Sequence[str], given: Sequence[str], has_server: bool = False) -> Namespace:
-    """Options of `vllm serve`; those that do nothing here are told of. Raises DryRunError.
+    """Parses options of `vllm serve`, and names those without effect on stderr. Raises DryRunError.
 
-    defaults:   options that those of the user, `given`, replace
+    defaults:   options that the user's options, `given`, override
     has_server: whether options of the front end have an effect
     """
     parser = _parser()
@@ -149,11 +149,10 @@ def parse(defaults: Sequence[str], given: Sequence[str], has_server: bool = Fals
     executor = parsed.distributed_executor_backend
     if executor not in _EXECUTORS:
         raise DryRunError(
-            f"--distributed-executor-backend {executor} starts ranks that a dry-run does not stand "
-            "for: leave it out."
+            f"--distributed-executor-backend {executor} is not supported by dry-run: leave it out."
         )
     if parsed.worker_cls != parser.get_default("worker_cls"):
-        raise DryRunError("the worker of a dry-run is its own: leave out --worker-cls.")
+        raise DryRunError("--worker-cls is set by dry-run itself: leave it out.")
     engine = {field.name for field in fields(AsyncEngineArgs)}
     front_end = {name for name in vars(parsed) if name not in engine}
     unused = {*_WITHOUT_EFFECT, *(() if has_server else (*front_end, *_OF_TEXTS))}
@@ -177,7 +176,7 @@ def _tell_of(without_effect: Iterable[str]) -> None:
 
 
 def _without_replaced(defaults: Sequence[str], given: Sequence[str]) -> list[str]:
-    """All options; vLLM's parser warns of each that is there twice."""
+    """Merges the options; vLLM's parser warns of duplicates."""
     names = {_name(option) for option in given}
     return [*(option for option in defaults if _name(option) not in names), *given]
 

@@ -1,4 +1,4 @@
-"""One worker, in this process, that takes itself for rank 0 of the whole group."""
+"""Runs one worker in this process, as rank 0 of the whole group."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from vllm_davinci.planner.dry_run.stack import stack_of
 from vllm_davinci.planner.errors import DryRunError
 from vllm_davinci.vnpu.timing import set_routed_share
 
-# Layers with which an engine warms up and captures its graphs; None stands for all.
+# Number of layers for warm-up and graph capture; None: all.
 _WARMED_LAYERS: ContextVar[int | None] = ContextVar("warmed_layers", default=None)
 
 
 @contextmanager
 def few_layers_warm_up() -> Iterator[None]:
-    """An engine that starts meanwhile captures graphs of one layer, which nothing should replay."""
+    """Lets engines that start in the block capture graphs of one layer, not to be replayed."""
     token = _WARMED_LAYERS.set(1)
     try:
         yield
@@ -42,9 +42,9 @@ def few_layers_warm_up() -> Iterator[None]:
 
 
 class PhantomExecutor(UniProcExecutor):
-    """The engine's executor, by its name.
+    """Executor of the engine, which vLLM finds by its name.
 
-    scheduled: tokens of each request in the newest step, by request
+    scheduled: number of tokens by request in the newest step
     """
 
     scheduled: dict[str, int]
@@ -60,7 +60,7 @@ class PhantomExecutor(UniProcExecutor):
         self.scheduled = dict(scheduler_output.num_scheduled_tokens)
         if self._has_later_stages:
             self._sampled = self._of_the_last_stage(scheduler_output)
-            # The scheduler, which knows of one stage, sends it no tokens of the last one.
+            # The scheduler knows one stage only, so it sends no tokens of the last one.
             cached = scheduler_output.scheduled_cached_reqs
             cached.new_token_ids = [[0] * self.scheduled[name] for name in cached.req_ids]
         return super().execute_model(scheduler_output, non_block)
@@ -76,7 +76,7 @@ class PhantomExecutor(UniProcExecutor):
         return future
 
     def _of_the_last_stage(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Answer of the last stage: token 0 for each request whose prompt is done."""
+        """The last stage's output: token 0 for each request whose prompt is complete."""
         for name in step.finished_req_ids:
             self._prompts.pop(name, None)
         cached = step.scheduled_cached_reqs
@@ -93,7 +93,7 @@ class PhantomExecutor(UniProcExecutor):
 
 
 class PhantomWorker(NPUWorker):
-    """Chosen with --worker-cls by its name. Its configuration has the whole layout."""
+    """Worker with the configuration of the whole layout; --worker-cls names it."""
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         layout = Layout.told()
@@ -101,7 +101,7 @@ class PhantomWorker(NPUWorker):
         config.parallel_config = copy.copy(vllm_config.parallel_config)
         layout.restore(config.parallel_config, config.model_config.is_moe)
         self._layout = layout
-        self.largest_steps: dict[str, int] = {}  # what each takes beside what is there, in bytes
+        self.largest_steps: dict[str, int] = {}  # bytes of each step beside weights and cache
         super().__init__(config, *args, **kwargs)
 
     def init_device(self) -> None:
@@ -120,8 +120,8 @@ class PhantomWorker(NPUWorker):
             return super().compile_or_warm_up_model()
 
     def _run_largest_steps(self) -> None:
-        """Runs them over the cache, beside as much as graphs will take. Raises DryRunError."""
-        # Steps take the workspaces themselves.
+        """Runs them with the cache allocated and room reserved for graphs. Raises DryRunError."""
+        # Steps allocate the workspaces themselves.
         graph_bytes = self.graph_bytes - self.workspace_bytes
         graphs = torch.empty(graph_bytes, dtype=torch.uint8, device=self.device)
         before = torch.accelerator.memory_allocated()
@@ -142,7 +142,7 @@ class PhantomWorker(NPUWorker):
         torch.accelerator.empty_cache()
 
     def _step_guard(self) -> None:
-        """Phantom ranks do not fail."""
+        """Returns none: phantom ranks do not fail."""
 
     def load_model(self, **kwargs: Any) -> None:
         with set_current_vllm_config(self.vllm_config):

@@ -1,4 +1,4 @@
-"""One engine of a dry-run whose steps are run by one schedule after another."""
+"""Runs the steps of a dry-run's engine by one schedule after another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vllm_davinci.vnpu.timing import Machine
 
 _NEVER = 1 << 30
-# Tokens of a request at most: longer prompts come as several, as they mostly do where many wait.
+# Maximum tokens per request: larger steps hold several prompts, as they mostly do under load.
 LONGEST_PROMPT = 4096
 
 
@@ -42,10 +42,10 @@ LONGEST_PROMPT = 4096
 class Schedule:
     """How steps with prefills run.
 
-    method:       way to the experts; None for the engine's own choice
-    is_split:     as ubatches; None for the engine's own choice
-    first_share:  of a split step's tokens, those of its first ubatch; None: equal ones
-    norm_vector_cores: that norms of split steps take; None: all
+    method:       dispatch method of the experts; None for the engine's own choice
+    is_split:     run as ubatches; None for the engine's own choice
+    first_share:  first ubatch's share of a split step's tokens; None: equal ubatches
+    norm_vector_cores: vector cores of norms in split steps; None: all
     """
 
     method: CommunicationMethod | None = None
@@ -55,7 +55,7 @@ class Schedule:
 
 
 class Exploration:
-    """Runs steps of one engine by any schedule that its ranks can follow."""
+    """Runs steps of one engine by any schedule that it supports."""
 
     def __init__(self, engine: LLMEngine, arguments: PhantomEngineArgs, machine: Machine) -> None:
         self._engine, self._arguments, self._machine = engine, arguments, machine
@@ -88,7 +88,7 @@ class Exploration:
         self._own_norm_cores: SizedChoices | None = None
 
     def described(self, model: str) -> dict[str, Any]:
-        """Says where this engine's durations come from, for their file."""
+        """Header of this engine's step-time table: machine, model, engine."""
         machine, config = self._machine, self._engine.vllm_config
         return {
             "modelled": True,
@@ -103,12 +103,12 @@ class Exploration:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that comes as one."""
+        """Tokens of the longest prompt that one request has."""
         return min(LONGEST_PROMPT, self._longest - 8)
 
     @property
     def can_split(self) -> bool:
-        """Whether steps may run as ubatches."""
+        """True if steps may run as ubatches."""
         return self._own_policy is not None and self._own_policy.has_communication
 
     @property
@@ -118,41 +118,41 @@ class Exploration:
 
     @property
     def can_shard(self) -> bool:
-        """Whether steps may run sequence parallel."""
+        """True if steps may run sequence parallel."""
         return bool(getattr(self._model, "is_sequence_parallel", False))
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether decodes may fetch the next layer's weights."""
+        """True if decodes may prefetch the next layer's weights."""
         return self._prefetches is not None
 
     def prefetch(self, max_bytes: int) -> None:
-        """Decodes fetch up to so much of each weight from now on, in new graphs; 0: nothing."""
+        """Makes decodes prefetch up to max_bytes of each weight, in new graphs; 0: nothing."""
         if self._prefetches is not None:
             self._prefetches.limit.fix(max_bytes)
 
     def shard_from(self, num_tokens: int | None) -> None:
-        """Steps of so many tokens and more run sequence parallel from now on; None: no step."""
+        """Makes steps of num_tokens or more run sequence parallel; None: no step."""
         self._model.min_sequence_parallel_tokens = _NEVER if num_tokens is None else num_tokens
 
     def methods(self, steps: Steps) -> list[CommunicationMethod | None]:
-        """The ways to the experts that such steps can take; [None] where there is nothing to do."""
+        """The dispatch methods that such steps can use; [None] if there is no choice."""
         rule = self._tried.rule
         return [None] if rule is None or rule.forced is not None else list(rule.candidates(steps))
 
     def prefill_sizes(self, asked: Sequence[int]) -> list[int]:
-        """Those of the sizes that a step can have, ascending."""
+        """The requested sizes that a step can have, ascending."""
         most = min(self._limits.max_num_batched_tokens, self._cache_tokens // 2)
         return sorted(size for size in asked if size <= most and self._requests(size) is not None)
 
     def decode_sizes(self, asked: Sequence[int]) -> list[int]:
-        """The same of steps in which all requests decode."""
+        """The requested sizes that a step of decodes can have, ascending."""
         most = min(self._limits.max_num_seqs, self._cache_tokens // (2 * 128))
         found = sorted({min(size, most) for size in asked})
         return self._chain.sizes_with_room(found)
 
     def prefill_ps(self, num_tokens: int, schedule: Schedule) -> int:
-        """Modelled time of a step of prompts with so many tokens."""
+        """Modelled time of a prefill step of num_tokens tokens."""
         self.follow(schedule)
         requests = self._requests(num_tokens)
         assert requests is not None
@@ -166,9 +166,8 @@ class Exploration:
             found = [step for step in steps if sum(step.tokens) == num_tokens]
             if not found:
                 raise DryRunError(
-                    f"{num_tokens} tokens of prompts did not come in one step but in "
-                    f"{[sum(step.tokens) for step in steps]}: allow more with "
-                    "--max-num-batched-tokens."
+                    f"{num_tokens} prompt tokens were split into steps of "
+                    f"{[sum(step.tokens) for step in steps]}: raise --max-num-batched-tokens."
                 )
             return {num_tokens: found[0].time}
 
@@ -177,7 +176,7 @@ class Exploration:
     def decodes_ps(
         self, method: CommunicationMethod | None, sizes: Sequence[int]
     ) -> dict[int, int]:
-        """Modelled times of steps in which so many requests decode, by their tokens."""
+        """Modelled times of decode steps with `sizes` requests, by their tokens."""
 
         def measured() -> Durations:
             self.decodes_by(method, sizes)
@@ -189,7 +188,7 @@ class Exploration:
     def _of_all_layers(
         self, measured: Callable[[], Durations], is_replayed: bool
     ) -> dict[int, int]:
-        """The times of steps of all layers, by a few of them where they repeat."""
+        """Step times of the whole model, extrapolated from a few layers if they repeat."""
         sample = self._samples[is_replayed]
         found = measured() if self._stack is None else self._stack.of_all(sample, measured)
         return {tokens: self._with_python(step) for tokens, step in found.items()}
@@ -200,7 +199,7 @@ class Exploration:
         return step.with_python(python_ps, self._arguments.hides_host)
 
     def decodes_by(self, method: CommunicationMethod | None, sizes: Sequence[int]) -> None:
-        """Steps of decodes go to their experts this way from now on, from new graphs of `sizes`."""
+        """Makes decodes use this dispatch method, in new graphs of `sizes`."""
         self.follow(Schedule(method, is_split=None))
         graphs = self._runner.graphs
         if self._has_graphs:
@@ -209,7 +208,7 @@ class Exploration:
             self._runner.capture_model()
 
     def decide_by(self, costs: Path) -> None:
-        """Steps run as `auto` decides with this file of durations from now on."""
+        """Makes steps run as `auto` decides with this step-time table."""
         self._tried.costs = MethodCosts.read(costs)
         if self._own_policy is not None:
             scheduler: Any = stream_scheduler()
@@ -220,7 +219,7 @@ class Exploration:
             self._prefetches.limit.choose(SizedChoices.read(costs, "decodes", PREFETCH_BYTES))
 
     def follow(self, schedule: Schedule) -> None:
-        """Runs steps with prefills by this schedule from now on."""
+        """Makes steps with prefills run by this schedule."""
         self._tried.method = schedule.method
         if self._own_policy is None:
             return
@@ -238,7 +237,7 @@ class Exploration:
             self._runner.split_forward.limit_norms_by(self._own_norm_cores)
 
     def serve(self, workload: Workload) -> list[Step]:
-        """The steps of a workload."""
+        """Runs a workload; its steps."""
         steps, _ = serve(self._engine, self._executor, workload, self._arguments.hides_host)
         return steps
 
@@ -247,19 +246,19 @@ class Exploration:
         self._engine.engine_core.shutdown()
 
     def _requests(self, num_tokens: int) -> int | None:
-        """As how many prompts so many tokens come; None where no step can hold them."""
+        """Number of prompts with num_tokens tokens in all; None if no step can hold them."""
         longest = min(LONGEST_PROMPT, self._longest - 1)
         requests = -(-num_tokens // longest)
         return requests if requests <= self._limits.max_num_seqs else None
 
 
 def least(durations: Mapping[Any, int]) -> int:
-    """The shortest of durations by method."""
+    """The shortest step time of any method."""
     return min(durations.values())
 
 
 def named(
     methods: Sequence[CommunicationMethod | None],
 ) -> dict[str, CommunicationMethod | None]:
-    """Methods by their names; "only" where there is nothing to choose."""
+    """Methods by name; "only" if there is no choice."""
     return {"only" if each is None else each.value: each for each in methods}

@@ -1,8 +1,8 @@
-"""The ranks of a dry-run that vLLM's engine does not know of, and what they have to do.
+"""The whole layout of a dry-run, of which vLLM's engine knows one rank.
 
-The engine is that of one data-parallel rank with one pipeline stage, so that no other engine has to
-be there. The worker learns the whole layout from one environment variable: with `--serve` it is
-another process than the command.
+The engine has one data-parallel rank and one pipeline stage, so that no other engine is needed. The
+worker reads the whole layout from an environment variable: with `--serve` it is another process
+than the command.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vllm_davinci.planner.errors import DryRunError
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
 
-# Devices that torch_npu can have in one process. Phantom ranks need none.
+# Maximum devices of torch_npu in a process. Phantom ranks need none.
 MOST_DEVICES = 32
 BALANCED = "balanced"
-"""Routing that gives each rank of experts the same rows."""
+"""Routing that gives each expert rank the same number of rows."""
 _MILLION = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Sizes of the whole group, and how evenly its experts are loaded.
+    """Sizes of the whole group, and the load of its busiest expert rank.
 
-    busiest: rows of the expert rank that has the most of them, over the mean of all ranks; 1 is
-             balanced. The one real rank is that rank: the others wait for it
+    busiest: rows of the busiest expert rank over the mean of all ranks; 1 is balanced. The one real
+             rank is the busiest, for which the others wait
     """
 
     data_parallel_size: int = 1
@@ -39,25 +39,25 @@ class Layout:
     busiest: float = 1.0
 
     def tell(self) -> None:
-        """Tells the workers of this process and of those that it starts."""
+        """Passes the layout to workers of this process and its children."""
         os.environ[DAVINCI_DRY_RUN] = json.dumps(dataclasses.asdict(self))
 
     @staticmethod
     def told() -> Layout:
-        """As this process was told; one rank of each kind where it was told nothing."""
+        """The layout passed to this process; the default is one rank of each kind."""
         return Layout(**json.loads(os.environ.get(DAVINCI_DRY_RUN, "{}")))
 
     def leave_one_rank(self, parallel: ParallelConfig) -> None:
-        """Makes a configuration of the whole layout that of the engine, which starts one rank."""
+        """Reduces the configuration of the whole layout to one rank."""
         if self.data_parallel_size > 1:
             parallel.reconfigure_for_independent_dp_rank()
         parallel.pipeline_parallel_size = 1
         parallel.world_size //= self.pipeline_parallel_size
 
     def restore(self, parallel: ParallelConfig, is_moe: bool) -> None:
-        """Undoes `leave_one_rank` in the worker, which computes as one rank of all.
+        """Undoes `leave_one_rank` in the worker, which computes as a rank of the whole.
 
-        is_moe: whether data-parallel ranks compute together. Others know nothing of each other.
+        is_moe: True if data-parallel ranks compute together; otherwise they are independent.
         """
         if is_moe:
             parallel.data_parallel_size = self.data_parallel_size
@@ -66,17 +66,17 @@ class Layout:
         parallel.world_size *= self.pipeline_parallel_size
 
     def of_whole(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """The engine as files state it, of whose ranks one is described."""
+        """The engine's description in files, with the sizes of the whole layout."""
         sizes = ("data_parallel_size", "pipeline_parallel_size")
         return {**engine, **{name: getattr(self, name) for name in sizes}}
 
     def routed_share(self, expert_ranks: int) -> tuple[int, int]:
-        """This rank's share of the rows of all experts, as numerator and denominator."""
+        """This rank's share of all experts' rows, as numerator and denominator."""
         return round(self.busiest * _MILLION), expert_ranks * _MILLION
 
 
 def busiest_rank(routing: str, expert_ranks: int) -> float:
-    """Rows of the busiest of so many ranks over their mean. Raises DryRunError.
+    """Rows of the busiest expert rank over the mean. Raises DryRunError.
 
     routing: "balanced", a number from 1 on, or the path of a JSON file with recorded loads: a list
              of layers, each a list with the number of rows of each expert. Experts lie on the ranks
@@ -90,8 +90,8 @@ def busiest_rank(routing: str, expert_ranks: int) -> float:
         return _of_recorded_loads(Path(routing), expert_ranks)
     if not 1 <= number <= expert_ranks:
         raise DryRunError(
-            f"--routing {routing}: the busiest of {expert_ranks} expert ranks has 1 to "
-            f"{expert_ranks} times the mean. State such a number, `balanced`, or a file of loads."
+            f"--routing {routing}: expected 1 to {expert_ranks}, the range of the busiest of "
+            f"{expert_ranks} expert ranks over the mean, `balanced`, or a file of loads."
         )
     return number
 
@@ -108,13 +108,13 @@ def _of_recorded_loads(file: Path, expert_ranks: int) -> float:
     for number, loads in enumerate(layers if isinstance(layers, list) else [None]):
         if not isinstance(loads, list) or not loads or len(loads) % expert_ranks:
             raise DryRunError(
-                f"--routing {file}: layer {number} is no list of rows for each of a number of "
-                f"experts that {expert_ranks} ranks can share."
+                f"--routing {file}: layer {number} must be a list of rows per expert, of a "
+                f"length divisible by {expert_ranks}, the number of expert ranks."
             )
         of_rank = len(loads) // expert_ranks
         rows = [sum(loads[r * of_rank : (r + 1) * of_rank]) for r in range(expert_ranks)]
         busiest += max(rows)
         mean += sum(rows) / expert_ranks
     if mean <= 0:
-        raise DryRunError(f"--routing {file}: nothing is routed to any expert.")
+        raise DryRunError(f"--routing {file}: all loads are zero.")
     return busiest / mean

@@ -1,4 +1,4 @@
-"""A dry-run's options as a row of the table of deployments has them."""
+"""Takes a dry-run's options from a row of the table of deployments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vllm_davinci.planner.deployments.table import deployment
 
 
 def take_deployment(options: argparse.Namespace, models: contextlib.ExitStack) -> list[str]:
-    """Fills in what the command line leaves out; the row's options of `vllm serve`.
+    """Fills in options that the command line omits. Returns the row's options of `vllm serve`.
 
-    models: removes the model's directory at its end
-    Raises DeploymentError for a name that is not there.
+    models: stack that removes the model's directory on exit
+    Raises DeploymentError for an unknown name.
     """
     row = deployment(options.deployment)
     if options.model is None:

@@ -1,8 +1,8 @@
-"""Process groups in which all ranks but this one are phantoms, which do as this one does.
+"""Process groups in which all ranks but this one are phantoms that act like it.
 
-Device tensors go to HCCL, whose collectives the virtual NPU prices and does not wait for
-(VNPU_PHANTOM_RANKS). Host tensors are answered here. torch hands every `new_group` to the default
-group if that has a method of this name, so that no group of gloo's comes into being.
+Device tensors go to HCCL, whose collectives the virtual NPU models without waiting
+(VNPU_PHANTOM_RANKS). Collectives of host tensors are answered here. torch calls `new_group` of the
+default group if it has that method, so that no gloo group is created.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vllm_davinci.vnpu.timing import place_group
 
 BACKEND = "phantom"
 
-# The object that phantom ranks send: a name of shared memory, which there is none of. vLLM asks all
-# ranks for one to find out who is on one node, and takes them for nodes of their own.
+# The object that phantom ranks send in place of the name of a shared memory. vLLM asks all ranks
+# for one to find the ranks of each node; with this one each rank counts as a node of its own.
 _FROM_A_PHANTOM = pickle.dumps("a phantom rank has no shared memory")
 
 # Collectives of device tensors, by the names that torch.distributed calls.
@@ -44,7 +44,7 @@ _ON_DEVICE = (
 
 
 def start(world_size: int) -> None:
-    """Makes this process rank 0 of so many. Call it before vLLM makes its groups."""
+    """Makes this process rank 0 of world_size. Call it before vLLM creates its groups."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "npu"])
     dist.init_process_group(BACKEND, store=HashStore(), rank=0, world_size=world_size)
@@ -55,7 +55,7 @@ def _create(store: Any, rank: int, world_size: int, timeout: timedelta) -> Phant
 
 
 class PhantomGroup(dist.ProcessGroup):
-    """A process group in which this process is the first of the ranks `ranks`."""
+    """A process group of the ranks `ranks`, of which this process is the first."""
 
     def __init__(self, ranks: Sequence[int], name: str, hccl_options: Any = None) -> None:
         super().__init__(0, len(ranks))  # type: ignore[call-arg]  # stubs lack it
@@ -75,7 +75,7 @@ class PhantomGroup(dist.ProcessGroup):
         group_name: str = "",
         group_desc: str | None = None,
     ) -> PhantomGroup | None:
-        """A group of these ranks; None if this process is not one of them."""
+        """Creates a group of these ranks; None if this process is not among them."""
         if 0 not in ranks:
             return None
         if ranks[0] != 0:
@@ -102,7 +102,7 @@ class PhantomGroup(dist.ProcessGroup):
     # --- device tensors ------------------------------------------------------------------------
 
     def _on_device(self) -> dist.ProcessGroup:
-        """A group of HCCL's with the same ranks, which starts with one of them."""
+        """HCCL's group of the same ranks, of which only this one exists; created at first use."""
         if self._device_group is None:
             hccl = torch_npu._C._distributed_c10d.ProcessGroupHCCL
             options = self._hccl_options or hccl.Options()
@@ -128,8 +128,8 @@ class PhantomGroup(dist.ProcessGroup):
         tensor = tensors[0]
         if tensor.device.type != "cpu":
             return self._on_device().allreduce(tensors, opts)
-        # A table with a column per rank, of which each fills its own in: the others' are like ours.
-        # Everything else is a maximum or a minimum, or says that every rank is a node of its own.
+        # A table with a column per rank, which each rank fills in: the others' columns equal ours.
+        # Any other tensor is a maximum or minimum, or says that every rank is a node of its own.
         if tensor.dim() == 2 and tensor.shape[1] == len(self._ranks):
             tensor[:] = tensor[:, :1].clone()
         return FakeWork()
@@ -149,8 +149,8 @@ class PhantomGroup(dist.ProcessGroup):
             tensor.copy_(torch.frombuffer(bytearray(_FROM_A_PHANTOM), dtype=torch.uint8))
         else:
             raise DryRunError(
-                f"rank {self._ranks[opts.rootRank]} of {self} sends what only it knows, and it is "
-                "a phantom. Leave out the option that needs it (pipeline parallelism, KV "
+                f"rank {self._ranks[opts.rootRank]} of {self} is a phantom and has no value to "
+                "broadcast. Leave out the option that needs it (pipeline parallelism, KV "
                 "connectors, expert load balancing)."
             )
         return FakeWork()
@@ -171,10 +171,9 @@ class PhantomGroup(dist.ProcessGroup):
         return FakeWork()
 
     def _subscribe(self, sent: torch.Tensor) -> None:
-        """Where what is sent is the handle of a message queue: the readers it waits for.
+        """Acts as the readers of a message queue if the broadcast tensor is its handle.
 
-        They read nothing: whoever is on another node is sent messages through sockets, which drop
-        what does not fit.
+        They read nothing: messages to other nodes go through sockets, which drop what does not fit.
         """
         try:
             handle = pickle.loads(sent.numpy().tobytes())

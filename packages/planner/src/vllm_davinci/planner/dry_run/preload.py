@@ -1,4 +1,4 @@
-"""Imports what a dry-run needs, which processes that are forked afterwards then have."""
+"""Imports what a dry-run needs, for processes forked afterwards."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""Ways to the experts in a dry-run: each makes room for other rows, and any of them can be tried.
+"""Dispatch methods in a dry-run: passes their rows to the timing model, and tries any method.
 
-A dry-run computes nothing, so no operator knows how many of the rows that it makes room for are
-there. The timing model is told before each layer, as it follows from the way of this step.
+A dry-run computes nothing, so no operator knows how many of its allocated rows are in use. Each
+layer therefore passes that share, by the step's dispatch method, to the timing model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vllm_davinci.vnpu.timing import set_routed_share
 
 @dataclass
 class TriedMethod:
-    """The method that all layers follow from now on.
+    """The dispatch method that all layers use.
 
-    method: None for the one that the engine chooses
-    rule:   by which it does; None where tokens stay on their ranks
-    costs:  that it knows beside those of its own rule
+    method: the method; None for the engine's choice
+    rule:   rule of that choice; None if tokens stay on their ranks
+    costs:  step times that replace those of the engine's rule
     """
 
     method: CommunicationMethod | None = None
@@ -41,10 +41,10 @@ class TriedMethod:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedSelector(DispatcherSelector):
-    """A layer's dispatcher, of whose rows the timing model is told.
+    """Selects a layer's dispatcher and passes its share of rows to the timing model.
 
-    layout:    of the whole group
-    num_local: experts of a rank, of which a token chooses up to top_k
+    layout:    layout of the whole group
+    num_local: experts of a rank, of which a token selects up to top_k
     tried:     shared by all layers
     """
 
@@ -61,11 +61,12 @@ class PricedSelector(DispatcherSelector):
     def _share(self, dispatcher: Any) -> tuple[int, int]:
         ranks = self.rule.layout.ep_size
         if isinstance(dispatcher, FixedAllToAllDispatcher):
-            # Parts have room for as many rows of a token as a rank has experts that it can choose.
+            # A part has room for one row per token and expert that the token can select on the
+            # rank.
             rows, room = self.top_k, ranks * min(self.top_k, self.num_local)
             numerator, denominator = self.layout.routed_share(1)
             return numerator * rows, denominator * room
-        # All-to-alls bring a rank the rows that it has; the others make room for those of all.
+        # All-to-alls allocate a rank's own rows; the other methods allocate those of all ranks.
         return self.layout.routed_share(1 if isinstance(dispatcher, AllToAllDispatcher) else ranks)
 
     def _choose(self, max_tokens: int) -> Choice:
@@ -78,7 +79,7 @@ class PricedSelector(DispatcherSelector):
 
 
 def price_dispatch(model: torch.nn.Module, layout: Layout) -> TriedMethod:
-    """Makes every layer of a loaded model tell the timing model of its rows. What they share."""
+    """Makes every MoE layer of a model use PricedSelector. Returns their shared TriedMethod."""
     tried = TriedMethod()
     module: Any
     for module in model.modules():

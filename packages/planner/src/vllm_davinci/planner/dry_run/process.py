@@ -1,4 +1,4 @@
-"""A dry-run in a process of its own, for commands that compare several."""
+"""Runs a dry-run in a process of its own, for commands that compare several."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def report_of(
     engine_arguments: Sequence[str],
     shortened_by: str,
 ) -> dict[str, Any]:
-    """The report of a dry-run of this model on this machine. Raises DryRunError.
+    """Dry-runs this model on this machine; the report. Raises DryRunError.
 
-    work:         options of the requests
-    steps:        that these take at most
-    shortened_by: the option that makes a run that takes too long shorter
+    work:         options that describe the requests
+    steps:        maximum number of their steps
+    shortened_by: option that shortens the run, for the timeout's message
     """
     limit_s = time_limit(steps)
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-dry-runs.") as directory:
@@ -42,8 +42,7 @@ def report_of(
             )
         except subprocess.TimeoutExpired as error:
             raise DryRunError(
-                f"one of the dry-runs to compare took more than {limit_s:.0f} s. State less with "
-                f"{shortened_by}."
+                f"a dry-run to compare took more than {limit_s:.0f} s. Lower {shortened_by}."
             ) from error
         if done.returncode != 0:
             last = "\n".join(done.stderr.strip().splitlines()[-5:])

@@ -1,4 +1,4 @@
-"""Result of a dry-run: the memory plan and the steps, every time of them modelled."""
+"""Result of a dry-run: memory plan and steps, with modelled times."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MS = 10**9  # picoseconds
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one device, as vLLM divided them.
+    """Memory of one device in bytes, as vLLM planned it.
 
-    other_bytes:  buffers outside torch, those of collectives among them
-    graph_bytes:  of graphs, with their workspaces
-    piece_bytes:  between tensors, of no use to others
-    cache_tokens: that the KV cache holds
-    profiled_bytes: that vLLM's own profile run takes, a whole step without attention
-    largest_steps: bytes that a step of each kind takes at most, which was run over that cache
+    other_bytes:  buffers outside torch, such as those of collectives
+    graph_bytes:  graphs with their workspaces
+    piece_bytes:  fragmentation between tensors
+    cache_tokens: capacity of the KV cache
+    profiled_bytes: peak of vLLM's profile run, a whole step without attention
+    largest_steps: peak of the largest step of each kind, run over that cache
     """
 
     total_bytes: int
@@ -93,7 +93,7 @@ class DryRun:
 
 
 def _brief(report: Report) -> dict[str, int]:
-    """The times that ratios are made of."""
+    """The times for ratios."""
     return {
         "host_ps": report.host_ps,
         "communication_ps": report.communication_ps,
@@ -191,8 +191,9 @@ def _print_served(result: DryRun, console: Console) -> None:
     console.print(table)
     if layout.pipeline_parallel_size > 1:
         console.print(
-            f"These are the steps of the first of {layout.pipeline_parallel_size} stages. A token "
-            "comes after all of them; with as many batches under way, one comes after each step.",
+            f"These are the steps of the first of {layout.pipeline_parallel_size} stages. A "
+            "token passes all stages; with one batch per stage under way, a batch's tokens are "
+            "complete after each step.",
             markup=False,
         )
 

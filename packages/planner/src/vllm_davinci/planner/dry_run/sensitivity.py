@@ -1,5 +1,4 @@
-"""By how much steps' times move with the figures that are assumed: intervals, and the figures that
-move them most."""
+"""Sensitivity of step times to assumed figures: intervals, and the figures that move them most."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from vllm_davinci.vnpu.timing import Machine
 from vllm_davinci.vnpu.timing.variants import DRAWN, HIGH, LOW, WITHOUT
 
 _MS = 10**9  # picoseconds
-_SHOWN = 8  # that are shown of each kind of step
+_SHOWN = 8  # number of figures shown per kind of step
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """How long a step takes with one figure at its low and at its high end, in picoseconds."""
+    """Step time with one figure at its low and at its high end, in picoseconds."""
 
     figure: str
     low: int
@@ -31,13 +30,13 @@ class Move:
 
 
 def moves_of(step: Step) -> list[Move]:
-    """Each figure that has a range, the one that moves the step's time most first."""
+    """The effect of each figure with a range, the largest first."""
     figures = dict.fromkeys(
         name.rpartition(" ")[0] for name in step.variants if not name.startswith(f"{DRAWN} ")
     )
 
     def with_figure(figure: str, end: str) -> int:
-        # A figure that lies at an end of its range has no variant there.
+        # A figure at an end of its range has no variant there.
         return step.variants.get(f"{figure} {end}", step.modelled).host_ps
 
     moves = [
@@ -47,7 +46,7 @@ def moves_of(step: Step) -> list[Move]:
 
 
 def interval_of(step: Step) -> tuple[int, int]:
-    """The shortest and the longest time over all variants, the machine itself among them."""
+    """The shortest and longest time over all variants and the machine itself."""
     times = [step.modelled.host_ps, *(report.host_ps for report in step.variants.values())]
     return min(times), max(times)
 
@@ -55,7 +54,7 @@ def interval_of(step: Step) -> tuple[int, int]:
 def print_sensitivity(
     kinds: Mapping[str, Sequence[Step]], machine: Machine, console: Console
 ) -> None:
-    """Prints nothing where no variants were modelled."""
+    """Prints the intervals, if variants were modelled."""
     chosen = {kind: median_step(steps) for kind, steps in kinds.items()}
     if not any(step.variants for step in chosen.values()):
         return
@@ -94,14 +93,14 @@ def print_sensitivity(
     console.print(table)
     console.print(
         f"Over {len(next(iter(chosen.values())).variants)} machines: each of "
-        f"{len(machine.ranges)} figures at both ends of its range, and machines of which all are "
-        "drawn.",
+        f"{len(machine.ranges)} figures at both ends of its range, and machines with all figures "
+        "drawn at random.",
         markup=False,
     )
 
 
 def _print_mechanisms(chosen: Mapping[str, Step], console: Console) -> None:
-    """Prints steps' times without each mechanism of the model."""
+    """Prints step times without each mechanism of the model."""
     table = Table(title="steps without a mechanism of the model, modelled ms")
     for column in ("step", "total", "without", "", "change"):
         table.add_column(column, justify="left" if column in ("step", "without") else "right")

@@ -1,4 +1,4 @@
-"""`vllm serve` of a dry-run: its answers take their modelled time, on this host's clock."""
+"""Runs `vllm serve` in a dry-run: its answers take their modelled time on this host's clock."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from vllm_davinci.vnpu.timing import Machine
 
 
 def run_server(model: str, routing: str, engine_arguments: list[str], machine: Machine) -> None:
-    """Is `vllm serve` until it is interrupted. Raises DryRunError.
+    """Serves until interrupted. Raises DryRunError.
 
-    Where the model's directory has no tokenizer, one stands in for it: as many words as the model
-    has tokens.
+    If the model's directory has no tokenizer, a stand-in is used, with one word per token.
     """
     tokenizer = model if _has_tokenizer(Path(model)) else _stand_in(Path(model))
     print(
-        "vllm-davinci dry-run: serving with modelled times; nothing is computed. Clients that need "
-        f"a tokenizer take --tokenizer {tokenizer}.",
+        "vllm-davinci dry-run: serving with modelled times; nothing is computed. Clients that "
+        f"need a tokenizer can use --tokenizer {tokenizer}.",
         file=sys.stderr,
     )
     cli_env_setup()
@@ -46,7 +45,7 @@ def run_server(model: str, routing: str, engine_arguments: list[str], machine: M
 
 
 async def _serve(parsed: argparse.Namespace, arguments: PhantomEngineArgs) -> None:
-    """vLLM's `run_server`, of an engine that is made from these arguments."""
+    """Runs vLLM's server with an engine built from these arguments."""
     address, sock = setup_server(parsed, reuse_port=False)
     async with build_async_engine_client_from_engine_args(
         arguments, usage_context=UsageContext.OPENAI_API_SERVER
@@ -64,7 +63,7 @@ def _has_tokenizer(directory: Path) -> bool:
 
 
 def _stand_in(model: Path) -> str:
-    """The directory of a tokenizer with a word for each token: text and tokens are one to one."""
+    """Directory of a tokenizer with one word per token, so that text and tokens correspond."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -73,7 +72,7 @@ def _stand_in(model: Path) -> str:
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if not size:
         raise DryRunError(
-            f"{model}/config.json states no vocab_size, so that no tokenizer can stand in. Put the "
+            f"{model}/config.json has no vocab_size, which a stand-in tokenizer needs. Put the "
             "model's tokenizer into the directory."
         )
     words = {f"w{number}": number for number in range(size)}

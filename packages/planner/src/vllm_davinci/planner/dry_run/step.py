@@ -1,4 +1,4 @@
-"""One step of a dry-run's engine, every time of it modelled."""
+"""A step of a dry-run's engine, with modelled times."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vllm_davinci.vnpu.timing import Report
 class Step:
     """One step of the engine.
 
-    tokens:       new tokens of each request in it
-    modelled:     what the device and the host's modelled clock did in it
-    wall_seconds: what it took this host, which is no figure of the machine's
-    variants:     the same as `modelled` on machines with other assumed figures, by name
+    tokens:       new tokens of each request
+    modelled:     report of the device and the modelled host clock
+    wall_seconds: real time on this host, not the machine's
+    variants:     `modelled` on machines with other assumed figures, by name
     """
 
     tokens: tuple[int, ...]
@@ -26,13 +26,13 @@ class Step:
 
     @property
     def time(self) -> StepTime:
-        """The time that it took, of a step that ran without vLLM's own Python."""
+        """The step's time, if it ran without vLLM's own Python."""
         total_ps = self.modelled.host_ps
         return StepTime(len(self.tokens), total_ps, total_ps - self.modelled.waited_ps)
 
     @property
     def kind(self) -> str:
-        """Steps of one kind have the same numbers of tokens."""
+        """Kind of the step: its numbers of tokens, ordered."""
         if not self.tokens:
             return "no tokens"
         each = sorted(set(self.tokens))
@@ -41,5 +41,5 @@ class Step:
 
 
 def median_step(steps: Sequence[Step]) -> Step:
-    """The one whose time is the middle one."""
+    """The step with the median time."""
     return sorted(steps, key=lambda step: step.modelled.host_ps)[len(steps) // 2]

@@ -1,4 +1,4 @@
-"""Models an engine's steps by every schedule that it could follow, for the option `step_costs`."""
+"""Models an engine's steps by every possible schedule, for the option `step_costs`."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from typing import Any
 
 from vllm_davinci.planner.dry_run.this_process import become_rank
 
-# Tokens of the steps with prefills that are compared where the command names none, and requests of
-# those in which all decode.
+# Default sizes: tokens of prefill steps, and requests of decode steps.
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Tokens of requests that decode in all of these steps, one after the other.
+# Maximum tokens of a request that decodes in all of these steps in turn.
 _DECODES_LENGTH = 256
-# Where two schedules come within this share of each other, sizes between are modelled too, until
-# they are so near to each other.
+# If two schedules come within _CLOSE of each other, sizes between are modelled too, until
+# neighbours are within a factor of _NEIGHBOURS.
 _CLOSE = 0.1
 _NEIGHBOURS = 1.5
-# Steps from this size on decide about the options that all split steps share.
+# Splits of steps from this size on are tuned by the choices below.
 _LARGE = 2048
 _FIRST_SHARES = (None, 0.53, 0.57, 0.6)
 _NORM_VECTOR_CORES = (None, 8)
-# Of one weight, that a decode fetches while ranks sum; 18 MiB is the option's default.
+# Prefetched bytes per weight that are tried; 18 MiB is the option's default.
 _PREFETCH_BYTES = (18 << 20, 36 << 20, 54 << 20, 90 << 20)
-# What is chosen for each size gains so much at least, or stays as the option has it.
+# Minimum gain, as a share, for a choice other than the option's default.
 _WORTH = 0.002
-# Types of models with latent attention whose decodes can fetch weights ahead.
+# Model types with MLA whose decodes can prefetch weights.
 _LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
 
 def measure(
     options: argparse.Namespace, engine_arguments: list[str], sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """Content of the file of `step_costs`, in modelled picoseconds. Raises DryRunError."""
+    """Content of the step-time table, in modelled picoseconds. Raises DryRunError."""
     explored = start(options, engine_arguments, max(sizes))
     found = {**explored.described(options.model), **explore(explored, sizes)}
     explored.close()
@@ -46,7 +45,7 @@ def measure(
 
 
 def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens: int) -> Any:
-    """An Exploration of an engine with room for steps of so many tokens. Raises DryRunError."""
+    """Starts an Exploration with room for steps of most_tokens tokens. Raises DryRunError."""
     machine = become_rank(options)
     from vllm_davinci.planner.dry_run.engine import start_engine
     from vllm_davinci.planner.dry_run.executor import few_layers_warm_up
@@ -56,14 +55,14 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
     room = Workload(max(DECODES), max(DECODES), (1,), (1,))
     arguments = with_room(options.model, engine_arguments, most_tokens)
     arguments = with_schedules(options.model, arguments)
-    # Graphs are captured when they are compared.
+    # Graphs are captured later, for each comparison.
     with few_layers_warm_up():
         engine, engine_args = start_engine(options.model, room, options.routing, arguments, machine)
     return Exploration(engine, engine_args, machine)
 
 
 def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
-    """Durations of steps by schedule, and the options with which split steps are the fastest."""
+    """Step times by schedule, and the options with which steps are the fastest."""
     from vllm_davinci.planner.dry_run.exploration import least
 
     asked = explored.prefill_sizes(sizes)
@@ -89,9 +88,9 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _sharded(explored: Any, sizes: Sequence[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The options of sequence parallelism with which steps are the fastest, and the steps by them.
+    """The fastest options of sequence parallelism, and the steps with them.
 
-    From the smallest size on of which it makes all larger ones faster, whole or as ubatches.
+    It is used from the smallest size on from which all larger steps are faster with it.
     """
 
     def measured(num_tokens: int | None) -> list[dict[str, Any]]:
@@ -114,7 +113,7 @@ def _sharded(explored: Any, sizes: Sequence[int]) -> tuple[dict[str, Any], list[
 
 
 def _step(explored: Any, size: int) -> dict[str, Any]:
-    """Durations of a step of so many tokens, by each way to the experts."""
+    """Times of a step of `size` tokens with each dispatch method."""
     from vllm_davinci.planner.dry_run.exploration import Schedule, named
 
     def measured(steps: str, is_split: bool) -> dict[str, int]:
@@ -129,10 +128,10 @@ def _step(explored: Any, size: int) -> dict[str, Any]:
 
 
 def _with_sizes_between(explored: Any, steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The steps, and others between them as far as decisions between these are close.
+    """The steps, with further sizes between them where decisions are close.
 
-    Durations are no straight lines: what the host or memory bounds stays, and then rises. An error
-    of interpolation matters where it turns a decision.
+    Step times are not linear in size: they stay flat while host or memory bounds them, then rise.
+    An error of interpolation matters only if it changes a decision.
     """
     yield from steps[:1]
     for before, after in itertools.pairwise(steps):
@@ -145,7 +144,7 @@ def _with_sizes_between(explored: Any, steps: list[dict[str, Any]]) -> Iterator[
 
 
 def _is_close(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether another schedule than the fastest of one of both may be the fastest between them."""
+    """True if the fastest schedule may change between two sizes."""
     ordered = [
         sorted((ps, name) for name, ps in _schedules(step).items()) for step in (before, after)
     ]
@@ -161,8 +160,8 @@ def _schedules(step: dict[str, Any]) -> dict[tuple[str, str], int]:
 
 
 def _choose_splits(explored: Any, steps: list[dict[str, Any]]) -> None:
-    """Gives each large step the share of its first ubatch and the cores of its norms with which it
-    is the fastest split, and its durations by them."""
+    """Chooses for each large step the fastest first share and norm cores of its split, and sets its
+    times to those with them."""
     from vllm_davinci.planner.dry_run.exploration import Schedule, named
 
     methods = named(explored.methods("split"))
@@ -205,9 +204,9 @@ def _decodes(explored: Any) -> list[dict[str, Any]]:
 
 
 def _choose_prefetch(explored: Any, rows: list[dict[str, Any]], sizes: Sequence[int]) -> None:
-    """Gives each step of decodes the bytes of a weight that it fetches, and its duration with them.
+    """Chooses for each decode step the prefetched bytes per weight, and sets its time.
 
-    All with the way to the experts that most sizes prefer.
+    All use the dispatch method that is the fastest for most sizes.
     """
     from vllm_davinci.planner.dry_run.exploration import named
 
@@ -229,7 +228,7 @@ def _choose_prefetch(explored: Any, rows: list[dict[str, Any]], sizes: Sequence[
 
 
 def with_room(model: str, engine_arguments: list[str], most_tokens: int) -> list[str]:
-    """The options, with room for steps of so many tokens where they say nothing of it."""
+    """The options, with room for steps of most_tokens tokens unless they set limits."""
     from vllm_davinci.planner.dry_run.exploration import LONGEST_PROMPT
 
     longest = _text_config(model).get("max_position_embeddings") or LONGEST_PROMPT
@@ -246,14 +245,14 @@ def with_room(model: str, engine_arguments: list[str], most_tokens: int) -> list
 
 
 def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
-    """The options of an engine that may split steps anywhere, and decides nothing by costs.
+    """The options of an engine that may split steps anywhere and uses no step-time table.
 
-    Its prompts are all alike, so that none may be found in the cache.
+    Prefix caching is off, because all prompts are alike.
     """
     parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
     parser.add_argument("--additional-config", type=json.loads, default={})
     known, others = parser.parse_known_args(engine_arguments)
-    # Where nothing is said of overlap, steps are split if the engine can.
+    # Without the option `overlap`, steps are split if the engine can.
     config = {"overlap": "auto", **known.additional_config, "step_costs": None}
     may_split = {} if config["overlap"] == "auto" else {"enabled": True}
     config["dbo"] = {**may_split, **config.get("dbo", {}), "split": "token"}
@@ -266,7 +265,7 @@ def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
 
 
 def _has_latent_attention(model: str) -> bool:
-    """Whether it is a model whose decodes can fetch weights ahead."""
+    """True for models whose decodes can prefetch weights."""
     text = _text_config(model)
     is_sparse = text.get("index_topk") is not None
     return text.get("model_type") in _LATENT and bool(text.get("kv_lora_rank")) and not is_sparse

@@ -1,4 +1,4 @@
-"""This process as one rank of a modelled machine, whose engine runs in it."""
+"""Turns this process into one rank of a modelled machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def become_rank(
     variants: bool = False,
     mechanisms: bool = False,
 ) -> Machine:
-    """Activates virtual devices of the machine that the options name. Raises VirtualDeviceError.
+    """Activates virtual devices of the options' machine. Raises VirtualDeviceError.
 
-    timeline: directory that processes write theirs to, or None
-    variants: whether steps are modelled on machines with other assumed figures, too
-    mechanisms: whether they are without each of the model's mechanisms, too
+    timeline: directory for the timelines of processes, or None
+    variants: also model steps on machines with other assumed figures
+    mechanisms: also model steps without each of the model's mechanisms
     """
     from vllm_davinci.vnpu import VirtualDeviceConfig, activate
 
@@ -39,7 +39,7 @@ def become_rank(
     )
     machine = virtual.machine()
     assert machine is not None
-    # Where the virtual NPU is active already, its settings are still read: no device is open.
+    # Also works if the virtual NPU is active already: settings are read when a device opens.
     os.environ.update(virtual.environment())
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")

@@ -1,4 +1,4 @@
-"""Requests of a dry-run, and how long they take on the modelled clock."""
+"""Requests of a dry-run, and their times on the modelled clock."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from vllm_davinci.planner.dry_run.executor import PhantomExecutor
 
-# A token that is no special one of any model that we know; what it is does not matter.
+# Any token that is not special in a known model.
 _PROMPT_TOKEN = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """So many requests, of which `concurrency` are under way at any time: whenever one ends, the
-    next one begins. Their lengths follow prompt_tokens and output_tokens in turn."""
+    """Requests, of which `concurrency` run at any time: when one ends, the next begins. Their
+    lengths follow prompt_tokens and output_tokens in turn."""
 
     requests: int
     concurrency: int
@@ -49,7 +49,7 @@ class Workload:
         return [(next(prompts), next(outputs)) for _ in range(self.requests)]
 
     def largest_prompts(self) -> int:
-        """Prompt tokens of the requests under way at most."""
+        """Maximum prompt tokens of concurrent requests."""
         prompts = [prompt for prompt, _ in self.lengths()]
         ends = range(self.concurrency, len(prompts) + 1)
         return max(sum(prompts[end - self.concurrency : end]) for end in ends)
@@ -57,7 +57,7 @@ class Workload:
 
 @dataclasses.dataclass
 class RequestTimes:
-    """Times of one request, in picoseconds of the modelled clock."""
+    """Times of a request, in picoseconds of the modelled clock."""
 
     output_tokens: int
     begin: int
@@ -67,13 +67,13 @@ class RequestTimes:
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """Modelled times of a workload that was served."""
+    """Modelled times of a served workload."""
 
     times: Sequence[RequestTimes]
     duration_ps: int
 
     def to_json(self) -> dict[str, Any]:
-        """Figures under the names of `vllm bench serve`; times in ms."""
+        """Figures by the names of `vllm bench serve`; times in ms."""
         seconds = max(self.duration_ps, 1) / 10**12
         figures: dict[str, Any] = {
             "completed": len(self.times),
@@ -96,10 +96,9 @@ class Served:
 
 
 class RunningSteps:
-    """Runs an engine's steps one by one, on a timeline that begins here.
+    """Runs an engine's steps one by one, on a new timeline.
 
-    hides_host: vLLM's own Python runs while the device does, as far as the host waits for it; None
-                leaves it out
+    hides_host: vLLM's own Python runs while the host would wait for the device; None leaves it out
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class RunningSteps:
         self._on_others = read_variants()
 
     def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
-        """A request that ends when it has as many tokens as it may, whatever they are."""
+        """Adds a request that ends at its maximum of output tokens only."""
         params = SamplingParams(
             max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False
         )
@@ -119,7 +118,7 @@ class RunningSteps:
         self._engine.add_request(name, prompt, params)
 
     def run(self) -> tuple[Step, list[Any]]:
-        """One step of the engine, and what vLLM says of its requests."""
+        """Runs one step of the engine; the step and vLLM's outputs."""
         host = time.monotonic()
         self._executor.scheduled = {}
         outputs = list(self._engine.step())
@@ -137,9 +136,9 @@ class RunningSteps:
 def serve(
     engine: LLMEngine, executor: PhantomExecutor, workload: Workload, hides_host: bool | None = True
 ) -> tuple[list[Step], Served]:
-    """Runs the workload step by step. One engine step is one of the list.
+    """Runs the workload; the list of engine steps, and request times.
 
-    hides_host: as of RunningSteps
+    hides_host: as in RunningSteps
     """
     waiting = [(str(n), *length) for n, length in enumerate(workload.lengths())]
     waiting.reverse()

@@ -1,1 +1,1 @@
-"""Files with durations of engines' steps, which starts make and find again."""
+"""Step-time tables of engines: shipped, or made at start and cached."""

@@ -1,8 +1,7 @@
-"""The files of `step_costs` that vllm-davinci-core finds through an entry point.
+"""Provider of step-time tables, which vllm-davinci-core finds through an entry point.
 
-Durations are modelled: on a chip's machine too they come from vllm-davinci-vnpu's timing model. A
-file is found by the engine that it was made for, and used only while the model that made it is the
-one that is installed.
+Step times are modelled, on a machine with a chip too, by vllm-davinci-vnpu's timing model. A table
+is found by its engine, and used only if the installed timing model made it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from vllm_davinci.meta.supported_versions import installed_version
 from vllm_davinci.planner.time_limit import time_limit
 
 SHIPPED = Path(__file__).parent / "shipped"
-"""Files of engines in the table of deployments; `nox -s step_costs` writes them."""
+"""Tables for the published deployments; `nox -s step_costs` writes them."""
 STEPS = 500
-"""Steps that are modelled for a file at most: sizes, schedules and ways to the experts."""
-# By the chip's generation, the links that so many devices most likely have.
+"""Maximum number of modelled steps per table, over sizes, schedules and dispatch methods."""
+# Topologies by the chip's generation; the first that is large enough is used.
 _TOPOLOGIES = {
     "A2": ("node-of-8", "two-meshes-of-8", "nodes-of-8", "nodes-of-16"),
     "A3": ("supernode", "two-supernodes"),
@@ -32,14 +31,14 @@ _TOPOLOGIES = {
 
 
 class StepCostsFiles:
-    """Finds and makes files of durations."""
+    """Finds and makes step-time tables."""
 
     api_version = 1
 
     def find(self, engine: Mapping[str, Any]) -> Path | None:
-        """The file for such an engine, of the model that is installed; None without one.
+        """The engine's table from the installed timing model; None if there is none.
 
-        One that was made here goes before one that came with this package.
+        A table made on this host takes precedence over a shipped one.
         """
         for folder in (cache_folder(), SHIPPED):
             file = folder / file_name(engine)
@@ -50,7 +49,7 @@ class StepCostsFiles:
     def make(
         self, engine: Mapping[str, Any], model: str, options: Sequence[str]
     ) -> tuple[Path | None, str]:
-        """Models the engine's steps, in a process of its own, and keeps their durations."""
+        """Models the engine's steps in a process of its own, and caches the table."""
         if installed_version("vllm-davinci-vnpu") is None:
             return None, "vllm-davinci-vnpu, whose timing model makes one, is not installed"
         place = _place(str(engine["chip"]), _ranks(engine))
@@ -70,7 +69,7 @@ class StepCostsFiles:
 
 
 def model_steps(options: Sequence[str], file: Path, limit_s: float) -> str | None:
-    """Writes the file in a process of its own. Returns what that said where it failed, else None.
+    """Writes the file in a process of its own. Returns its stderr on failure, else None.
 
     options: of `vllm-davinci dry-run`
     """
@@ -85,20 +84,20 @@ def model_steps(options: Sequence[str], file: Path, limit_s: float) -> str | Non
 
 
 def file_name(engine: Mapping[str, Any]) -> str:
-    """The name of an engine's file."""
+    """File name of an engine's table."""
     digest = hashlib.sha256(json.dumps(dict(engine), sort_keys=True).encode()).hexdigest()
     readable = re.sub(r"[^a-z0-9]+", "-", str(engine.get("architecture", "")).lower()).strip("-")
     return f"{readable}-{digest[:16]}.json"
 
 
 def cache_folder() -> Path:
-    """Where files are kept that were made here."""
+    """Folder of the tables made on this host."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "vllm-davinci" / "step_costs"
 
 
 def is_current(file: Path) -> bool:
-    """Whether the installed timing model, where there is one, is the one that made the file."""
+    """True if the installed timing model made the file, or if none is installed."""
     if installed_version("vllm-davinci-vnpu") is None:
         return True
     from vllm_davinci.vnpu.timing import load_machine
@@ -116,7 +115,7 @@ def _ranks(engine: Mapping[str, Any]) -> int:
 
 
 def _place(soc: str, ranks: int) -> tuple[str, str] | None:
-    """The chip of the timing model with this name, and the smallest topology with so many."""
+    """The timing model's chip of this name, and the smallest topology with that many ranks."""
     from vllm_davinci.vnpu import VirtualDeviceError
     from vllm_davinci.vnpu.timing import chip_names, load_machine
     from vllm_davinci.vnpu.timing.chip_files import FOLDER, read_chip

@@ -1,1 +1,1 @@
-"""One module per part: `cases(settings, directory)` yields what it runs."""
+"""One module per part: `cases(settings, directory)` yields its cases."""

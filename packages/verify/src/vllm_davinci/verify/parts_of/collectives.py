@@ -13,7 +13,7 @@ from vllm_davinci.verify.settings import Settings
 
 LIMIT_S = 240.0
 PROCESS = "vllm_davinci.verify.collective_process"
-# Ranks of a virtual NPU are processes of this machine.
+# A virtual NPU's ranks are processes of this host.
 MOST_VIRTUAL_RANKS = 2
 
 

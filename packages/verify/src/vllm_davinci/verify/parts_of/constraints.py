@@ -1,8 +1,8 @@
-"""Whether the device takes and refuses the calls that we believe it takes and refuses.
+"""Checks that the device accepts and refuses the calls that we expect it to.
 
-`calls.json.xz` has calls that documents allow, at the edges of their rules too, and calls that
-break one rule each, with what we believe of each generation and release of CANN. Only first phases
-run: nothing is launched.
+`calls.json.xz` has calls that documents allow, also at the edges of rules, and calls that break one
+rule each, with the expected answer of each generation and release of CANN. Only first phases run:
+nothing is launched.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vllm_davinci.verify.settings import Settings
 CALLS = Path(__file__).parent.parent / "calls.json.xz"
 RELEASES = ("8.3", "8.5", "9.0")
 MEMORY_BYTES = 1 << 30
-"""As large as most operands: a virtual NPU looks whether they lie in memory that is there."""
+"""Memory behind the operands: a virtual NPU checks that they lie in allocated memory."""
 
 
 def cases(settings: Settings, directory: Path) -> Iterator[Case]:
-    """One case per call, so that a call that ends the process is known."""
+    """One case per call, so that a call that kills the process is identified."""
     data = json.loads(lzma.decompress(CALLS.read_bytes()))
     device = Device()
     place = place_of(device)
@@ -40,9 +40,9 @@ def cases(settings: Settings, directory: Path) -> Iterator[Case]:
 
 
 def place_of(device: Device) -> str:
-    """The generation and release whose documents count: "A2 8.5".
+    """The generation and release whose documents apply: "A2 8.5".
 
-    A chip of another generation is held to those of A2, another release to the newest before it.
+    Other generations are compared with A2, other releases with the newest before them.
     """
     release = device.cann_release()
     known = [each for each in RELEASES if _numbers(each) <= _numbers(release)] if release else []
@@ -50,7 +50,7 @@ def place_of(device: Device) -> str:
 
 
 def expected_of(call: Mapping[str, Any], place: str) -> str:
-    """TAKEN, or the status with which the call is refused."""
+    """The expected answer: TAKEN, or the status of the refusal."""
     expected = call["expected"]
     return str(expected[place] if isinstance(expected, dict) else expected)
 
@@ -63,7 +63,7 @@ def _told_place(device: Device, place: str) -> Finding:
 def _asked(
     phase: FirstPhase, name: str, call: Mapping[str, Any], arguments: Mapping[str, Any], place: str
 ) -> Finding:
-    """A status that differs from ours is told and counts as refused: names of codes move."""
+    """Any refusal passes if one is expected; another status is only reported, as codes change."""
     said, message = phase.answer(call["operator"], arguments)
     expected = expected_of(call, place)
     passed = said != ABSENT and (said == TAKEN) == (expected == TAKEN)

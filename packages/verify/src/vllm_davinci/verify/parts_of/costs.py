@@ -1,8 +1,8 @@
 """Costs of the device and its runtime: launches, events, copies, memory, products, attention.
 
-All times are of the device's clock, between two events, from a device that has nothing to do. What
-the host needs to launch is seen there, too: where it is longer than what it launches, the device
-waits for it. In a graph the host launches once, and what is left is the device's.
+All times are the device's clock between two events, starting idle. They include the host's launches
+if those take longer than the work. In a graph the host launches once, so that only the device's
+time remains.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MANY = 200
 TRIES = 3
 HEADS, HEAD_SIZE = 32, 128
 NO_TIMES = (
-    "this virtual NPU models no time: `vnpu run --chip NAME -- vllm-davinci verify` does, and "
-    "`vnpu machines` lists chips"
+    "this virtual NPU models no time: use `vnpu run --chip NAME -- vllm-davinci verify`; `vnpu "
+    "machines` lists chips"
 )
 
 
@@ -61,13 +61,13 @@ def _rate(name: str, amount: float, seconds: float, unit: str) -> Finding:
 
 
 def _best(device: Device, work: Callable[[], object], repetitions: int = 1) -> float:
-    """The shortest of some tries, after one that counts for nothing."""
+    """The shortest of several tries after a warm-up."""
     work()
     return min(device.seconds_of(work, repetitions) for _ in range(TRIES))
 
 
 def _in_a_graph(device: Device, work: Callable[[], object], count: int) -> float:
-    """Seconds of each call in a graph: how much longer a replay of twice `count` calls takes."""
+    """Seconds per call in a graph, from replays of `count` and of twice as many calls."""
     torch = device.torch
     work()
     torch.npu.synchronize()
@@ -138,7 +138,7 @@ def _copies(device: Device) -> Iterator[Finding]:
 
 
 def _memory(device: Device) -> Iterator[Finding]:
-    """Bytes read and bytes written, both."""
+    """Measures copies in memory; bytes read and written both count."""
     torch = device.torch
     for mib in MEMORY_MIB:
         source = torch.empty(mib << 20, dtype=torch.uint8, device="npu")
@@ -197,7 +197,7 @@ def _integer_products(device: Device) -> Iterator[Finding]:
 
 
 def _attention(device: Device) -> Iterator[Finding]:
-    """A causal prefill: operations of the keys that queries see."""
+    """Measures a causal prefill; counts operations on visible keys only."""
     import torch_npu
 
     torch = device.torch

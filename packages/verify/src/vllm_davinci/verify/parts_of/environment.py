@@ -1,4 +1,4 @@
-"""The environment: the doctor's report, facts of the device, how many streams it has."""
+"""The environment: the doctor's report, the device's properties, its number of streams."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vllm_davinci.verify.device import Device
 from vllm_davinci.verify.finding import Finding, Kind
 from vllm_davinci.verify.settings import Settings
 
-# Streams are made up to this number; CANN's documents say 1984 for an Ascend910B.
+# Maximum number of streams to create; CANN's documents state 1984 for an Ascend910B.
 MOST_STREAMS = 2048
-# Facts of the machine and of where things lie, which differ between two that are alike.
+# Facts of the host and paths, which differ between identical machines.
 _NOTES = ("machine", "variables", "libraries")
 
 
@@ -44,7 +44,7 @@ def _device() -> Iterator[Finding]:
 
 
 def _streams() -> Iterator[Finding]:
-    """How many streams the runtime makes, and its answer to one more."""
+    """Number of streams that the runtime creates, and its message for one more."""
     device = Device()
     made, message = device.count_streams(MOST_STREAMS)
     details = {"message": message} if message else {}

@@ -1,4 +1,4 @@
-"""Every operator that we launch, in the sizes of released models, beside its definition."""
+"""Compares every operator that we launch with its definition, in released models' sizes."""
 
 from __future__ import annotations
 

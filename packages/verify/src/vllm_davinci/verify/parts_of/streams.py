@@ -1,4 +1,4 @@
-"""Streams beside each other, and the profile of a step with overlap."""
+"""Concurrent streams, and the profile of a step with overlap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cases(settings: Settings, directory: Path) -> Iterator[Case]:
 
 
 def _order() -> Iterator[Finding]:
-    """A stream that waits for another one sees what it has written."""
+    """Checks that a stream that waits for another one sees its writes."""
     device = Device()
     torch = device.torch
     x = torch.ones(1024, 1024, device="npu")
@@ -47,7 +47,7 @@ def _order() -> Iterator[Finding]:
 
 
 def _graph() -> Iterator[Finding]:
-    """A graph of two streams, captured once and replayed."""
+    """Captures a graph of two streams once and replays it."""
     device = Device()
     torch = device.torch
     x, graph, side = torch.ones(64, device="npu"), torch.npu.NPUGraph(), torch.npu.Stream()
@@ -67,7 +67,7 @@ def _graph() -> Iterator[Finding]:
 
 
 def _side_by_side() -> Iterator[Finding]:
-    """Copies to the host beside products; their time over that of one after the other."""
+    """Runs copies to the host beside products; their time over the serial time."""
     device = Device()
     if not device.has_times:
         return
@@ -109,7 +109,7 @@ def _ratio(
 
 
 def _traced(checkpoint: str, directory: Path) -> Iterator[Finding]:
-    """Times are those of the profiler; how many tasks a step has is counted."""
+    """Findings about a profile: times by the profiler, and the number of tasks."""
     name = f"streams/trace of {checkpoint}"
     tasks = tasks_of(directory)
     if not tasks:

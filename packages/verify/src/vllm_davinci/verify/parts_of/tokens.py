@@ -1,4 +1,4 @@
-"""Tokens of checkpoints, beside transformers' in fp32 on the CPU; with overlap and without."""
+"""Compares checkpoints' tokens with transformers' in fp32 on the CPU, with and without overlap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_davinci.verify.trace import PROFILE
 
 LIMIT_S = 600.0
 RANKS = 2
-# How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
+# Maximum distance of logits whose order 16 bits can change, in standard deviations of all.
 CLOSE = 0.25
 
 
@@ -47,7 +47,7 @@ def _alone(checkpoint: Path, known: dict[str, Any]) -> Iterator[Finding]:
 
 def _overlapped(checkpoint: Path, known: dict[str, Any], directory: Path) -> Iterator[Finding]:
     ranks = min(Device().torch.npu.device_count(), RANKS)
-    if ranks > 1:  # halves of a step take turns at collectives, which one rank has not
+    if ranks > 1:  # ubatches take turns at collectives, which one rank does not have
         alone = _run(EngineRun(str(checkpoint), overlaps=False, ranks=ranks))
     else:
         alone = known.get("answer") or _run(EngineRun(str(checkpoint), overlaps=False))
@@ -69,7 +69,7 @@ def _seconds(name: str, answer: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _run(run: EngineRun) -> dict[str, Any]:
-    """The answer of one engine in processes of its own. Raises VerificationError."""
+    """Runs one engine in processes of its own; its answer. Raises VerificationError."""
     module = "vllm_davinci.verify.engine_process"
     return answer_of_ranks([module, run.encoded()], run.ranks, LIMIT_S)
 
@@ -77,8 +77,8 @@ def _run(run: EngineRun) -> dict[str, Any]:
 def _beside_the_definition(
     checkpoint: Path, answer: dict[str, Any]
 ) -> tuple[int, int, dict[str, Any]]:
-    """Tokens that are not the greedy choice after those before them: close ones, others, the first
-    of these."""
+    """Counts tokens that differ from the reference's greedy choice: close ones, wrong ones; and the
+    first wrong one."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""How ranks on several hosts find and reach each other, over torch's TCPStore and gloo.
+"""Connects ranks on several hosts, through torch's TCPStore and gloo.
 
-The device calls these modules when a group of ranks is made; nothing else does.
+Only the device calls these modules, when it creates a group of ranks.
 """

@@ -1,4 +1,4 @@
-"""This host's own address among other hosts, as HCCL's variables choose it."""
+"""This host's address for other hosts, chosen by HCCL's variables."""
 
 import fcntl
 import os
@@ -16,8 +16,8 @@ _BACKLOG = 512
 def own_address(towards: str = "", environment: Mapping[str, str] = os.environ) -> str:
     """The address at which other hosts reach this one.
 
-    HCCL_IF_IP comes first, then the interface of HCCL_SOCKET_IFNAME, then the address from which
-    this host reaches `towards`. Raises ValueError for an address or interface that is not here.
+    In order: HCCL_IF_IP, the interface of HCCL_SOCKET_IFNAME, the address from which this host
+    reaches `towards`. Raises ValueError for an address or interface that this host lacks.
     """
     if address := environment.get(env.HCCL_IF_IP, "").strip():
         _check_own(address)
@@ -30,10 +30,10 @@ def own_address(towards: str = "", environment: Mapping[str, str] = os.environ) 
 
 
 def chosen_interfaces(text: str, present: Iterable[str]) -> list[str]:
-    """The interfaces that HCCL_SOCKET_IFNAME names, of those present.
+    """The present interfaces that match HCCL_SOCKET_IFNAME.
 
-    text: names by commas: beginnings, `=` before them for whole names, `^` or `^=` for all but
-          these. Source: HCCL's documentation, environment variables.
+    text: prefixes of names, separated by commas; `=` before them for whole names, `^` or `^=` to
+          exclude. Source: HCCL's documentation, environment variables.
     """
     is_exclusive = text.startswith("^")
     body = text.removeprefix("^")
@@ -48,7 +48,7 @@ def chosen_interfaces(text: str, present: Iterable[str]) -> list[str]:
 
 
 def base_port(environment: Mapping[str, str] = os.environ) -> int | None:
-    """HCCL_IF_BASE_PORT; None where it is not set. Raises ValueError where it is no port."""
+    """HCCL_IF_BASE_PORT; None if it is not set. Raises ValueError if it is no valid port."""
     text = environment.get(env.HCCL_IF_BASE_PORT, "").strip()
     if not text:
         return None
@@ -60,13 +60,13 @@ def base_port(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def ports_of_groups(environment: Mapping[str, str] = os.environ) -> Sequence[int]:
-    """The ports of which a process takes a free one for its groups; 0 stands for any."""
+    """Candidate ports for a process's groups; 0: any free port."""
     first = base_port(environment)
     return [0] if first is None else range(first, min(first + _NUM_PORTS, 65536))
 
 
 def listen(address: str, ports: Sequence[int]) -> socket.socket:
-    """A socket that listens at `address`, on the first of these ports that is free."""
+    """Opens a socket that listens at `address`, on the first free one of these ports."""
     for port in ports:
         listener = socket.socket(_family(address), socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,7 +81,7 @@ def listen(address: str, ports: Sequence[int]) -> socket.socket:
     where = f"port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
     raise ValueError(
         f"This process cannot listen at {address} on {where}: {reason}. Set "
-        f"{env.HCCL_IF_BASE_PORT} to a port from which on some are free."
+        f"{env.HCCL_IF_BASE_PORT} to the first of 32 ports with a free one."
     )
 
 
@@ -98,7 +98,7 @@ def _check_own(address: str) -> None:
 
 def _address_of_interface(names: str) -> str:
     present = [name for _, name in socket.if_nameindex()]
-    # The loopback interface is taken where it is asked for by name only.
+    # The loopback interface is used only if it is requested by name.
     candidates = [name for name in chosen_interfaces(names, present) if name != "lo"]
     if names.removeprefix("=") == "lo":
         candidates = ["lo"]

@@ -1,8 +1,7 @@
-"""Where ranks of several hosts meet, and the process group of gloo that connects them.
+"""The meeting point of ranks on several hosts, and the gloo group that connects them.
 
-Rank 0 of a group opens a point: the address and port of a TCPStore in its process, and a secret.
-The three travel to the other ranks in HCCL's root information, or all ranks know them from a rank
-table.
+Rank 0 of a group opens a point: address and port of a TCPStore in its process, and a secret. The
+other ranks get them from HCCL's root information, or from a rank table.
 """
 
 import hashlib
@@ -25,19 +24,19 @@ Point = tuple[str, int, bytes]
 """Address, port and secret."""
 
 _RETRY_INTERVAL_S = 0.2
-# Each serves the groups of which this process has rank 0, until it ends.
+# Each store serves the groups of which this process has rank 0, until the process ends.
 _stores: list[TCPStore] = []
 
 
 def open_point() -> Point:
-    """A point for a new group, at this process's store."""
+    """Opens a point for a new group, at this process's store."""
     if not _stores:
         _stores.append(_serve(own_address(), ports_of_groups()))
     return _stores[0].host, _stores[0].port, secrets.token_bytes(SECRET_BYTES)
 
 
 def open_table(path: str, rank: int) -> tuple[int, Point]:
-    """The number of ranks of a rank table, and where they meet."""
+    """A rank table's number of ranks, and their meeting point."""
     table = read_rank_table(path)
     address, port = table.address, table.port
     if rank == 0:
@@ -48,10 +47,10 @@ def open_table(path: str, rank: int) -> tuple[int, Point]:
 def exchange(
     address: str, port: int, secret: bytes, num_ranks: int, rank: int, own: bytes, limit_s: int
 ) -> list[bytes]:
-    """Tells the other ranks `own`, and returns what each rank says.
+    """Sends `own` to the other ranks, and returns every rank's message.
 
-    Raises TimeoutError naming who is missing after `limit_s`, ConnectionError where rank 0's store
-    is gone or what a rank says was not written by a member.
+    Raises TimeoutError with the missing ranks after `limit_s`, ConnectionError if rank 0's store is
+    gone or a message is not from a member.
     """
     end = time.monotonic() + limit_s
     store = _store(address, port, secret, limit_s)
@@ -76,11 +75,11 @@ def connect(
     peers: Sequence[int],
     limit_s: int,
 ) -> tuple[str, ProcessGroup]:
-    """Connects all ranks of a group; torch's process group for it, and its name in the registry.
+    """Connects all ranks of a group. Returns torch's process group and its name in the registry.
 
-    The registry keeps it only as long as somebody else does.
+    The registry holds a weak reference to it.
 
-    peers: ranks of other hosts, each of which shows that it is a member
+    peers: ranks on other hosts, each of which proves its membership
     """
     here = own_address(towards=address)
     # torch's stubs have neither its options nor bytes for values of a store.
@@ -95,8 +94,8 @@ def connect(
     except (DistError, RuntimeError) as error:
         raise ConnectionError(
             f"Rank {rank}, at {here}, could not be connected with the {num_ranks} ranks of its "
-            f"group: {_first_line(error)}. HCCL_IF_IP and HCCL_SOCKET_IFNAME have to name an "
-            "address of each host that the other hosts reach."
+            f"group: {_first_line(error)}. Set HCCL_IF_IP or HCCL_SOCKET_IFNAME on each host to "
+            "an address that the other hosts reach."
         ) from error
     group = ProcessGroup(store, rank, num_ranks)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
@@ -118,7 +117,7 @@ def _serve(address: str, ports: Sequence[int]) -> TCPStore:
 
 
 def _store(address: str, port: int, secret: bytes, limit_s: int) -> PrefixStore:
-    """A client of rank 0's store, with the group's own keys."""
+    """Opens a client of rank 0's store, with the group's own keys."""
     try:
         store = TCPStore(
             address,
@@ -130,8 +129,8 @@ def _store(address: str, port: int, secret: bytes, limit_s: int) -> PrefixStore:
     except DistError as error:
         raise TimeoutError(
             f"Rank 0 of this group cannot be reached at {address}:{port} within {limit_s} s "
-            f"({_first_line(error)}). Its HCCL_IF_IP, or the interface of HCCL_SOCKET_IFNAME, has "
-            "to be one that all hosts reach; a longer wait: HCCL_CONNECT_TIMEOUT=SECONDS."
+            f"({_first_line(error)}). Set its HCCL_IF_IP or HCCL_SOCKET_IFNAME to an address "
+            "that all hosts reach, or wait longer with HCCL_CONNECT_TIMEOUT=SECONDS."
         ) from error
     return PrefixStore(_prefix(secret), store)
 
@@ -142,8 +141,8 @@ def _await_all(store: PrefixStore, num_ranks: int, end: float, limit_s: int) -> 
         if time.monotonic() >= end:
             raise TimeoutError(
                 f"a group of {num_ranks} ranks is incomplete after {limit_s} s: "
-                f"{', '.join(f'rank {rank}' for rank in missing)} did not join. Look at the output "
-                "of those processes; a longer wait: HCCL_CONNECT_TIMEOUT=SECONDS."
+                f"{', '.join(f'rank {rank}' for rank in missing)} did not join. See the output "
+                "of those processes, or wait longer with HCCL_CONNECT_TIMEOUT=SECONDS."
             )
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""Members of a group show that they know its secret, and do not send it."""
+"""Members of a group prove that they know its secret, without sending it."""
 
 import hashlib
 import hmac
@@ -12,23 +12,23 @@ from torch.distributed import ProcessGroupGloo
 
 SECRET_BYTES = 32
 _NONCE_BYTES = 32
-_TAG = 7  # of no message of the device
+_TAG = 7  # not the tag of any device message
 
 
 def signed(secret: bytes, label: str, content: bytes) -> bytes:
-    """`content` behind the signature of a member of the group."""
+    """Signs `content` as a member of the group."""
     return _signature(secret, label, content) + content
 
 
 def content_of(secret: bytes, label: str, message: bytes) -> bytes:
-    """The content that a member has signed. Raises ConnectionError where no member has."""
+    """Checks a member's signature; the content. Raises ConnectionError if it is invalid."""
     size = hashlib.sha256().digest_size
     content = message[size:]
     if not hmac.compare_digest(message[:size], _signature(secret, label, content)):
         raise ConnectionError(
-            f"What is said to come from {label} was not written by a member of this group: it does "
-            "not know the secret that rank 0 gives its ranks. Are two programs using one address "
-            "and port, or rank tables that differ?"
+            f"The message from {label} was not written by a member of this group, as its "
+            "signature lacks rank 0's secret. Are two programs using one address and port, or "
+            "different rank tables?"
         )
     return content
 
@@ -36,9 +36,9 @@ def content_of(secret: bytes, label: str, message: bytes) -> bytes:
 def prove(
     group: ProcessGroupGloo, secret: bytes, rank: int, peers: Sequence[int], limit_s: float
 ) -> None:
-    """Lets each of `peers` show over its connection that it knows the secret, and shows it too.
+    """Exchanges proofs of the secret with each of `peers` over its connection.
 
-    Raises ConnectionError naming a rank that does not.
+    Raises ConnectionError with the rank that fails.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     challenges = _swap(group, dict.fromkeys(peers, nonce), _NONCE_BYTES, limit_s)
@@ -51,8 +51,8 @@ def prove(
         right = _signature(secret, f"{peer} to {rank}", nonce + challenges[peer])
         if not hmac.compare_digest(answer, right):
             raise ConnectionError(
-                f"Who connected as rank {peer} is no member of this group: it does not know the "
-                "secret that rank 0 gives its ranks."
+                f"The process connected as rank {peer} is no member of this group: it does not "
+                "know rank 0's secret."
             )
 
 
@@ -66,7 +66,7 @@ def _swap(
     """Sends a message to each peer and returns theirs, of `size` bytes."""
     sent = {peer: _tensor(message) for peer, message in messages.items()}
     received = {peer: torch.empty(size, dtype=torch.uint8) for peer in messages}
-    carrier: Any = group  # torch's stubs do not know that it sends
+    carrier: Any = group  # torch's stubs lack send
     works = [carrier.send([sent[peer]], peer, _TAG) for peer in messages]
     works += [carrier.recv([received[peer]], peer, _TAG) for peer in messages]
     for work in works:

@@ -1,4 +1,4 @@
-"""Rank tables: who is where, in a file that RANK_TABLE_FILE names and that all ranks have.
+"""Rank tables: the hosts of all ranks, in a file named by RANK_TABLE_FILE on every rank.
 
 Source: HCCL's documentation, cluster information in a rank table (version 1.0).
 """
@@ -13,23 +13,23 @@ from typing import Any
 
 from vllm_davinci.vnpu.hosts.addresses import base_port
 
-_BASE_PORT = 60000  # where HCCL_IF_BASE_PORT is not set
+_BASE_PORT = 60000  # if HCCL_IF_BASE_PORT is not set
 
 
 @dataclass(frozen=True)
 class RankTable:
-    """The part of a rank table that matters here."""
+    """The used part of a rank table."""
 
     num_ranks: int
     address: str
     """The address of the host of rank 0."""
     port: int
     secret: bytes
-    """Made of the file's content, which the members know: there is no other secret."""
+    """Digest of the file, which only members know: a rank table has no other secret."""
 
 
 def read_rank_table(path: str, environment: Mapping[str, str] = os.environ) -> RankTable:
-    """Reads a rank table. Raises ValueError where it is not one."""
+    """Reads a rank table. Raises ValueError if it is not valid."""
     try:
         content = Path(path).read_bytes()
         table = json.loads(content)
@@ -53,7 +53,7 @@ def _hosts_of_ranks(path: str, table: Any) -> dict[int, str]:
             raise ValueError(f"its status is {table['status']!r}")
         for server in table["server_list"]:
             for device in server["device"]:
-                # A server's id is its address where the table has no other for it.
+                # A server's id is its address unless the table has host_ip.
                 hosts[int(device["rank_id"])] = str(server.get("host_ip") or server["server_id"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(

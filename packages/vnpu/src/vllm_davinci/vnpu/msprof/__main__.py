@@ -9,9 +9,8 @@ from vllm_davinci.vnpu.errors import TraceError
 from vllm_davinci.vnpu.msprof import tables, timeline
 from vllm_davinci.vnpu.msprof.tasks import read_profile
 
-# torch_npu looks for the first table every 0.1 s while this command runs, and gives the profile up
-# where the command has ended and it has not seen one yet (CANNTimelineParser, a task that nothing
-# waits for). A chip's msprof takes seconds.
+# torch_npu polls for the first table every 0.1 s while this command runs, and drops the profile if
+# the command ends before it has seen one (CANNTimelineParser). A chip's msprof takes seconds.
 _SEEN_AFTER_S = 0.5
 
 
@@ -23,13 +22,13 @@ def _parser() -> argparse.ArgumentParser:
         "task_time_*.csv. Times are the wall clock of the host that stands in for the chip.",
         allow_abbrev=False,
     )
-    # A chip's msprof has all of these and more; torch_npu asks the help text which there are.
+    # A chip's msprof has these options and more; torch_npu reads the help text for them.
     parser.add_argument("--export", choices=("on", "off"), default="off", help="write the files")
     parser.add_argument(
         "--analyze",
         choices=("on", "off"),
         default="off",
-        help="of communication: links and packets, of which a virtual NPU has none",
+        help="communication analysis: links and packets, which a virtual NPU lacks",
     )
     parser.add_argument(
         "--output", type=pathlib.Path, required=True, help="the PROF_* directory of a profile"
@@ -38,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; 0 when it did what it was asked for."""
+    """Runs the command; exit status 0 on success."""
     options = _parser().parse_args(arguments)
     if options.export == "off" and options.analyze == "off":
         print("msprof: nothing to do; say --export=on.", file=sys.stderr)
@@ -51,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.export == "on":
         directory = options.output / "mindstudio_profiler_output"
         directory.mkdir(exist_ok=True)
-        # Readers take the first table as the sign that the timeline is there.
+        # Readers take the first table as the sign that the timeline is complete.
         timeline.write(profile, directory)
         tables.write(profile, directory)
         print(f"msprof: {len(profile.tasks)} tasks exported to {directory}")

@@ -51,7 +51,7 @@ _TASK_TIME = (
     "task_stop(us)",
 )
 NO_MODEL = 4294967295
-"""The model id of what is launched operator by operator."""
+"""Model id of tasks launched outside a graph."""
 
 
 def write(profile: Profile, directory: pathlib.Path) -> None:
@@ -63,7 +63,7 @@ def write(profile: Profile, directory: pathlib.Path) -> None:
 
 
 def _op_summary(tasks: Sequence[Task]) -> Iterable[Sequence[object]]:
-    # Of what precedes on the device, whichever stream: as CANN defines the wait.
+    # CANN defines the wait from the preceding task on the device, on any stream.
     ends: dict[int, int] = {}
     for task in tasks:
         if task.kind not in ("operator", "collective"):
@@ -82,7 +82,7 @@ def _op_summary(tasks: Sequence[Task]) -> Iterable[Sequence[object]]:
             _moment(task.begin_ns),
             microseconds(task.end_ns - task.begin_ns),
             microseconds(wait_ns),
-            0,  # as a chip's, where only times are collected
+            0,  # as on a chip that collects only times
             *("N/A",) * 6,
         )
 
@@ -125,17 +125,17 @@ def _task_time(tasks: Sequence[Task]) -> Iterable[Sequence[object]]:
 
 
 def microseconds(nanoseconds: int) -> str:
-    """With three digits after the point, which a float would round for a moment since 1970."""
+    """Formats with three decimals, exactly: a float would round times since 1970."""
     return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
 
 
 def _moment(nanoseconds: int) -> str:
-    # CANN ends a moment with a tab: spreadsheets then keep all its digits.
+    # CANN ends a time stamp with a tab, so that spreadsheets keep all digits.
     return microseconds(nanoseconds) + "\t"
 
 
 def _write(path: pathlib.Path, headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    # Under its name only when it is whole: readers wait for it.
+    # Renamed when complete, because readers wait for the name.
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -1,4 +1,4 @@
-"""Tasks of a profile, as `aclprofStop` has left them (csrc/trace/device_profile.h)."""
+"""Reads the tasks of a profile, as written by `aclprofStop` (csrc/trace/device_profile.h)."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ _HCOM_NAMES = {
     "expert_dispatch": "MoeDistributeDispatch",
     "expert_combine": "MoeDistributeCombine",
 }
-"""CANN's names of collectives, by the device's own."""
+"""CANN's names of collectives, by vnpu's."""
 
 _TASK_TYPES = {
     "memory copy": "MEMCPY_ASYNC",
@@ -38,12 +38,12 @@ _TASK_TYPES = {
     "event wait": "EVENT_WAIT",
     "graph replay": "MODEL_EXECUTE",
 }
-"""The runtime's names of what is no operator, by the device's own."""
+"""The runtime's names of tasks that are no operators, by vnpu's."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row. Times are nanoseconds since 1970."""
+    """A task. Times are nanoseconds since 1970."""
 
     kind: str
     """operator, collective, copy, record, wait or other."""
@@ -52,39 +52,39 @@ class Task:
     device: int
     stream: int
     launch: int
-    """Its number in the process, which is the same of all that a replay does."""
+    """Number of the launch in the process; all tasks of a replay share it."""
     launched_ns: int
     process: int
     thread: int
-    """Number of the thread of the host that launched it."""
+    """Number of the host thread that launched it."""
     begin_ns: int
     end_ns: int
     group: str = ""
     """Group of ranks of a collective."""
     count: int = 0
-    """Elements of a collective."""
+    """Number of elements of a collective."""
     dtype: str = ""
-    """Type of a collective's elements."""
+    """Dtype of a collective."""
     number: int = 0
-    """On its stream, from 0: the runtime's task id."""
+    """The runtime's task id: position on its stream, from 0."""
 
     @property
     def operator_type(self) -> str:
-        """Matmul of aclnnMatmul; the name of anything else, without what numbers it."""
+        """Type of an operator, Matmul of aclnnMatmul; other tasks' names without their numbers."""
         return self.name.removeprefix("aclnn").rstrip("_")
 
     @property
     def task_type(self) -> str:
-        """Which part of a chip would run it.
+        """The kind of core that would run it on a chip.
 
-        Which operators are for vector cores alone, nobody says here: all are AI_CORE.
+        All operators are AI_CORE: which run on vector cores alone is not known here.
         """
         return {"operator": "AI_CORE", "collective": "COMMUNICATION"}.get(self.kind, self.name)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An instant or a span that a program marked (aclprofMark, aclprofPush, steps, ...).
+    """An instant or a span marked by the program (aclprofMark, aclprofPush, steps, ...).
 
     Times are nanoseconds since 1970; an instant ends when it begins.
     """
@@ -98,7 +98,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Profile:
-    """All tasks and marks of a PROF_* directory, by their begin."""
+    """All tasks and marks of a PROF_* directory, ordered by begin."""
 
     devices: tuple[int, ...]
     tasks: tuple[Task, ...]
@@ -106,7 +106,7 @@ class Profile:
 
 
 def read_profile(directory: pathlib.Path) -> Profile:
-    """Reads a PROF_* directory. Raises TraceError where it is none, or not of a virtual NPU."""
+    """Reads a PROF_* directory. Raises TraceError unless it is one of a virtual NPU."""
     files = {
         int(path.parent.parent.name.removeprefix("device_")): path
         for path in directory.glob("device_*/data/tasks.jsonl")
@@ -141,9 +141,8 @@ def _read_lines(path: pathlib.Path, make: Callable[..., Row]) -> list[Row]:
                 rows.append(make(**json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise TraceError(
-                    f"{path}, line {number} is not as vnpu writes it: {error}. A process that is "
-                    "killed leaves its last line unfinished: remove that line, or take the profile "
-                    "again."
+                    f"{path}, line {number} is not valid: {error}. A killed process leaves its "
+                    "last line unfinished: remove that line, or profile again."
                 ) from None
     return rows
 

@@ -1,4 +1,4 @@
-"""The timeline that CANN's msprof exports, in the Trace Event Format: msprof_*.json."""
+"""Writes msprof_*.json, the timeline of CANN's msprof in the Trace Event Format."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from vllm_davinci.vnpu.msprof.tasks import Mark, Profile, Task
 
 Event = dict[str, object]
 
-# Where CANN's msprof puts its processes, from top to bottom (ProcessSortIndex).
+# Order of processes in CANN's msprof, from top to bottom (ProcessSortIndex).
 _MARKS = 6
 _CANN = 7
 _HARDWARE = 14
@@ -40,7 +40,7 @@ def _events(profile: Profile) -> Iterator[Event]:
 
 
 def _host(process: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """Each launch as an instant of the thread that made it."""
+    """Events of launches: an instant on the launching thread each."""
     pid = _pid(process, _CANN, 0)
     yield from _process(pid, "CANN", "CPU", _CANN)
     for thread in sorted({task.thread for task in tasks}):
@@ -59,7 +59,7 @@ def _host(process: int, tasks: Sequence[Task]) -> Iterator[Event]:
 
 
 def _marks(process: int, marks: Sequence[Mark]) -> Iterator[Event]:
-    """Marks of the program, each on the thread that began it."""
+    """Events of the program's marks, on the threads that began them."""
     pid = _pid(process, _MARKS, 0)
     yield from _process(pid, "MsprofTx", "CPU", _MARKS)
     for thread in sorted({mark.thread for mark in marks}):
@@ -72,7 +72,7 @@ def _marks(process: int, marks: Sequence[Mark]) -> Iterator[Event]:
 
 
 def _hardware(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """Each task on its stream, with an arrow from its launch: those of a replay share theirs."""
+    """Events of tasks on their streams, with an arrow from their launch or replay."""
     pid = _pid(process, _HARDWARE, device)
     yield from _process(pid, "Ascend Hardware", f"NPU {device}", _HARDWARE)
     for stream in sorted({task.stream for task in tasks}):
@@ -96,7 +96,7 @@ def _hardware(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Even
 
 
 def _communication(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """Collectives by their groups of ranks."""
+    """Events of collectives, by group."""
     collectives = [task for task in tasks if task.kind == "collective"]
     if not collectives:
         return
@@ -118,7 +118,7 @@ def _communication(process: int, device: int, tasks: Sequence[Task]) -> Iterator
 
 
 def _overlap(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """When the device computed, communicated, did only that, or nothing."""
+    """Events of computing, communication, exposed communication and idle time."""
     computing = union((task.begin_ns, task.end_ns) for task in tasks if task.kind == "operator")
     communicating = union(
         (task.begin_ns, task.end_ns) for task in tasks if task.kind == "collective"

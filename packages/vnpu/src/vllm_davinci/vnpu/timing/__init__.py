@@ -1,4 +1,4 @@
-"""The modelled clock: machines as files, and what a process's devices did on it.
+"""The modelled clock: machines from files, and reports of a process's devices.
 
 Everything here is modelled. Nothing was measured on an NPU.
 """

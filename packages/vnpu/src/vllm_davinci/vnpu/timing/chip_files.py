@@ -1,4 +1,4 @@
-"""Reading the files of `chips/`, one per chip: the only place where its figures are stated.
+"""Reads the files of `chips/`, which alone state a chip's figures.
 
 This module needs the standard library only: the build of libvnpu reads the same files through it
 (`cmake/generate_chips.py`), before anything of this package is built.
@@ -30,22 +30,22 @@ UNITS: dict[str, tuple[str, int]] = {
     "streams": ("number", 1),
     "tasks": ("number", 1),
 }
-"""For each unit of a figure: its dimension, and how many base units it is."""
+"""Unit -> its dimension, and its size in base units."""
 
 _MERGED = ("figures", "limits")
-_ANY_CHIP = "Ascend"  # `soc_prefix` of the file for chips that no other one names
+_ANY_CHIP = "Ascend"  # `soc_prefix` of the file for all other chips
 
 
 def read_table(path: pathlib.Path) -> dict[str, Any]:
-    """The table of a TOML file, with exact decimals. Raises OSError or ValueError."""
+    """Reads a TOML file, with exact decimals. Raises OSError or ValueError."""
     return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=decimal.Decimal)
 
 
 def read_chip(path: pathlib.Path, folder: pathlib.Path = FOLDER) -> dict[str, Any]:
-    """The table of a chip, with what it leaves to the chip of `folder` that it is `based_on`.
+    """Reads a chip's table, completed from the chip of `folder` that it is `based_on`.
 
-    That one may leave more to another one.
-    Raises OSError or ValueError for a file that cannot be read.
+    That chip may be based on another one. Raises OSError or ValueError for a file that cannot be
+    read.
     """
     table = read_table(path)
     base = table.get("based_on")
@@ -57,9 +57,9 @@ def read_chip(path: pathlib.Path, folder: pathlib.Path = FOLDER) -> dict[str, An
 
 
 def chip_and_soc(spoken: str, folder: pathlib.Path = FOLDER) -> tuple[str, str] | None:
-    """The names of a chip's file and of its SoC as a runtime reports it; None for no chip of ours.
+    """The name of a chip's file, and its SoC as a runtime reports it; None if the chip is unknown.
 
-    spoken: one of both, in capitals or not: "ascend910b3", "Ascend910B3", "Ascend910_9382"
+    spoken: either name, in any case: "ascend910b3", "Ascend910B3", "Ascend910_9382"
     """
     asked = spoken.lower()
     for path in sorted(folder.glob("*.toml")):
@@ -76,5 +76,5 @@ def chip_and_soc(spoken: str, folder: pathlib.Path = FOLDER) -> tuple[str, str] 
 
 
 def amount(entry: dict[str, Any]) -> int:
-    """A figure `{ value, unit, source }` in its base unit."""
+    """Converts a figure `{ value, unit, source }` to its base unit."""
     return int(entry["value"] * UNITS[entry["unit"]][1])

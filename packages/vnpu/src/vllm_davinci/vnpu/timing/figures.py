@@ -1,4 +1,4 @@
-"""Figures of a machine's files, checked and in base units."""
+"""Checks the figures of a machine's files and converts them to base units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_davinci.vnpu.timing.chip_files import UNITS
 class Assumption:
     """A figure that no source states.
 
-    bounds: between which values it may lie; "" where that decides no time
+    bounds: its range; "" if it does not affect times
     """
 
     figure: str
@@ -25,7 +25,7 @@ class Assumption:
 
 
 class FigureReader:
-    """Reads figures; notes which are assumed, and between which values they may lie."""
+    """Reads figures; collects the assumed ones and all ranges."""
 
     def __init__(self) -> None:
         self.assumptions: list[Assumption] = []
@@ -43,8 +43,8 @@ class FigureReader:
     ) -> int:
         """The figure in its base unit.
 
-        prefix:    of its name among the machine's figures
-        has_range: whether its range is to be stated where it is assumed
+        prefix:    prefix of its name among the machine's figures
+        has_range: True if an assumed figure must state its range
         """
         units = [unit for unit, (of, _) in UNITS.items() if of == dimension]
         shape = f'{name} = {{ value = ..., unit = "{units[0]}", source = "..." }}'
@@ -60,7 +60,7 @@ class FigureReader:
             )
         if not source:
             raise MachineError(
-                f'{where}: {name} has no source. Say where it was read, or "assumed: ...".'
+                f'{where}: {name} has no source. State where it was read, or "assumed: ...".'
             )
         value = _amount(f"{where}: {name}", entry["value"], unit, dimension)
         is_assumed = source.startswith("assumed")
@@ -81,8 +81,8 @@ def _range(
     if missing:
         raise MachineError(
             f"{where}: {name} = {entry['value']} {entry['unit']} is assumed without "
-            f"{' and '.join(missing)}. State between which values it may lie, as in low = "
-            f"{entry['value']}, high = {entry['value']}."
+            f"{' and '.join(missing)}. State its range, as in low = {entry['value']}, high = "
+            f"{entry['value']}."
         )
     low, high = (
         _amount(f"{where}: {bound} of {name}", entry[bound], entry["unit"], dimension)
@@ -90,8 +90,8 @@ def _range(
     )
     if not low <= value <= high:
         raise MachineError(
-            f"{where}: {name} = {entry['value']} {entry['unit']} does not lie between its low "
-            f"{entry['low']} and its high {entry['high']}. Correct one of the three."
+            f"{where}: {name} = {entry['value']} {entry['unit']} is outside its range, low "
+            f"{entry['low']} to high {entry['high']}. Correct one of the three."
         )
     return low, high
 
@@ -104,5 +104,5 @@ def _amount(what: str, value: object, unit: str, dimension: str) -> int:
     if exact != int(exact):
         raise MachineError(f"{what} = {value} {unit} has more digits than the model keeps.")
     if dimension == "share" and not 0 < exact <= 10**6:
-        raise MachineError(f"{what} = {value} is no share: it lies above 0 and up to 1.")
+        raise MachineError(f"{what} = {value} is no share: expected above 0, up to 1.")
     return int(exact)

@@ -1,10 +1,9 @@
 """Machines of the timing model: a chip and the links between chips, read from TOML files.
 
 A file of `chips/` or `topologies/` states every figure as `{ value, unit, source }`; `source` is
-where the figure was read, or begins with "assumed". Of an assumed figure it also states between
-which values it may lie, `low` and `high`; of another it may, where sources differ. `--chip` and
-`--topology` take a name of these folders or the path of a file of one's own. A chip may say
-`based_on = "OTHER"` and state only what differs.
+where the figure was read, or begins with "assumed". An assumed figure also states its range, `low`
+and `high`; others may, if sources differ. `--chip` and `--topology` take a name from these folders
+or the path of any such file. With `based_on = "OTHER"` a chip states only what differs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FORMAT = 4
 _FOLDERS = {"chip": FOLDER, "topology": FOLDER.parent / "topologies"}
 _MOST_TIERS = 3
 
-# Figures of a chip, which libvnpu reads, and their dimensions.
+# Figures of a chip that libvnpu reads, with their dimensions.
 _CHIP_FIGURES: dict[str, str] = {
     "cube_cores": "number",
     "vector_cores": "number",
@@ -81,12 +80,12 @@ _TIER_FIGURES: dict[str, str] = {
 class Machine:
     """A chip in a topology.
 
-    soc:          what the runtime reports
-    memory_bytes: of one device
-    ranks:        devices that the topology holds
-    figures:      in base units: operations, bytes and ranks, per second where they are rates,
-                  picoseconds, millionths of shares
-    ranges:       between which values a figure may lie that is assumed or stated differently
+    soc:          SoC name that the runtime reports
+    memory_bytes: memory per device
+    ranks:        maximum number of devices in the topology
+    figures:      in base units: operations, bytes, ranks, or these per second; picoseconds;
+                  millionths
+    ranges:       ranges of figures that are assumed or that sources state differently
     """
 
     chip: str
@@ -100,7 +99,8 @@ class Machine:
 
     @property
     def hash(self) -> str:
-        """Hash of everything that decides a modelled time: figures, operators' costs, the model."""
+        """Hash of everything that determines modelled times: figures, operators' costs, the
+        model."""
         text = f"{FORMAT}\n{_C.cost_digest}\n{self.encoded()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -110,11 +110,11 @@ class Machine:
         return f"{self.chip} in {self.topology} (model {FORMAT}, figures {self.hash})"
 
     def encoded(self) -> str:
-        """The figures as libvnpu reads them: VNPU_TIMING."""
+        """The figures encoded for VNPU_TIMING."""
         return ";".join(f"{name}={value}" for name, value in self.figures.items())
 
     def require_ranks(self, ranks: int) -> None:
-        """Raises MachineError if the topology has no room for so many devices."""
+        """Raises MachineError if the topology has fewer devices."""
         if ranks > self.ranks:
             fitting = [n for n in topology_names() if _ranks_of(n) >= ranks]
             hint = f"Topologies with room: {', '.join(fitting)}." if fitting else ""
@@ -125,7 +125,7 @@ class Machine:
 
 
 def chip_names() -> list[str]:
-    """The chips whose time is modelled, by name: those whose files state every figure."""
+    """Names of the chips with a complete file, whose time can be modelled."""
     return [
         name
         for name in _names("chip")
@@ -134,16 +134,15 @@ def chip_names() -> list[str]:
 
 
 def topology_names() -> list[str]:
-    """The topologies that are there by name."""
+    """Names of the topologies."""
     return _names("topology")
 
 
 def load_machine(chip: str, topology: str) -> Machine:
-    """The machine of a chip and a topology, each a name or the path of a TOML file.
+    """Loads the machine of a chip and a topology, each a name or a TOML file's path.
 
-    A chip may have the name of its SoC as well, and capitals do not matter.
-    Raises MachineError for a name that is not known, a figure that is missing, unknown or in a
-    wrong unit; it says what to change.
+    A chip's SoC name works as well; case does not matter. Raises MachineError with what to change
+    for an unknown name or a missing, unknown or wrong figure.
     """
     if not chip.endswith(".toml"):
         chip, _ = chip_and_soc(chip) or (chip, "")
@@ -202,7 +201,7 @@ def _ranks_of(topology: str) -> int:
 
 
 def _read(kind: str, name: str) -> dict[str, Any]:
-    """The table of a file: kind is "chip" or "topology"."""
+    """Reads a file's table; kind is "chip" or "topology"."""
     if name.endswith(".toml"):
         path = pathlib.Path(name)
     else:

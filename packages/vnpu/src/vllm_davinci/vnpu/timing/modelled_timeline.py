@@ -1,4 +1,4 @@
-"""Timelines of the modelled clock: one file of several processes' files."""
+"""Merges several processes' timelines of the modelled clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SUFFIX = ".timeline.json"
 
 
 def merge(sources: Sequence[pathlib.Path], destination: pathlib.Path) -> int:
-    """Writes one file of those in `sources`, files or directories; returns its number of tasks.
+    """Merges `sources`, files or directories, into one file; returns its number of tasks.
 
-    Devices come in the order of their numbers, whichever process had them: the same run gives the
-    same bytes. Raises TraceError when there is nothing, or a file cannot be read.
+    Devices are ordered by number, whatever their process, so that the same run gives the same
+    bytes. Raises TraceError if there are no tasks or a file cannot be read.
     """
     files = [
         file
@@ -27,8 +27,8 @@ def merge(sources: Sequence[pathlib.Path], destination: pathlib.Path) -> int:
     count = sum(line.startswith('{"ph":"X"') for lines in parts for line in lines)
     if count == 0:
         raise TraceError(
-            f"{', '.join(map(str, sources))}: no modelled tasks. Did the command run something on "
-            "a device, and end by itself?"
+            f"{', '.join(map(str, sources))}: no modelled tasks. Did the command run something "
+            "on a device, and end normally?"
         )
     text = ",\n".join(line for lines in parts for line in lines)
     destination.write_text(f"[\n{text}\n]\n", encoding="utf-8")
@@ -36,11 +36,13 @@ def merge(sources: Sequence[pathlib.Path], destination: pathlib.Path) -> int:
 
 
 def _events_of(file: pathlib.Path) -> list[str]:
-    """The lines that hold one event each, as they are."""
+    """The lines with events, unparsed."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{file} cannot be read: {error}. Name a timeline of vnpu's.") from error
+        raise TraceError(
+            f"{file} cannot be read: {error}. Name a timeline written by vnpu."
+        ) from error
     return [line.rstrip(",") for line in lines if line.startswith("{")]
 
 

@@ -1,4 +1,4 @@
-"""Pictures of modelled timelines: a panel each, a row for each stream, a colour for each label."""
+"""Draws modelled timelines: a panel each, with a row per stream and a colour per label."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 from vllm_davinci.vnpu.errors import TraceError
 
-# Of launches without a label, then of labels in their order.
+# Colours of launches without a label, then of labels in order.
 _COLOURS = ("#5b6b7b", "#2f6db3", "#e08a2c", "#3f8f5b", "#9b4f96")
 _COLLECTIVE_HATCH = "//"
-# Of a panel's width: what is narrower has no edge, which would hide it; what is wider has its name.
+# Shares of a panel's width: narrower bars have no edge, which would hide them; wider bars have a
+# name.
 _EDGED, _NAMED = 0.002, 0.06
 
 
@@ -31,7 +32,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """Content of a timeline: the machine's title, and tasks by their begin."""
+    """Content of a timeline: the machine's title, and tasks ordered by begin."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -48,7 +49,7 @@ class Picture:
 
 
 def read(file: pathlib.Path) -> Picture:
-    """The tasks of a timeline that vnpu wrote; events are left out. Raises TraceError."""
+    """Reads a timeline's tasks, without events. Raises TraceError."""
     try:
         events: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -72,7 +73,7 @@ def read(file: pathlib.Path) -> Picture:
 
 
 def _with_streams_of_libraries_named(bars: Sequence[Bar]) -> Iterator[Bar]:
-    """Streams that have no role's name have that of their only kind of task: HCCL's, for one."""
+    """Names streams without a role after their only kind of task, such as HCCL's."""
     categories: dict[str, set[str]] = {}
     for bar in bars:
         categories.setdefault(bar.row, set()).add(bar.category)
@@ -90,11 +91,11 @@ def draw(
     begin_ms: float = 0.0,
     length_ms: float | None = None,
 ) -> None:
-    """Writes a PNG or SVG of timelines below each other, on one scale.
+    """Draws timelines below each other on one scale, as PNG or SVG.
 
-    begin_ms:  where each panel begins, after the timeline's first task
-    length_ms: of every panel; None: as long as the longest
-    Raises TraceError for what cannot be read, and without matplotlib.
+    begin_ms:  begin of each panel, after the timeline's first task
+    length_ms: length of every panel; None: the longest timeline's
+    Raises TraceError for unreadable files, and without matplotlib.
     """
     try:
         import matplotlib
@@ -105,7 +106,7 @@ def draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # Text stays text, and names of parts do not depend on chance.
+    # Keeps text as text, and ids deterministic.
     matplotlib.rcParams["svg.fonttype"] = "none"
     matplotlib.rcParams["svg.hashsalt"] = "vnpu"
     pictures = [read(source) for source in sources]
@@ -118,7 +119,7 @@ def draw(
         _draw_panel(axes, picture, begin_ms, length_ms)
         axes.set_title(f"{source.stem}: {picture.title}", fontsize=8, loc="left")
     panels[-1][0].set_xlabel("ms, modelled; hatched: collectives")
-    # Without dates and versions, so that the same timelines give the same bytes.
+    # No dates and versions, so that the same timelines give the same bytes.
     figure.savefig(destination, dpi=150, metadata={"Date": None} if _is_svg(destination) else None)
     pyplot.close(figure)
 
@@ -131,7 +132,7 @@ def _draw_panel(axes: Any, picture: Picture, begin_ms: float, length_ms: float) 
     end = begin + length_ms * 1000
     rows = _rows_in(picture, begin, end)
     labels = sorted({bar.label for bar in picture.bars} - {""})
-    # All bars of a kind at once: a step has thousands.
+    # All bars of a kind in one call: a step has thousands.
     kinds: dict[tuple[str, str, bool, bool], list[tuple[float, float]]] = {}
     for bar in _visible(picture, begin, end):
         left, width = (bar.begin - begin) / 1000, (bar.end - bar.begin) / 1000
@@ -181,7 +182,7 @@ def _visible(picture: Picture, begin: float, end: float) -> Iterator[Bar]:
 
 
 def _rows_in(picture: Picture, begin: float, end: float) -> list[str]:
-    """The streams with something to show, the busiest first."""
+    """The streams with tasks in the panel, the busiest first."""
     busy: dict[str, float] = {}
     for bar in _visible(picture, begin, end):
         busy[bar.row] = busy.get(bar.row, 0.0) + bar.end - bar.begin

@@ -1,4 +1,4 @@
-"""Work of this process's device on the modelled clock."""
+"""Reports on this process's device on the modelled clock."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 from vllm_davinci.vnpu import _C
 
 is_modelled = _C.is_modelled
-"""Whether this process models time. Settles this process's settings."""
+"""True if this process models time. Fixes this process's settings."""
 set_routed_share = _C.set_routed_share
-"""set_routed_share(numerator, denominator): of the rows that expert routing makes room for, the
-share that this rank's experts have to work on."""
+"""set_routed_share(numerator, denominator): share of the rows allocated by expert routing that this
+rank's experts compute."""
 place_group = _C.place_group
-"""place_group(name, ranks): the ranks of a communicator of HCCL, by the numbers that the topology
-counts. A group that is not placed has neighbours."""
+"""place_group(name, ranks): places an HCCL communicator's ranks in the topology, by number. The
+ranks of other groups count as neighbours."""
 pass_host_step = _C.pass_host_step
-"""pass_host_step(requests, beside_device): the engine's own time for a step passes on the host's
-clock, with `beside_device` only what is longer than the host's waits since the step before."""
+"""pass_host_step(requests, beside_device): advances the host's clock by the engine's own time per
+step; with `beside_device` only by what exceeds the host's waits since the last step."""
 write_timeline = _C.write_timeline
-"""Writes the timeline now, and not only when the process ends."""
+"""Writes the timeline now, not only at the end of the process."""
 restart_timeline = _C.restart_timeline
-"""Lets the timeline begin here, after all that was launched before."""
+"""Starts the timeline anew, after everything launched so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Modelled picoseconds: since the process began, or between two reports (`after - before`).
+    """Modelled picoseconds since the process began, or between two reports (`after - before`).
 
-    host_ps:                what passed on the host's clock
-    waited_ps:              of it, what the host waited for the device
-    any_ps:                 time in which the device had something to do
-    compute_ps:             ... something that computes; communication_ps: a collective
+    host_ps:                time on the host's clock
+    waited_ps:              part of it in which the host waited for the device
+    any_ps:                 time in which the device ran any task
+    compute_ps:             ... a compute task; communication_ps: a collective
     overlapped_ps:          ... both
-    compute_alone_ps:       sum over tasks of what each takes when it has the device for itself;
-                            likewise communication_alone_ps
-    busy_ps:                resource -> for how long its work would keep it busy
+    compute_alone_ps:       sum of the tasks' times, each alone on the device; likewise
+                            communication_alone_ps
+    busy_ps:                resource -> time for which its work occupies it
     """
 
     host_ps: int
@@ -60,19 +60,19 @@ class Report:
 
     @property
     def exposed_communication_ps(self) -> int:
-        """Time in which nothing computes while a collective runs."""
+        """Time of collectives with no concurrent computation."""
         return self.communication_ps - self.overlapped_ps
 
     @property
     def overlap_bound_ps(self) -> int:
-        """The longer of computing and communicating, each one task after another and undisturbed:
-        what these tasks take on two streams at best."""
+        """Lower bound on two streams: the longer of computation and communication, each serial and
+        undisturbed."""
         return max(self.compute_alone_ps, self.communication_alone_ps)
 
 
 def read_report() -> Report:
-    """Waits, in modelled time, for all that the current device has to do.
+    """Waits in modelled time for the current device; its report.
 
-    Raises RuntimeError where time is not modelled.
+    Raises RuntimeError if time is not modelled.
     """
     return Report(**_C.modelled_report())

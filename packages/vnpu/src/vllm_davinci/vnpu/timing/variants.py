@@ -1,7 +1,7 @@
-"""Other machines beside the one that is modelled: each assumed figure lower, higher, and drawn; or
-without one mechanism of the model each.
+"""Variants of the modelled machine: with each assumed figure low, high, and drawn; or without one
+mechanism of the model each.
 
-A program runs once, and its times are modelled on all of them (`VNPU_TIMING_VARIANTS`).
+A program runs once, and is modelled on all of them (`VNPU_TIMING_VARIANTS`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from vllm_davinci.vnpu.timing.machine import Machine
 from vllm_davinci.vnpu.timing.report import Report
 
 DRAWS = 24
-"""Machines of which every figure that has a range is drawn from it, at once."""
+"""Number of variants in which every figure with a range is drawn from it."""
 
 LOW, HIGH, DRAWN = "low", "high", "drawn"
 WITHOUT = "without"
-# So many of anything that a device never runs out of them.
+# A number that no device exceeds.
 _PLENTY = 1 << 30
 MECHANISMS: Mapping[str, Mapping[str, int]] = {
     "the wait for the last rank": {"task_jitter": 0},
@@ -43,19 +43,18 @@ MECHANISMS: Mapping[str, Mapping[str, int]] = {
         "graph_node": 0,
     },
 }
-"""The model's mechanisms that figures can turn off, and the figures that do; "latency" is that of
-each tier. What tasks share of memory and cores, and what the cache holds for later ones, are no
-figures: they cannot be turned off."""
+"""Mechanisms of the model that figures can turn off, with these figures; "latency" is each tier's.
+Sharing of memory and cores, and the cache, depend on no figure and cannot be turned off."""
 
 _MOST = 2**48 - 1
 
 
 def variants_of(machine: Machine) -> dict[str, dict[str, int]]:
-    """Name of each variant -> the figures that differ from the machine's.
+    """Variant's name -> the figures that differ from the machine's.
 
-    "FIGURE low" and "FIGURE high" differ in one figure; "drawn N" in all that have a range, each
-    equally likely anywhere in it. The draws are the same for every program and every machine with
-    the same figures, so that ratios of two programs can be taken variant by variant.
+    "FIGURE low" and "FIGURE high" differ in one figure; "drawn N" in all figures with a range,
+    drawn uniformly. Draws depend only on number and figure, so that two programs can be compared
+    variant by variant.
     """
     variants: dict[str, dict[str, int]] = {}
     for figure, (low, high) in machine.ranges.items():
@@ -85,13 +84,13 @@ def without_mechanisms(machine: Machine) -> dict[str, dict[str, int]]:
 
 
 def _tier(figure: str) -> str | None:
-    """The name of a figure of a tier, or None."""
+    """The name of a tier's figure without the tier, or None."""
     tier, _, name = figure.partition("_")
     return name if tier.startswith("tier") else None
 
 
 def encode(variants: Mapping[str, Mapping[str, int]]) -> str:
-    """The variants as libvnpu reads them: VNPU_TIMING_VARIANTS."""
+    """The variants encoded for VNPU_TIMING_VARIANTS."""
     return "|".join(
         f"{name}:" + ";".join(f"{figure}={value}" for figure, value in figures.items())
         for name, figures in variants.items()
@@ -99,7 +98,7 @@ def encode(variants: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def read_variants() -> dict[str, Report]:
-    """Waits as `read_report` does; name of each variant -> its report. Empty if there are none."""
+    """Waits as `read_report` does; each variant's report by name. Empty if there are none."""
     return {name: Report(**fields) for name, fields in _C.variant_reports().items()}
 
 
