@@ -95,7 +95,7 @@ def test_rates_that_mean_nothing_are_refused(rates: tuple[float, ...], said: str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "state --speculative-config as JSON"),
+        ([], "add --speculative-config as JSON"),
         (["--speculative-config", '{"method": "mtp"}'], "with num_speculative_tokens"),
         (["--speculative-config", '{"num_speculative_tokens": 0}'], "expected at least 1"),
     ],

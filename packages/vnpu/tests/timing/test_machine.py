@@ -65,7 +65,7 @@ def test_an_unknown_chip_is_refused_with_the_nearest_name():
         ("value = 24,", 'value = "24",', "Expected a number"),
         ('soc = "Ascend910B2"', 'soc = "910"', "State what the runtime reports"),
         ("value = 1.6,", "value = ,", "ascend.toml"),
-        (", low = 0.55", "", "matmul_share = 0.7 share is assumed without low. State between"),
+        (", low = 0.55", "", "matmul_share = 0.7 share is assumed without low. State its range"),
         ("low = 0.55", "low = 0.75", "is outside its range, low 0.75 to high 0.85"),
         ("high = 0.85", "high = 1.5", "high of matmul_share = 1.5 is no share"),
     ],
