@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_share,
         metavar="PERCENT",
-        help="most loss of perplexity on the tokens that are held out, twice its standard "
-        "error included, or none (default: 3%% for W8A8, 1.5%% for other types with --calibrate)",
+        help="maximum loss of perplexity on the held-out tokens, plus twice its standard error, "
+        "or none (default: 3%% for W8A8, 1.5%% for other types with --calibrate)",
     )
     parser.add_argument("--no-smoothing", action="store_true", help="do not move outliers")
     parser.add_argument(
