@@ -13,6 +13,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.family_zoo import write_family
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -87,6 +88,32 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
 ):
     with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
         assert_tokens(engine, reference(model), prompts)
+
+
+@pytest.mark.nightly("layouts")
+@pytest.mark.parametrize("method", ["all_to_all", "auto"])
+@pytest.mark.parametrize("family", ["dbrx", "laguna", "longcat_flash"])
+def test_families_whose_experts_are_chosen_or_stored_otherwise(
+    family: str,
+    method: str,
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    """Zero experts (LongCat), a bias beside the experts (Laguna), one tensor of all (DBRX)."""
+    model = write_family(family, tmp_path / family)
+    config = {"moe_communication": method}
+    races = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
+    with start_engine(
+        model,
+        distributed_executor_backend="mp",
+        environment=races,
+        max_num_batched_tokens=96,
+        max_num_seqs=16,
+        additional_config=config,
+        **EXPERT2,
+    ) as engine:
+        assert_tokens(engine, TransformersReference(model), prompts)
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,12 @@ from vllm_davinci_testing.engines.model_zoo import write_tokenizer
     ("family", "architecture", "told"),
     [
         ("hrm_text", "HrmTextForCausalLM", "prompts of text that see themselves both ways"),
-        ("olmo_hybrid", "OlmoHybridForCausalLM", "recurrent states of a kind"),
         # vLLM looks at each architecture's definition once, in a process of its own.
         pytest.param(
             *("hy_v4", "HYV4ForCausalLM", r"a definition for NPUs \(vLLM's is of kernels of CUDA"),
             marks=pytest.mark.thorough,
         ),
         ("inkling_text", "InklingForCausalLM", "a definition for NPUs"),
-        pytest.param(
-            *("longcat_flash", "LongcatFlashForCausalLM", "zero experts"),
-            marks=pytest.mark.thorough,
-        ),
         ("qwen3", "Qwen3ForCausalLM", None),
     ],
 )

@@ -11,9 +11,11 @@ from transformers.models.deepseek_v4 import modeling_deepseek_v4
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
-from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts, with_chosen
+from vllm_davinci.core.fused_moe.own_choice import OwnChoice, ZeroExperts
+from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 
 NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE = 16, 48, 24
+DECIDED = RoutingRule(0, is_decided=True)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -143,9 +145,10 @@ def test_a_table_chooses_by_token_and_logits_weigh(device: torch.device):
     router.tid2eid.copy_(table)
     tokens = torch.randint(VOCAB_SIZE, (9,), generator=generator(5))
     logits, expected, ids = router(x, tokens)
-    rule = RoutingRule(3, "sqrtsoftplus", scaling_factor=1.5, by_table=True)
-    carried = with_chosen(logits.to(device), table.int().to(device), tokens.to(device))
-    weights, chosen = select_experts(x.to(device), carried, rule)
+    rule = RoutingRule(3, "sqrtsoftplus", scaling_factor=1.5)
+    choice = OwnChoice(rule, table.int().to(device), None)
+    decided = choice(x.to(device), logits.to(device), tokens.to(device))
+    weights, chosen = select_experts(x.to(device), decided, DECIDED)
     assert torch.equal(chosen.cpu().long(), ids)
     torch.testing.assert_close(weights.cpu(), expected.detach(), atol=1e-6, rtol=1e-5)
 
@@ -154,9 +157,38 @@ def test_a_table_chooses_by_token_and_logits_weigh(device: torch.device):
 def test_padding_of_any_number_has_experts_of_the_table(token: int, device: torch.device):
     table = torch.full((VOCAB_SIZE, 3), NUM_EXPERTS - 1, dtype=torch.int32, device=device)
     logits = torch.zeros(2, NUM_EXPERTS, device=device)
-    carried = with_chosen(logits, table, torch.tensor([0, token], device=device))
-    _, ids = select_experts(logits, carried, RoutingRule(3, "sqrtsoftplus", by_table=True))
+    choice = OwnChoice(RoutingRule(3, "sqrtsoftplus"), table, None)
+    decided = choice(logits, logits, torch.tensor([0, token], device=device))
+    _, ids = select_experts(logits, decided, DECIDED)
     assert ids.cpu().eq(NUM_EXPERTS - 1).all()
+
+
+NUM_ZERO = 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_zero_experts_return_their_token_and_the_others_get_its_rows(
+    dtype: torch.dtype, device: torch.device
+):
+    bias = torch.randn(NUM_EXPERTS + NUM_ZERO, generator=generator(1)) / 4
+    rule = RoutingRule(4, "softmax", False, scaling_factor=6.0, correction_bias=bias)
+    logits = torch.randn(30, NUM_EXPERTS + NUM_ZERO, generator=generator())
+    x = torch.randn(30, HIDDEN_SIZE, generator=generator(2)).to(dtype)
+    weights, ids = defined_choice(logits, rule)
+    zero = ZeroExperts(4, NUM_EXPERTS, bias, NUM_EXPERTS, "identity")
+    choice = OwnChoice(dataclasses.replace(rule, correction_bias=bias.to(device)), None, zero)
+    decided = choice(x.to(device), logits.to(device), None)
+    found, found_ids = (each.cpu() for each in select_experts(x.to(device), decided, DECIDED))
+    is_zero = ids >= NUM_EXPERTS
+    assert is_zero.any() and not is_zero.all()
+    assert torch.equal(found_ids.long(), torch.where(is_zero, ids - NUM_EXPERTS, ids))
+    tolerance = (
+        {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0, "rtol": 0.01}
+    )
+    torch.testing.assert_close(found.float(), weights.masked_fill(is_zero, 0), **tolerance)
+    share = (x.float() * (weights * is_zero).sum(-1, keepdim=True)).to(dtype)
+    torch.testing.assert_close(zero.zero_expert_output.cpu(), share, **tolerance)
+    assert zero.zero_expert_output is None  # it is of one step
 
 
 def routed(

@@ -16,6 +16,9 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn import KimiGatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import (
+    OlmoHybridGatedDeltaNetAttention,
+)
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_mixer import MambaMixer
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
@@ -24,6 +27,7 @@ from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.dbrx import DbrxExperts
 from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
 from vllm.model_executor.models.transformers.moe import TransformersRoutedExperts
 from vllm.model_executor.models.whisper import WhisperEncoderAttention
@@ -34,6 +38,7 @@ from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWra
 from vllm_davinci.core.attention.whisper_encoder import NPUWhisperEncoderAttention
 from vllm_davinci.core.checkpoint.loader import register as register_loader
 from vllm_davinci.core.config.architectures import UNSERVED_MODEL, not_importable
+from vllm_davinci.core.fused_moe.dbrx_experts import NPUDbrxExperts
 from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
@@ -49,7 +54,10 @@ from vllm_davinci.core.layers.linear import (
 )
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.rotary import VARIANTS, NPURotaryEmbedding
-from vllm_davinci.core.linear_attention.gated_delta_net import NPUQwenGatedDeltaNetAttention
+from vllm_davinci.core.linear_attention.gated_delta_net import (
+    NPUOlmoHybridGatedDeltaNetAttention,
+    NPUQwenGatedDeltaNetAttention,
+)
 from vllm_davinci.core.linear_attention.kimi_delta_attention import NPUKimiGatedDeltaNetAttention
 from vllm_davinci.core.linear_attention.mamba import NPUMambaMixer
 from vllm_davinci.core.linear_attention.mamba2 import NPUMambaMixer2
@@ -79,11 +87,13 @@ LAYERS: dict[str, type] = {
     WhisperEncoderAttention.__name__: NPUWhisperEncoderAttention,
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
     QwenGatedDeltaNetAttention.__name__: NPUQwenGatedDeltaNetAttention,
+    OlmoHybridGatedDeltaNetAttention.__name__: NPUOlmoHybridGatedDeltaNetAttention,
     KimiGatedDeltaNetAttention.__name__: NPUKimiGatedDeltaNetAttention,
     MambaMixer.__name__: NPUMambaMixer,
     MambaMixer2.__name__: NPUMambaMixer2,
     ShortConv.__name__: NPUShortConv,
     RoutedExperts.__name__: NPURoutedExperts,
+    DbrxExperts.__name__: NPUDbrxExperts,
     GptOssRoutedExperts.__name__: NPUGptOssRoutedExperts,
     TransformersRoutedExperts.__name__: NPUTransformersRoutedExperts,
     UnquantizedFusedMoEMethod.__name__: NPUUnquantizedFusedMoEMethod,

@@ -71,6 +71,8 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "zero_expert_type": "identity",
     },
     "minicpm3": _MLA,
+    # transformers writes its convolution in three equal parts; those of released files are not.
+    "olmo_hybrid": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
     "minimax_m2": {"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True},
     # Of several groups transformers normalizes all together, the trained models each by itself.
     "mamba2": {"hidden_size": 256, "expand": 2, "num_heads": 8, "head_dim": 64, "n_groups": 1},

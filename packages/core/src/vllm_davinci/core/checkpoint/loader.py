@@ -16,6 +16,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.completeness import drafts_for_target, require_complete
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
+from vllm_davinci.core.config.architectures import name_in_vllm
 from vllm_davinci.core.config.registered_names import PREFIX, REPLACED
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.format import Format, Weights
@@ -93,6 +94,11 @@ class NPUModelLoader(DefaultModelLoader):
         weights: Weights = self._checked(super().get_all_weights(model_config, model))
         if self._format is not None:
             weights = self._format.converted(weights, model_config.dtype)
+        weights = (
+            (known_as, tensor)
+            for name, tensor in weights
+            if (known_as := name_in_vllm(model_config, name)) is not None
+        )
         if ROTATION not in dict(model.named_parameters()):
             weights = (each for each in weights if each[0] != ROTATION)  # of the model's drafter
         if self._tracker is not None:

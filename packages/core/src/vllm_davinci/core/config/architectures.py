@@ -4,9 +4,11 @@ An architecture without a row is vLLM's definition of a model of attention layer
 Definitions of our own, and whether they are sequence parallel, are rows of vllm-davinci-models.
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -25,6 +27,18 @@ class Bidirectional(Enum):
     PROMPTS = "all tokens of a prompt that has an image"
 
 
+def _norms_of_olmo_hybrid(_: Any, name: str) -> str:
+    return name.replace(".attention_layer_norm.", ".input_layernorm.").replace(
+        ".feedforward_layer_norm.", ".post_attention_layernorm."
+    )
+
+
+def _without_zero_experts(config: Any, name: str) -> str | None:
+    """transformers writes weights for experts that return their token unchanged."""
+    found = re.search(r"\.experts\.(\d+)\.", name)
+    return None if found and int(found[1]) >= config.n_routed_experts else name
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One architecture of vLLM's registry.
@@ -33,6 +47,8 @@ class Architecture:
     drafts_for:    of a drafter that is served (vLLM's method "mtp"): the models that have it
     no_drafts:     of another drafter: the reason, a clause
     bidirectional: tokens that see later ones, where they are served
+    named:         gives vLLM's name of a tensor by the model's configuration and the name in files,
+                   where vLLM's own mapping does not; None for a tensor that nothing reads
     needs:         what the model needs and this release does not have, a noun; the model is refused
     is_importable: whether vLLM can import its definition here
     """
@@ -41,6 +57,7 @@ class Architecture:
     drafts_for: str = ""
     no_drafts: str = ""
     bidirectional: Bidirectional | None = None
+    named: Callable[[Any, str], str | None] | None = None
     needs: str = ""
     is_importable: bool = True
 
@@ -60,12 +77,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Mamba2ForCausalLM": _WITH_STATES,
     "MambaForCausalLM": _WITH_STATES,
     "NemotronHForCausalLM": _WITH_STATES,
+    "OlmoHybridForCausalLM": Architecture(states=True, named=_norms_of_olmo_hybrid),
     "Qwen3NextForCausalLM": _WITH_STATES,
     "Qwen3_5ForCausalLM": _WITH_STATES,
     "Qwen3_5ForConditionalGeneration": _WITH_STATES,
     "Qwen3_5MoeForCausalLM": _WITH_STATES,
     "Qwen3_5MoeForConditionalGeneration": _WITH_STATES,
     "Zamba2ForCausalLM": _WITH_STATES,
+    # Models whose tensors vLLM knows by other names.
+    "DbrxForCausalLM": Architecture(
+        named=lambda _, name: name.replace(".experts.mlp.", ".experts.routed_experts.mlp.")
+    ),
+    "LongcatFlashForCausalLM": Architecture(named=_without_zero_experts),
     # Models whose prompts have tokens that see later ones.
     "Gemma3ForConditionalGeneration": Architecture(bidirectional=Bidirectional.IMAGES),
     "PaliGemmaForConditionalGeneration": Architecture(bidirectional=Bidirectional.PROMPTS),
@@ -126,6 +149,15 @@ _GENERIC = ("vllm.models.deepseek_v32",)
 def known(model: "ModelConfig") -> list[Architecture]:
     """The rows of a model's architectures."""
     return [ARCHITECTURES.get(name, Architecture()) for name in model.architectures]
+
+
+def name_in_vllm(model: "ModelConfig", name: str) -> str | None:
+    """The name of a file's tensor in vLLM's definition of a model; None: nothing reads it."""
+    found: str | None = name
+    for row in known(model):
+        if row.named is not None and found is not None:
+            found = row.named(model.hf_text_config, found)
+    return found
 
 
 def with_states() -> list[str]:

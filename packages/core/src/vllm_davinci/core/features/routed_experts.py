@@ -30,6 +30,8 @@ def settle(engine: Engine) -> None:
     model, config = engine.model, engine.config
     if model is None:
         return
+    if model.hf_config.model_type == "dbrx":  # whose number of experts vLLM does not find
+        model.model_arch_config.num_experts = model.hf_config.ffn_config.moe_num_experts
     if not model.is_moe:
         engine.warnings.extend(
             f"additional_config key {key!r} has no effect: {model.model} has no routed experts"

@@ -34,10 +34,6 @@ def _names_itself(architecture: str) -> Any:
 FEATURES = (
     _needs("a definition for NPUs (vLLM's is of kernels of CUDA and ROCm alone)", is_foreign),
     _needs(
-        "experts that give a token back as it is (zero experts)",
-        lambda model: getattr(model.hf_text_config, "zero_expert_num", 0),
-    ),
-    _needs(
         "cross-attention (encoder-decoder other than Whisper)",
         lambda model: model.is_encoder_decoder and model.hf_config.model_type != "whisper",
     ),

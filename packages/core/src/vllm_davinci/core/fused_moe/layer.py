@@ -1,6 +1,7 @@
 """vLLM's container of expert weights, with experts laid out over the ranks our way."""
 
 import dataclasses
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from vllm_davinci.core.fused_moe.supported_experts import check_supported_expert
 # whose own one its description of experts refuses beside CUDA, ROCm and XPU.
 GATED_IN_NAME = {"relu2": "swiglustep"}
 _UNGATED = {MoEActivation.SWIGLUSTEP: MoEActivation.RELU2_NO_MUL}
+
+_BIAS_OF_CHOICE = "e_score_correction_bias"
 
 
 class NPURoutedExperts(RoutedExperts):
@@ -100,6 +103,23 @@ class NPURoutedExperts(RoutedExperts):
         )
         self.layout = layout
         check_supported_experts(self)
+
+    def load_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Generator[str, None, None]:
+        """Loads, beside experts, the bias that vLLM's passes over in files (Laguna)."""
+        loaded = []
+
+        def of_experts() -> Generator[tuple[str, torch.Tensor], None, None]:
+            for name, tensor in weights:
+                if name == _BIAS_OF_CHOICE and self.e_score_correction_bias is not None:
+                    self.e_score_correction_bias.data.copy_(tensor)
+                    loaded.append(name)
+                else:
+                    yield name, tensor
+
+        yield from super().load_weights(of_experts())
+        yield from loaded
 
     def get_expert_weights(self) -> list[torch.Tensor]:
         """All that moves with an expert: [local_num_experts, values] each, views of what is read.

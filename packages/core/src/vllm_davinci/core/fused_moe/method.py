@@ -23,8 +23,9 @@ from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, 
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
+from vllm_davinci.core.fused_moe.own_choice import OwnChoice
 from vllm_davinci.core.fused_moe.replicas import ReplicaTable
-from vllm_davinci.core.fused_moe.router import RoutingRule, experts_table, with_chosen
+from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.fused_moe.shared_experts import shared_experts_overlap
 from vllm_davinci.core.fused_moe.ungated_experts import UngatedExperts
 
@@ -36,6 +37,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
     """Takes router logits: selecting experts, moving tokens and computing are all here."""
 
     moe_forward: FusedMoEForward | None = None
+    _own_choice: OwnChoice | None = None
     _factor_of_sum = 1.0
 
     @property
@@ -73,12 +75,13 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
             num_experts=layer.global_num_experts,
             limit=layer.swiglu_limit,
         )
+        runner = _runner(layer)
         rule = RoutingRule.of_layer(layer)
-        self._factor_of_sum *= _take_factor_of_sum(rule, layer)
+        self._factor_of_sum *= _take_factor_of_sum(rule, layer, runner)
+        rule = dataclasses.replace(rule, scaling_factor=rule.scaling_factor * self._factor_of_sum)
+        self._own_choice = OwnChoice.of_layer(layer, runner, rule)
         self.moe_forward = FusedMoEForward(
-            rule=dataclasses.replace(
-                rule, scaling_factor=rule.scaling_factor * self._factor_of_sum
-            ),
+            rule=dataclasses.replace(rule, is_decided=self._own_choice is not None),
             experts=experts,
             physical_experts=_replica_table(layer),
             weight_on_input=layer.apply_router_weight_on_input,
@@ -95,9 +98,8 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
     ) -> torch.Tensor:
         """See FusedMoEForward. input_ids: [num_tokens], of layers whose experts a table has"""
         assert self.moe_forward is not None
-        if (table := experts_table(layer)) is not None:
-            assert input_ids is not None, f"{layer.layer_name} chooses experts by token ids"
-            router_logits = with_chosen(router_logits, table, input_ids)
+        if self._own_choice is not None:
+            router_logits = self._own_choice(x, router_logits, input_ids)
         return self.moe_forward(x, router_logits)
 
 
@@ -125,21 +127,24 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
         return FloatExperts(gate_up=gate_up, down=down, **place)
 
 
-def _take_factor_of_sum(rule: RoutingRule, layer: NPURoutedExperts) -> float:
+def _runner(layer: NPURoutedExperts) -> MoERunner | None:
+    """vLLM's runner of the layer; None where a test calls the layer itself."""
+    layers = get_current_vllm_config().compilation_config.static_forward_context
+    runner = layers.get(layer.layer_name)
+    return runner if isinstance(runner, MoERunner) else None
+
+
+def _take_factor_of_sum(
+    rule: RoutingRule, layer: NPURoutedExperts, runner: MoERunner | None
+) -> float:
     """The factor by which vLLM's runner would multiply the sum of the routed experts, for a rule
     that multiplies each token's weights with it: one launch less, over all rows of a step, where
     everything waits for it. The runner's own becomes 1, as it stays where this is 1.
 
     In float16 the runner divides the shared experts' sum instead, so that none overflows.
     """
-    layers = get_current_vllm_config().compilation_config.static_forward_context
-    runner = layers.get(layer.layer_name)
     takes_factor = rule.custom is None and not rule.is_plain
-    if (
-        not takes_factor
-        or not isinstance(runner, MoERunner)
-        or layer.moe_config.in_dtype == torch.float16
-    ):
+    if not takes_factor or runner is None or layer.moe_config.in_dtype == torch.float16:
         return 1.0
     factor, runner.routed_scaling_factor = runner.routed_scaling_factor, 1.0
     return factor

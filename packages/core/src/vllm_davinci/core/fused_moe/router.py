@@ -39,8 +39,8 @@ class RoutingRule:
     num_expert_group, topk_group: experts are chosen within the best groups only; 1, 1 without
     correction_bias: [num_experts], added to the scores for the choice, not for the weights
     custom:          the model's own function, instead of all of the above
-    by_table:        a table has each token's experts already: they come as the last top_k columns
-                     of the logits, see `with_chosen`
+    is_decided:      weights and experts come in place of the logits, [num_tokens, 2 * top_k]: see
+                     `own_choice.OwnChoice`
     """
 
     top_k: int
@@ -51,7 +51,7 @@ class RoutingRule:
     scaling_factor: float = 1.0
     correction_bias: torch.Tensor | None = None
     custom: CustomRouting | None = None
-    by_table: bool = False
+    is_decided: bool = False
 
     @classmethod
     def of_layer(cls, layer: "RoutedExperts") -> "RoutingRule":
@@ -63,7 +63,7 @@ class RoutingRule:
             )
         grouped = layer.use_grouped_topk
         bias = layer.e_score_correction_bias
-        by_table = experts_table(layer) is not None
+        by_table = getattr(layer, "hash_indices_table", None) is not None
         # vLLM scales where groups or a bias are, or a table, and nowhere else.
         scaled = grouped or bias is not None or by_table or layer.scoring_func == SQRT_SOFTPLUS
         return cls(
@@ -75,7 +75,6 @@ class RoutingRule:
             scaling_factor=layer.routed_scaling_factor if scaled else 1.0,
             correction_bias=None if bias is None else bias.detach().as_subclass(torch.Tensor),
             custom=layer.custom_routing_function,
-            by_table=by_table,
         )
 
     @property
@@ -91,7 +90,7 @@ class RoutingRule:
     @property
     def is_composed(self) -> bool:
         """Whether no operator has the rule, so that torch's operators compute it."""
-        return self.by_table or self.scoring == SQRT_SOFTPLUS
+        return self.is_decided or self.scoring == SQRT_SOFTPLUS
 
     @property
     def is_one_launch(self) -> bool:
@@ -110,7 +109,7 @@ def select_experts(
     """The experts of each token, best first.
 
     x:             [num_tokens, hidden_size]; its dtype becomes the weights'
-    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16; with a table's experts after them
+    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16; or the choice, where it is decided
     Returns weights [num_tokens, top_k] with x's dtype and ids [num_tokens, top_k], int32.
     Scores are computed in fp32; of equal scores the lower number wins. A NaN in one token's
     logits changes that token's choice only.
@@ -124,19 +123,40 @@ def select_experts(
             renormalize=rule.renormalize,
         )
         return weights.to(x.dtype), ids.to(torch.int32)
+    if rule.is_decided:
+        weights, ids = router_logits.chunk(2, dim=-1)
+        return weights.to(x.dtype), ids.to(torch.int32)
+    weights, ids = choose_experts(router_logits, rule)
+    return weights if weights.dtype == x.dtype else weights.to(x.dtype), ids
+
+
+def choose_experts(
+    router_logits: torch.Tensor, rule: RoutingRule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See select_experts; weights keep the dtype that they are computed in."""
     bias = rule.correction_bias
     if bias is not None and bias.dtype != router_logits.dtype:
         router_logits = router_logits.to(bias.dtype)
-    if rule.is_composed:
-        weights, ids = _composed(router_logits, rule)
-    elif rule.is_plain and rule.scoring == "softmax":
+    if rule.scoring == SQRT_SOFTPLUS:
+        scores = SCORES[rule.scoring](router_logits.float())
+        choice = scores if bias is None else scores + bias
+        ids = choice.topk(rule.top_k, dim=-1).indices
+        return _scaled(scores, ids, rule), ids.to(torch.int32)
+    if rule.is_plain and rule.scoring == "softmax":
         # The softmax over the chosen logits alone is the renormalized softmax over all.
         weights, ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
             router_logits, k=rule.top_k, renorm=int(rule.renormalize)
         )
-    else:
-        weights, ids = _gating_top_k(router_logits, rule)
-    return weights if weights.dtype == x.dtype else weights.to(x.dtype), ids
+        return weights, ids
+    return _gating_top_k(router_logits, rule)
+
+
+def weights_of(router_logits: torch.Tensor, ids: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
+    """The weights, [num_tokens, top_k], fp32, of experts that something else has chosen.
+
+    ids: [num_tokens, top_k], integers
+    """
+    return _scaled(SCORES[rule.scoring](router_logits.float()), ids.to(torch.int64), rule)
 
 
 def _gating_top_k(
@@ -166,39 +186,8 @@ def _gating_top_k(
     return chosen * rule.scaling_factor, ids
 
 
-def _composed(router_logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts by a table, or by the square root of softplus; without groups."""
-    logits, ids = router_logits, None
-    if rule.by_table:
-        num_experts = logits.shape[1] - rule.top_k
-        logits, chosen = logits.split([num_experts, rule.top_k], dim=-1)
-        ids = chosen.to(torch.int64)
-    scores = SCORES[rule.scoring](logits.float())
-    if ids is None:
-        choice = scores if rule.correction_bias is None else scores + rule.correction_bias
-        ids = choice.topk(rule.top_k, dim=-1).indices
+def _scaled(scores: torch.Tensor, ids: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
     weights = scores.gather(-1, ids)
     if rule.renormalize:
         weights = weights / weights.sum(-1, keepdim=True).add_(SMALLEST_SUM)
-    return weights * rule.scaling_factor, ids.to(torch.int32)
-
-
-def experts_table(layer: "RoutedExperts") -> torch.Tensor | None:
-    """[vocab_size, top_k], int32: the experts of each token id; None where logits decide."""
-    table: torch.Tensor | None = getattr(layer, "hash_indices_table", None)
-    return table
-
-
-def with_chosen(
-    router_logits: torch.Tensor, table: torch.Tensor, input_ids: torch.Tensor
-) -> torch.Tensor:
-    """Router logits with the experts of a table after them, which then travel with the tokens.
-
-    router_logits: [num_tokens, num_experts]; become fp32, which holds numbers of experts exactly
-    input_ids:     [num_tokens], where rows that are padding may have any number: those outside the
-                   table take the first row
-    Returns [num_tokens, num_experts + top_k].
-    """
-    is_known = (input_ids >= 0) & (input_ids < table.shape[0])
-    chosen = table.index_select(0, input_ids.masked_fill(~is_known, 0))
-    return torch.cat([router_logits.float(), chosen.float()], dim=-1)
+    return weights * rule.scaling_factor

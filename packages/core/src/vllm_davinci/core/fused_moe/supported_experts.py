@@ -46,7 +46,7 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
     bias = rule.correction_bias
     said = _refusal_of_selection(
         dataclasses.replace(rule, correction_bias=None),
-        num_experts,
+        num_experts if bias is None else len(bias),  # with zero experts
         layer.params_dtype,
         None if bias is None else bias.dtype,
     )
