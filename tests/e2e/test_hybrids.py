@@ -27,7 +27,10 @@ LARGE = "qwen3_next_large_state"
 DENSE = "qwen3_5_dense"
 # Mamba2 of two groups beside attention.
 NEMOTRON = "nemotron_h"
-OTHERS = ("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", "kimi_linear", NEMOTRON)
+OTHERS = (
+    *("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", "kimi_linear", "olmo_hybrid"),
+    NEMOTRON,
+)
 WITH_EXPERTS = (NEXT, "nemotron_h_moe", "granite_hybrid_moe", "kimi_linear")
 
 MAX_TOKENS = 24

@@ -192,4 +192,22 @@ HYBRIDS = (
             "rms_norm_eps": 1e-5,
         },
     ),
+    # Rates up to 2; norms over all heads, after attention.
+    ZooModel(
+        "olmo_hybrid",
+        "olmo_hybrid",
+        4,
+        4,
+        64,
+        hidden_size=256,
+        num_layers=4,
+        seed=7,
+        options={
+            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
+    ),
 )
