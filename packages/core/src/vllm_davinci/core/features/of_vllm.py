@@ -24,7 +24,7 @@ FEATURES = (
         "--data-parallel-size",
         "data parallelism",
         lambda e: e.parallel.data_parallel_size > 1,
-        V1,
+        BOTH,
     ),
     Feature(
         "--pipeline-parallel-size",
