@@ -17,8 +17,8 @@ from pathlib import Path
 FROM_OTHER_WHEELS = ("libtorch*.so", "libc10.so", "libtorch_npu.so", "libgomp*.so*")
 LIMIT_S = 600
 OTHER_PROCESSORS = (
-    "wheels for aarch64: run `nox -s build` on an aarch64 machine, or in a container of one, with "
-    "this glibc or an older one; nothing is compiled for another processor than the machine's"
+    "wheels for aarch64: run `nox -s build` on an aarch64 machine, or in a container of one, "
+    "with this glibc or an older one; wheels are compiled for this machine's processor only"
 )
 
 

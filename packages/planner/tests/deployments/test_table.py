@@ -130,5 +130,5 @@ def test_a_row_that_is_wrong_says_what_is(
 def test_two_rows_of_one_name_are_refused(folder: Path) -> None:
     for name in ("one", "two"):
         (folder / f"{name}.toml").write_text(ROW.format(**GOOD))
-    with pytest.raises(DeploymentError, match="is there twice"):
+    with pytest.raises(DeploymentError, match="exists twice"):
         all_deployments()

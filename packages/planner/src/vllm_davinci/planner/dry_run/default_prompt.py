@@ -25,7 +25,7 @@ def fitting_prompt(
 
 
 def _asked(engine_arguments: Sequence[str]) -> list[int]:
-    """The value of --max-model-len; none where it is not there, or has a unit, as 32k has."""
+    """The value of --max-model-len; empty if it is not given, or has a unit such as 32k."""
     found: list[int] = []
     for number, argument in enumerate(engine_arguments):
         name, equals, value = argument.partition("=")

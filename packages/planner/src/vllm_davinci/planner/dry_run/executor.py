@@ -133,9 +133,9 @@ class PhantomWorker(NPUWorker):
                     step.run(self.model_runner)
             except torch.OutOfMemoryError as error:
                 raise DryRunError(
-                    f"a step of {step} does not fit beside the KV cache that vLLM has planned: "
+                    f"a step of {step} does not fit beside vLLM's planned KV cache: "
                     f"{str(error).splitlines()[0]} Lower --max-num-batched-tokens, "
-                    "--gpu-memory-utilization, or --kv-cache-memory-bytes where that is given."
+                    "--gpu-memory-utilization, or --kv-cache-memory-bytes if given."
                 ) from error
             self.largest_steps[str(step)] = torch.accelerator.max_memory_allocated() - before
         del graphs

@@ -167,7 +167,7 @@ def _step_table(result: DryRun) -> Table:
 
 
 def _use_table(result: DryRun) -> Table:
-    use = Table(title="share of the step in which a resource is busy, and of communication")
+    use = Table(title="busy share of each resource, and of communication, in a step")
     busy = [n for n in _names(result.steps) if any(s.modelled.busy_ps[n] for s in result.steps)]
     for column in ("step", *busy, "communication", "tokens/s"):
         use.add_column(column, justify="left" if column == "step" else "right")
