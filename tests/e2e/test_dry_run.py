@@ -252,7 +252,7 @@ def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(
     [
         (
             ["--gpu-memory-utilization=0.7", "--kv-cache-memory-bytes=5200000000"],
-            "of npu:0 beside the weights, and the largest step takes 3.",
+            "of npu:0 after the weights, and the largest step takes 3.",
         ),
         (["--gpu-memory-utilization=0.45"], "The KV cache does not fit: one request of 8192"),
     ],

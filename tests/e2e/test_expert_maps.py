@@ -101,7 +101,7 @@ def test_bad_settings_end_the_start_with_the_key(zoo: Callable[[str], Path], tmp
         ({"expert_map_path": path}, "device_id 0, device_expert has expert 3 twice"),
         (
             {"eplb_config": {**BALANCED, "num_redundant_experts": 3}},
-            "These ranks take, as .* 0, 2,",
+            "Possible values of .* 0, 2,",
         ),
     ):
         options = {"additional_config": additional, "enable_expert_parallel": True, **TP2}

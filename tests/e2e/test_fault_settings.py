@@ -89,7 +89,7 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
                 "max_num_batched_tokens": 64,
                 "additional_config": {"dbo": {"enabled": True, "num_ubatches": 65}},
             },
-            ["dbo.num_ubatches = 65 parts", "steps of at most 64 tokens"],
+            ["dbo.num_ubatches = 65 is too large", "steps have at most 64 tokens"],
             id="more_parts_than_tokens",
         ),
         pytest.param(
@@ -99,7 +99,7 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
                     "dbo": {"enabled": True, "split": "token", "token_alignment": 48}
                 },
             },
-            ["dbo.token_alignment = 48 leaves no cut in steps of at most 64 tokens"],
+            ["dbo.token_alignment = 48 is too large: steps of at most 64 tokens"],
             id="no_cut",
         ),
         pytest.param(

@@ -273,7 +273,7 @@ def test_any_order_gives_the_tokens_of_eager_steps(
 WITHOUT: dict[str, tuple[str, set[int]]] = {
     "streams": ("2 tokens: RuntimeError: .*EE1023: 2 more streams", {3, 8}),
     "events": ("2 tokens: RuntimeError: .*EE1023: .* more events", {3, 8}),
-    "memory": ("8 tokens: 3 sizes were asked for, and the device has .* of memory left", set()),
+    "memory": ("8 tokens: 3 sizes were requested, and the device has .* of memory left", set()),
 }
 
 
@@ -289,7 +289,7 @@ def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
     for old, new in zip(before, engines.on_workers("graph_replays"), strict=True):
         assert {size for size in new if new[size] > old.get(size, 0)} == {2, 8}
     log = engines.log_text()
-    assert "Graph mode goes on without some sizes" in log
+    assert "Graph mode continues without some sizes" in log
     assert "3 tokens: another rank could not" in log
     for what, (reason, left) in WITHOUT.items():
         engines.on_workers("capture_again_without", SIZES, what)

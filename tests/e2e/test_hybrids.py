@@ -158,4 +158,4 @@ def test_what_is_not_served_beside_states_is_refused_by_name(
     zoo: Callable[[str], Path],
 ):
     said = refusal_of(zoo(NEXT), **options)
-    assert "recurrent states" in said and named in said
+    assert "recurrent state" in said and named in said

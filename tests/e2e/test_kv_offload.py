@@ -140,5 +140,7 @@ def test_what_cannot_be_kept_on_the_host_ends_the_start(
 def test_too_little_memory_of_the_host_ends_the_start(
     tiny_llama: Path, start_engine: Callable[..., EngineProcess]
 ) -> None:
-    with pytest.raises(EngineError, match=r"holds no block of the KV cache.*Give at least"):
+    with pytest.raises(
+        EngineError, match=r"is too small for one block of the KV cache.*Give at least"
+    ):
         start_engine(tiny_llama, kv_offloading_size=1e-6, **OPTIONS, **FEW_BLOCKS)

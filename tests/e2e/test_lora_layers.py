@@ -237,7 +237,7 @@ def test_experts_that_do_not_lie_in_order_take_no_adapters(
         request = LoRARequest("experts", 9, str(of_expert(tmp_path / "experts")))
         with pytest.raises(EngineError, match=r"experts\.3\.up_proj"):
             engine.add_lora(request)
-        assert "experts do not lie in order" in engine.log_text()
+        assert "experts are not in order" in engine.log_text()
 
 
 @pytest.mark.parametrize(

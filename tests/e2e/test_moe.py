@@ -316,10 +316,10 @@ def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
             SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
         )
     log = engine.log_text()
-    assert "HCCL_EXEC_TIMEOUT=60 is not below VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=20" in log
+    assert "Set HCCL_EXEC_TIMEOUT (60) below VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (20)" in log
     assert re.search(
-        r"model\.layers\.\d\.mlp\.experts: rank 0 of group 'ep' waited 14 s for the row counts "
-        "that the 2 ranks of the group send each other",
+        r"model\.layers\.\d\.mlp\.experts: rank 0 of group 'ep' timed out after 14 s "
+        "waiting for the row counts of the 2 ranks of the group",
         log,
     ), log[-8000:]
     engine.close()

@@ -115,7 +115,7 @@ def test_the_log_tells_why(engine: EngineProcess):
     for lengths in ([128, 128], [9, 9]):
         time.sleep(0.2)  # the line comes with a step, when the interval is over
         engine.generate(as_inputs(random_prompts(1, lengths)), FIRST_TOKEN)
-    lines = re.findall(r"steps decided on: (.*)", engine.log_text())
+    lines = re.findall(r"decisions by step: (.*)", engine.log_text())
     assert "2 requests, 256 tokens, 256 of them prefill, cut at 128" in "\n".join(lines)
     assert lines[-1].endswith("2 requests, 18 tokens, 18 of them prefill)")
 

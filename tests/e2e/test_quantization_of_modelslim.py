@@ -175,7 +175,7 @@ def test_weights_of_four_bits_say_what_the_same_integers_say_in_eight(
     for model in (directory, in_eight_bits(directory, tmp_path / "eight")):
         with start_engine(model, dtype="bfloat16", **options) as engine:
             found[model] = likelihood(engine, read)
-            is_unpacked = "weights are kept in 8 bits" in engine.log_text()
+            is_unpacked = "weights are stored in 8 bits" in engine.log_text()
         assert is_unpacked == (model == directory and not is_kept)
     four, eight = found.values()
     rows = IntegerReference(directory).logprobs(read)[:-1]

@@ -76,6 +76,6 @@ def test_the_option_on_a_float_checkpoint_says_how_to_make_one(
     tiny_llama: Path, start_engine: Callable[..., EngineProcess]
 ):
     with pytest.raises(
-        EngineError, match=r"needs quant_model_description\.json beside the weights"
+        EngineError, match=r"needs quant_model_description\.json next to the weights"
     ):
         start_engine(tiny_llama, quantization="ascend", **BF16)

@@ -49,8 +49,8 @@ CHANGED = {
     "paligemma": ("disable_chunked_mm_input", "enable_prefix_caching", "enable_chunked_prefill"),
 }
 WHY = {
-    "gemma3": "the tokens of an image see each other both ways",
-    "paligemma": "the tokens of a prompt with an image see each other both ways",
+    "gemma3": "tokens of an image attend bidirectionally",
+    "paligemma": "a prompt with an image attends bidirectionally",
 }
 
 

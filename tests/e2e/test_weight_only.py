@@ -138,4 +138,4 @@ def test_activation_order_ends_the_start_in_one_line(zoo: Callable[[str], Path],
     config["quantization_config"]["desc_act"] = True
     path.write_text(json.dumps(config))
     said = refusal_of(integers, dtype="bfloat16")
-    assert "gptq with desc_act, whose groups are of inputs" in said
+    assert "gptq with desc_act=true is not supported" in said

@@ -49,5 +49,5 @@ def test_an_engine_that_cannot_be_is_answered_with_the_reason():
     option = '--additional-config={"gate_eplb": true}'
     done = run_command(MODULE, "config", str(MODEL), "--", option)
     assert done.status == 1
-    assert "'gate_eplb' = true is refused: they are balanced again and again" in done.stderr
+    assert "'gate_eplb' = true is refused: they are balanced repeatedly" in done.stderr
     assert "Traceback" not in done.stderr

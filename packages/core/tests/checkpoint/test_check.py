@@ -200,7 +200,7 @@ def test_the_index_is_compared_with_the_files(checkpoint: Checkpoint, tmp_path: 
     index.write_text(json.dumps({"weight_map": {**places, "lost.weight": "model.safetensors"}}))
     assert "lost.weight: the index puts it into a file" in problems(check_checkpoint(tmp_path))
     index.write_text(json.dumps({"weight_map": {**places, "lost.weight": "part2.safetensors"}}))
-    assert "names part2.safetensors, 1 of 2 files, that are not there" in problems(
+    assert "names part2.safetensors, 1 of 2 files, which are missing" in problems(
         check_checkpoint(tmp_path)
     )
 

@@ -181,7 +181,7 @@ def test_json_without_an_end_of_its_depth_is_named(checkpoint: Path):
 def test_an_index_names_no_files_outside(name: str, checkpoint: Path):
     save_file({"a": torch.ones(1)}, checkpoint.parent / "other.safetensors")
     write(checkpoint / INDEX_NAME, {"weight_map": {WEIGHT: name}})
-    with pytest.raises(CheckpointError, match="lie in its directory"):
+    with pytest.raises(CheckpointError, match="must be in its directory"):
         tensor_files(checkpoint)
 
 

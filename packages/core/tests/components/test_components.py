@@ -102,7 +102,7 @@ def test_another_api_version_is_an_error_that_names_both(monkeypatch: pytest.Mon
 
 def test_a_provider_without_the_protocol_is_an_error(monkeypatch: pytest.MonkeyPatch):
     installed(monkeypatch, "NoKernels")
-    with pytest.raises(ComponentError, match="does not have what OpProvider asks for"):
+    with pytest.raises(ComponentError, match="does not implement OpProvider"):
         components.find(ROLE)
 
 

@@ -52,7 +52,7 @@ def test_each_worker_takes_its_own_device(local_rank: int, changes, device: int)
     ],
 )
 def test_a_rank_without_a_device_is_an_error_that_counts_them(local_rank: int, changes, count):
-    with pytest.raises(DeviceError, match=rf"which are {count}, .*ASCEND_RT_VISIBLE_DEVICES"):
+    with pytest.raises(DeviceError, match=rf"may use {count} NPUs, .*ASCEND_RT_VISIBLE_DEVICES"):
         logical_device(local_rank, parallel(**changes), num_visible=4)
 
 

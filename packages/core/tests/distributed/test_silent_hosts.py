@@ -54,7 +54,7 @@ def test_connections_that_are_new_ask_and_others_are_left_alone():
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("end", "told"),
-    [("end", "has ended"), ("cut_off", "from which nothing has come for 15 s")],
+    [("end", "has ended"), ("cut_off", "that has been silent for 15 s")],
 )
 def test_a_host_that_has_gone_is_told_within_seconds(end, told, tmp_path):
     with two_hosts() as hosts:

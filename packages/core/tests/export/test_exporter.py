@@ -138,7 +138,7 @@ def test_parts_of_one_product_get_one_input_scale(source: Path, tmp_path: Path):
 
 def test_a_quantized_source_is_refused(source: Path, tmp_path: Path):
     export(source, tmp_path / "once", "W8A8_DYNAMIC")
-    with pytest.raises(CheckpointError, match="is quantized already"):
+    with pytest.raises(CheckpointError, match="is already quantized"):
         export(tmp_path / "once", tmp_path / "twice", "W8A8_DYNAMIC")
 
 
@@ -251,7 +251,7 @@ def test_a_file_that_the_system_refuses_ends_in_one_line(source: Path, tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         with pytest.raises(
-            CheckpointError, match=r"is not written, and nothing is kept.*too large"
+            CheckpointError, match=r"is not written, and its files are removed.*too large"
         ):
             export(source, tmp_path / "out", "W8A8_DYNAMIC")
     finally:

@@ -112,7 +112,7 @@ def test_moved_scales_hold_a_budget_that_rounding_alone_breaks(planned: Planned)
     bare = planned("W8A8", float("inf"), False)
     assert bare.loss.share > 0.03
     assert set(bare.types.values()) == {"W8A8"} and not bare.folds
-    assert any("give a --budget" in warning for warning in bare.warnings)
+    assert any("set --budget" in warning for warning in bare.warnings)
     smoothed = planned("W8A8", 0.03, True)
     assert smoothed.loss.share <= 0.03
     assert set(smoothed.types.values()) == {"W8A8"}

@@ -86,7 +86,7 @@ def test_nothing_is_set_unless_asked(mixture: Path):
     ("balance", "ranks", "told"),
     [
         ({}, {"enable_expert_parallel": False}, "add --enable-expert-parallel"),
-        ({}, {"tensor_parallel_size": 1}, "there is one. Raise --tensor-parallel-size"),
+        ({}, {"tensor_parallel_size": 1}, "there is only one. Raise --tensor-parallel-size"),
         ({"use_async": True, "communicator": "torch_nccl"}, {}, "Use 'torch_gloo'"),
     ],
 )

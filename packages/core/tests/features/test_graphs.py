@@ -109,7 +109,7 @@ def with_mode(mode: CUDAGraphMode) -> VllmConfig:
         (
             CUDAGraphMode.FULL_AND_PIECEWISE,
             CUDAGraphMode.FULL_DECODE_ONLY,
-            "needs the model compiled",
+            "need a compiled model",
         ),
         (CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE, "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
     ],
@@ -144,7 +144,7 @@ def test_variables_with_which_nothing_can_be_captured_are_errors(environ: dict[s
     ("changes", "reason"),
     [
         ({}, None),
-        ({"runner_type": "pooling"}, "a pooling model decodes nothing"),
+        ({"runner_type": "pooling"}, "a pooling model does not decode"),
         ({"dbo": {"enabled": True, "decode": True}}, None),
         ({"environ": {"ASCEND_LAUNCH_BLOCKING": "1"}}, "ASCEND_LAUNCH_BLOCKING is set"),
     ],

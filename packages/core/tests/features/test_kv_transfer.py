@@ -63,7 +63,7 @@ def test_our_connector_takes_the_place_of_vllms_and_is_told(connector: str):
     asked = asked_for(connector)
     told = [setting.told() for setting in settle_kv_transfer(config(asked))]
     assert (asked.kv_connector, asked.kv_buffer_device) == (NIXL.connector, "cpu")
-    assert f"in place of '{connector}'" in told[0]
+    assert f"replaces '{connector}'" in told[0]
     assert settle_kv_transfer(config(asked)) == []
 
 
@@ -92,7 +92,7 @@ def test_mooncakes_pages_go_by_tcp_which_is_told(monkeypatch: pytest.MonkeyPatch
     told = [setting.told() for setting in settle_kv_transfer(config(asked))]
     assert asked.kv_connector == MOONCAKE.connector
     assert asked.kv_connector_extra_config == {"mooncake_protocol": "tcp"}
-    assert "in place of 'MooncakeConnector'" in told[0] and "mooncake_protocol" in told[1]
+    assert "replaces 'MooncakeConnector'" in told[0] and "mooncake_protocol" in told[1]
     assert settle_kv_transfer(config(asked)) == []
 
 

@@ -122,7 +122,7 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
         (
             {"tp": 2},
             {"dbo.enabled": True},
-            "enable_multistream_moe = false: no token travels",
+            "enable_multistream_moe = false: no transfer of tokens",
         ),
         (
             {"tp": 2},

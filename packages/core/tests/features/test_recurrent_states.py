@@ -81,7 +81,7 @@ def test_what_is_asked_for_is_refused_by_its_option(named: str):
     part, field, value = CHANGES[named]
     setattr(getattr(config, part) if part else config, field, value)
     said = refused(config)
-    assert named in said and ("recurrent states" in said or "states)" in said)
+    assert named in said and ("recurrent state" in said or "states)" in said)
 
 
 def test_drafts_are_taken_that_come_after_the_host_knows_what_was_kept():

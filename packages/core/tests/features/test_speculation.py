@@ -181,7 +181,7 @@ def test_a_draft_model_may_be_smaller():
 @pytest.mark.parametrize("name", ["DeepSeekMTPModel", "Qwen3NextMTP"])
 def test_a_draft_model_of_which_vllm_reads_a_layer_is_refused(name: str):
     drafter = model(architectures=[name])
-    with pytest.raises(ConfigurationError, match=f"{name} is all that vLLM reads of it"):
+    with pytest.raises(ConfigurationError, match=f"vLLM reads only {name} of it"):
         check_speculation(asked("draft_model", draft_model_config=drafter))
 
 

@@ -22,7 +22,7 @@ from vllm_davinci_testing.engines.model_zoo import write_tokenizer
         ("hrm_text", "HrmTextForCausalLM", "prompts of text that see themselves both ways"),
         # vLLM looks at each architecture's definition once, in a process of its own.
         pytest.param(
-            *("hy_v4", "HYV4ForCausalLM", r"a definition for NPUs \(vLLM's is of kernels of CUDA"),
+            *("hy_v4", "HYV4ForCausalLM", r"a definition for NPUs \(vLLM's needs kernels of CUDA"),
             marks=pytest.mark.thorough,
         ),
         ("inkling_text", "InklingForCausalLM", "a definition for NPUs"),

@@ -111,6 +111,6 @@ def test_experts_that_cannot_be_cut_are_refused_with_the_sizes_that_are_possible
     check_intermediate_size("mlp.experts", 768, ExpertLayout(16, 8))
     with pytest.raises(
         ConfigurationError,
-        match=r"mlp\.experts: .* size 36 .* 8 ranks each. Of 16 ranks, 1, 2, 4 can share an expert",
+        match=r"mlp\.experts: .* size 36 .* 8 ranks. Of 16 ranks, 1, 2, 4 can share an expert",
     ):
         check_intermediate_size("mlp.experts", 36, ExpertLayout(16, 8))

@@ -81,7 +81,7 @@ def with_value(key: str, value: object) -> dict[str, Any]:
         (with_value("device_count", "2"), r"layer_list\.0\.device_count .*integer"),
         (with_value("device_count", 4), r"layer_list\.0\.device_count is 4 .*among 2 ranks"),
         (with_value("layer_id", 0), rf"layer_list has 0 entries with layer_id {LAYER}"),
-        (with_experts([5, 2], [1, 3, 0]), r"layer_list\.0\.device_list has 5 experts in all"),
+        (with_experts([5, 2], [1, 3, 0]), r"layer_list\.0\.device_list has 5 experts in total"),
         (with_experts([5, 2], [1, 3, 0, 4]), "device_id 0, device_expert has 2 .* needs 3"),
         (with_experts([5, 2, 4], [1, 3, 0, 5]), "device_id 0, device_expert has 3 .* needs 3.5"),
         (with_experts([5, 2, 6], [1, 3, 0]), "has expert 6, not in 0 to 5"),

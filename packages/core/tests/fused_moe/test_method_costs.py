@@ -58,7 +58,7 @@ def test_each_step_takes_the_fastest_way(
     choice = rule(costs).choose(max_tokens, num_ubatches)
     assert choice.method is method
     other = {"all_gather": "all_to_all", "all_to_all": "all_gather"}[method.value]
-    assert choice.reason == f"by its costs the step takes longer with {other} (modelled)"
+    assert choice.reason == f"by its step times it is faster than {other} (modelled)"
 
 
 def test_a_method_that_was_asked_for_stays(costs: MethodCosts):
@@ -77,12 +77,12 @@ def test_costs_of_one_method_decide_nothing(costs: MethodCosts):
 def test_a_file_without_durations_by_method_is_refused(tmp_path: Path, content: str):
     file = tmp_path / "costs.json"
     file.write_text(content)
-    with pytest.raises(ConfigurationError, match="has no durations by method"):
+    with pytest.raises(ConfigurationError, match="has no step times by method"):
         MethodCosts.read(file)
 
 
 def test_sizes_that_do_not_rise_are_refused(tmp_path: Path):
     file = tmp_path / "costs.json"
     file.write_text(json.dumps({**CONTENT, "decodes": CONTENT["decodes"][::-1]}))
-    with pytest.raises(ConfigurationError, match="expected them rising"):
+    with pytest.raises(ConfigurationError, match="expected ascending sizes"):
         MethodCosts.read(file)

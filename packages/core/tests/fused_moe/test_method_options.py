@@ -58,7 +58,7 @@ def rule(
             2,
             9,
             CommunicationMethod.ALL_GATHER,
-            "2 ranks of an expert are in several DP ranks",
+            "2 ranks of an expert belong to several DP ranks",
         ),
         (2, 2, 2, 8, CommunicationMethod.ALL_GATHER, f"the host should not wait, and {REASON}"),
         (2, 2, 1, 9, CommunicationMethod.ALL_TO_ALL, "among 4 ranks, and the step has a prefill"),
@@ -131,13 +131,13 @@ A2, A3, BF16 = "Ascend910B3", "Ascend910_9391", torch.bfloat16
         (A3, BF16, 7168, 2, 256, 8, None),
         (A3, BF16, 512, 2, 256, 8, "take hidden sizes 1024 to 8192, .* is 512"),
         (A3, torch.float32, 7168, 2, 256, 8, "the model computes in float32"),
-        (A3, BF16, 7168, 2, 256, 17, "up to 16 experts of a token, and there are 17"),
+        (A3, BF16, 7168, 2, 256, 17, "up to 16 experts per token, and there are 17"),
         (A3, BF16, 7168, 2, 1026, 8, "up to 1024 experts, and there are 1026"),
         (A3, BF16, 7168, 768, 1024, 8, None),
         (A2, torch.float16, 7168, 16, 256, 8, None),
         (A2, torch.float16, 7168, 8, 64, 8, "take 16, 32, 64, 128, 256 ranks, .* among 8"),
         (A2, torch.float16, 72, 16, 64, 8, "32 to 7168 in steps of 32, .* is 72"),
-        (A2, torch.float16, 7168, 16, 512, 8, "up to 24 experts of a rank, and there are 32"),
+        (A2, torch.float16, 7168, 16, 512, 8, "up to 24 experts per rank, and there are 32"),
         (A2, torch.float16, 7168, 64, 576, 8, "up to 512 experts, and there are 576"),
         ("Ascend310P3", torch.float16, 4096, 2, 64, 8, "Ascend310P has no fused launches"),
     ],
@@ -249,4 +249,6 @@ def test_a_method_asked_for_on_one_dp_rank_is_said_to_have_no_effect(
     finally:
         selector.logger.removeHandler(caplog.handler)
     (message,) = {record.getMessage() for record in caplog.records}
-    assert f"'moe_communication' = {forced.value!r} has no effect: one DP rank's" in message
+    assert (
+        f"'moe_communication' = {forced.value!r} has no effect: all ranks of one DP rank" in message
+    )

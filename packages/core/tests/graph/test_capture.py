@@ -21,7 +21,7 @@ def test_the_start_ends_with_the_reasons_where_that_is_asked_for():
     with pytest.raises(
         DeviceError,
         match=r"Not all graphs were captured: 8 tokens: RuntimeError: no memory; 16 tokens: .*"
-        "Ask for fewer or smaller sizes",
+        "Request fewer or smaller sizes",
     ):
         give_up(on_capture_failure="stop", enabled=True)
 
@@ -32,5 +32,5 @@ def test_else_it_goes_on_without_them_and_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(capture.logger, "warning", lambda text, *values: told.append(text % values))
     give_up()
     (line,) = told
-    assert line.startswith("Graph mode goes on without some sizes")
+    assert line.startswith("Graph mode continues without some sizes")
     assert "8 tokens: RuntimeError: no memory" in line

@@ -35,7 +35,7 @@ def test_a_plan_over_a_limit_keeps_what_fits_and_says_why(
 ):
     kept = PLAN.within(limits)
     assert kept.sizes == sizes
-    assert f"5 sizes were asked for, and the device has {what}" in kept.told()
+    assert f"5 sizes were requested, and the device has {what}" in kept.told()
 
 
 def test_a_device_that_can_hold_no_graph_is_an_error():

@@ -16,7 +16,7 @@ def test_places_are_numbers_of_tokens():
 
 
 def test_outputs_and_places_that_differ_are_named():
-    with pytest.raises(ValueError, match="have 2 tokens, and the prompts have places for 3"):
+    with pytest.raises(ValueError, match="have 2 tokens, and the prompts have 3 placeholders"):
         places_of([torch.zeros(2, 4)], MASK)
 
 

@@ -113,7 +113,7 @@ def test_a_tensor_without_a_place_is_named_with_its_layers_entry(types: dict[str
     error = KeyError("p.weight_scale")
     text = describe_failure("hub/model", QuantDescription.parse(types), error)
     assert text is not None
-    assert f"has p.weight_scale, for which the model has no place: p.weight {told}" in text
+    assert f"has p.weight_scale, which the model does not have: p.weight {told}" in text
     assert describe_failure("hub/model", QuantDescription.parse(types), ValueError("other")) is None
 
 

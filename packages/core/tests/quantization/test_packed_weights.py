@@ -70,7 +70,7 @@ def test_integers_keep_what_they_stand_for(
         ("gptq", {"desc_act": True}, "desc_act"),
         ("gptq", {"bits": 3}, "weights of 3 bits"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
-        ("gptq", {"dynamic": {r"+:.*mlp.*": {"bits": 8}}}, "settings of its own"),
+        ("gptq", {"dynamic": {r"+:.*mlp.*": {"bits": 8}}}, "separate settings"),
     ],
 )
 def test_formats_that_are_not_read_are_refused_in_one_line(

@@ -71,7 +71,9 @@ def test_other_operators_that_read_or_write_integers_are_refused():
         lambda: torch._foreach_add_([projected], 1),
         lambda: SiluAndMul()(projected) + 0,
     ):
-        with pytest.raises(UnsupportedFeatureError, match="an activation that is kept as integers"):
+        with pytest.raises(
+            UnsupportedFeatureError, match="an activation that is stored as integers"
+        ):
             use()
     assert not values.any()
 

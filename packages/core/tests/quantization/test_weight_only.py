@@ -234,10 +234,10 @@ def test_experts_equal_their_definition(dtype: torch.dtype, kind: str, group_siz
 @pytest.mark.parametrize(
     ("group_size", "sizes", "told"),
     [
-        (16, (IN, OUT), "a scale per 16 entries are not available"),
-        (48, (96, OUT), "a scale per 48 entries are not available"),
-        (64, (96, OUT), "96 inputs on a rank are not divided by groups of 64"),
-        (32, (64, 12), "4-bit weights of 64 x 12: 12 is not divided by 8"),
+        (16, (IN, OUT), "a scale per 16 entries of a weight"),
+        (48, (96, OUT), "a scale per 48 entries of a weight"),
+        (64, (96, OUT), "96 inputs on a rank are not a multiple of the group size 64"),
+        (32, (64, 12), "4-bit weights of 64 x 12: 12 is not a multiple of 8"),
         (0, (65536, OUT), "the most on a side is 65535"),
     ],
 )
@@ -250,7 +250,7 @@ def test_weights_that_the_operator_does_not_take_are_refused(
 
 
 def test_eight_bit_weights_of_experts_in_groups_are_refused():
-    told = "experts' 8-bit weights with a scale per 32 entries are not available"
+    told = "a scale per 32 entries of experts' 8-bit weights is not supported"
     assert told in (refusal(8, 32, 64, OUT, is_expert=True) or "")
     assert refusal(8, 64, 64, OUT, is_expert=True) is None
     assert refusal(8, 32, 64, OUT) is None

@@ -1,4 +1,4 @@
-"""Everything vLLM asks of a platform, answered for the Ascend NPU."""
+"""The vLLM platform for Ascend NPUs."""
 
 import vllm  # noqa: F401  first: importing vLLM loads its platform, which is in this package
 

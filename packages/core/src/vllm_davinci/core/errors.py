@@ -3,7 +3,7 @@
 import importlib.metadata
 
 DISTRIBUTION = "vllm-davinci-core"
-# As messages name it: patch releases add no feature.
+# As shown in messages: patch releases add no feature.
 RELEASE = f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION).rpartition('.')[0]}"
 
 
@@ -12,7 +12,7 @@ class CoreError(Exception):
 
 
 class ConfigurationError(CoreError, ValueError):
-    """A setting is unknown, ill-typed, contradicts another one or is not in this release."""
+    """A setting is unknown, ill-typed, contradictory or not in this release."""
 
 
 class UnsupportedFeatureError(CoreError, ValueError):
@@ -24,11 +24,11 @@ class CheckpointError(CoreError, ValueError):
 
 
 class DeviceError(CoreError, RuntimeError):
-    """The device is absent, too small, or was asked for more than it has."""
+    """The device is absent, too small, or lacks a requested resource."""
 
 
 class RankFaultError(CoreError, RuntimeError):
-    """One rank's error ended a step that other ranks went on with, or one rank has gone."""
+    """A rank's error or end stopped a step that other ranks continued."""
 
 
 class ComponentError(CoreError, RuntimeError):

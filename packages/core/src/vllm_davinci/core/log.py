@@ -1,4 +1,4 @@
-"""Loggers that print, and lines of vLLM's that mean nothing on this platform."""
+"""Loggers that print, and filters for vLLM's messages that are irrelevant on this platform."""
 
 import atexit
 import logging
@@ -10,23 +10,22 @@ from typing import Any
 
 from vllm.logger import init_logger as _init_vllm_logger  # noqa: TID251  the one place
 
-# Logger -> beginnings of warnings, as they stand in vLLM's source. Each would come from every
-# process of an engine, about a choice that this platform makes and no user can.
+# Logger -> prefixes of warnings in vLLM's source. Every process of an engine would log them, about
+# choices that this platform makes and users cannot change.
 WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     "vllm.config.vllm": (
         # Nothing is compiled, whatever the settings.
         "Inductor compilation was disabled by user settings",
-        # The V1 runner is the one that is served (core.model_runner); V2 is refused.
+        # The V1 runner is served (core.model_runner); V2 is refused.
         "Model Runner V2 requires Triton",
     ),
-    # Of our own scheduler (core.scheduler), which is asynchronous where vLLM's is.
+    # About our own scheduler (core.scheduler), which is asynchronous if vLLM's is.
     "vllm.config.scheduler": ("Using custom scheduler class %s",),
 }
 
-# Logger -> beginning of a warning of a program that ends with its engine, and for how many seconds
-# after the program's end has begun it means nothing. Two threads of vLLM wait for the engine's
-# process, and one of them may miss its end, which the other takes. Before vLLM kills, it waits
-# longer than END_S.
+# Logger -> prefix of a warning that is irrelevant during a program's end, and for how many seconds
+# after the end has begun. Two threads of vLLM wait for the engine's process, and one may miss its
+# end because the other reaps it. Before vLLM kills, it waits longer than END_S.
 END_S = 4.0
 NOT_AT_THE_END: dict[str, tuple[str, float]] = {
     "vllm.v1.engine.core_client": (
@@ -41,20 +40,20 @@ _end_began_at: float | None = None
 def init_logger(name: str) -> Any:
     """A logger with vLLM's level, format and `*_once` methods.
 
-    vLLM configures the logger `vllm` and those below it, and no others.
+    vLLM configures only the logger `vllm` and its descendants.
 
     name: the module's `__name__`
     """
     return _init_vllm_logger(f"vllm.{name}")
 
 
-# How often work that takes long says that it goes on.
+# Interval of progress messages of long work.
 SAYS_EVERY_S = 10.0
 
 
 @contextmanager
 def progress(logger: Any, work: str, is_said: bool = True) -> Iterator[None]:
-    """Says that this work begins, and now and then that it goes on.
+    """Logs that this work begins, and at intervals that it continues.
 
     work:    begins a sentence, as in "The profile run"
     is_said: False for the other ranks of an engine
@@ -67,7 +66,7 @@ def progress(logger: Any, work: str, is_said: bool = True) -> Iterator[None]:
 
     def say() -> None:
         while not is_done.wait(SAYS_EVERY_S):
-            logger.info("%s goes on: %.0f s so far.", work, time.monotonic() - begun_s)
+            logger.info("%s continues: %.0f s so far.", work, time.monotonic() - begun_s)
 
     logger.info("%s begins.", work)
     threading.Thread(target=say, name="progress", daemon=True).start()
@@ -78,13 +77,13 @@ def progress(logger: Any, work: str, is_said: bool = True) -> Iterator[None]:
 
 
 def leave_out_what_means_nothing() -> None:
-    """Keeps those warnings out of this process's log. Idempotent."""
+    """Filters those warnings from this process's log. Idempotent."""
     for name in WITHOUT_MEANING_HERE:
         logging.getLogger(name).addFilter(_means_something)
     for name in NOT_AT_THE_END:
         logging.getLogger(name).addFilter(_is_of_running_program)
     atexit.unregister(_begin_end)
-    atexit.register(_begin_end)  # runs before what vLLM has registered, which ends engines
+    atexit.register(_begin_end)  # runs before vLLM's registered functions, which end engines
 
 
 def _means_something(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""A thin subclass of vLLM's V1 runner, which calls the parts of a step in their order."""
+"""A thin subclass of vLLM's V1 runner that calls the parts of a step in order."""
 
 import gc
 from collections.abc import Callable
@@ -56,13 +56,13 @@ from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
 
 class NPUModelRunner(AdapterRunner, BalancingRunner):
-    """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
+    """Runs one step: vLLM prepares the batch and samples, the parts here run it on the NPU.
 
-    vLLM's `execute_model` and `sample_tokens` call the overridden methods in the order in which
-    they stand here. A part knows no other part; what one needs of another passes through here.
+    vLLM's `execute_model` and `sample_tokens` call the overridden methods in the order of this
+    file. Parts do not know each other; data between them passes through here.
     """
 
-    # Created anew by vLLM under these names.
+    # vLLM creates them anew under these names.
     model: Any
     num_prompt_logprobs: dict[str, int]
     prepare_inputs_event: torch.Event | None
@@ -95,20 +95,21 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
             self.uses_mrope
             or self.enable_prompt_embeds
             or self.speculative_config is not None
-            or self.cache_config.kv_sharing_fast_prefill  # wants indices of the sampled rows
+            or self.cache_config.kv_sharing_fast_prefill  # needs indices of the sampled rows
         )
         if self.use_async_scheduling or self.parallel_config.pipeline_parallel_size > 1:
-            # A stage that hands its output on waits for no device either. Without this, the host
-            # fills the next step's inputs into memory that the copies of this one still read.
+            # A pipeline stage that passes its output on does not wait for its device either.
+            # Without this, the host would fill the next step's inputs into memory that this step's
+            # copies still read.
             self.prepare_inputs_event = CopiedEvent()
         self._map_slots()
 
         self._is_real_step = False
-        self._planned = WHOLE  # how the step is run that is being prepared
+        self._planned = WHOLE  # the execution plan of the step being prepared
         self._output_copy = OutputCopy()
-        self._has_failed = False  # the newest step, and there is nothing to sample
+        self._has_failed = False  # the newest step, with nothing to sample
         self._output_plan: OutputPlan | None = None  # of a quantized model
-        self._is_settled = True  # nothing is left on the device of a step that raised
+        self._is_settled = True  # nothing of a failed step is left on the device
 
     # --- the start: weights, KV cache, graphs ------------------------------------------------
 
@@ -126,11 +127,11 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         self._host_values = host_values(model, self.device)
         if self.split_forward is not None:
             self.split_forward.prepare(model)
-        if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
+        if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own method uses torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's; what follows from the weights follows in the same memory."""
+        """vLLM's method; tensors derived from the weights are updated in the same memory."""
         refuse_new_weights(self.vllm_config)
         super().reload_weights(*args, **kwargs)
 
@@ -138,13 +139,13 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         return self._kv_cache_memory.operator_specs(super().get_kv_cache_spec())
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, of a model whose operators have their output kinds already."""
+        """vLLM's method, after the operators' output kinds have been resolved."""
         self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
         super().profile_run(*args, **kwargs)
         self.graphs.measure_workspaces()
 
     def measure_steps(self) -> int:
-        """Bytes that the largest steps in ubatches take at most; 0 where none is split."""
+        """Most bytes that the largest steps in ubatches take; 0 if none is split."""
         if not self.splitter.splits:
             return 0
         step = small_kv_cache(self, self.max_num_tokens)
@@ -156,7 +157,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
     def initialize_metadata_builders(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> None:
-        """A builder keeps state of the batch it built for, so each ubatch has its own."""
+        """Gives each ubatch its own builders, which keep state of the batch they built for."""
         self.splitter.look_at_cache(kv_cache_config)
         with self.splitter.builder_per_ubatch():
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
@@ -189,7 +190,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         return {name: first_part(cache) for name, cache in caches.items()}
 
     def _init_kv_zero_meta(self) -> None:
-        """Nothing to prepare: `_zero_block_ids` indexes the caches directly."""
+        """Does nothing: `_zero_block_ids` indexes the caches directly."""
 
     def capture_model(self) -> int:
         if self._output_plan is not None:
@@ -204,8 +205,8 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_settled:
-            # A whole step ends with a wait for its tokens. One that raised has not come to it, and
-            # its copies may still read the memory that this step's inputs are written into.
+            # A whole step ends with a wait for its tokens. A failed step did not reach it, and its
+            # copies may still read the memory into which this step's inputs are written.
             torch_npu.npu.synchronize(self.device)
         for layer in self._mla_layers:
             layer.follow_weights()
@@ -218,7 +219,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         return output
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Callable[..., Any] | None:
-        """Brings the batch up to date: blocks of the cache first, which requests get copies of."""
+        """Updates the batch: first the cache blocks, of which requests get copies."""
         scheduler_output = self._kv_cache_memory.copied(scheduler_output)
         if not (
             self._has_plain_inputs
@@ -243,7 +244,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The rows that are sampled, metadata of speculation, and most tokens of a request."""
+        """Returns the sampled rows, metadata of speculation, and the most tokens of a request."""
         if (
             self._has_plain_inputs
             and self._pp_recv_work is None
@@ -264,7 +265,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         *args: Any,
         **kwargs: Any,
     ) -> Execution:
-        """Plans the step. vLLM is always answered that it is not split."""
+        """Plans the step. Always tells vLLM that it is not split."""
         determine = super()._determine_batch_execution_and_padding
         if not self.splitter.is_needed:
             return determine(num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs)
@@ -307,15 +308,15 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
     def _gather_mm_embeddings(
         self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The encoder's outputs [tokens, hidden_size] of the step, and which of its tokens they
-        are: int64 numbers on the device, or vLLM's mask [tokens]."""
+        """The encoder's outputs [tokens, hidden_size] of the step, and the tokens they belong to:
+        int64 indices on the device, or vLLM's mask [tokens]."""
         embeddings, mask = super()._gather_mm_embeddings(scheduler_output, shift_computed_tokens)
         return embeddings, self._encoder_places.of_step(embeddings, mask)
 
     def _prepare_padding_mask(
         self, num_tokens_unpadded: int, num_tokens_padded: int
     ) -> torch.Tensor:
-        """vLLM's, without its two launches where the step before had as many rows."""
+        """vLLM's mask, without its two launches if the previous step had the same row counts."""
         if self._steady_decode.has_mask(num_tokens_unpadded, num_tokens_padded):
             return self.is_padding[:num_tokens_padded]
         return super()._prepare_padding_mask(num_tokens_unpadded, num_tokens_padded)
@@ -326,7 +327,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         return self._forward_as_planned(*args, **inputs)
 
     def _forward_as_planned(self, *args: Any, **inputs: Any) -> Any:
-        """The model's output for the step: of all of it at once, or of its ubatches in turn."""
+        """The model's output for the step, computed whole or in alternating ubatches."""
         model = self.get_model()
         if self._planned.split is None or self.split_forward is None:
             return model(*args, **inputs)
@@ -335,7 +336,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
     def run_dummy_step(
         self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
     ) -> None:
-        """An eager step of nothing, as ubatches where it is split: vLLM's own calls the model.
+        """Runs an eager step without requests, in ubatches if it is split; vLLM calls the model.
 
         query_lens: new tokens of each request, dealt out as vLLM does; seq_lens: all its tokens
         """
@@ -358,17 +359,17 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
     # --- its tokens --------------------------------------------------------------------------
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """Samples. Returns None after a step that raised: vLLM's engine raises its error then,
-        which an empty output would hide."""
+        """Samples. Returns None after a failed step, so that vLLM's engine raises the step's error
+        instead of hiding it behind an empty output."""
         if self._has_failed:
             self._has_failed = False
             return None
         return self._output_copy.keep(super().sample_tokens(*args, **kwargs), self._early_tokens)
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        """Samples; penalties and bad words take the newest tokens from the device.
+        """Samples; penalties and bad words read the newest tokens from the device.
 
-        vLLM waits here until those of the step before are on the host.
+        vLLM's method would wait here until the previous step's tokens are on the host.
         """
         batch = self.input_batch
         if spec_decode_metadata is not None or not TokenHistory.is_needed_by(batch):
@@ -385,7 +386,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         hidden_states: torch.Tensor,
         num_scheduled_tokens: int,
     ) -> Any:
-        """vLLM's. Where every request gets one token, those of all are written at once."""
+        """vLLM's method. If every request gets one token, all are written at once."""
         batch = self.input_batch
         discarded = self.discard_request_mask.np[: batch.num_reqs]
         if self.speculative_config is not None or not gets_one_token_each(
@@ -403,16 +404,16 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         return {}, None, logprobs, tokens, prompt_logprobs, requests, row_of_request, []
 
     def _get_prompt_logprobs_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """vLLM's; with adapters one request at a time, whose rows are all of one adapter."""
+        """vLLM's method; with adapters, one request at a time, so that all rows use one adapter."""
         if not self.lora_config or not self.num_prompt_logprobs:
             return super()._get_prompt_logprobs_dict(*args, **kwargs)
         compute = super()._get_prompt_logprobs_dict
         return prompt_logprobs(self, self.lora_manager, lambda: compute(*args, **kwargs))
 
     def shutdown(self) -> None:
-        """vLLM's, without its search for garbage: the engine core does one, or the process ends."""
-        # The worker has just unfrozen all that was imported, which takes half a second to walk
-        # through; a forked worker would copy it, too.
+        """vLLM's, without garbage collection: the engine core does it, or the process ends."""
+        # The worker has just unfrozen all imported objects, which take half a second to traverse; a
+        # forked worker would copy them, too.
         gc.freeze()
         self.graphs.destroy()
         self.splitter.log()

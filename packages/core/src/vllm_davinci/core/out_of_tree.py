@@ -70,7 +70,7 @@ from vllm_davinci.core.quantization.vllm_methods import register as register_qua
 from vllm_davinci.core.sleep_mode.backend import register as register_sleep_backend
 from vllm_davinci.core.weight_transfer.registration import register as register_weight_transfer
 
-# class name in vLLM -> class that is instantiated in its place
+# class name in vLLM -> class that replaces it
 LAYERS: dict[str, type] = {
     RMSNorm.__name__: NPURMSNorm,
     SiluAndMul.__name__: NPUSiluAndMul,
@@ -101,7 +101,7 @@ LAYERS: dict[str, type] = {
 
 
 def register() -> None:
-    """Registers out-of-tree layers, quantization and models. Idempotent, and touches no device.
+    """Registers out-of-tree layers, quantization and models. Idempotent; does not touch the device.
 
     vLLM calls this in every process, through its general plugins, before any model is built.
     """

@@ -1,4 +1,4 @@
-"""NPUPlatform: what vLLM asks of a device, answered. Importing this touches no device."""
+"""NPUPlatform: vLLM's interface to the device. Importing it touches no device."""
 
 import os
 from datetime import timedelta
@@ -79,9 +79,9 @@ class NPUPlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        """Bytes of device memory. Before the device is in use: as the table of chips says.
+        """Bytes of device memory; before the device is in use, from the chip table.
 
-        The front end asks, to choose default batch sizes, and must not occupy a device.
+        The front end calls this for default batch sizes and must not occupy a device.
         """
         if not npu.is_initialized():
             return soc_of(_device_name(device_id)).memory_bytes
@@ -89,7 +89,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
-        return None  # a number here would select CUDA's code paths
+        return None  # a number here would select CUDA code paths
 
     @classmethod
     def num_compute_units(cls, device_id: int = 0) -> int:
@@ -123,8 +123,8 @@ class NPUPlatform(Platform):
         if dtype not in soc.dtypes:
             names = ", ".join(str(known).removeprefix("torch.") for known in soc.dtypes)
             raise DeviceError(
-                f"{_device_name(0)} does not compute in {str(dtype).removeprefix('torch.')}. "
-                f"Start with --dtype and one of: {names}."
+                f"--dtype: {_device_name(0)} does not compute in "
+                f"{str(dtype).removeprefix('torch.')}. Start with --dtype and one of: {names}."
             )
 
     def is_sleep_mode_available(self) -> bool:
@@ -134,7 +134,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def import_kernels(cls) -> None:
-        """vLLM's own compiled operators are for other devices."""
+        """Does nothing: vLLM's own compiled operators are for other devices."""
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
@@ -192,7 +192,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:
-        """Several attention layers of one index are no problem: caches are bound by name."""
+        """Accepts several attention layers with one index: caches are bound by name."""
 
     @classmethod
     def stateless_init_device_torch_dist_pg(
@@ -204,20 +204,20 @@ class NPUPlatform(Platform):
         timeout: timedelta,
     ) -> "ProcessGroup":
         raise UnsupportedFeatureError(
-            f"not available in {RELEASE}: process groups that grow and shrink (elastic expert "
-            "parallelism). Start without --enable-elastic-ep."
+            f"--enable-elastic-ep (elastic expert parallelism) is not supported in {RELEASE}. "
+            "Remove it."
         )
 
     @classmethod
     def log_warnings(cls) -> None:
-        """Comes after each configuration of logging, which takes handlers away."""
+        """Logs warnings after each logging configuration, which removes handlers."""
         fail_when_engine_dies()
 
     # --- configuration ---------------------------------------------------------------------
 
     @classmethod
     def validate_environ(cls, hard_fail: bool) -> None:
-        """Does as vLLM's does, which does not know the variables of other Ascend plugins.
+        """Extends vLLM's check, which does not know the variables of other Ascend plugins.
 
         hard_fail: raise ConfigurationError instead of a warning for each (vLLM's
                    --fail-on-environ-validation)
@@ -257,9 +257,9 @@ class NPUPlatform(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
+        """Refuses what this release does not support, sets what the NPU needs. Idempotent."""
         take_over_signals(vllm_config.shutdown_timeout)
-        # An engine's processes get the resolved configuration, and have nothing new to tell.
+        # Engine processes get the resolved configuration and have nothing new to log.
         is_new = not is_resolved(vllm_config)
         resolution = resolve(vllm_config, may_make=not is_described())
         engine = Engine(vllm_config, resolution.config)

@@ -1,7 +1,7 @@
-"""Where vLLM leaves no hook: what core does instead, why, and when it can go.
+"""Deviations where vLLM has no hook: what core does, why, and when the deviation can be removed.
 
-None of these assigns to a vLLM module; tests/contract compares every module before and after, and
-holds this table against the code on both sides (tests/contract/test_upstream_overrides.py).
+None of them assigns to a vLLM module; tests/contract compares every module before and after, and
+checks this table against the code on both sides (tests/contract/test_upstream_overrides.py).
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 class Override:
     """One deviation from vLLM's hooks.
 
-    where:    what does it: modules of core, with a class and its methods where they override
-              vLLM's private ones
-    upstream: file of vLLM -> the names in it that this rests on
+    where:    modules of core that implement it, with class and methods if they override vLLM's
+              private ones
+    upstream: file of vLLM -> the names in it on which this depends
     """
 
     what: str
@@ -28,24 +28,24 @@ RUNNER_V2 = "v1/worker/gpu/model_runner.py"
 
 OVERRIDES: tuple[Override, ...] = (
     Override(
-        what="torch.cuda.{Stream, Event, stream, current_stream, ...} name torch.npu's",
+        what="torch.cuda.{Stream, Event, stream, current_stream, ...} point to torch.npu's",
         where=("core.device.torch_cuda_names:install",),
-        why="the V1 runner spells them out for asynchronous scheduling",
+        why="the V1 runner names them literally for asynchronous scheduling",
         upstream={RUNNER: ("AsyncGPUModelRunnerOutput", "torch.cuda.Stream")},
         goes_when="the V1 runner uses torch.Stream and torch.Event",
     ),
     Override(
-        what="the model of full graphs is wrapped, and its sizes captured, by our own",
+        what="our own classes wrap the model for full graphs and capture its sizes",
         where=("core.graph.capture:GraphCapture", "core.graph.wrapper:NPUGraphWrapper"),
         why="the V1 runner names CUDAGraphWrapper, which captures torch.cuda's graphs",
         upstream={
             RUNNER: ("CUDAGraphWrapper(", "_warmup_and_capture", "capture_model"),
             "compilation/cuda_graph.py": ("class CUDAGraphWrapper", "torch.cuda.CUDAGraph()"),
         },
-        goes_when="the runner asks get_static_graph_wrapper_cls for full graphs too",
+        goes_when="the runner uses get_static_graph_wrapper_cls for full graphs too",
     ),
     Override(
-        what="parts of the V2 runner are taken over where it assigns them to its attributes",
+        what="parts of the V2 runner are replaced when it assigns them to its attributes",
         where=(
             "core.runner.adoption:adopted",
             "core.runner.model_runner:NPUModelRunner",
@@ -81,12 +81,12 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="a platform can name the parts of the V2 runner",
     ),
     Override(
-        what="the V2 runner's cache is laid out anew in the memory that vLLM has allocated",
+        what="the V2 runner's cache is laid out again in the memory that vLLM has allocated",
         where=(
             "core.runner.model_runner:NPUModelRunner.kv_caches",
             "core.runner.model_runner:NPUModelRunner._init_kv_zero_meta",
         ),
-        why="vLLM's views have no room for keys and values in two halves, which the operators take",
+        why="vLLM's views cannot hold keys and values in two halves, which the operators require",
         upstream={
             RUNNER_V2: ("kv_caches_dict = init_kv_cache(", "def _init_kv_zero_meta"),
             "v1/worker/utils.py": ("def allocate_kv_cache", "buf = torch.zeros(buf_size"),
@@ -94,13 +94,15 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM asks the attention backend for a layer's regions",
     ),
     Override(
-        what="tables of the V2 runner's requests are copied where they change",
+        what="the V2 runner's request tables are copied only when they change",
         where=(
             "core.runner.buffers:CopiedTensor",
             "core.runner.buffers:IndexedWrites",
             "core.runner.buffers:leave_out_uva",
         ),
-        why="vLLM takes all pinned memory for readable by the device, and copies whole tables else",
+        why=(
+            "vLLM assumes that all pinned memory is readable by the device, or copies whole tables"
+        ),
         upstream={
             "utils/platform_utils.py": ("def is_uva_available", "is_pin_memory_available() or"),
             "v1/worker/gpu/buffer_utils.py": (
@@ -110,18 +112,18 @@ OVERRIDES: tuple[Override, ...] = (
                 "self.pool = UvaBufferPool(",
             ),
         },
-        goes_when="a platform can say that its device reads no memory of the host",
+        goes_when="a platform can declare that its device cannot read host memory",
     ),
     Override(
-        what="drafters of the V2 runner get the lengths that there are once drafts are verified",
+        what="drafters of the V2 runner get corrected lengths after drafts are verified",
         where=(
             "core.runner.speculation:NPUDrafter._build_attn_metadata",
             "core.runner.speculation:NPUDraftModel._build_uniform_attn_metadata",
             "core.runner.speculation:NPUDraftModel._run_model",
             "core.runner.sampler:NPURejectionSampler._verify",
         ),
-        why="vLLM knows an upper bound of lengths on the host, and the fused attention operator "
-        "takes the lengths themselves; its draft models have no graphs",
+        why="vLLM has only an upper bound of lengths on the host, and the fused attention "
+        "operator needs exact lengths; its draft models have no graphs",
         upstream={
             RUNNER_V2: (
                 "self.speculator = init_speculator(",
@@ -135,12 +137,12 @@ OVERRIDES: tuple[Override, ...] = (
             "v1/worker/gpu/spec_decode/standalone_ar/speculator.py": ("def _run_model",),
             "v1/worker/gpu/spec_decode/rejection_sampler.py": ("def _verify(",),
         },
-        goes_when="vLLM keeps exact lengths on the host where an attention backend asks for them",
+        goes_when="vLLM keeps exact lengths on the host if an attention backend requests them",
     ),
     Override(
-        what="steps of the V2 runner are run as ubatches that vLLM is not told of",
+        what="steps of the V2 runner run as ubatches without vLLM's knowledge",
         where=("core.runner.ubatches:StepPlans", "core.runner.model_state:NPUModelState"),
-        why="vLLM's ubatches are two equal parts in threads, among data-parallel ranks alone",
+        why="vLLM's ubatches are two equal parts in threads, only with data parallelism",
         upstream={
             RUNNER_V2: (
                 "self.model_state.prepare_attn(",
@@ -148,7 +150,7 @@ OVERRIDES: tuple[Override, ...] = (
             ),
             "v1/worker/gpu/ubatch_utils.py": ("def _slice_input_batch",),
         },
-        goes_when="a platform can name what plans and runs the parts of a step",
+        goes_when="a platform can name the class that plans and runs the parts of a step",
     ),
     Override(
         what="the V2 runner's graphs are torch_npu's, with lengths updated before a replay",
@@ -158,7 +160,7 @@ OVERRIDES: tuple[Override, ...] = (
             "core.runner.model_runner:NPUModelRunner._init_minimal_kv_cache_for_profiling",
             "core.runner.model_runner:NPUModelRunner._cleanup_profiling_kv_cache",
         ),
-        why="vLLM captures torch.cuda's graphs, and nothing of a step reaches its replay",
+        why="vLLM captures torch.cuda's graphs, and passes nothing of a step to its replay",
         upstream={
             "v1/worker/gpu/cudagraph_utils.py": (
                 "torch.cuda.CUDAGraph()",
@@ -170,12 +172,12 @@ OVERRIDES: tuple[Override, ...] = (
                 "self._candidates",
             ),
         },
-        goes_when="vLLM asks the platform for graphs",
+        goes_when="vLLM gets its graphs from the platform",
     ),
     Override(
         what="the offloading connector's worker gets both parts of every layer's cache",
         where=("core.kv_offload.connector:NPUOffloadingConnector.register_kv_caches",),
-        why="vLLM takes one tensor per layer for whole pages, and would store keys alone",
+        why="vLLM takes one tensor per layer for whole pages, and would store only keys",
         upstream={
             "distributed/kv_transfer/kv_connector/v1/offloading/worker.py": (
                 "def register_kv_caches",
@@ -189,15 +191,15 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM asks the attention backend for a layer's regions",
     ),
     Override(
-        what="disaggregated prefill sends whole prompts, as sealed pages from the host",
+        what="disaggregated prefill sends whole prompts from the host, as pages with checksums",
         where=(
             "core.kv_transfer.scheduler:NPUNixlScheduler._build_save_meta",
             "core.kv_transfer.worker:NPUNixlWorker._pop_done_transfers",
             "core.kv_transfer.worker:NPUNixlWorker._read_blocks_for_req",
             "core.kv_transfer.worker:NPUNixlWorker._validate_remote_agent_handshake",
         ),
-        why="vLLM sends the first part of a block that two pieces of a prompt share, keys alone of "
-        "our caches, and reads blocks that were given to another request",
+        why="vLLM sends only the first part of a block that two chunks of a prompt share, only "
+        "keys of our caches, and reads blocks that were given to another request",
         upstream={
             "distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py": (
                 "def _build_save_meta",
@@ -217,14 +219,14 @@ OVERRIDES: tuple[Override, ...] = (
                 "def _read_blocks_for_req",
             ),
         },
-        goes_when="vLLM saves partly written blocks again, checks what it has read, and asks the "
-        "attention backend for a layer's regions",
+        goes_when="vLLM saves partly written blocks again, verifies received blocks, and asks the"
+        " attention backend for a layer's regions",
     ),
     Override(
-        what="what Mooncake brings for a request is whole or fails, and is not waited for in vain",
+        what="blocks received over Mooncake are complete or fail, and every wait has a timeout",
         where=("core.kv_transfer.mooncake_worker:NPUMooncakeWorker._handle_failed_recv",),
-        why="vLLM takes what has come for the request's, waits minutes for a worker that has "
-        "ended, for ever for a prompt that was given up, and asks for no worker twice",
+        why="vLLM does not verify received blocks, waits minutes for an ended worker and forever "
+        "for a dropped prompt, and never looks up a worker twice",
         upstream={
             "distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py": (
                 "def _handle_failed_recv",
@@ -238,31 +240,31 @@ OVERRIDES: tuple[Override, ...] = (
                 "use_packed_row = (",
             ),
         },
-        goes_when="vLLM checks what it has received, asks the attention backend for a layer's "
-        "regions, and answers for every request that a worker was asked for",
+        goes_when="vLLM verifies received blocks, asks the attention backend for a layer's "
+        "regions, and answers every request that was sent to a worker",
     ),
     Override(
-        what="our input batch's block tables are of our class",
+        what="our input batch uses our class of block tables",
         where=("core.attention.block_table:NPUMultiGroupBlockTable",),
         why="vLLM maps tokens to slots with a Triton kernel",
         upstream={"v1/worker/block_table.py": ("compute_slot_mapping", "MultiGroupBlockTable")},
-        goes_when="a stand-in for the kernel may read the host's tables (that of "
-        "Platform.register_triton_kernel_overrides gets device tensors alone)",
+        goes_when="a stand-in for the kernel can read the host's tables (stand-ins of "
+        "Platform.register_triton_kernel_overrides get only device tensors)",
     ),
     Override(
-        what="models whose definitions vLLM keeps by vendor are refused by name",
+        what="models that vLLM defines per vendor are refused by name",
         where=("core.config.architectures:is_foreign",),
-        why="vLLM gives other platforms CUDA's definitions, which fail in some layer, or on import",
+        why="vLLM gives other platforms CUDA's definitions, which fail in some layer or on import",
         upstream={
             "model_executor/models/registry.py": ("vllm.models.deepseek_v32", "module_name"),
         },
-        goes_when="vLLM's registry knows for which platforms a definition is",
+        goes_when="vLLM's registry states the platforms of a definition",
     ),
     Override(
-        what="block tables count pages of twice as many of the operator's blocks, in models whose "
-        "layers keep states",
+        what="block tables of hybrid models (recurrent state) count twice the operator's blocks "
+        "per page",
         where=("core.kv_cache.shared_pages:address_pages",),
-        why="vLLM has that factor for its packed caches alone; docs/decisions/0014",
+        why="vLLM has that factor only for its packed caches; docs/decisions/0014",
         upstream={
             "v1/worker/utils.py": (
                 "def map_to_kernel_block_table",
@@ -270,10 +272,10 @@ OVERRIDES: tuple[Override, ...] = (
                 "kernel_block_offsets",
             )
         },
-        goes_when="an attention backend can say how far apart the blocks of its cache are",
+        goes_when="an attention backend can state the distance between its cache's blocks",
     ),
     Override(
-        what="layers of linear attention keep vLLM's projections and weights, and compute in torch",
+        what="linear attention layers keep vLLM's projections and weights, and compute in torch",
         where=(
             "core.linear_attention.gated_delta_net:NPUQwenGatedDeltaNetAttention",
             "core.linear_attention.kimi_delta_attention:NPUKimiGatedDeltaNetAttention",
@@ -300,16 +302,16 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the stages are operators that a platform can replace",
     ),
     Override(
-        what="the builder of linear attention's metadata is one of vLLM's in name",
+        what="the builder of linear attention's metadata nominally subclasses one of vLLM's",
         where=("core.linear_attention.metadata:LinearAttentionMetadataBuilder.build",),
-        why="vLLM tells its own classes alone which drafts were kept",
+        why="vLLM tells only its own classes which drafts were accepted",
         upstream={RUNNER: ("GDNAttentionMetadataBuilder,", "num_decode_draft_tokens_cpu")},
-        goes_when="every builder is told",
+        goes_when="vLLM tells every builder",
     ),
     Override(
-        what="experts without gates are made under the name of another activation",
+        what="experts without gates are created under another activation's name",
         where=("core.fused_moe.layer:NPURoutedExperts.__init__",),
-        why="vLLM's description of experts refuses them beside CUDA, ROCm and XPU",
+        why="vLLM's description of experts refuses them except on CUDA, ROCm and XPU",
         upstream={
             "model_executor/layers/fused_moe/config.py": (
                 "is_act_and_mul=False is supported only for",
@@ -321,13 +323,13 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM asks the platform",
     ),
     Override(
-        what="Triton kernels of speculative decoding have stand-ins of torch's operators",
+        what="Triton kernels of speculative decoding are replaced by torch operators",
         where=(
             "core.spec_decode.triton_stand_ins:STAND_INS",
             "core.triton_kernels.registration:STAND_INS",
         ),
-        why="vLLM has no other path beside them; its hook for platforms takes stand-ins by the "
-        "kernels' paths, and puts them into its own modules",
+        why="vLLM has no other path; its platform hook maps kernel paths to stand-ins, and "
+        "installs them in its own modules",
         upstream={
             "triton_utils/dispatcher.py": ("def register_kernels",),
             "v1/sample/rejection_sampler.py": (
@@ -346,14 +348,14 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="an NPU runs them",
     ),
     Override(
-        what="which drafts were kept is waited for where lengths and slots are made of it",
+        what="the host waits for the number of accepted drafts when it computes lengths and slots",
         where=(
             "core.spec_decode.proposers:_HostLengths._update_positions_dependent_metadata",
             "core.spec_decode.host_counts:RejectedDrafts",
             "core.spec_decode.runner:SpeculatingRunner._prepare_inputs",
         ),
-        why="vLLM corrects them on the device alone, and the attention operator takes lengths from "
-        "the host; it also writes into memory that the device may still copy from",
+        why="vLLM corrects them only on the device, and the attention operator needs lengths on "
+        "the host; vLLM also writes into memory from which the device may still copy",
         upstream={
             RUNNER: (
                 "def _get_valid_sampled_token_count",
@@ -369,12 +371,12 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the attention operator takes lengths from the device",
     ),
     Override(
-        what="counts and drafts are kept until a side stream has copied them to the host",
+        what="counts and drafts are held until a side stream has copied them to the host",
         where=(
             "core.spec_decode.runner:SpeculatingRunner._copy_valid_sampled_token_count",
             "core.spec_decode.runner:SpeculatingRunner._copy_draft_token_ids_to_cpu",
         ),
-        why="vLLM lets go of them in the next step, whether or not the host has waited",
+        why="vLLM releases them in the next step, whether or not the host has waited",
         upstream={
             RUNNER: (
                 "self.valid_sampled_token_count_copy_stream.wait_stream(",
@@ -384,12 +386,12 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM records the streams",
     ),
     Override(
-        what="sampled tokens are copied to the host with their number, before the drafter runs",
+        what="sampled tokens and their number are copied to the host before the drafter runs",
         where=(
             "core.spec_decode.runner:SpeculatingRunner._update_states_after_model_execute",
             "core.sampling.output_copy:OutputCopy.keep",
         ),
-        why="vLLM copies them after the drafter, and the host would wait for the device twice",
+        why="vLLM copies them after the drafter, so the host would wait for the device twice",
         upstream={
             RUNNER: (
                 "class AsyncGPUModelRunnerOutput",
@@ -397,15 +399,15 @@ OVERRIDES: tuple[Override, ...] = (
                 "self._update_states_after_model_execute(",
             ),
         },
-        goes_when="vLLM's output takes tokens that the host has already",
+        goes_when="vLLM's output accepts tokens that the host already has",
     ),
     Override(
-        what="a drafter's passes are captured whole, behind the `forward` of its model's object",
+        what="a drafter's passes are captured whole, inside the `forward` of its model's object",
         where=(
             "core.spec_decode.proposers:_CapturedPasses._determine_batch_execution_and_padding",
             "core.spec_decode.draft_passes:DraftPasses",
         ),
-        why="vLLM's drafters know graphs in pieces alone, and ask for their models' own classes",
+        why="vLLM's drafters know only piecewise graphs, and check for their models' own classes",
         upstream={
             "v1/spec_decode/llm_base_proposer.py": (
                 "Only supports PIECEWISE cudagraphs",
@@ -416,7 +418,7 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM's drafters have full graphs",
     ),
     Override(
-        what="n-grams are looked up by a class of ours, which the runner takes for a custom one",
+        what="our class looks n-grams up, and the runner treats it as a custom proposer",
         where=("core.spec_decode.drafters:with_own_drafter",),
         why="vLLM's needs numba, which vLLM does not require",
         upstream={
@@ -445,7 +447,7 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="a KV cache layout can put keys before values",
     ),
     Override(
-        what="layers that take adapters get our layout, and adapters that do not fit are refused",
+        what="layers with adapters get our layout, and adapters that do not fit are refused",
         where=(
             "core.lora.adapter_manager:NPULoRAModelManager._create_lora_modules",
             "core.lora.adapter_manager:NPUWorkerLoRAManager._load_adapter",
@@ -453,72 +455,72 @@ OVERRIDES: tuple[Override, ...] = (
             "core.lora.routed_experts:FusedMoEWithLoRA._create_lora_b_weights",
             "core.model_runner:NPUModelRunner._get_prompt_logprobs_dict",
         ),
-        why="vLLM skips layers that it cannot wrap, copies tensors of too small a shape, and takes "
-        "rows of a prompt for those that are sampled",
+        why="vLLM skips layers that it cannot wrap, copies tensors of too small a shape, and "
+        "confuses rows of a prompt with sampled rows",
         upstream={
             "lora/model_manager.py": ("_create_lora_modules", "It will be ignored."),
             "lora/worker_manager.py": ("_load_adapter", "_manager_cls"),
             "lora/layers/fused_moe.py": ("_create_lora_a_weights", "_create_lora_b_weights"),
             RUNNER: ("_get_prompt_logprobs_dict",),
         },
-        goes_when="vLLM refuses what it would leave out",
+        goes_when="vLLM refuses adapters that it would ignore in part",
     ),
     Override(
-        what="load_weights of a model that takes adapters finds layers past their wrappers",
+        what="load_weights of a model with adapters finds layers inside their wrappers",
         where=("core.lora.base_weights:load_past_wrappers",),
-        why="some models of vLLM's look parameters up by the names of checkpoints, between which "
-        "wrappers put base_layer, and some trainers put it there themselves",
+        why="some of vLLM's models look parameters up by checkpoint names, into which wrappers "
+        "insert base_layer; some trainers insert it themselves",
         upstream={
             "lora/layers/base.py": ("def load_weights", "base_layer"),
             "model_executor/models/deepseek_v2.py": ("param = params_dict[name]",),
         },
-        goes_when="every model's load_weights takes names with and without base_layer",
+        goes_when="every model's load_weights accepts names with and without base_layer",
     ),
     Override(
-        what="a trainer's tensors share buffers of ours, which it sends over HCCL and waits for",
+        what="a trainer's tensors share our buffers, which it sends over HCCL and waits for",
         where=(
             "core.weight_transfer.hccl_engine:HCCLTrainerWeightTransferEngine._broadcast",
             "core.weight_transfer.hccl_engine:HCCLTrainerWeightTransferEngine._post_send_sync",
         ),
-        why="vLLM's engine names torch.cuda's streams there",
+        why="vLLM's engine uses torch.cuda's streams there",
         upstream={
             "distributed/weight_transfer/nccl_engine.py": ("_broadcast", "_post_send_sync"),
         },
         goes_when="vLLM's engine takes its streams from the platform",
     ),
     Override(
-        what="a trainer's tensors share buffers of ours in memory that workers map",
+        what="a trainer's tensors are packed into our buffers, in memory that workers map",
         where=(
             "core.weight_transfer.ipc_engine:NPUIPCTrainerWeightTransferEngine._send",
             "core.weight_transfer.ipc_engine:NPUIPCTrainerWeightTransferEngine._post_send_sync",
         ),
-        why="vLLM's engine names torch.cuda's devices and memory there",
+        why="vLLM's engine uses torch.cuda's devices and memory there",
         upstream={
             "distributed/weight_transfer/ipc_engine.py": ("_send", "_post_send_sync"),
         },
         goes_when="vLLM's engine takes its device from the platform",
     ),
     Override(
-        what="the state of balanced experts notes which layer's weights a step moves",
+        what="the expert balancing state records the layer whose weights a step moves",
         where=("core.expert_balance.state:NPUEplbState._all_ranks_result_ready",),
-        why="our layers look experts up in tables of theirs, and vLLM tells nobody what has moved",
+        why="our layers look experts up in their own tables, and vLLM does not report moves",
         upstream={
             "distributed/eplb/eplb_state.py": (
                 "eplb_model_state.rebalanced and self._all_ranks_result_ready(",
                 "_move_to_workspace(",
             )
         },
-        goes_when="vLLM's step says which layers it has moved",
+        goes_when="vLLM's step reports the layers it has moved",
     ),
     Override(
-        what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
+        what="models get indices of encoder tokens on the device instead of a mask on the host",
         where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
-        why="indexing a tensor of the device with a mask of the host waits for the device",
+        why="indexing a device tensor with a mask on the host waits for the device",
         upstream={RUNNER: ("_gather_mm_embeddings",)},
-        goes_when="vLLM makes the numbers on the host",
+        goes_when="vLLM computes the indices on the host",
     ),
     Override(
-        what="a runner keeps its asynchronous output one step; a step that raised has no output",
+        what="a runner holds its asynchronous output for one step; a failed step has no output",
         where=(
             "core.model_runner:NPUModelRunner.sample_tokens",
             "core.model_runner:NPUModelRunner.execute_model",
@@ -528,7 +530,7 @@ OVERRIDES: tuple[Override, ...] = (
             "hides the step's error behind a KeyError in the scheduler"
         ),
         upstream={RUNNER: ("sample_tokens", "AsyncGPUModelRunnerOutput")},
-        goes_when="the worker keeps outputs until they are copied and passes None after an error",
+        goes_when="the worker holds outputs until they are copied and passes None after an error",
     ),
     Override(
         what="memory pools are not used",
@@ -538,19 +540,19 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="it asks the platform",
     ),
     Override(
-        what="a worker is made with no profiler asked for, and has the one that was asked for then",
+        what="a worker is created without a profiler, and gets the requested one afterwards",
         where=("core.worker:NPUWorker.__init__",),
-        why="vLLM refuses every profiler on devices that its own table does not have",
+        why="vLLM refuses every profiler on devices missing from its own table",
         upstream={
             "v1/worker/gpu_worker.py": ("validate_worker_profiler_config(self.profiler_config)",),
             "profiler/wrapper.py": ("_SUPPORTED_PROFILER_KINDS", "Unsupported profiler device"),
         },
-        goes_when="the platform says which profilers its devices have",
+        goes_when="the platform names the profilers of its devices",
     ),
     Override(
-        what="the host keeps its threads where they compute for virtual devices",
+        what="the host keeps its threads if they compute for virtual devices",
         where=("core.worker:NPUWorker.load_model",),
-        why="vLLM leaves one thread to a process whose model is loaded",
+        why="vLLM leaves a process with a loaded model one thread",
         upstream={"v1/worker/gpu_worker.py": ("set_torch_threads_for_runtime()",)},
         goes_when="vLLM asks the platform for the number of threads",
     ),
@@ -575,13 +577,13 @@ OVERRIDES: tuple[Override, ...] = (
                 "_model_forward",
             )
         },
-        goes_when="the number of builders, the exchange and the cut can be overridden alone",
+        goes_when="the number of builders, the exchange and the cut can be overridden separately",
     ),
     Override(
-        what="with overlap on, experts' layers are entered by vLLM's plain functions, and keep "
+        what="with overlap on, expert layers are entered by vLLM's plain functions, and store "
         "shared results per ubatch",
         where=("core.ubatch.moe_entry:let_experts_switch",),
-        why="a greenlet cannot be left inside a torch operator that is implemented in Python",
+        why="a greenlet cannot switch inside a torch operator that is implemented in Python",
         upstream={
             "model_executor/layers/fused_moe/runner/moe_runner.py": (
                 "_forward_entry",
@@ -589,21 +591,21 @@ OVERRIDES: tuple[Override, ...] = (
                 "_moe_forward_shared",
             )
         },
-        goes_when="the entry can be chosen by platform",
+        goes_when="a platform can choose the entry",
     ),
     Override(
-        what="the factor of a routed sum is taken out of the layer's runner, into experts' weights",
+        what="the factor of a routed sum moves from the layer's runner into experts' weights",
         where=("core.fused_moe.method:_take_factor_of_sum",),
-        why="the runner multiplies the sum with it, a launch over all rows of a step",
+        why="the runner multiplies the sum by it, a launch over all rows of a step",
         upstream={
             "model_executor/layers/fused_moe/runner/moe_runner.py": ("self.routed_scaling_factor",)
         },
         goes_when="a method that selects experts itself is asked to apply the factor",
     ),
     Override(
-        what="experts lie on ranks as a file says",
+        what="a file places experts on ranks",
         where=("core.fused_moe.expert_map_manager:NPUExpertMapManager._calculate_expert_maps",),
-        why="vLLM knows two placements, linear and round robin",
+        why="vLLM supports two placements, linear and round robin",
         upstream={
             "model_executor/layers/fused_moe/expert_map_manager.py": ("_calculate_expert_maps",)
         },
@@ -612,12 +614,12 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="quantized experts without a method for NPUs end the start with their format's name",
         where=("core.fused_moe.layer:NPURoutedExperts._get_quant_method",),
-        why="vLLM raises NotImplementedError from within the choice of CUDA's kernels",
+        why="vLLM raises NotImplementedError while choosing among CUDA's kernels",
         upstream={"model_executor/layers/fused_moe/routed_experts.py": ("_get_quant_method",)},
         goes_when="the choice of experts' methods asks the platform",
     ),
     Override(
-        what="all2all_backend is set to one that names no way of ours",
+        what="all2all_backend is set to a value that selects none of our dispatch methods",
         where=("core.features.every_engine:settle",),
         why=(
             "vLLM's models divide tokens among the ranks of a DP rank with the default, and read "
@@ -626,12 +628,12 @@ OVERRIDES: tuple[Override, ...] = (
         upstream={
             "config/parallel.py": ("use_sequence_parallel_moe", "flashinfer_nvlink_two_sided")
         },
-        goes_when="the division can be refused by platform",
+        goes_when="a platform can refuse the division",
     ),
     Override(
-        what="the inputs of a step that decodes the requests of the step before are five copies",
+        what="a step that continues the last step's decodes gets its inputs in five copies",
         where=("core.model_runner:NPUModelRunner._prepare_inputs",),
-        why="vLLM prepares each step for all cases: a dozen launches that write what is there",
+        why="vLLM prepares each step for all cases: a dozen launches that rewrite the same values",
         upstream={
             RUNNER: (
                 "def _prepare_inputs",
@@ -642,19 +644,19 @@ OVERRIDES: tuple[Override, ...] = (
                 "sample_hidden_states = hidden_states[logits_indices]",
             )
         },
-        goes_when="vLLM writes again only what has changed",
+        goes_when="vLLM rewrites only changed values",
     ),
     Override(
-        what="the mask of padding rows is written where their number has changed",
+        what="the mask of padding rows is written only if their number has changed",
         where=("core.model_runner:NPUModelRunner._prepare_padding_mask",),
         why="vLLM fills it in two launches in every step",
         upstream={RUNNER: ("def _prepare_padding_mask", "self.is_padding[:num_tokens_padded]")},
-        goes_when="vLLM writes again only what has changed",
+        goes_when="vLLM rewrites only changed values",
     ),
     Override(
-        what="the batch of a step that decodes on is updated by what has moved",
+        what="only changed values of the batch are updated in a step that continues decoding",
         where=("core.model_runner:NPUModelRunner._update_states",),
-        why="vLLM goes through every case of a request for each of them, in every step",
+        why="vLLM goes through every case of each request in every step",
         upstream={
             RUNNER: (
                 "def _update_states",
@@ -664,10 +666,10 @@ OVERRIDES: tuple[Override, ...] = (
                 "self._may_reorder_batch(scheduler_output)",
             )
         },
-        goes_when="vLLM updates as a whole what only moves on",
+        goes_when="vLLM updates continued requests as a whole",
     ),
     Override(
-        what="a step's tokens, or placeholders of them, are written for all requests at once",
+        what="a step's tokens, or their placeholders, are written for all requests at once",
         where=("core.model_runner:NPUModelRunner._bookkeeping_sync",),
         why="vLLM writes numpy arrays request by request, the longest part of its sampling",
         upstream={
@@ -678,10 +680,10 @@ OVERRIDES: tuple[Override, ...] = (
                 "prev_req_id_to_index",
             )
         },
-        goes_when="vLLM writes them as a whole",
+        goes_when="vLLM writes them all at once",
     ),
     Override(
-        what="penalties and bad words take the newest tokens from the device",
+        what="penalties and bad words read the newest tokens from the device",
         where=(
             "core.model_runner:NPUModelRunner._sample",
             "core.sampling.sampler:NPUSampler",
@@ -701,25 +703,25 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM's sampler reads output tokens on the device",
     ),
     Override(
-        what="images longer than the window are read both ways",
+        what="images longer than the window have bidirectional attention",
         where=("core.features.bidirectional:settle",),
-        why="vLLM leaves them out but for models whose definition says otherwise",
+        why="vLLM excludes them except for models whose definition says otherwise",
         upstream={RUNNER: ("mm_prefix_clamp_sliding_window",)},
-        goes_when="the definitions of the models that we serve say so",
+        goes_when="the definitions of the models that we serve declare it",
     ),
     Override(
-        what="all of a prompt with an image sees itself both ways, where the model is made so",
+        what="a whole prompt with an image attends bidirectionally, if the model is defined so",
         where=("core.attention.metadata:NPUAttentionMetadataBuilder.build",),
-        why="vLLM tells attention of images alone, and PaliGemma's text before the answer is part "
-        "of what is read both ways",
+        why="vLLM tells attention only about images, and PaliGemma's text before the answer also "
+        "attends bidirectionally",
         upstream={RUNNER: ("mm_req_doc_ranges", "self.is_mm_prefix_lm")},
-        goes_when="vLLM's ranges have the prompt",
+        goes_when="vLLM's ranges include the prompt",
     ),
     Override(
-        what="outputs of an encoder that a decoder attends to are written in the batch's order",
+        what="encoder outputs that a decoder attends to are written in batch order",
         where=("core.model_runner:NPUModelRunner._execute_mm_encoder",),
-        why="their slots are in the batch's order, and vLLM's encoder gives them in the "
-        "scheduler's, which is another one where a preempted request returns beside new ones",
+        why="their slots are in batch order, and vLLM's encoder outputs in the scheduler's, which"
+        " differs if a preempted request returns together with new ones",
         upstream={
             RUNNER: (
                 "encoder_outputs = self._execute_mm_encoder(scheduler_output)",
@@ -730,8 +732,9 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM orders both alike",
     ),
     Override(
-        what="the prefill-first scheduler shows vLLM's own other queues during one call, and keeps "
-        "requests out of a step by the number of the step in which they may decode",
+        what="the prefill-first scheduler shows vLLM's scheduler other queues during one call, "
+        "and excludes requests from a step by the number of the step in which they may "
+        "decode",
         where=("core.scheduler.prefill_first:PrefillFirstScheduler",),
         why="vLLM's scheduler has one order of running and waiting requests",
         upstream={
@@ -760,28 +763,28 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="zmq_socket_ctx lets the interrupt through",
     ),
     Override(
-        what="a server whose engine died leaves with status 1; of one that was told to end, the "
-        "engine's end is no error in the log",
+        what="a server whose engine died exits with status 1; if it was told to end, the engine's"
+        " end is not logged as an error",
         where=("core.process.shutdown:EngineDeath",),
-        why="vLLM leaves with status 0, and has no callback for either event",
+        why="vLLM exits with status 0, and has no callback for either event",
         upstream={
             "entrypoints/launchers/launcher.py": ("shutdown triggered",),
             "v1/engine/core_client.py": ("engine core exited unexpectedly",),
             "v1/engine/async_llm.py": ("output_handler failed",),
             "v1/engine/exceptions.py": ("EngineDeadError",),
         },
-        goes_when="the server's status tells that its engine died",
+        goes_when="the server's exit status shows that its engine died",
     ),
     Override(
-        what="signals end open requests and, in time, the server; which server starts is told by "
-        "vLLM's handler of SIGTERM",
+        what="signals end open requests and, within a limit, the server; vLLM's SIGTERM handler "
+        "shows which server starts",
         where=(
             "core.process.shutdown:SignalledEnd",
             "core.process.shutdown:take_over_signals",
             "core.process.middleware:EndedRequests",
         ),
-        why="vLLM ends the engine and the task that passes tokens on, and waits for connections of "
-        "requests that wait for tokens, without a limit",
+        why="vLLM ends the engine and the task that passes tokens on, then waits without a "
+        "timeout for connections of requests that wait for tokens",
         upstream={
             "entrypoints/launchers/launcher.py": ("return server.shutdown()", "shutdown_timeout"),
             "entrypoints/launchers/api_server/entry.py": ("_interrupt_init", "signal.SIGTERM"),
@@ -791,9 +794,9 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the server answers its open requests when it is told to end",
     ),
     Override(
-        what="an engine that does not start, for a setting, says so in a line and ends",
+        what="an engine that fails to start because of a setting reports it in one line and ends",
         where=("core.process.plain_errors:shorten_errors_of_engines",),
-        why="vLLM logs the error with its traceback, and Python prints it once more",
+        why="vLLM logs the error with its traceback, and Python prints it again",
         upstream={
             "v1/engine/core.py": ("EngineCore failed to start.", "raise e"),
             "v1/engine/utils.py": ("Engine core initialization failed.",),
@@ -804,12 +807,12 @@ OVERRIDES: tuple[Override, ...] = (
             ),
             "engine/arg_utils.py": ("def create_engine_config",),
         },
-        goes_when="errors of configuration are told apart",
+        goes_when="vLLM reports configuration errors separately",
     ),
     Override(
-        what="an engine that ends in order ignores SIGTERM, and its heap is not collected again",
+        what="an engine that ends normally ignores SIGTERM, and its heap is not collected again",
         where=("core.process.engine_exit:finish_teardown",),
-        why="vLLM puts SIGTERM's default back before the teardown, and sends it to the engine then",
+        why="vLLM restores SIGTERM's default before the teardown, and then sends it to the engine",
         upstream={
             "v1/engine/core.py": ("signal.SIG_DFL", "gc.freeze()"),
             "v1/engine/utils.py": ('"EngineCore"',),
@@ -818,9 +821,9 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM ignores it there, and freezes the heap on every platform",
     ),
     Override(
-        what="warnings about choices that the platform makes are left out of the log",
+        what="warnings about choices of the platform are filtered from the log",
         where=("core.log:leave_out_what_means_nothing",),
-        why="they come from every process, and no user can do anything about them",
+        why="every process logs them, and users cannot change the choices",
         upstream={
             "config/vllm.py": (
                 "Inductor compilation was disabled by user settings",

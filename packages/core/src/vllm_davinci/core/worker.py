@@ -62,15 +62,15 @@ logger = init_logger(__name__)
 
 
 class NPUWorker(Worker):
-    """vLLM's GPU worker with an NPU where it expects CUDA."""
+    """vLLM's GPU worker on an NPU instead of CUDA."""
 
     local_rank: int
     profiler: Any
     _measured_kv_cache_bytes: int | None = None
-    # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
+    # Memory that vLLM does not count: graphs with their workspaces, and gaps between tensors.
     graph_bytes = workspace_bytes = piece_bytes = 0
     peak_activation_memory: int
-    profiled_bytes = 0  # that vLLM's own profile run has taken at most
+    profiled_bytes = 0  # peak of vLLM's own profile run
     _guard: StepGuard | None = None
     _ring: EngineRing | None = None
 
@@ -89,12 +89,12 @@ class NPUWorker(Worker):
         self.device = torch.device("npu", self._visible_device_index())
         torch.accelerator.set_device_index(self.device)
         use_expandable_segments(os.environ.get(ALLOCATOR.key, ""))
-        # Without it torch_npu computes every GELU in its tanh form, whatever the model asks for.
+        # Without it torch_npu computes every GELU as tanh GELU, whatever the model requests.
         torch_npu.npu.use_compatible_impl(True)
         NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
         name_host_address(self.parallel_config)
         self._free_bytes, _ = torch.accelerator.get_memory_info()
-        # Before the memory snapshot, so that the collectives' buffers are part of it.
+        # Before the memory snapshot, so that it includes the collectives' buffers.
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,
@@ -138,7 +138,7 @@ class NPUWorker(Worker):
         return NPUModelRunner(self.vllm_config, self.device)
 
     def _step_guard(self) -> StepGuard | None:
-        """Ends a step on all ranks when one of them fails; None where there is one rank."""
+        """Ends a step on all ranks if one of them fails; None with a single rank."""
         if dist.get_world_size() == 1:
             return None
         return StepGuard(self.parallel_config.data_parallel_index)
@@ -147,11 +147,11 @@ class NPUWorker(Worker):
         num_threads = torch.get_num_threads()
         super().load_model(*args, **kwargs)
         if components.active_device() is not None:
-            # vLLM leaves the host one thread, which is all that a chip needs. Virtual devices
-            # compute with these.
+            # vLLM leaves the host one thread, which suffices for a chip. Virtual devices compute
+            # with these.
             torch.set_num_threads(num_threads)
             logger.info("Threads that compute for virtual devices: %d", num_threads)
-        # On the host, so that a rank which loads longer than the others is not late for a device.
+        # On the host, so that a rank which loads longer does not make a device time out.
         get_world_group().barrier()
 
     def _visible_device_index(self) -> int:
@@ -162,7 +162,7 @@ class NPUWorker(Worker):
         )
         assigned = parallel.assigned_physical_gpu_ids
         if assigned is None and parallel.nnodes_within_dp > 1:
-            # vLLM takes so many ranks for those of one host, and else as many as it has devices.
+            # vLLM assumes that many ranks on this host, otherwise as many as it has devices.
             here = range(parallel.local_world_size)
             assigned = [NPUPlatform.device_id_to_physical_device_id(each) for each in here]
         if assigned is not None:
@@ -203,7 +203,7 @@ class NPUWorker(Worker):
         return available_bytes
 
     def _bytes_for_cache(self) -> int:
-        """Device memory that the largest step of each kind leaves, and graphs."""
+        """Device memory left by the largest step of each kind and by graphs."""
         before = torch.accelerator.memory_allocated()
         torch_npu.npu.reset_peak_memory_stats()
         with progress(logger, "The profile run, a step of the largest size,", self.rank == 0):
@@ -227,11 +227,11 @@ class NPUWorker(Worker):
         return available_bytes
 
     def _bytes_beside_weights(self) -> int:
-        """Device memory that the engine may use beside what it has taken, the KV cache included."""
+        """Device memory that the engine may still use, KV cache included."""
         torch.accelerator.empty_cache()
         free_bytes, _ = torch.accelerator.get_memory_info()
         fixed_bytes = self.cache_config.kv_cache_memory_bytes
-        if fixed_bytes is not None:  # what it leaves may be used up
+        if fixed_bytes is not None:  # the rest may be used completely
             return int(free_bytes - fixed_bytes)
         taken_bytes = self.init_snapshot.free_memory - free_bytes
         return int(self.requested_memory - taken_bytes)
@@ -253,8 +253,8 @@ class NPUWorker(Worker):
             else:
                 self.model_runner._dummy_sampler_run(hidden_states=last_hidden_states)
         if self._measured_kv_cache_bytes is not None:
-            maybe_save_startup_plan(self, self._measured_kv_cache_bytes)  # where it is asked for
-        # Profiling and warm-up must not change what a seed gives.
+            maybe_save_startup_plan(self, self._measured_kv_cache_bytes)  # if requested
+        # Profiling and warm-up must not change the results of a seed.
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
         limit_host_waits()
         freeze_gc_heap()
@@ -264,7 +264,7 @@ class NPUWorker(Worker):
             encoder=self.compilation_config.encoder_compilation_time,
         )
 
-    # --- start and steps: one rank's error is every rank's ----------------------------------
+    # --- start and steps: one rank's error stops all ------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self._guarded(self._load_model, *args, **kwargs)
@@ -306,7 +306,7 @@ class NPUWorker(Worker):
         return names_in_use()
 
     def overlap_decisions(self) -> dict[str, int]:
-        """Why steps were split or not: reason -> number of steps of this worker."""
+        """Reasons why steps were split or not: reason -> number of steps of this worker."""
         decisions: dict[str, int] = self.model_runner.splitter.counts()
         return decisions
 
@@ -315,12 +315,12 @@ class NPUWorker(Worker):
         return self.model_runner.graphs.replays()
 
     def draft_replays(self) -> dict[int, int]:
-        """Tokens of a drafter's graph -> its passes that replayed it; empty where it is eager."""
+        """Tokens of a drafter's graph -> its passes that replayed it; empty if it runs eagerly."""
         of_drafter = self.model_runner.graphs.of_drafter
         return {} if of_drafter is None else of_drafter.replays()
 
     def num_kv_cache_blocks(self) -> int:
-        """Blocks of the KV cache, the one that vLLM keeps empty included."""
+        """Number of KV cache blocks, including the null block."""
         return int(self.model_runner.kv_cache_config.num_blocks)
 
     def profile(

@@ -214,7 +214,10 @@ def test_a_group_of_fused_launches_that_does_not_fit_names_tokens_and_other_meth
             "of fused launches of experts, of up to 512 tokens, does not fit: it takes 52" in said
         )
         assert "twice its buffer of 26 MiB, and 40.00 MiB of 40.00 MiB are free" in said
-        assert "lower --max-num-seqs and --max-num-batched-tokens; or choose another way" in said
+        assert (
+            "lower --max-num-seqs and --max-num-batched-tokens; or choose another dispatch method"
+            in said
+        )
         assert "'moe_communication' = 'all_to_all'" in said
         assert "HCCL_BUFFSIZE" not in said  # a smaller one would change nothing
 

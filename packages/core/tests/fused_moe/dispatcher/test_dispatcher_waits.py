@@ -19,8 +19,8 @@ def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for():
     (said,) = (line for line in waiting.splitlines() if line.startswith("after "))
     assert 2 <= float(said.split()[1]) < 30
     assert said.partition(": ")[2] == (
-        "model.layers.0.mlp.experts: rank 0 of group 'ep' waited 2.1 s for the row counts that the "
-        "2 ranks of the group send each other. One of them has failed or is late: look for its "
+        "model.layers.0.mlp.experts: rank 0 of group 'ep' timed out after 2.1 s waiting for the "
+        "row counts of the 2 ranks of the group. One of them has failed or is late: look for its "
         "error in the log above. A longer wait: VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=SECONDS."
     )
 

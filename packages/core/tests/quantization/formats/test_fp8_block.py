@@ -184,7 +184,7 @@ def of_a_float_weight(tensors: dict[str, torch.Tensor]) -> None:
         (without, f"{DOWN} holds fp8, and {DOWN}_scale_inv is in no file"),
         (of_another_shape, f"{DOWN}_scale_inv has shape [3, 1]"),
         (of_zero, f"{DOWN}_scale_inv holds 0.0"),
-        (of_a_float_weight, f"{DOWN}_scale_inv is there, and no fp8 tensor {DOWN}"),
+        (of_a_float_weight, f"{DOWN}_scale_inv exists without the fp8 tensor {DOWN}"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_file(
@@ -217,5 +217,5 @@ def test_calibration_and_floats_to_floats_are_refused_with_the_way(fp8: Path, tm
     config = json.loads((fp8 / "config.json").read_text())
     with pytest.raises(CheckpointError, match="--type FLOAT"):
         require_calibratable(fp8, config)
-    with pytest.raises(CheckpointError, match="nothing to turn into them"):
+    with pytest.raises(CheckpointError, match="needs a source with fp8 weights"):
         quantized(fp8.with_name("floats"), tmp_path / "again", "FLOAT")

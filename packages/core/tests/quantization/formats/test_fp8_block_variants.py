@@ -235,7 +235,7 @@ def test_published_variants_become_integers(name: str, write: Write, tmp_path: P
     ("changed", "told"),
     [
         ({"strategy": "group"}, "a scale per group"),
-        ({"symmetric": False}, "symmetric ones"),
+        ({"symmetric": False}, "only symmetric scales"),
     ],
 )
 def test_other_groups_of_fp8_are_refused(changed: dict[str, Any], told: str):
@@ -245,5 +245,5 @@ def test_other_groups_of_fp8_are_refused(changed: dict[str, Any], told: str):
         Fp8Weights.of(config)
     config = VARIANTS["compressed channel"].config()
     config["config_groups"]["group_1"] = {"weights": {"num_bits": 8, "type": "int"}}
-    with pytest.raises(UnsupportedFeatureError, match="beside weights of another kind"):
+    with pytest.raises(UnsupportedFeatureError, match="and weights of another kind"):
         Fp8Weights.of(config)

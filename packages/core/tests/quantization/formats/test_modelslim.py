@@ -136,11 +136,11 @@ def test_a_description_with_a_type_in_its_name_is_found(tmp_path: Path):
     assert find_description(tmp_path) == named
     other = tmp_path / "quant_model_description_w8a8_dynamic.json"
     other.write_text(json.dumps({}))
-    with pytest.raises(CheckpointError, match="of two exports"):
+    with pytest.raises(CheckpointError, match="from two exports"):
         find_description(tmp_path)
     other.unlink()
     (tmp_path / DESCRIPTION).write_text(json.dumps({}))
-    with pytest.raises(CheckpointError, match=f"{DESCRIPTION} and {named.name}, of two exports"):
+    with pytest.raises(CheckpointError, match=f"{DESCRIPTION} and {named.name}, from two exports"):
         find_description(tmp_path)
     named.unlink()
     assert find_description(tmp_path) == tmp_path / DESCRIPTION

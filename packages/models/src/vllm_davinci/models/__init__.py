@@ -1,1 +1,1 @@
-"""Model definitions that gain from their own code."""
+"""Model definitions that are faster with code of their own."""

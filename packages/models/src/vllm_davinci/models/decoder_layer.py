@@ -1,10 +1,9 @@
-"""A decoder layer of the usual shape that can run sequence parallel.
+"""A standard decoder layer that can run sequence parallel.
 
-vLLM's layers all-reduce what tensor-parallel ranks have computed, and each rank then repeats norm
-and residual sum for every token. Here a reduce-scatter leaves each rank the sums of its shard of
-the tokens, the rank norms that shard, and an all-gather brings what attention or the MLP needs of
-the other shards. Reduce-scatter, norm and all-gather are one exchange: other ubatches compute
-beside all of it.
+vLLM's layers all-reduce the tensor-parallel ranks' results, and each rank then repeats norm and
+residual sum for every token. Here a reduce-scatter gives each rank the sums of its shard of tokens,
+the rank normalizes that shard, and an all-gather brings the other shards' inputs for attention or
+the MLP. Reduce-scatter, norm and all-gather form one exchange, during which other ubatches compute.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +19,11 @@ CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 
 
 class ShardedStates(NamedTuple):
-    """Hidden states between two layers: a rank's shard, or its part of the sums of all rows.
+    """Hidden states between two layers: a rank's shard, or its partial sums of all rows.
 
-    rows:       [size, hidden_size], the shard; or [num_tokens, hidden_size], the part of the sums
-    is_partial: which of the two: a part that is not yet summed over ranks
-    scale:      of the sum, where float16 wants smaller numbers
+    rows:       [size, hidden_size], the shard; or [num_tokens, hidden_size], the partial sums
+    is_partial: whether rows are partial sums, not yet reduced over ranks
+    scale:      factor of the sum, which keeps float16 from overflowing
     """
 
     rows: torch.Tensor
@@ -40,9 +39,9 @@ class ShardedStates(NamedTuple):
 
 
 class NPUDecoderLayer(nn.Module):
-    """Norm, attention, norm, MLP. Its two sums over ranks are of all tokens or sequence parallel.
+    """Norm, attention, norm, MLP. Its two reductions cover all tokens or are sequence parallel.
 
-    The sum that comes in is the residual's: the norm in front of attention adds it.
+    The incoming sum belongs to the residual: the norm before attention adds it.
     """
 
     input_layernorm: nn.Module
@@ -51,7 +50,7 @@ class NPUDecoderLayer(nn.Module):
     mlp: Any
 
     def __init__(self, layer: nn.Module) -> None:
-        """Takes over the modules of vLLM's layer, under the same names. Sums become its own."""
+        """Takes over the modules of vLLM's layer under their names, and does the reductions."""
         super().__init__()
         for name, module in layer.named_children():
             self.add_module(name, module)
@@ -65,11 +64,11 @@ class NPUDecoderLayer(nn.Module):
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
-        """Whether vLLM's layer has these parts and no others, such as a second condition."""
+        """True if vLLM's layer has exactly these parts: no second condition, for example."""
         return {name for name, _ in layer.named_children()} == CHILDREN
 
     def output_projection(self) -> Any:
-        """The row-parallel layer in which attention ends."""
+        """The row-parallel layer at the end of attention."""
         return self.self_attn.o_proj
 
     def forward(
@@ -80,11 +79,11 @@ class NPUDecoderLayer(nn.Module):
         *unused: None,
         **unused_by_name: None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention, then the dense or sparse MLP, of rows that every rank has.
+        """Attention, then the dense or sparse MLP, on rows that every rank holds.
 
         positions:               [num_tokens] or [3, num_tokens], int64
         hidden_states, residual: [num_tokens, hidden_size]
-        unused:                  what other models' layers take; all None
+        unused:                  other models' arguments; all None
         Returns hidden states and residual of the same rows.
         """
         assert all(extra is None for extra in (*unused, *unused_by_name.values()))
@@ -102,7 +101,7 @@ class NPUDecoderLayer(nn.Module):
         residual: torch.Tensor | None,
         shards: TokenShards,
     ) -> tuple[ShardedStates, torch.Tensor]:
-        """The same, sequence parallel: each rank has its shard of residual and hidden states.
+        """`forward`, sequence parallel: each rank has its shard of residual and hidden states.
 
         positions: [num_tokens] or [3, num_tokens], int64; residual: [size, hidden_size]
         """
@@ -124,7 +123,7 @@ class NPUDecoderLayer(nn.Module):
         return ShardedStates(self.mlp(rows), True, self.after_mlp(rows.dtype)), sums
 
     def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """This rank's part of attention's sum, of all rows: [num_tokens, hidden_size]."""
+        """This rank's partial sum of attention, for all rows: [num_tokens, hidden_size]."""
         attended: torch.Tensor = self.self_attn(positions=positions, hidden_states=hidden_states)
         return attended
 
@@ -133,13 +132,13 @@ class NPUDecoderLayer(nn.Module):
         return shard
 
     def attend_gathered(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """`attend`, of the gathered results of `attention_input`: [num_tokens, n]."""
+        """`attend`, from gathered results of `attention_input`: [num_tokens, n]."""
         return self.attend(positions, rows)
 
     def after_attention(
         self, dtype: torch.dtype, residual: torch.Tensor
     ) -> tuple[float, torch.Tensor]:
-        """Factor of attention's sum, and the residual to which that is added."""
+        """The factor of attention's sum, and the residual to which that sum is added."""
         return 1.0, residual
 
     def after_mlp(self, dtype: torch.dtype) -> float:

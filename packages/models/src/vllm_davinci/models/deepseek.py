@@ -1,7 +1,7 @@
 """DeepSeek-V2, V3 and R1, sequence parallel between attention and experts.
 
-Before attention, ranks gather compressed rows, where attention has them: the down-projections,
-which every rank has whole, are computed for the rank's shard of the tokens only.
+Before attention, ranks gather compressed rows if attention uses them: the down-projections, which
+every rank holds whole, are computed only for the rank's shard of tokens.
 """
 
 import torch
@@ -46,7 +46,7 @@ class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
         return self.attention(positions, hidden_states)
 
     def attention_input(self, shard: torch.Tensor) -> torch.Tensor:
-        # Without compressed queries only keys and values would be.
+        # Without compressed queries, only keys and values would be computed here.
         return shard if self.attention.q_lora_rank is None else self.attention.compress(shard)
 
     def attend_gathered(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -57,10 +57,10 @@ class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
     def after_attention(
         self, dtype: torch.dtype, residual: torch.Tensor
     ) -> tuple[float, torch.Tensor]:
-        """Factor of attention's sum, and the residual.
+        """The factor of attention's sum, and the residual.
 
-        As vLLM does: in float16, smaller numbers, which the next norm makes the same, do not
-        overflow.
+        As in vLLM: float16 uses smaller numbers to avoid overflow; the next norm removes the
+                    factor.
         """
         if dtype != torch.float16:
             return 1.0, residual

@@ -1,4 +1,4 @@
-"""DeepSeek's and GLM's layers for further tokens, behind models whose export is rotated."""
+"""DeepSeek's and GLM's multi-token prediction, for models whose export is rotated."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,9 +12,9 @@ from vllm_davinci.core.quantization.rotation import ROTATION, has_rotation
 
 
 class NPUDeepSeekMTP(DeepSeekMTP):
-    """vLLM's; hidden states pass the export's rotation first, where there is one.
+    """vLLM's class; applies the export's rotation to hidden states first, if it has one.
 
-    rot: without a bias, [hidden_size, hidden_size]; None for exports without
+    rot: without a bias, [hidden_size, hidden_size]; None for exports without it
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -32,9 +32,9 @@ class NPUDeepSeekMTP(DeepSeekMTP):
         inputs_embeds: torch.Tensor | None = None,
         spec_step_idx: int = 0,
     ) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size], after the last norm, or of the pass before.
+        """hidden_states: [num_tokens, hidden_size], after the last norm, or from the previous pass.
 
-        The latter lack their norm's weight, too; exports have one matrix for both.
+        Both lack their norm's weight; exports have one matrix for both.
         """
         if self.rot is not None:
             hidden_states = self.rot(hidden_states)
@@ -50,7 +50,7 @@ class NPUDeepSeekMTP(DeepSeekMTP):
     def _after_rotation(
         self, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Loads the rotation on the way, which has no layer's number in its name."""
+        """Loads the rotation while passing the weights through; its name has no layer number."""
         for name, tensor in weights:
             if self.rot is not None and name == ROTATION:
                 self.rot.weight.data.copy_(tensor)

@@ -31,7 +31,7 @@ from vllm_davinci.models.deepseek_v4_attention import DeepseekV4Attention, rope_
 
 
 class DeepseekV4MLP(nn.Module):
-    """The shared experts: a gated MLP whose activation has a limit."""
+    """The shared experts: a gated MLP with an activation limit."""
 
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class DeepseekV4MLP(nn.Module):
 
 
 class DeepseekV4MoE(nn.Module):
-    """Routed and shared experts. In the first layers a table has the experts of each token."""
+    """Routed and shared experts. In the first layers a table gives each token's experts."""
 
     def __init__(self, vllm_config: VllmConfig, layer: int, prefix: str) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class DeepseekV4MoE(nn.Module):
             swiglu_limit=config.swiglu_limit,
             router_logits_dtype=torch.float32,
         )
-        # The table is the gate's parameter; here is another name for it.
+        # The table is the gate's parameter; this is another name for it.
         routed = self.experts.routed_experts
         object.__setattr__(routed, "hash_indices_table", self.gate.tid2eid)
 
@@ -204,7 +204,7 @@ class DeepseekV4Model(nn.Module):
         return loaded
 
 
-# The part of a released name that says which tensor of which routed expert it is.
+# The part of a released name that identifies the tensor of a routed expert.
 EXPERT_PART = re.compile(r"(?<!shared_)experts\.\d+\.w[123]\.")
 
 
@@ -221,13 +221,13 @@ def expert_mapping(model: Any) -> list[tuple[str, str, int, str]]:
 
 
 def num_hash_layers(config: Any) -> int:
-    """How many of the first layers have a table of each token's experts."""
+    """Number of first layers that choose experts by a table."""
     kinds = getattr(config, "mlp_layer_types", None)
     return int(config.num_hash_layers) if kinds is None else kinds.count("hash_moe")
 
 
 class NPUDeepseekV4ForCausalLM(nn.Module):
-    """DeepSeek-V4 by its released names."""
+    """DeepSeek-V4 under its released names."""
 
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_regex={
@@ -239,7 +239,7 @@ class NPUDeepseekV4ForCausalLM(nn.Module):
             "embed.": "model.embed_tokens.",
             "norm.": "model.norm.",
             "head.": "lm_head.",
-            "mtp.": None,  # layers for further tokens, which are another model
+            "mtp.": None,  # multi-token prediction layers, which are another model
         },
         orig_to_new_substr={
             ".shared_experts.w2.": ".shared_experts.down_proj.",

@@ -1,7 +1,7 @@
-"""Attention of DeepSeek-V4: one row is key and value of all heads, some rows stand for groups.
+"""Attention of DeepSeek-V4: a row is key and value of all heads; some rows stand for groups.
 
-A layer's queries see the last tokens as they are; in most layers they also see compressed rows: all
-of groups of 128 tokens, or those of groups of 4 that an indexer chooses.
+A layer's queries see the last tokens uncompressed; in most layers they also see compressed rows:
+all rows of groups of 128 tokens, or rows of groups of 4 that an indexer chooses.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 
 
 class RowIndexer(nn.Module):
-    """Queries, weights and keys by which a layer chooses among its compressed rows."""
+    """Queries, weights and keys with which a layer chooses among its compressed rows."""
 
     def __init__(self, vllm_config: VllmConfig, rope: RopeTable, prefix: str) -> None:
         super().__init__()
@@ -148,8 +148,7 @@ class DeepseekV4Attention(nn.Module):
     ) -> torch.Tensor:
         """positions: [num_tokens], int64; x: [num_tokens, hidden_size]
 
-        step: None in a run that measures memory. Returns [num_tokens, hidden_size]; rows that are
-        padding have zeros.
+        step: None in a profile run. Returns [num_tokens, hidden_size]; zero in rows of padding.
         """
         if step is None:
             return self._project_back(self._profile(positions, x), self._rope.at(positions))
@@ -179,7 +178,7 @@ class DeepseekV4Attention(nn.Module):
         return query, self._rope.rotate(rows.unsqueeze(1), cos_sin).squeeze(1), q_c
 
     def _project_back(self, out: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-        """out: [num_tokens, heads, size], in which values are turned by their own positions"""
+        """Projects the output. out: [num_tokens, heads, size], rotated back by its positions"""
         turned = self._rope.rotate(out, cos_sin.backwards())
         grouped = turned.reshape(len(out), self._groups, -1).transpose(0, 1)
         weight = self.wo_a.weight.view(self._groups, -1, grouped.shape[-1])
@@ -188,7 +187,7 @@ class DeepseekV4Attention(nn.Module):
         return result
 
     def _profile(self, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """All products of a step, and the memory that its attention takes."""
+        """Computes all products of a step, and allocates the memory of its attention."""
         cos_sin = self._rope.at(positions)
         query, _, q_c = self._project(x, cos_sin)
         if self.compressor is not None:
@@ -212,7 +211,7 @@ def compress_ratio(config: Any, layer: int) -> int:
 
 
 def rope_tables(config: Any, num_positions: int) -> dict[bool, RopeTable]:
-    """The tables of layers without and with compressed rows, which have YaRN's scaling alone."""
+    """Tables of layers without and with compressed rows; only the latter use YaRN's scaling."""
     size, scaling = config.qk_rope_head_dim, config.rope_parameters
     if scaling is not None and isinstance(scaling.get("compress"), dict):
         scaling = scaling["compress"]
@@ -224,7 +223,7 @@ def rope_tables(config: Any, num_positions: int) -> dict[bool, RopeTable]:
 def make_compressor(
     vllm_config: VllmConfig, ratio: int, size: int, rope: RopeTable, prefix: str
 ) -> Compressor:
-    """A compressor with projections of this platform's, which every rank has whole."""
+    """A compressor with this platform's projections, which every rank holds whole."""
     config = vllm_config.model_config.hf_config
     features = size * (2 if ratio == OVERLAPPING else 1)
     return Compressor(
@@ -246,6 +245,6 @@ def make_compressor(
 
 
 def _load_own_heads(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
-    """Loads a tensor of all heads into one of this rank's."""
+    """Loads this rank's heads from a tensor of all heads."""
     own: Any = loaded.chunk(get_tensor_model_parallel_world_size())
     parameter.data.copy_(own[get_tensor_model_parallel_rank()])

@@ -1,4 +1,4 @@
-"""InternVL and Intern-S1 in transformers' format, whose steps with new images wait for nothing."""
+"""InternVL and Intern-S1 in transformers' format; steps with new images do not wait."""
 
 from typing import ClassVar
 
@@ -6,6 +6,6 @@ from vllm.model_executor.models import interns1
 
 
 class NPUInternS1ForConditionalGeneration(interns1.InternS1ForConditionalGeneration):
-    """vLLM's, which passes on what says which tokens are images', and only indexes with it."""
+    """vLLM's model, which passes on the mask of image tokens and only indexes with it."""
 
     indexes_multimodal_tokens: ClassVar[bool] = True

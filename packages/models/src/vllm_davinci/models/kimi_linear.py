@@ -1,7 +1,7 @@
 """Kimi-Linear: Kimi delta attention, MLA without positions, and experts.
 
-vLLM gives other platforms its definition of CUDA's kernels. The one that it has for ROCm is of the
-layers that a platform replaces.
+vLLM gives other platforms its definition with CUDA kernels. Its ROCm definition consists of layers
+that a platform can replace.
 """
 
 from vllm.config import VllmConfig
@@ -15,7 +15,7 @@ from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWra
 class NPUKimiMultiHeadLatentAttentionWrapper(
     NPUMultiHeadLatentAttentionWrapper, KimiK3MultiHeadLatentAttentionWrapper
 ):
-    """MLA as in DeepSeek's models; `KimiK3MultiHeadLatentAttentionWrapper` in name alone."""
+    """MLA as in DeepSeek's models; nominally a `KimiK3MultiHeadLatentAttentionWrapper`."""
 
 
 class NPUKimiLinearForCausalLM(KimiLinearForCausalLM):
@@ -25,6 +25,6 @@ class NPUKimiLinearForCausalLM(KimiLinearForCausalLM):
         name = KimiK3MultiHeadLatentAttentionWrapper.__name__
         if name not in op_registry_oot:
             PluggableLayer.register_oot(NPUKimiMultiHeadLatentAttentionWrapper, name=name)
-        # vLLM fills narrow experts up for ROCm's kernels; the grouped product takes any width.
+        # vLLM pads narrow experts for ROCm's kernels; the grouped product supports any width.
         vllm_config.model_config.hf_text_config.min_moe_intermediate_per_partition = 1
         super().__init__(vllm_config=vllm_config, prefix=prefix)

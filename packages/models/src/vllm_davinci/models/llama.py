@@ -7,7 +7,7 @@ from vllm_davinci.models.sequence_parallel import SequenceParallel
 
 
 class NPULlamaForCausalLM(SequenceParallel, LlamaForCausalLM):
-    """Llama 2 and 3, and what has its shape."""
+    """Llama 2 and 3, and models of the same shape."""
 
 
 class NPUMistralForCausalLM(SequenceParallel, MistralForCausalLM):

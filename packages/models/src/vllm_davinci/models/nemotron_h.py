@@ -1,4 +1,4 @@
-"""Nemotron-H with experts that have no gates, which vLLM makes for other vendors' devices alone."""
+"""Nemotron-H with experts without gates, which vLLM supports only on other vendors' devices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from vllm_davinci.core.fused_moe.layer import GATED_IN_NAME
 
 
 class NPUNemotronHForCausalLM(NemotronHForCausalLM):
-    """vLLM's. Its experts have another activation's name until `NPURoutedExperts` takes it."""
+    """vLLM's model. Its experts' activation is renamed until `NPURoutedExperts` replaces it."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         with _named(vllm_config.model_config.hf_config):
@@ -20,9 +20,9 @@ class NPUNemotronHForCausalLM(NemotronHForCausalLM):
 
 @contextmanager
 def _named(config: Any) -> Iterator[None]:
-    """Names the experts' activation so that vLLM's description of experts takes it.
+    """Renames the experts' activation to one that vLLM's description of experts accepts.
 
-    Only experts read this field: layers without experts have the function that vLLM knows.
+    Only experts read this field: other layers hold the function itself.
     """
     activation = config.mlp_hidden_act
     config.mlp_hidden_act = GATED_IN_NAME.get(activation, activation)

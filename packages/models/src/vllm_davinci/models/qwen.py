@@ -1,6 +1,6 @@
 """Qwen2, Qwen3 and Qwen3-MoE, sequence parallel between attention and MLP.
 
-Routers choose experts of gathered rows on every rank, with the bits of whole steps.
+Routers choose experts for gathered rows on every rank, bit-identical with whole steps.
 """
 
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM

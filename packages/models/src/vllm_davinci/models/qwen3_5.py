@@ -1,4 +1,4 @@
-"""Qwen3.5 with images and videos: Qwen3-VL's encoder before layers that keep states."""
+"""Qwen3.5 with images and videos: Qwen3-VL's encoder before a hybrid model (recurrent state)."""
 
 from typing import ClassVar
 
@@ -9,11 +9,11 @@ from vllm_davinci.models.qwen3_vl import NPUQwen3VLProcessingInfo
 
 
 class NPUQwen3_5ProcessingInfo(NPUQwen3VLProcessingInfo, qwen3_5.Qwen3_5ProcessingInfo):  # noqa: N801
-    """vLLM's, with the processor of Qwen3-VL that takes places of videos."""
+    """vLLM's class, with Qwen3-VL's processor that accepts video placeholders."""
 
 
 class NPUQwen3_5MoeProcessingInfo(NPUQwen3VLProcessingInfo, qwen3_5.Qwen3_5MoeProcessingInfo):  # noqa: N801
-    """vLLM's, with the processor of Qwen3-VL that takes places of videos."""
+    """vLLM's class, with Qwen3-VL's processor that accepts video placeholders."""
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -22,7 +22,7 @@ class NPUQwen3_5MoeProcessingInfo(NPUQwen3VLProcessingInfo, qwen3_5.Qwen3_5MoePr
     dummy_inputs=qwen3_vl.Qwen3VLDummyInputsBuilder,
 )
 class NPUQwen3_5ForConditionalGeneration(qwen3_5.Qwen3_5ForConditionalGeneration):  # noqa: N801
-    """vLLM's, which takes places of images by number."""
+    """vLLM's model, which accepts indices of image tokens."""
 
     indexes_multimodal_tokens: ClassVar[bool] = True
 
@@ -33,6 +33,6 @@ class NPUQwen3_5ForConditionalGeneration(qwen3_5.Qwen3_5ForConditionalGeneration
     dummy_inputs=qwen3_vl.Qwen3VLDummyInputsBuilder,
 )
 class NPUQwen3_5MoeForConditionalGeneration(qwen3_5.Qwen3_5MoeForConditionalGeneration):  # noqa: N801
-    """vLLM's, which takes places of images by number."""
+    """vLLM's model, which accepts indices of image tokens."""
 
     indexes_multimodal_tokens: ClassVar[bool] = True

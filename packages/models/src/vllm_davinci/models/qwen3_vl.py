@@ -1,4 +1,4 @@
-"""Qwen3-VL, whose steps can be split, and whose videos go through newer transformers, too."""
+"""Qwen3-VL: splittable steps, and videos with newer releases of transformers."""
 
 from typing import Any, ClassVar
 
@@ -11,9 +11,9 @@ from vllm_davinci.core.inputs.ubatch_tokens import first_token_of_ubatch
 
 
 class NPUQwen3VLProcessor(qwen3_vl.Qwen3VLProcessor):
-    """transformers', which lets places of videos stand in a text that comes without them.
+    """transformers' processor, which accepts video placeholders in a text without videos.
 
-    vLLM processes videos one by one, and then text and images, where it fills those places itself.
+    vLLM processes videos one by one, then text and images, and fills the video placeholders itself.
     Newer releases of transformers refuse such a text.
     """
 
@@ -27,7 +27,7 @@ class NPUQwen3VLProcessor(qwen3_vl.Qwen3VLProcessor):
 
 
 class NPUQwen3VLProcessingInfo(qwen3_vl.Qwen3VLProcessingInfo):
-    """vLLM's, with the processor above."""
+    """vLLM's class, with the processor above."""
 
     def get_hf_processor(self, **kwargs: object) -> NPUQwen3VLProcessor:
         processor: NPUQwen3VLProcessor = self.ctx.get_hf_processor(NPUQwen3VLProcessor, **kwargs)
@@ -40,14 +40,14 @@ class NPUQwen3VLProcessingInfo(qwen3_vl.Qwen3VLProcessingInfo):
     dummy_inputs=qwen3_vl.Qwen3VLDummyInputsBuilder,
 )
 class NPUQwen3VLForConditionalGeneration(qwen3_vl.Qwen3VLForConditionalGeneration):
-    """vLLM's, whose first layers get rows of the images (DeepStack), each ubatch its own."""
+    """vLLM's model; its first layers get rows of the images (DeepStack), separately per ubatch."""
 
     splits_multimodal_steps: ClassVar[bool] = True
     indexes_multimodal_tokens: ClassVar[bool] = True
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # The forward before this one has cleared what it read: vLLM's as a whole, ubatches one by
-        # one, of which none is known to be the last.
+        # The previous forward has cleared what it read: vLLM's as a whole, ubatches one by one,
+        # since none of them knows whether it is the last.
         self.deepstack_input_embeds_num_tokens = 0
         return super().embed_input_ids(*args, **kwargs)
 

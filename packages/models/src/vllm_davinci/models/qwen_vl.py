@@ -1,8 +1,8 @@
-"""Qwen2-VL and Qwen2.5-VL, whose encoders get all they know of their images from the host.
+"""Qwen2-VL and Qwen2.5-VL, with all metadata of their encoders from the host.
 
-vLLM's encoders take their metadata from a caller that has it already. A hook on the encoder gives
-it: made on the host, once per size of image where it depends on nothing else, and copied to the
-device from pinned memory, so that no forward waits for the device. Qwen3-VL does so by itself.
+vLLM's encoders accept metadata from their caller. A hook on the encoder supplies it: computed on
+the host (once per image size if it depends on nothing else) and copied to the device from pinned
+memory, so that no forward waits for the device. Qwen3-VL does this itself.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from vllm.utils.torch_utils import async_tensor_h2d
 Metadata = dict[str, torch.Tensor | None]
 Grid = list[list[int]]  # [frames, height, width] of each image or video, in patches
 
-MAX_SIZES = 1024  # of images that are kept
+MAX_SIZES = 1024  # of cached images
 
 
 class NPUQwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneration):
-    """vLLM's, with the encoder's metadata from the host."""
+    """vLLM's model, with the encoder's metadata from the host."""
 
     splits_multimodal_steps: ClassVar[bool] = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        # The device argument is that of cu_seqlens alone, whose values the attention needs here.
+        # The device argument concerns only cu_seqlens, whose values attention needs on the host.
         _give_metadata(
             self.visual,
             lambda grid: self.visual.prepare_encoder_metadata(grid, device=torch.device("cpu")),
@@ -40,7 +40,7 @@ class NPUQwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneratio
 class NPUQwen2_5_VLForConditionalGeneration(  # noqa: N801
     qwen2_5_vl.Qwen2_5_VLForConditionalGeneration
 ):
-    """vLLM's, with the encoder's metadata from the host."""
+    """vLLM's model, with the encoder's metadata from the host."""
 
     splits_multimodal_steps: ClassVar[bool] = True
 
@@ -50,7 +50,7 @@ class NPUQwen2_5_VLForConditionalGeneration(  # noqa: N801
 
 
 def _give_metadata(encoder: nn.Module, metadata_of: Callable[[Grid], Metadata]) -> None:
-    """Calls of `encoder` that bring no metadata get it."""
+    """Supplies metadata to calls of `encoder` without it."""
 
     def give(
         module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -65,10 +65,10 @@ def _give_metadata(encoder: nn.Module, metadata_of: Callable[[Grid], Metadata]) 
 
 
 class _Size(NamedTuple):
-    """Tables for images of one size, with merged patches in the order of their windows.
+    """Tables for images of one size, with merged patches in window order.
 
     cos, sin: [patches, rotary entries], on the device
-    order:    [merged patches], which merged patch comes at each place
+    order:    [merged patches], the merged patch at each position
     ends:     ends of the windows in patches, cumulative, without repetition
     """
 
@@ -79,7 +79,7 @@ class _Size(NamedTuple):
 
 
 class _Windows:
-    """Metadata of Qwen2.5-VL's encoder, in which most blocks attend inside of windows only."""
+    """Metadata of Qwen2.5-VL's encoder, in which most blocks attend only within windows."""
 
     def __init__(self, encoder: qwen2_5_vl.Qwen2_5_VisionTransformer) -> None:
         self._encoder = encoder
@@ -135,8 +135,8 @@ class _Windows:
         side = encoder.window_size // merge // encoder.patch_size  # of a window, in merged patches
         rows, columns = height // merge, width // merge
 
-        # Windows row by row, inside of them merged patches row by row; those at the lower and the
-        # right edge are smaller. Frames follow each other.
+        # Windows row by row, and merged patches row by row within them; windows at the lower and
+        # right edges are smaller. Frames follow each other.
         row, column = np.indices((rows, columns)).reshape(2, -1)
         across = -(-columns // side)
         window = row // side * across + column // side
@@ -144,7 +144,7 @@ class _Windows:
         order = (np.arange(frames)[:, None] * len(in_frame) + in_frame).reshape(-1)
         ends = np.cumsum(np.tile(np.bincount(window), frames)) * unit
 
-        # A merged patch's own patches, row by row: each one's row and column in the image.
+        # A merged patch's own patches, row by row: row and column of each in the image.
         inner_row, inner_column = np.indices((merge, merge)).reshape(2, -1)
         places = np.stack(
             [

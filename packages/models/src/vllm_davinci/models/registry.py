@@ -1,11 +1,11 @@
-"""The definitions this package has, as core looks them up."""
+"""The definitions in this package, for lookup by core."""
 
 from collections.abc import Mapping
 
-# Version of vllm_davinci.core.components.ModelProvider this module was written for.
+# Version of vllm_davinci.core.components.ModelProvider for which this module was written.
 api_version = 1
 
-# Architecture in a checkpoint's config.json -> class path, as vLLM's ModelRegistry takes it.
+# Architecture in config.json -> class path, in the form of vLLM's ModelRegistry.
 SEQUENCE_PARALLEL = {
     "DeepseekV2ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV3ForCausalLM",
@@ -15,7 +15,7 @@ SEQUENCE_PARALLEL = {
     "Qwen3ForCausalLM": "vllm_davinci.models.qwen:NPUQwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "vllm_davinci.models.qwen:NPUQwen3MoeForCausalLM",
 }
-# Layers for further tokens.
+# Multi-token prediction.
 DRAFTERS = {
     "DeepSeekMTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
     "DeepseekV32MTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
@@ -56,5 +56,5 @@ def models() -> Mapping[str, str]:
 
 
 def sequence_parallel_architectures() -> frozenset[str]:
-    """Those whose layers can leave each rank its share of the tokens."""
+    """Architectures whose layers can leave each rank its shard of the tokens."""
     return frozenset(SEQUENCE_PARALLEL)

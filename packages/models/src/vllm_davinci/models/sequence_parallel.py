@@ -22,7 +22,7 @@ logger = init_logger(__name__)
 class SequenceParallel(nn.Module):
     """Mix-in ahead of one of vLLM's causal language models: large steps run sequence parallel.
 
-    All other steps, and all of an engine without sequence parallelism, are vLLM's own forward.
+    All other steps, and engines without sequence parallelism, run vLLM's own forward.
     """
 
     model: Any
@@ -55,12 +55,12 @@ class SequenceParallel(nn.Module):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> Any:
-        """All rows in, all rows out, on every rank, as vLLM's model does.
+        """Takes and returns all rows on every rank, as vLLM's model does.
 
         positions: [num_tokens] or [3, num_tokens], int64
         """
         is_small = positions.shape[-1] < self.min_sequence_parallel_tokens
-        # Some draft models read hidden states between layers: of all rows, as vLLM's forward has.
+        # Some draft models read hidden states between layers: all rows, as in vLLM's forward.
         reads_between = getattr(self.model, "aux_hidden_state_layers", None)
         if not self.is_sequence_parallel or is_small or reads_between:
             return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)

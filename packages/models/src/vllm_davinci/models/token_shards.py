@@ -16,7 +16,7 @@ from vllm_davinci.core.layers.quantized_activation import map_rows
 
 @dataclass(frozen=True)
 class TokenShards:
-    """Rows of each rank: rank r has rows [r * size, (r + 1) * size), the last ones padded.
+    """Assigns rows to ranks: rank r has rows [r * size, (r + 1) * size); the last are padded.
 
     num_tokens: rows of the step
     size:       rows of one shard
@@ -35,13 +35,14 @@ class TokenShards:
         )
 
     def shard(self, rows: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of rows that every rank has: [num_tokens, n] -> [size, n]."""
+        """This rank's shard of rows that every rank holds: [num_tokens, n] -> [size, n]."""
         return self._padded(rows).narrow(0, self.rank * self.size, self.size)
 
     def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
         """All ranks' shards in order: [size, n] -> [num_tokens, n].
 
-        Rows that a norm has quantized for the next layer are gathered as integers.
+        Gathers rows as integers if a norm has quantized them for the next layer.
+
         """
         return map_rows(
             shard, lambda rows: tensor_model_parallel_all_gather(rows, 0)[: self.num_tokens]

@@ -1,4 +1,4 @@
-"""Selection of the attention backend, and the shape of its paged cache."""
+"""The attention backend and the shape of its paged cache."""
 
 from typing import Any, ClassVar
 

@@ -1,7 +1,7 @@
-"""Tokens to cache slots, computed on the host.
+"""Maps tokens to cache slots on the host.
 
-vLLM computes the slot mapping with a Triton kernel. The host knows block tables and positions, so
-here it is a few numpy calls and one copy to the device.
+vLLM computes the slot mapping with a Triton kernel. The host has block tables and positions, so
+a few numpy calls and one copy to the device do here.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ class HostBatch(NamedTuple):
 class NPUBlockTable(BlockTable):
     """Block table of one KV cache group.
 
-    slots_per_block: from the first slot of a block to that of the next one
-    stripes: which tokens this rank keeps. A block has its room for the tokens of each rank
+    slots_per_block: number of slots in one block
+    stripes: which tokens this rank holds. A block has room for the tokens of every rank
     """
 
     host_batch: Callable[[int], HostBatch]
@@ -44,7 +44,7 @@ class NPUBlockTable(BlockTable):
         host_batch: Callable[[int], HostBatch],
         slots_per_token: int = 1,
     ) -> "NPUBlockTable":
-        """The same buffers under this class. slots_per_token: of a block's room"""
+        """Wraps the buffers of `block_table`. slots_per_token: slots of each token in a block"""
         ours = cls.__new__(cls)
         ours.__dict__.update(vars(block_table))
         ours.host_batch = host_batch
@@ -61,7 +61,7 @@ class NPUBlockTable(BlockTable):
     ) -> None:
         """Writes `slot_mapping`: block * slots_per_block + offset for each token of the step.
 
-        Tokens that other ranks keep have the slot -1.
+        Tokens held by other ranks get slot -1.
         """
         if self.slot_mapping_mode == SlotMappingMode.NONE:
             return
@@ -90,7 +90,7 @@ class NPUMultiGroupBlockTable(MultiGroupBlockTable):
         host_batch: Callable[[int], HostBatch],
         slots_per_token: int = 1,
     ) -> "NPUMultiGroupBlockTable":
-        """The same tables, whose slot mappings are computed on the host. Idempotent."""
+        """Wraps the tables so that slot mappings are computed on the host. Idempotent."""
         ours = cls.__new__(cls)
         ours.__dict__.update(vars(block_table))
         ours.block_tables = [
@@ -109,10 +109,11 @@ def map_slots_on_host(
 ) -> None:
     """Makes vLLM's input batch map tokens to cache slots on the host.
 
-    req_indices: row of each token's request, written before slots are asked for
-    query_pos:   number of each token among the new ones of its request, likewise
-    rejected:    [max_num_reqs], tokens that the batch counts as computed and that are not
-    slots_per_token: of a block's room: 2 where a block's values follow its keys
+    req_indices: row of each token's request, written before slots are computed
+    query_pos:   index of each token among its request's new tokens, likewise
+    rejected:    [max_num_reqs], tokens that the batch counts as computed although they were
+                 rejected
+    slots_per_token: slots of each token in a block: 2 where a block's values follow its keys
     """
 
     def host_batch(num_tokens: int) -> HostBatch:

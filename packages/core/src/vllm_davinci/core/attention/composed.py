@@ -1,9 +1,9 @@
-"""Attention in torch's operators, for scores that the fused operator does not compute.
+"""Attention composed of torch operators, for scores that the fused operator does not support.
 
 Scores are soft-capped (Gemma 2) or have ALiBi's biases (Bloom, MPT, Baichuan-13B), or heads are
-wider than the operator takes (Gemma 4). Pages are gathered and everything is computed in fp32:
-exact, and slower than the fused operator by far. Lengths come from host lists, so that nothing here
-reads from the device; the steps are not captured.
+wider than the operator supports (Gemma 4). Pages are gathered and everything is computed in fp32:
+exact, and far slower than the fused operator. Lengths come from host lists, so nothing here reads
+from the device; these steps are not captured.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from vllm_davinci.core.attention.paged_cache import PagedCache
 if TYPE_CHECKING:
     from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
 
-# Of attention over a paged cache whose keys are not compressed. Source: the operator's
-# documentation, constraints of a head's size D.
+# Limit of attention over a paged cache with uncompressed keys. Source: the operator's
+# documentation, constraints of the head size D.
 LARGEST_HEAD_SIZE = 256
 
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """The scores of a layer's queries.
+    """How a layer scores keys.
 
-    window:       how many keys a query sees, itself among them; None for all
-    soft_cap:     scores are soft_cap * tanh(scores / soft_cap); None for scores as they are
-    alibi_slopes: per head, what is added for each position of a key after the query's; None without
+    window:       how many keys a query sees, itself included; None for all
+    soft_cap:     scores become soft_cap * tanh(scores / soft_cap); None leaves them as they are
+    alibi_slopes: per head, the bias per position from the query to a key; None for none
     """
 
     scale: float
@@ -39,7 +39,7 @@ class ScoreRule:
     alibi_slopes: Sequence[float] | None = None
 
     def beyond_operator(self, head_size: int) -> str:
-        """The first thing that the fused operator does not compute; empty where there is none."""
+        """Names the first property that the fused operator does not support; empty if none."""
         if self.soft_cap is not None:
             return f"soft-capped attention logits (cap {self.soft_cap})"
         if self.alibi_slopes is not None:
@@ -48,7 +48,7 @@ class ScoreRule:
 
 
 class ComposedAttention:
-    """Attention of one layer over its cache, which holds the step's keys already."""
+    """Attention of one layer over its cache, which already holds the step's keys."""
 
     def __init__(self, rule: ScoreRule, num_kv_heads: int) -> None:
         self._rule = rule
@@ -75,7 +75,7 @@ class ComposedAttention:
             out.index_copy_(0, spans.rows, both_ways)
 
     def take_most_memory(self, query: torch.Tensor) -> None:
-        """Allocates and frees what a piece takes, so that vLLM's profile run counts it."""
+        """Allocates and frees the largest chunk's memory, so that vLLM's profile run counts it."""
         num_heads, head_size = query.shape[1:]
         key_width = self._num_kv_heads * head_size
         keys, scores = most_elements(num_heads, key_width, self._max_model_len)
@@ -115,7 +115,7 @@ class ComposedAttention:
         )
         positions = torch.arange(keys.shape[1], device=query.device)
         is_unwritten = positions >= piece.seq_lens[:, None]
-        # Pages beyond a request's tokens hold anything, also what is not a number.
+        # Cache entries beyond a request's tokens are uninitialized and may be NaN.
         values.masked_fill_(is_unwritten[..., None, None], 0)
         products = grouped.flatten(2, 3) @ keys.permute(0, 2, 3, 1)
         del keys
@@ -131,10 +131,10 @@ class ComposedAttention:
         return result.view_as(grouped).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def _scores(self, products: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        """Scores from products of queries and keys, in their memory.
+        """Scores from products of queries and keys, in place.
 
         products: [requests, kv heads, queries of each, tokens, keys]
-        distance: [requests, tokens, keys], of the key after the query
+        distance: [requests, tokens, keys], position of the key minus position of the query
         """
         scores = products.mul_(self._rule.scale)
         if (cap := self._rule.soft_cap) is not None:

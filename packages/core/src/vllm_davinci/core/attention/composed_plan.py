@@ -1,4 +1,4 @@
-"""A step cut into pieces that composed attention takes at once, within bounds of memory."""
+"""Cuts a step into chunks of bounded memory for composed attention."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import torch
 
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
-# Most elements of a piece, unless one request or one row of queries has more: of the gathered keys
-# of all heads, and of scores.
+# Most elements of a chunk's gathered keys (all heads), and of its scores. One request, or one row
+# of queries, may exceed it.
 KEYS = 2**25
 SCORES = 2**25
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some whole requests with as many new tokens each, or some new tokens of one request.
+    """A chunk: whole requests with equally many new tokens, or some new tokens of one request.
 
-    rows:       of the step's queries
-    requests:   of the block table
-    num_blocks: of the longest request, up to its last row here
+    rows:       the chunk's rows of the step's queries
+    requests:   its rows of the block table
+    num_blocks: blocks of the longest request, up to its last row here
     seq_lens:   [num_requests], int64, on the device: keys that are written
-    positions:  [num_requests, tokens of each], int64, on the device: of the rows
+    positions:  [num_requests, tokens of each], int64, on the device: positions of the rows
     """
 
     rows: slice
@@ -37,10 +37,10 @@ class Piece:
 
 
 class ComposedPlan:
-    """The lengths of one step, on the host and on the device; made once for all layers."""
+    """Lengths of one step on the host and on the device, built once for all layers."""
 
     def __init__(self, ends: Sequence[int], seq_lens: Sequence[int], device: torch.device) -> None:
-        """ends: cumulative query lengths; seq_lens: all tokens; of each request"""
+        """ends: cumulative query lengths; seq_lens: total tokens; both per request"""
         self._starts = [0, *ends[:-1]]
         self._query_lens = [end - start for start, end in zip(self._starts, ends, strict=True)]
         self._seq_lens = seq_lens
@@ -48,7 +48,7 @@ class ComposedPlan:
         self._on_device = numbers.to(device, non_blocking=True)
 
     def pieces(self, num_heads: int, key_width: int) -> Iterator[Piece]:
-        """num_heads: of queries; key_width: elements of a token's keys, of all heads"""
+        """num_heads: query heads; key_width: elements of one token's keys in all heads"""
         start = 0
         for query_len, group in groupby(self._query_lens):
             end = start + len(list(group))
@@ -59,7 +59,7 @@ class ComposedPlan:
             start = end
 
     def _end_of_piece(self, start: int, end: int, num_rows: int, key_width: int) -> int:
-        """The request after the last one that fits beside `start`. num_rows: of scores of each"""
+        """One past the last request of a chunk from `start`. num_rows: scores of each request"""
         longest = 0
         for stop in range(start, end):
             longest = max(longest, _num_blocks(self._seq_lens[stop]) * BLOCK_SIZE_TOKENS)
@@ -71,7 +71,7 @@ class ComposedPlan:
     def _of_requests(
         self, start: int, stop: int, query_len: int, num_heads: int
     ) -> Iterator[Piece]:
-        """One piece, or several of one request whose scores are too many."""
+        """One chunk, or several chunks of one request if its scores exceed the limit."""
         seq_lens = self._on_device[start:stop]
         num_blocks = _num_blocks(max(self._seq_lens[start:stop]))
         num_scores = (stop - start) * num_heads * num_blocks * BLOCK_SIZE_TOKENS
@@ -90,7 +90,7 @@ class ComposedPlan:
 
 
 def most_elements(num_heads: int, key_width: int, max_model_len: int) -> tuple[int, int]:
-    """Elements of the gathered keys and of the scores of the largest piece."""
+    """Elements of the gathered keys and of the scores in the largest chunk."""
     longest = _num_blocks(max_model_len) * BLOCK_SIZE_TOKENS
     return max(KEYS, longest * key_width), max(SCORES, longest * num_heads)
 

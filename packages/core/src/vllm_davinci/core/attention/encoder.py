@@ -1,4 +1,4 @@
-"""Attention of multimodal encoders: packed sequences, no cache, no mask, lengths from the host."""
+"""Attention of multimodal encoders: packed sequences without cache or mask, lengths on the host."""
 
 import numpy as np
 import torch
@@ -11,31 +11,31 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm_davinci.core.attention.head_sizes import dense_head_size
 from vllm_davinci.core.attention.masks import SPARSE_MODE_NONE
 
-# Sequences of one call in the layout TND. Source: the operator's documentation, constraints of
+# Sequences per call in layout TND. Source: the operator's documentation, constraints of
 # actual_seq_lengths.
 MAX_SEQUENCES = 4096
 
 
 class SequenceEnds:
-    """Where the packed sequences of `cu_seqlens` tensors end, on the host.
+    """Host copies of the sequence ends in `cu_seqlens` tensors.
 
-    Kept per tensor and for as long as it lives, never per layer: an encoder may alternate between
-    two sets of sequences (windows and whole images), and a process may hold two encoders.
+    Stored per tensor for its lifetime, not per layer: an encoder may alternate between two sets of
+    sequences (windows and whole images), and a process may hold two encoders.
     """
 
     def __init__(self) -> None:
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def remember(self, tensor: torch.Tensor, ends: list[int]) -> None:
-        """`ends` are those of `tensor` until somebody writes to it.
+        """Records `ends` for `tensor`, valid until the tensor is written to.
 
-        Tensors made under inference_mode do not tell whether they were written to: encoders make
-        theirs anew in each forward.
+        Tensors made under inference_mode do not report writes: encoders make theirs anew in each
+        forward.
         """
         self._known[tensor] = _version(tensor), ends
 
     def of_lengths(self, lengths: torch.Tensor) -> list[int]:
-        """Ends of the sequences, from what NPUMMEncoderAttention.maybe_compute_seq_lens gave.
+        """Ends of the sequences, from the result of NPUMMEncoderAttention.maybe_compute_seq_lens.
 
         lengths: [num_sequences]
         """
@@ -44,7 +44,7 @@ class SequenceEnds:
     def of_cu_seqlens(self, cu_seqlens: torch.Tensor) -> list[int]:
         """Ends of the sequences, from [num_sequences + 1] starts, the first of which is 0.
 
-        Copies it from the device once if nobody remembered it: models that make it there.
+        Copies an unknown tensor from the device once: some models make it there.
         """
         return self._of(cu_seqlens, cu_seqlens[1:])
 
@@ -66,8 +66,8 @@ _ends = SequenceEnds()
 class NPUMMEncoderAttention(MMEncoderAttention):
     """One layer of an encoder, on npu_fused_infer_attention_score.
 
-    Heads that the operator does not take are filled up with zeros to the next size that it takes;
-    the scale stays that of the model's own size. Key-value heads are not repeated.
+    Head sizes that the operator does not support are zero-padded to the next supported size, with
+    the scale of the model's head size. Key-value heads are not repeated.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class NPUMMEncoderAttention(MMEncoderAttention):
     def maybe_compute_seq_lens(
         cls, attn_backend: AttentionBackendEnum, cu_seqlens: np.ndarray, device: torch.device
     ) -> torch.Tensor:
-        """The ends of the sequences as the operator takes them: int32 on the host, cumulative."""
+        """Sequence ends in the operator's form: int32 on the host, cumulative."""
         ends = torch.from_numpy(np.ascontiguousarray(cu_seqlens[1:], dtype=np.int32))
         _ends.remember(ends, cu_seqlens[1:].tolist())
         return ends
@@ -102,7 +102,7 @@ class NPUMMEncoderAttention(MMEncoderAttention):
         device: torch.device,
         fp8_padded_hidden_size: int | None = None,
     ) -> torch.Tensor:
-        """vLLM's, whose values are remembered for models that do not pass the lengths on."""
+        """vLLM's result, recorded on the host for models that do not pass the lengths on."""
         on_device = super().maybe_recompute_cu_seqlens(
             attn_backend, cu_seqlens, hidden_size, tp_size, device, fp8_padded_hidden_size
         )
@@ -118,12 +118,13 @@ class NPUMMEncoderAttention(MMEncoderAttention):
         max_seqlen: torch.Tensor | None = None,
         sequence_lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Every query sees the keys of its own sequence.
+        """Lets every query attend to the keys of its own sequence.
 
-        query:            [batch, query tokens, num_heads * head_size], or with the last two apart
-        key, value:       like query, with num_kv_heads and a number of tokens of their own
+        query:            [batch, query tokens, num_heads * head_size], or with the last two
+                          dimensions split
+        key, value:       like query, with num_kv_heads and their own number of tokens
         cu_seqlens:       [num_sequences + 1]; without it each row of the batch is a sequence
-        sequence_lengths: what maybe_compute_seq_lens gave for the same sequences
+        sequence_lengths: result of maybe_compute_seq_lens for the same sequences
         Returns a new tensor of query's shape. Runs on the current stream.
         """
         batch, query_tokens = query.shape[:2]
@@ -187,10 +188,10 @@ class NPUMMEncoderAttention(MMEncoderAttention):
 
 
 def _filling(ends: list[int], num_tokens: int) -> list[int]:
-    """`ends` such that the last is `num_tokens`, as the operator asks.
+    """Changes `ends` so that the last is `num_tokens`, as the operator requires.
 
-    Where buffers are larger than what they hold, ends are repeated after the last sequence: those
-    go, and the last sequence takes the tokens that nobody reads.
+    Oversized buffers repeat the last end after the last sequence: the repeats are dropped, and the
+    last sequence is extended over the padding tokens, whose results are unused.
     """
     if ends[-1] == num_tokens and (len(ends) == 1 or ends[-2] != num_tokens):
         return ends

@@ -1,14 +1,13 @@
-"""Attention over rows that are chosen one by one, the same for all heads, in torch's operators.
+"""Attention over individually chosen rows, the same for all heads, composed of torch operators.
 
-A row is key and value at once. Rows are gathered by their numbers in the cache, and everything is
-computed in fp32. A head's sink takes its part of the softmax and adds nothing to the sum. Callers
-take as many queries at once as `queries_at_once` says.
+A row is both key and value. Rows are gathered by their indices in the cache, and everything is
+computed in fp32. A head's sink enters the softmax and adds nothing to the sum. Callers pass at most
+`queries_at_once` queries.
 """
 
 import torch
 
-# Most elements of the gathered rows, and of the scores, of the queries that are taken at once,
-# unless one query has more.
+# Most elements of the gathered rows, and of the scores, per call. One query may exceed it.
 ROWS = 2**25
 SCORES = 2**25
 
@@ -21,13 +20,13 @@ def attend_to_rows(
     scale: float,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each query over its own rows.
+    """Lets each query attend to its own rows.
 
     query:      [num_tokens, num_heads, size]
     rows:       [num_rows, size], of the dtype of query
-    numbers:    [num_tokens, width], int64; those that are not visible name a row of finite numbers
-    is_visible: [num_tokens, width], at least one of each query
-    sinks:      [num_heads], fp32: a score of each head that has no row; None without
+    numbers:    [num_tokens, width], int64; invisible entries must index a row of finite numbers
+    is_visible: [num_tokens, width], at least one per query
+    sinks:      [num_heads], fp32: extra score per head that belongs to no row; None without sinks
     Returns a new tensor like query. Source: transformers' eager attention of DeepSeek-V4.
     """
     num_tokens, width = numbers.shape
@@ -40,14 +39,14 @@ def attend_to_rows(
 
 
 def queries_at_once(num_heads: int, size: int, width: int) -> int:
-    """How many queries of `width` rows each fit into the memory that is taken at once."""
+    """Queries of `width` rows each that fit into the memory limit of one call."""
     return max(1, min(ROWS // (width * size), SCORES // (width * num_heads)))
 
 
 def take_most_memory(query: torch.Tensor, width: int) -> None:
-    """Allocates and frees what `attend_to_rows` takes, so that vLLM's profile run counts it.
+    """Allocates and frees the memory of `attend_to_rows`, so that vLLM's profile run counts it.
 
-    width: most rows of a query
+    width: most rows per query
     """
     num_tokens, num_heads, size = query.shape
     num = min(num_tokens, queries_at_once(num_heads, size, width))

@@ -1,8 +1,8 @@
-"""Sizes of heads, dtypes and requests that the attention operator takes, found by asking it.
+"""Head sizes, dtypes and batch sizes that the attention operator supports, found by asking it.
 
-Which ones it takes depends on the release of CANN and on the chip, and the documents of releases
-differ (8.5: 64 and 128; 9.0: also others up to 256 with grouped heads). The operator itself checks
-sizes before anything is launched, so one call of single tokens tells, before weights are loaded.
+They depend on the CANN release and on the chip, and the documents of releases differ (8.5: 64 and
+128; 9.0: also others up to 256 with grouped heads). The operator checks sizes before it launches
+anything, so one call with single tokens answers before weights are loaded.
 """
 
 import functools
@@ -18,8 +18,8 @@ from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
-# What heads are filled up to with zeros, smallest first. Zeros add nothing to a score, and columns
-# of zeros in the values are cut off.
+# Padded head sizes to try, smallest first. Padding is zero: it adds nothing to a score, and its
+# value columns are cut off.
 _PADDED_SIZES = (64, 128, 192, 256)
 
 
@@ -32,10 +32,10 @@ def paged_head_size(
     sparse_mode: int,
     has_sinks: bool = False,
 ) -> int:
-    """The size of heads to call attention over a paged cache with: `head_size`, or more.
+    """Smallest supported head size for attention over a paged cache: `head_size`, or a padded one.
 
-    has_sinks: of `dtype`
-    Raises UnsupportedFeatureError for sizes or a dtype that it does not take at all.
+    has_sinks: attention sinks of `dtype` are passed
+    Raises UnsupportedFeatureError if no size is supported with this dtype.
     """
     return _taken_size(
         lambda size: refusal_of(
@@ -53,7 +53,7 @@ def paged_head_size(
 def dense_head_size(
     num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, sparse_mode: int
 ) -> int:
-    """Like paged_head_size, of attention over the batch itself."""
+    """Like paged_head_size, for attention over the batch itself."""
     return _taken_size(
         lambda size: refusal_of(
             lambda: _attend_to_itself(num_heads, num_kv_heads, size, size, dtype, sparse_mode)
@@ -68,11 +68,11 @@ def dense_head_size(
 def mla_head_sizes(
     num_heads: int, nope: int, rope: int, value: int, dtype: torch.dtype
 ) -> tuple[int, int]:
-    """Sizes to call MLA's prefill with: of the part without position, and of values.
+    """Head sizes to call MLA's prefill with: the part without position, and the values.
 
-    nope, rope, value: the model's sizes. The answer is (nope, value), or (128, 128), which the
-    operator takes beside separate rotary parts and which both are filled up to.
-    Raises UnsupportedFeatureError for sizes or a dtype that it does not take at all.
+    nope, rope, value: the model's sizes. Returns (nope, value), or the padded (128, 128), which the
+    operator supports with separate rotary parts.
+    Raises UnsupportedFeatureError if neither is supported with this dtype.
     """
 
     def refusal(nope: int, value: int) -> str | None:
@@ -105,10 +105,10 @@ def require_requests(
     sparse_mode: int,
     is_paged: bool = True,
 ) -> None:
-    """Raises UnsupportedFeatureError where a step of so many requests is not taken.
+    """Raises UnsupportedFeatureError if a step of `num_requests` requests is not supported.
 
-    head_size, dtype: that are taken of one request
-    is_paged:         over a paged cache, or else over the batch itself
+    head_size, dtype: supported for one request
+    is_paged:         attention over a paged cache; False: over the batch itself
     """
 
     def attend() -> None:
@@ -127,9 +127,9 @@ def require_requests(
 def require_mla_decode(
     num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype, num_requests: int = 1
 ) -> None:
-    """Raises UnsupportedFeatureError where MLA over the cache is not taken.
+    """Raises UnsupportedFeatureError if MLA over the cache is not supported.
 
-    num_requests: most of a step
+    num_requests: most requests of a step
     """
 
     def attend(requests: int) -> None:
@@ -157,7 +157,7 @@ def require_mla_decode(
 
 @functools.cache
 def require_sparse_mla(num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype) -> None:
-    """Raises UnsupportedFeatureError where MLA over chosen tokens of the cache is not taken."""
+    """Raises UnsupportedFeatureError if MLA over chosen tokens of the cache is not supported."""
 
     def attend() -> None:
         new = functools.partial(torch.zeros, dtype=dtype, device="npu")
@@ -221,7 +221,7 @@ def _mask(sparse_mode: int) -> torch.Tensor | None:
 
 
 def _one_token_each(num_requests: int) -> dict[str, Any]:
-    """Lengths and blocks of requests that all have one token, in block 0."""
+    """Lengths and blocks of requests with one token each, in block 0."""
     return {
         "block_table": torch.zeros(num_requests, 1, dtype=torch.int32, device="npu"),
         "actual_seq_lengths": list(range(1, num_requests + 1)),

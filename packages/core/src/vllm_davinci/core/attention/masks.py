@@ -1,12 +1,12 @@
-"""Which keys a query sees: modes of the attention operator, and its mask, which never changes."""
+"""Which keys a query sees: the attention operator's modes and its constant mask."""
 
 import functools
 
 import torch
 
-# Side of the fixed triangular mask that npu_fused_infer_attention_score takes for its
-# compressed causal modes (sparse_mode 2, 3 and 4), whatever the real lengths are.
-# Source: the operator's documentation, parameter atten_mask.
+# Side of the fixed triangular mask of npu_fused_infer_attention_score in its compressed causal
+# modes (sparse_mode 2, 3 and 4), whatever the real lengths are. Source: the operator's
+# documentation, parameter atten_mask.
 COMPRESSED_MASK_SIDE = 2048
 
 
@@ -19,9 +19,9 @@ ALL_TOKENS = 2**31 - 1  # of pre_tokens and next_tokens
 
 
 def masking(is_causal: bool, window: int | None) -> dict[str, int]:
-    """Options of the operator.
+    """Masking options of the operator.
 
-    window: how many keys a query sees on one side, itself among them; None for all
+    window: how many keys a query sees on one side, itself included; None for all
     """
     if window is not None:
         return {
@@ -33,7 +33,7 @@ def masking(is_causal: bool, window: int | None) -> dict[str, int]:
 
 
 def mask_for(options: dict[str, int], device: torch.device) -> torch.Tensor | None:
-    """The mask that the operator takes beside `masking`'s options."""
+    """The mask that the operator needs with the options of `masking`."""
     return None if options["sparse_mode"] == SPARSE_MODE_NONE else compressed_causal_mask(device)
 
 

@@ -1,4 +1,4 @@
-"""The inputs of one step's attention, built once per step from host copies of the lengths."""
+"""Inputs of one step's attention, built once per step from lengths on the host."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,14 +33,14 @@ class NPUAttentionMetadata(AttentionMetadata):
     slot_mapping:         [num_tokens], int64 on the device; block * block_size + offset, or -1.
     causal:               False when every token of a request may see every other one.
     host_lengths:         takes the attention's launches while a graph is captured; else None.
-    spans:                tokens of images that see each other both ways; None without any.
-    is_cross:             keys are an encoder's: seq_lens are its tokens, and slot_mapping has the
-                          slots of those that come with this step, none in most steps.
-    has_earlier:          of a step that is not of decodes, under decode context parallelism:
-                          whether any request has tokens of earlier steps. None else.
+    spans:                tokens of images with bidirectional attention; None without any.
+    is_cross:             the keys are an encoder's: seq_lens counts its tokens, and slot_mapping
+                          has slots for the tokens that it adds in this step (none in most steps).
+    has_earlier:          under decode context parallelism, in steps with prefills: whether any
+                          request has tokens of earlier steps. None otherwise.
 
-    Under decode context parallelism seq_lens counts this rank's tokens: in a step of decodes all of
-    them, in other steps those of earlier steps.
+    Under decode context parallelism seq_lens counts this rank's tokens: all of them in a decode
+    step, only tokens of earlier steps in other steps.
     """
 
     num_actual_tokens: int
@@ -56,20 +56,20 @@ class NPUAttentionMetadata(AttentionMetadata):
 
     @cached_property
     def composed_plan(self) -> ComposedPlan:
-        """Its lengths, as attention in torch's operators takes them."""
+        """This step's lengths for composed attention."""
         return ComposedPlan(*self.step_lengths(), self.block_table.device)
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
-        """Cumulative query lengths, and all tokens, of each request."""
+        """Cumulative query lengths and total tokens, both per request."""
         return self.actual_seq_lengths_q, self.seq_lens
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of it that the device reads; of an encoder's keys, which no graph writes,
-        without their slots."""
+        """The tensors that the device reads, without slots if the keys are an encoder's: no graph
+        writes them."""
         return (self.block_table,) if self.is_cross else (self.block_table, self.slot_mapping)
 
     def of_decodes(self, requests: slice, tokens: slice) -> "NPUAttentionMetadata":
-        """Metadata of some whole requests of a step of decodes. tokens: their rows of the step"""
+        """Metadata of some whole requests of a decode step. tokens: their rows in the step"""
         return NPUAttentionMetadata(
             num_actual_tokens=tokens.stop - tokens.start,
             actual_seq_lengths_q=[
@@ -83,12 +83,12 @@ class NPUAttentionMetadata(AttentionMetadata):
 
 
 def host_seq_lens(common: CommonAttentionMetadata) -> list[int]:
-    """All tokens of each request, from the host. Raises UnsupportedFeatureError without them."""
+    """Total tokens of each request, on the host. Raises UnsupportedFeatureError if unknown."""
     if common.seq_lens_cpu_upper_bound is None:
         raise UnsupportedFeatureError(
-            "The batch carries no sequence lengths on the host, which the fused attention "
-            "operator needs. This happens with speculative decoding under asynchronous "
-            "scheduling: start with --no-async-scheduling."
+            "--no-async-scheduling is needed: the batch carries no sequence lengths on the host, "
+            "which the fused attention operator needs. This happens with speculative decoding "
+            "under asynchronous scheduling. Start with --no-async-scheduling."
         )
     lengths: list[int] = common.seq_lens_cpu_upper_bound[: common.num_reqs].tolist()
     return lengths
@@ -97,13 +97,13 @@ def host_seq_lens(common: CommonAttentionMetadata) -> list[int]:
 def padded_lengths(
     ends: list[int], seq_lens: list[int], num_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """Lengths of a step that is padded to a graph's size, with requests that are padding.
+    """Pads a step's lengths to a graph's size with padding requests.
 
-    ends:       cumulative query lengths; those of padding repeat the last real one
-    seq_lens:   all tokens of each request
-    num_tokens: rows of the step; those after the last real one belong to padding in equal parts
-    Returns both with padding as requests of as many tokens as they have queries: they see the
-    first tokens of the null block, and their slots, -1, are never written.
+    ends:       cumulative query lengths; padding requests repeat the last real one
+    seq_lens:   total tokens of each request
+    num_tokens: rows of the step; padding requests share the rows after the last real one equally
+    Returns both, with padding requests that have as many tokens as queries: they read the first
+    tokens of the null block, and their slots (-1) are never written.
     """
     num_padding = num_tokens - (ends[-1] if ends else 0)
     if not num_padding:
@@ -121,8 +121,8 @@ def padded_lengths(
 class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
     """Turns vLLM's batch description into host length lists. Never reads from the device.
 
-    prompt_lens: gives the lengths of the batch's prompts, of models in which all of a prompt that
-                 has an image sees itself both ways; None of models whose images alone do
+    prompt_lens: lengths of the batch's prompts, for models in which a prompt with an image attends
+                 to itself bidirectionally as a whole; None if only the images do
     """
 
     prompt_lens: Callable[[], Sequence[int]] | None = None
@@ -142,7 +142,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
     def get_cudagraph_support(
         cls, vllm_config: VllmConfig, kv_cache_spec: AttentionSpec
     ) -> AttentionCGSupport:
-        """Attention in torch's operators has shapes that lengths decide: no graph holds it."""
+        """Refuses graphs for composed attention, whose shapes depend on lengths."""
         layers = vllm_config.compilation_config.static_forward_context.values()
         if any(getattr(getattr(layer, "impl", None), "composed", None) for layer in layers):
             return AttentionCGSupport.NEVER

@@ -28,8 +28,8 @@ from vllm_davinci.core.graph.host_lengths import attend
 class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
     """One attention layer. Lengths come from host lists; nothing here reads from the device.
 
-    operator_head_size: of the heads that the operator is called with, and of the cache's:
-                        head_size, or the next size that it takes, filled up with zeros
+    operator_head_size: head size in the operator's calls and in the cache: head_size, or the next
+                        supported size, zero-padded
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self._sinks = sinks
         self._is_encoder = attn_type == AttentionType.ENCODER_ONLY
         self._is_cross = attn_type == AttentionType.ENCODER_DECODER
-        self._fuses = sinks is None and not self._is_cross  # whose keys are not the step's tokens
+        self._fuses = sinks is None and not self._is_cross  # its keys are not the step's tokens
         self._causal_options = masking(True, sliding_window)
         self._bidirectional_options = masking(False, sliding_window)
         self._span_options = span_masking(sliding_window)
@@ -86,13 +86,13 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self.operator_head_size = head_size if is_composed else self._taken_head_size()
 
     def _taken_head_size(self) -> int:
-        """See operator_head_size. Raises UnsupportedFeatureError where there is none."""
+        """Returns operator_head_size. Raises UnsupportedFeatureError if no size is supported."""
         sees_all = self._is_encoder or self._is_cross
         options = self._bidirectional_options if sees_all else self._causal_options
         config = get_current_vllm_config_or_none()
         model = config.model_config if config is not None else None
         dtype = model.dtype if model is not None else torch.get_default_dtype()
-        # A context that ranks divide is attended to by the queries of all of them.
+        # With a divided context, the queries of all ranks attend here.
         heads = (self.num_heads * self.dcp_world_size, self.num_kv_heads)
         sizes = (*heads, self.head_size, dtype, options["sparse_mode"])
         taken = (
@@ -165,7 +165,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         attn_metadata: NPUAttentionMetadata,
         out: torch.Tensor,
     ) -> None:
-        """`forward` with heads of operator_head_size and without padding tokens."""
+        """`forward` with heads of operator_head_size, without padding tokens."""
         if self.composed is not None:
             if self.writes_cache and key is not None and value is not None:
                 kv_cache.write(key, value, attn_metadata.slot_mapping)
@@ -200,7 +200,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         metadata: NPUAttentionMetadata,
         out: torch.Tensor,
     ) -> None:
-        """The write to the cache and `_attend_to_cache` in one call."""
+        """Writes to the cache and runs `_attend_to_cache` in one call."""
         options = self._causal_options if metadata.causal else self._bidirectional_options
         writes = self.writes_cache and key is not None
         stage(
@@ -237,7 +237,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
     def _arguments(
         self, options: dict[str, int], cache: PagedCache, block_table: torch.Tensor
     ) -> dict[str, Any]:
-        """Arguments of attention over the cache, without the tensors and lengths of a call."""
+        """Arguments of attention over the cache, except a call's tensors and lengths."""
         return {
             "atten_mask": mask_for(options, block_table.device),
             "block_table": block_table,
@@ -276,11 +276,11 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         )
 
     def _learnable_sink(self) -> torch.Tensor | None:
-        """[num_heads], in the model's dtype: the layer's parameter, whatever is loaded into it."""
+        """[num_heads], in the model's dtype: the layer's parameter itself, which reloads change."""
         return None if self._sinks is None else self._sinks.detach()
 
     def _lse(self, device: torch.device) -> torch.Tensor:
-        """The operator's second output, which it does not fill unless asked to."""
+        """Buffer for the operator's second output, which is filled only on request."""
         if self._unused_lse is None:
             self._unused_lse = torch.empty(0, dtype=torch.float32, device=device)
         return self._unused_lse

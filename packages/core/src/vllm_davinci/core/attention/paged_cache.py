@@ -23,13 +23,13 @@ class PagedCache(NamedTuple):
         return cls(key, value, key.flatten(2), value.flatten(2))
 
     def write(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        """Keys and values [tokens, num_kv_heads, head_size], each into its slot; none into -1."""
-        # The operator takes no strided rows, as a projection divided into parts has.
+        """Writes keys and values [tokens, num_kv_heads, head_size] to their slots; -1: skipped."""
+        # The operator does not accept strided rows, as split from a joint projection.
         torch_npu.npu_scatter_pa_kv_cache(
             key.contiguous(), value.contiguous(), self.key, self.value, slots, cache_mode="Norm"
         )
 
     @property
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The regions that blocks have, one after the other."""
+        """The regions that are divided into blocks, in order."""
         return self.key, self.value

@@ -1,9 +1,9 @@
-"""Spans of a prompt whose tokens see each other both ways: an image of Gemma3, all of PaliGemma's.
+"""Bidirectional spans of a prompt: an image in Gemma3, the whole prompt in PaliGemma.
 
-A token of a span sees what a causal one sees, and the rest of its span: all keys up to the span's
-end. So the rows of a span attend like a request that ends there, to every key, and in layers with a
-window to those from the window's start on. The operator takes both over a paged cache; a mask per
-request it does not.
+A token of a span sees the tokens before it and its whole span: all keys up to the span's end. So
+the rows of a span attend like a request that ends there: to every key, or, in layers with a window,
+to keys from the window's start. The operator supports both over a paged cache, but no mask per
+request.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,10 +27,10 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 class BidirectionalSpans:
     """The spans of one step, as requests of the attention operator.
 
-    rows:                 [num_rows], int64, on the device: their tokens among the step's
+    rows:                 [num_rows], int64, on the device: rows of the spans' tokens in the step
     actual_seq_lengths_q: per span, the end of its rows among `rows`. Host list.
-    seq_lens:             per span, all tokens of its request up to its end. Host list.
-    requests:             [num_spans], int64, on the device: whose they are
+    seq_lens:             per span, tokens of its request up to the span's end. Host list.
+    requests:             [num_spans], int64, on the device: request of each span
     block_table:          [num_spans, max_blocks], int32, on the device
     """
 
@@ -48,11 +48,12 @@ class BidirectionalSpans:
         seq_lens: Sequence[int],
         block_table: torch.Tensor,
     ) -> "BidirectionalSpans | None":
-        """ranges: of each request, first and last position of every span of its prompt
+        """Builds the step's spans; None for a step without tokens of any span.
 
+        ranges: per request, first and last position of every span of its prompt
         ends, seq_lens, block_table: see NPUAttentionMetadata
-        None for a step without tokens of any span. Raises UnsupportedFeatureError for a span that
-        only begins in this step: its tokens would have to see keys that do not exist yet.
+        Raises UnsupportedFeatureError for a span that only begins in this step: its tokens would
+        have to see keys that do not exist yet.
         """
         rows: list[int] = []
         query_ends: list[int] = []
@@ -66,9 +67,9 @@ class BidirectionalSpans:
                     continue
                 if last >= seq_lens[request]:
                     raise UnsupportedFeatureError(
-                        f"An image, or a prompt with one, at tokens {first} to {last} was cut at "
-                        f"{seq_lens[request]}, and its tokens see each other both ways. Start with "
-                        "a larger --max-num-batched-tokens, and without "
+                        "--max-num-batched-tokens is too small: an image, or a prompt with one, "
+                        f"at tokens {first} to {last} was cut at {seq_lens[request]}, and its "
+                        "attention is bidirectional. Raise it, and remove "
                         "--no-disable-chunked-mm-input."
                     )
                 begin = max(first, computed) - computed + start
@@ -86,11 +87,11 @@ class BidirectionalSpans:
 
     @cached_property
     def composed_plan(self) -> ComposedPlan:
-        """Their lengths, as attention in torch's operators takes them."""
+        """The spans' lengths for composed attention."""
         return ComposedPlan(self.actual_seq_lengths_q, self.seq_lens, self.block_table.device)
 
     def over(self, block_table: torch.Tensor) -> "BidirectionalSpans":
-        """The same in a cache with another table: [num_reqs, max_blocks], int32, on the device."""
+        """The same spans with another cache's table: [num_reqs, max_blocks], int32, on device."""
         return replace(self, block_table=block_table.index_select(0, self.requests))
 
     def attend(
@@ -102,7 +103,7 @@ class BidirectionalSpans:
         lse: torch.Tensor,
         **arguments: Any,
     ) -> None:
-        """Attention of the spans' rows, in place of what a causal one put there.
+        """Attends for the spans' rows, overwriting the causal results.
 
         query, out: [num_tokens, num_heads, head_size], of the step; out is written
         key, value: the whole cache, see PagedCache; lse: not written
@@ -118,10 +119,10 @@ class BidirectionalSpans:
 def whole_prompts(
     images: Mapping[int, Sequence[tuple[int, int]]], prompt_lens: Sequence[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Ranges as `of_step` takes them, of all of each prompt that has an image.
+    """Ranges for `of_step` that cover each prompt with an image.
 
     images:      first and last position of the images of each request
-    prompt_lens: of each request, tokens of its prompt
+    prompt_lens: prompt tokens of each request
     """
     return {
         request: [(0, int(prompt_lens[request]) - 1)]
@@ -135,7 +136,7 @@ def tell_prompt_lens(
     groups: Iterable[Sequence[AttentionGroup]],
     prompt_lens: Callable[[], Sequence[int]],
 ) -> None:
-    """Lets builders of metadata know prompts, of a model in which all of one sees itself both ways.
+    """Gives prompt lengths to metadata builders of models with bidirectional prompts.
 
     groups:      by cache group
     prompt_lens: gives the lengths of the batch's prompts

@@ -1,4 +1,4 @@
-"""Exchange between the ranks that keep one context: queries go out, parts of results come back."""
+"""Exchanges queries and partial results between the ranks that share one context."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ import torch_npu
 from vllm.config import get_current_vllm_config
 from vllm.distributed.parallel_state import get_dcp_group
 
-# The log-sum-exp of a rank that keeps no token of a context. The operator writes +inf there, which
-# CANN's formula of AttentionUpdate would make a NaN of; any finite score is beyond this one.
+# The log-sum-exp of a rank without tokens of a context. The operator writes +inf there, from which
+# CANN's formula of AttentionUpdate would make NaN; any finite score is greater than this one.
 NO_TOKENS = -1e30
 
 
 class StripeExchange:
-    """The collectives of attention over a context that several ranks keep.
+    """Collectives of attention over a context divided among ranks.
 
-    Each rank has its own heads of the queries, and its own tokens of the cache for all of them.
+    Each rank has its own query heads, and its own tokens of the cache for all heads.
     """
 
     def __init__(self) -> None:
@@ -25,20 +25,20 @@ class StripeExchange:
         self._rank: int = self._group.rank_in_group
 
     def all_heads(self, query: torch.Tensor) -> torch.Tensor:
-        """The heads of all ranks. query: [tokens, heads, size] Returns [tokens, all heads, size]"""
+        """Gathers all ranks' heads: [tokens, heads, size] -> [tokens, all heads, size]."""
         gathered: torch.Tensor = self._group.all_gather(query, 1)
         return gathered
 
     def all_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of all ranks, one rank after the other; each gives as many."""
+        """Gathers the rows of all ranks, rank after rank; every rank gives the same number."""
         gathered: torch.Tensor = self._group.all_gather(rows, 0)
         return gathered
 
     def combine(self, part: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention over the tokens of all ranks, from attention over those of each.
+        """Merges the ranks' partial attention into attention over all tokens.
 
         part: [tokens, all heads, size], over this rank's tokens
-        lse:  [tokens, all heads, 1] in fp32, its log-sum-exp; +inf where there were no tokens
+        lse:  [tokens, all heads, 1] in fp32, its log-sum-exp; +inf without tokens
         Returns the result [tokens, heads, size] and its log-sum-exp [tokens, heads, 1], of this
         rank's heads, both in fp32.
         """
@@ -48,7 +48,7 @@ class StripeExchange:
     def _combine_sent(
         self, part: torch.Tensor, lse: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sends each rank the parts of its heads (--dcp-comm-backend a2a)."""
+        """Sends each rank the partial results of its heads (--dcp-comm-backend a2a)."""
         size, tokens = self._group.world_size, part.shape[0]
         rows = torch.cat([part.float(), lse], -1).unflatten(1, (size, -1))
         received = self._group.all_to_all(rows.movedim(1, 0).flatten(0, 1))
@@ -62,7 +62,7 @@ class StripeExchange:
         return merged.view(tokens, heads, -1), merged_lse.view(tokens, heads, 1)
 
     def _add_up(self, part: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weighs this rank's part and adds up those of all ranks (--dcp-comm-backend ag_rs)."""
+        """Weights this rank's partial result and reduces over ranks (--dcp-comm-backend ag_rs)."""
         size = self._group.world_size
         by_rank = self._group.all_gather(lse, 0).unflatten(0, (size, -1))
         whole = torch.logsumexp(by_rank, 0)
@@ -77,9 +77,9 @@ def joined(
     others: tuple[torch.Tensor, torch.Tensor],
     out: torch.Tensor,
 ) -> None:
-    """Attention over two sets of tokens, written into `out` [tokens, heads, size].
+    """Merges attention over two sets of tokens into `out` [tokens, heads, size].
 
-    results, others: attention over each of them like `out`, and its log-sum-exp [tokens, heads, 1]
+    results, others: attention over each set, like `out`, and its log-sum-exp [tokens, heads, 1]
     """
     parts, lses = zip(results, others, strict=True)
     merged, _ = torch_npu.npu_attention_update(

@@ -1,4 +1,4 @@
-"""Grouped-query attention over a context that several ranks keep a part of each."""
+"""Grouped-query attention with the context divided among ranks."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ from vllm_davinci.core.graph.host_lengths import attend
 class NPUStripedAttentionImpl(NPUAttentionImpl):
     """One attention layer under decode context parallelism.
 
-    The ranks of a group have the same key-value head and different heads of the queries. In a step
-    of decodes, all heads' queries meet this rank's tokens, the new one included. In other steps
-    that is so of the tokens of earlier steps alone; this rank's queries meet the new ones, whose
-    keys and values every rank has, under the causal mask.
+    The ranks of a group have the same key-value head and different heads of the queries. In a
+    decode step, the queries of all heads attend to this rank's tokens, the new one included. In
+    other steps they attend only to tokens of earlier steps; this rank's queries attend causally to
+    the new tokens, whose keys and values every rank has.
     """
 
     can_return_lse_for_decode = True
@@ -32,8 +32,8 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
         refused = {
             "a window (sliding attention)": self.sliding_window is not None,
             "sinks": self._sinks is not None,
-            "scores that the operator does not take": self.composed is not None,
-            "tokens that see all others": self._is_encoder,
+            "soft-capped scores, ALiBi or wide heads": self.composed is not None,
+            "bidirectional attention": self._is_encoder,
             "another layer's cache": not self.writes_cache,
         }
         if reasons := [reason for reason, is_asked in refused.items() if is_asked]:
@@ -76,7 +76,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
     def _attend_to_stripes(
         self, query: torch.Tensor, cache: PagedCache, metadata: NPUAttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every query over the tokens that the ranks keep. Returns the result and its lse."""
+        """Every query over the tokens of all ranks. Returns the result and its log-sum-exp."""
         query = self._exchange.all_heads(query)
         part = torch.empty_like(query)
         lse = query.new_empty(*query.shape[:2], 1, dtype=torch.float32)
@@ -95,7 +95,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
         out: list[torch.Tensor],
         returns_lse: bool,
     ) -> None:
-        """This rank's queries over the step's own tokens, into `out`."""
+        """This rank's queries over the step's new tokens, into `out`."""
         ends, options = metadata.actual_seq_lengths_q, dict[str, Any](self._causal_options)
         fused_attention.attend(
             query,

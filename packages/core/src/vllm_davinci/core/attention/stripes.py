@@ -1,4 +1,4 @@
-"""Which tokens of a request each rank keeps under decode context parallelism."""
+"""Which tokens of a request each rank holds under decode context parallelism."""
 
 from typing import NamedTuple, TypeVar
 
@@ -12,11 +12,11 @@ Positions = TypeVar("Positions", np.ndarray, torch.Tensor)
 
 
 class Stripes(NamedTuple):
-    """Division of a request's tokens: runs of neighbours, one to each rank in turn.
+    """Division of a request's tokens: consecutive runs, dealt to the ranks in turn.
 
     size:       ranks among which tokens are divided
     rank:       this one
-    interleave: tokens of a run
+    interleave: tokens per run
     """
 
     size: int
@@ -24,7 +24,7 @@ class Stripes(NamedTuple):
     interleave: int
 
     def length(self, tokens: Numbers, rank: int | None = None) -> Numbers:
-        """How many of a request's first `tokens` tokens a rank keeps. rank: None is this one"""
+        """Number of a request's first `tokens` tokens that a rank holds. rank: None is this one"""
         rank = self.rank if rank is None else rank
         turns, rest = np.divmod(tokens, self.interleave * self.size)
         last = np.clip(rest - rank * self.interleave, 0, self.interleave)
@@ -37,19 +37,19 @@ class Stripes(NamedTuple):
         return kept
 
     def owners(self, positions: Positions) -> Positions:
-        """The rank that keeps each token of a request. positions: of the tokens, from 0"""
+        """The rank that holds each token of a request. positions: of the tokens, from 0"""
         owners: Positions = positions // self.interleave % self.size
         return owners
 
     def places(self, positions: Positions) -> Positions:
-        """Number of each token among those that its rank keeps."""
+        """Index of each token among the tokens of its rank."""
         turns = positions // (self.interleave * self.size)
         places: Positions = turns * self.interleave + positions % self.interleave
         return places
 
 
 def stripes_of(vllm_config: VllmConfig) -> Stripes | None:
-    """The division of this rank's engine; None where every rank keeps all tokens."""
+    """The division of this rank's engine; None if every rank holds all tokens."""
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size == 1:
         return None
@@ -58,6 +58,6 @@ def stripes_of(vllm_config: VllmConfig) -> Stripes | None:
 
 
 def divides_context() -> bool:
-    """Whether ranks of the engine that is being built keep a part of each context."""
+    """True if the engine that is being built divides each context among ranks."""
     config = get_current_vllm_config_or_none()
     return config is not None and config.parallel_config.decode_context_parallel_size > 1

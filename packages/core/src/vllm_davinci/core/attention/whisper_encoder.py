@@ -6,4 +6,4 @@ from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
 
 
 class NPUWhisperEncoderAttention(NPUMMEncoderAttention, WhisperEncoderAttention):
-    """NPUMMEncoderAttention, which takes [tokens, hidden_size] too, as vLLM's class does."""
+    """NPUMMEncoderAttention that also accepts [tokens, hidden_size], as vLLM's class does."""

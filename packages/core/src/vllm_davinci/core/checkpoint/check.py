@@ -1,4 +1,4 @@
-"""The checkpoint check: what would be loaded, what is missing, what disagrees.
+"""The checkpoint check: missing, unexpected and contradictory tensors.
 
 Reads configuration, index and headers, no weights.
 """
@@ -30,10 +30,10 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def check_checkpoint(directory: Path, format: Format | None = None) -> CheckReport:
-    """Checks everything that can be told without reading a weight.
+    """Checks everything that can be checked without reading a weight.
 
-    format: of the checkpoint, where it has been read before
-    Raises nothing for bad files: they become issues of the report.
+    format: of the checkpoint, if already read
+    Bad files do not raise: they become issues of the report.
     """
     report = CheckReport(str(directory))
     tensors: dict[str, StoredTensor] = {}
@@ -101,7 +101,7 @@ def _format(directory: Path, config: Mapping[str, Any], report: CheckReport) -> 
 def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The section of config.json that names a quantization method; empty without one.
 
-    Some models of images keep it with their language model; compressed-tensors has another name.
+    Some multimodal models store it with their language model; compressed-tensors uses another name.
     """
     text = config.get("text_config")
     sections = (

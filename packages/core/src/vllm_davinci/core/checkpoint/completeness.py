@@ -1,4 +1,4 @@
-"""Whether a model took all of its checkpoint, and the checkpoint had all of the model."""
+"""Checks that the model used all tensors of its checkpoint and that no parameter is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS, shortened
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-# Computed from config.json, or of an EAGLE-3 head's own d2t; files have them, too.
+# Computed from config.json, or from an EAGLE-3 head's own d2t; files contain them, too.
 _DERIVED = re.compile(
     r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn\.(masked_)?bias$|^(model\.)?t2d$"
 )
@@ -44,31 +44,31 @@ def require_complete(
     format: Format | None,
     model_config: ModelConfig | None = None,
 ) -> None:
-    """Raises CheckpointError with the names of tensors that were left over, or did not come.
+    """Raises CheckpointError that names unused and missing tensors.
 
-    model_config: of the model, which may be a drafter's; the engine's without it
+    model_config: of the model, if it is not the engine's (a drafter)
     """
     model_config = model_config or vllm_config.model_config
     shares = drafts_for_target(model_config, vllm_config)
     found = {
-        "has {}, in a shape that is not the model's": list(_misshapen(tracker, model, vllm_config)),
-        "lacks {}, without which parameters would hold what memory held": list(
+        "has {} in another shape than the model": list(_misshapen(tracker, model, vllm_config)),
+        "lacks {}, which would leave parameters uninitialized": list(
             _lacking(tracker, model, shares)
         ),
-        "has {}, for which the model has no place": list(
+        "has {}, which the model does not have": list(
             _left_over(tracker, model, vllm_config, format, model_config)
         ),
     }
     told = [text.format(shortened(names, 6)) for text, names in found.items() if names]
     if told:
         raise CheckpointError(
-            f"{model_config.model} {'; it '.join(told)}. Its files and its config.json "
-            f"do not belong together: {CHECK_COMMAND}."
+            f"{model_config.model} {'; it '.join(told)}. Its files do not match its config.json: "
+            f"{CHECK_COMMAND}."
         )
 
 
 def drafts_for_target(model_config: ModelConfig, vllm_config: VllmConfig) -> bool:
-    """Whether it is a head that drafts for the engine's model, whose vocabulary it may take."""
+    """True for a draft head of the engine's model, which may share its vocabulary."""
     speculative = vllm_config.speculative_config
     return (
         speculative is not None
@@ -80,13 +80,13 @@ def drafts_for_target(model_config: ModelConfig, vllm_config: VllmConfig) -> boo
 def _misshapen(
     tracker: LoadTracker, model: torch.nn.Module, vllm_config: VllmConfig
 ) -> Iterator[str]:
-    """Tensors of which a place took a part, or more than there is."""
+    """Tensors of which a parameter received a part, or more than they have."""
     modules = dict(model.named_modules())
     ranks = vllm_config.parallel_config.world_size_across_dp
     for name, copied in tracker.copied.items():
         shape = tracker.seen[name]
         module = modules.get(tracker.places[name].rpartition(".")[0])
-        if isinstance(module, VocabParallelEmbedding):  # whose last ranks may have few rows
+        if isinstance(module, VocabParallelEmbedding):  # the last ranks may hold few rows
             is_whole = shape[0] in (module.org_vocab_size, module.num_embeddings)
         else:
             is_whole = copied * ranks >= shape.numel()
@@ -103,7 +103,8 @@ def _left_over(
 ) -> Iterator[str]:
     mappers = list(_mappers(model))
     absent = tuple(_absent_parts(model))
-    # Layers after a model's last, which predict further tokens, are in its files and another model.
+    # Layers after a model's last (multi-token prediction) are in its files but belong to another
+    # model.
     is_after_last = (
         drafts_for_target(model_config, vllm_config)
         and model_config.model == vllm_config.model_config.model
@@ -128,7 +129,7 @@ def _left_over(
         if getattr(config, "tie_word_embeddings", False) and name.endswith("lm_head.weight"):
             continue
         if own_layers is not None and (layer is None or int(layer[1]) not in own_layers):
-            continue  # of another stage; without a layer: of the first, or of the last
+            continue  # of another stage; without a layer number: of the first or last stage
         expert = _EXPERT.search(name)
         is_of_other_rank = expert is not None and int(expert[1]) < experts
         if is_of_other_rank and _EXPERT.sub("*", name) in of_own_experts:
@@ -139,7 +140,7 @@ def _left_over(
             (prefix, mapper.map_name(name.removeprefix(prefix))) for prefix, mapper in mappers
         ]
         if any(own is None for _, own in mapped):
-            continue  # the model says that it does without
+            continue  # the model declares that it does not need them
         if absent and f"{name}.".startswith(absent):
             continue
         if absent and any(f"{prefix}{own}".startswith(absent) for prefix, own in mapped):
@@ -148,7 +149,7 @@ def _left_over(
 
 
 def _mappers(model: torch.nn.Module) -> Iterator[tuple[str, WeightsMapper]]:
-    """Statements of models about a checkpoint's names, with their own place among them."""
+    """The models' declared mappings of checkpoint names, each with its prefix."""
     for prefix, module in model.named_modules():
         mapper = getattr(module, "hf_to_vllm_mapper", None)
         if isinstance(mapper, WeightsMapper):
@@ -156,8 +157,8 @@ def _mappers(model: torch.nn.Module) -> Iterator[tuple[str, WeightsMapper]]:
 
 
 def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
-    """Parts that are left out, as name prefixes: encoders without inputs, by the options, and an
-    encoder's layers after the one whose output a model takes (LLaVA's vision_feature_layer)."""
+    """Name prefixes of unused parts: encoders whose inputs are disabled by options, and an
+    encoder's layers after the one whose output is used (LLaVA's vision_feature_layer)."""
     for name, module in model.named_modules():
         if isinstance(module, StageMissingLayer):
             yield f"{name}."
@@ -169,7 +170,7 @@ def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _is_folded_bias(name: str, format: Format | None) -> bool:
-    """Whether it is a bias that is in another tensor of its layer, too."""
+    """True for a bias that is also folded into another tensor of its layer."""
     prefix, _, part = name.rpartition(".")
     if part != "bias" or format is None:
         return False
@@ -183,23 +184,23 @@ def _lacking(tracker: LoadTracker, model: torch.nn.Module, shares: bool) -> Iter
         prefix, _, part = name.rpartition(".")
         module = modules.get(prefix)
         if isinstance(module, NPURMSNorm) and part == "bias":
-            continue  # made for those norms that have one
+            continue  # created for norms that have one
         if shares and not written and isinstance(module, VocabParallelEmbedding):
             continue  # vLLM puts the target's in its place
         method = getattr(module, "quant_method", None)
         if isinstance(method, BaseKVCacheMethod):
-            continue  # vLLM's scales of the cache, which have a value without a file's
+            continue  # vLLM's cache scales, which default to a value if the file has none
         if isinstance(
             method, QuantizedLinearMethodBase | QuantizedFusedMoEMethodBase
         ) and not method.takes_as_it_is(part):
-            continue  # it names what is missing by itself, when it prepares its weights
+            continue  # names missing tensors itself when it prepares its weights
         names = list(_parts_that_did_not_come(name, tracker.seen))
         share = "" if not written else f" ({size - written} of {size} entries)"
         yield from names or [f"{name}{share}"]
 
 
 def _parts_that_did_not_come(name: str, seen: Iterable[str]) -> Iterator[str]:
-    """The checkpoint's names for what vLLM keeps in one parameter, without those that came."""
+    """Checkpoint names that vLLM merges into one parameter, except those that were loaded."""
     prefix, _, part = name.rpartition(".")
     parent, _, layer = prefix.rpartition(".")
     for of_layer in FUSED_LAYERS.get(layer, ()):
@@ -233,5 +234,5 @@ def _experts_that_did_not_come(prefix: str, part: str, seen: Iterable[str]) -> I
 
 
 def _came(name: str, seen: Iterable[str]) -> bool:
-    """Whether a tensor came, under the model's name or with a first part that vLLM left out."""
+    """True if a tensor was loaded, under the model's name or without a prefix that vLLM drops."""
     return name in seen or any(other.endswith(f".{name}") for other in seen)

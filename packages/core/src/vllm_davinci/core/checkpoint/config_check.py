@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tensors are those of the model that its config.json describes."""
+"""Checks a checkpoint's tensors against the model that its config.json describes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vllm_davinci.core.weight_files.layer_names import EXPERT, shortened
 _LAYER = re.compile(r"^(?P<stack>.*\.)?layers\.(?P<number>\d{1,9})\.(?P<part>.+)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out)\.")
-# One is of no use without the other.
+# Each is useless without the other.
 _PAIRS = (("gate_proj", "up_proj"), ("gate_proj", "down_proj"), ("k_proj", "q_proj"))
 
 
 def check_against_config(
     config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
-    """As many layers and experts as config.json says, each with all of its matrices, of its sizes.
+    """Checks the number of layers and experts, their matrices and sizes against config.json.
 
-    Only weights are compared: which scales there are is a matter of each layer's type.
+    Compares weights only: which scales exist depends on each layer's type.
     """
     text = text_config(config)
     weights = {
@@ -105,8 +105,8 @@ def _check_experts(
 def _check_layers_alike(
     text: Mapping[str, Any], weights: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
-    """A layer that has some of the weights of more frequent ones, and none of its own, lacks the
-    rest."""
+    """Reports a layer that has some weights of more frequent layers and none of its own: the rest
+    is missing."""
     num_layers = text.get("num_hidden_layers")
     layers: dict[tuple[str, int], set[str]] = {}
     for prefix in weights:
@@ -145,7 +145,7 @@ def _check_head(
     weights: Mapping[str, StoredTensor],
     report: CheckReport,
 ) -> None:
-    """Only where config.json says both that there is a head and that it is no other tensor."""
+    """Checks the head only if config.json says that there is one and that it is not tied."""
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else ""
     is_tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
@@ -163,7 +163,7 @@ def _check_attention(text: Mapping[str, Any], report: CheckReport) -> None:
     if len(known) < len(sizes):
         return
     try:
-        # Heads are divided by the server's options; a rank with one of them is always possible.
+        # The server's options divide heads; one head per rank is always possible.
         check_sizes(num_heads=1, **known, layer_name="MLA")
     except UnsupportedFeatureError as error:
         report.problem("config.json", str(error))
@@ -174,7 +174,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _absent(count: int, present: set[int]) -> str:
-    """The numbers below a count that are not there, however large it is; empty without any."""
+    """Missing numbers below `count`, shortened however large it is; empty if none is missing."""
     absent = max(count - sum(1 for number in present if number < count), 0)
     first = islice((number for number in range(count) if number not in present), min(absent, 8))
     listed = ", ".join(map(str, first))

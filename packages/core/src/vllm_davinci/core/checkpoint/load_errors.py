@@ -1,4 +1,4 @@
-"""The messages about a checkpoint that did not load, or not all of it."""
+"""Error messages for checkpoints that did not load completely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vllm_davinci.core.weight_files.layer_names import shortened
 
 
 def damaged_files(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Safetensors files whose header does not read or does not fit the file, with the reason."""
+    """Safetensors files with an unreadable header or a wrong size, with the reason."""
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):
@@ -32,10 +32,9 @@ def damaged_files(directory: Path) -> Iterator[tuple[Path, str]]:
 
 @contextmanager
 def explained(model: str, quantization: object) -> Iterator[None]:
-    """Loads weights inside; what is raised for a fault of the checkpoint says which.
+    """Wraps weight loading; turns errors caused by the checkpoint into CheckpointError.
 
     model: a directory or a name on the hub
-    Raises CheckpointError instead of what the checkpoint has caused.
     """
     try:
         yield
@@ -51,7 +50,7 @@ def explained(model: str, quantization: object) -> Iterator[None]:
 
 
 def describe_damage(model: str, cause: Exception) -> str:
-    """The message when `model`, a directory or a name on the hub, fails to load with `cause`."""
+    """The message for `model`, a directory or a name on the hub, that fails with `cause`."""
     directory = Path(model)
     files = list(damaged_files(directory)) if directory.is_dir() else []
     if not files:
@@ -67,10 +66,10 @@ def describe_damage(model: str, cause: Exception) -> str:
 
 
 def describe_failure(model: str, description: Format, cause: KeyError | ValueError) -> str | None:
-    """The message when a model's own loader had no place for a tensor of the checkpoint.
+    """The message for a tensor of the checkpoint that the model's own loader rejects.
 
     model: a directory or a name on the hub
-    Returns None when the checkpoint is not known to be the cause.
+    Returns None if the checkpoint is not known to be the cause.
     """
     directory = Path(model)
     if directory.is_dir() and (problems := check_checkpoint(directory).problems()):
@@ -82,14 +81,14 @@ def describe_failure(model: str, description: Format, cause: KeyError | ValueErr
     entry = next((kind for name, kind in description.types.items() if name.endswith(weight)), None)
     told = "has no entry" if entry is None else f"is {entry}"
     return (
-        f"{model} has {tensor}, for which the model has no place: {weight} {told} in "
-        f"{description.source}. A layer without an entry is {FLOAT} and has no "
-        f"scales. Copy the description of these weights: {CHECK_COMMAND}."
+        f"{model} has {tensor}, which the model does not have: {weight} {told} in "
+        f"{description.source}. A layer without an entry is {FLOAT} and has no scales. Copy "
+        f"the description of these weights: {CHECK_COMMAND}."
     )
 
 
 def check_loaded(model: torch.nn.Module, quantization: object, load_format: str) -> None:
-    """Logs what a quantized checkpoint lacks; raises CheckpointError where it must not."""
+    """Logs what a quantized checkpoint lacks; raises CheckpointError if it is required."""
     if not isinstance(quantization, AscendQuantizationConfig):
         return
     quantization.log_missing()
@@ -98,7 +97,7 @@ def check_loaded(model: torch.nn.Module, quantization: object, load_format: str)
 
 
 def require_norm_biases(model: torch.nn.Module, description: Format) -> None:
-    """Raises CheckpointError when a norm of this stage got no bias and the description has one."""
+    """Raises CheckpointError if a norm of this stage got no bias but the description has one."""
     lost = [
         f"{name}.bias"
         for name, module in model.named_modules()
@@ -109,6 +108,6 @@ def require_norm_biases(model: torch.nn.Module, description: Format) -> None:
     if lost:
         raise CheckpointError(
             f"{description.source} has an entry for {shortened(lost, 6)}, and no file has the "
-            "tensor: the layers after these norms would compute with other inputs. Copy the "
-            f"export again: {CHECK_COMMAND}."
+            "tensor: layers after these norms would get wrong inputs. Copy the export again: "
+            f"{CHECK_COMMAND}."
         )

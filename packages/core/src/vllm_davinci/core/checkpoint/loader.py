@@ -1,4 +1,4 @@
-"""vLLM's loader of files, which converts formats and leaves no tensor out unsaid."""
+"""vLLM's weight loader with format conversion. Raises for every missing or unexpected tensor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _registered: set[str] = set()
 
 
 class NPUModelLoader(DefaultModelLoader):
-    """The loader behind all of vLLM's formats that read tensors in the host's memory."""
+    """The loader of all vLLM load formats that read tensors into host memory."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class NPUModelLoader(DefaultModelLoader):
         self._streams: list[Generator[tuple[str, torch.Tensor], None, None]] = []
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
-        """Loads, and raises CheckpointError for what is damaged, missing or left over.
+        """Loads the weights; raises CheckpointError for damaged, missing or unused tensors.
 
         The message names file and tensor.
         """
@@ -54,7 +54,7 @@ class NPUModelLoader(DefaultModelLoader):
         if directory.is_dir():
             require_files(directory)
         self._format = _format_of(model_config, get_current_vllm_config())
-        # A format that describes no layers raises while it converts.
+        # A format that describes no layers raises during conversion.
         if self._format is not None and self._format.types and directory.is_dir():
             problems = check_checkpoint(directory, self._format).problems()
             if problems:
@@ -71,7 +71,7 @@ class NPUModelLoader(DefaultModelLoader):
         ) as error:  # fmt: skip
             if isinstance(error, UnsupportedFeatureError):
                 raise
-            if tracker.is_at_end:  # vLLM has seen afterwards that something is missing
+            if tracker.is_at_end:  # vLLM noticed afterwards that tensors are missing
                 self._require_complete(tracker, model, model_config)
                 raise
             raise CheckpointError(_told(directory, self._stored or "", error)) from error
@@ -107,7 +107,7 @@ class NPUModelLoader(DefaultModelLoader):
         yield from weights
 
     def _checked(self, weights: Weights) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The same, while `_stored` is the name in the file of the one that was read last."""
+        """Passes `weights` through and records the file's name of the last tensor in `_stored`."""
         for name, tensor in weights:
             self._stored = name
             require_usable(name, tensor)
@@ -115,9 +115,9 @@ class NPUModelLoader(DefaultModelLoader):
 
 
 def _format_of(model_config: ModelConfig, vllm_config: VllmConfig) -> Format | None:
-    """The description of a checkpoint, which its quantization configuration has read.
+    """The format of a checkpoint, read by its quantization configuration.
 
-    A drafter from a directory of its own is not quantized as the model is that it drafts for.
+    A drafter with its own directory is not quantized like its target.
     """
     quantization = vllm_config.quant_config
     if (
@@ -129,7 +129,7 @@ def _format_of(model_config: ModelConfig, vllm_config: VllmConfig) -> Format | N
 
 
 def register() -> None:
-    """Registers this loader under the names that the platform gives it. Idempotent."""
+    """Registers this loader for the load formats that the platform names. Idempotent."""
     for load_format in REPLACED:
         name = f"{PREFIX}{load_format}"
         if name not in _registered:
@@ -138,7 +138,7 @@ def register() -> None:
 
 
 def _told(directory: Path, tensor: str, error: Exception) -> str:
-    # vLLM goes on to list every name that there is.
+    # vLLM's message continues with a list of all names.
     reason = str(error).split(". The available")[0] or type(error).__name__
     files = {
         name: path for path in sorted(directory.glob("*.safetensors")) for name in read_header(path)

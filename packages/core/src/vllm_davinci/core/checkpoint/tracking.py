@@ -1,8 +1,7 @@
-"""Which tensors of a checkpoint a model's own loader reads, and which parameters it fills.
+"""Tracks the checkpoint tensors that a model's loader reads and the parameters it fills.
 
-vLLM's models pass over a tensor that they have no place for, take the front of one that is too
-large, and leave a parameter as it was made when nothing comes for it. All are seen here, from the
-copies that the loader makes.
+vLLM's models skip unknown tensors, truncate tensors that are too large, and leave a parameter
+uninitialized if no tensor is loaded into it. The loader's copies show all three.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ _FILLS = frozenset(
 
 
 class LoadTracker(TorchDispatchMode):
-    """Active while the loader has a tensor in its hands; `watch` is what it reads from.
+    """Active while the loader holds a tensor; the loader reads from `watch`.
 
-    Close `watch`'s generator when the loader raises, and `release` when it is done, or the mode
-    stays on.
+    Close `watch`'s generator if the loader raises, and call `release` at the end; otherwise the
+    mode stays on.
 
-    is_at_end: whether the loader has got all of them
-    seen:    names of the tensors that it has got -> their shapes
-    read:    those whose values it has used
-    copied:  entries that went from a tensor into parameters as they are; not those that were
-             converted on the way
+    is_at_end: whether the loader has read all tensors
+    seen:    names of the tensors it has read -> their shapes
+    read:    tensors whose values it has used
+    copied:  entries copied unchanged from a tensor into parameters; converted ones are not counted
     places:  tensor -> the parameter that it was copied into
-    spread:  tensors that were copied into a place of another size
+    spread:  tensors copied into a parameter of another size
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names: dict[int, str] = {}  # address of a storage -> its parameter
+        self._names: dict[int, str] = {}  # storage address -> its parameter
         self._sizes: Counter[int] = Counter()
         for name, parameter in model.named_parameters():
             address = parameter.untyped_storage().data_ptr()
@@ -65,7 +63,7 @@ class LoadTracker(TorchDispatchMode):
                 self._expect(name, tensor)
             else:
                 self.read.add(name)
-            with self:  # not while the next one is read
+            with self:  # not while the next tensor is read
                 yield name, tensor
         self.is_at_end = True
         # Some models list all tensors before they copy the first.
@@ -73,13 +71,13 @@ class LoadTracker(TorchDispatchMode):
         self._is_held = True
 
     def release(self) -> None:
-        """Ends what goes on after the last tensor. Idempotent."""
+        """Ends tracking after the last tensor. Idempotent."""
         if self._is_held:
             self._is_held = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def unfilled(self) -> Iterator[tuple[str, int, int]]:
-        """Parameters of which less was written than they have: name, written, all entries."""
+        """Parameters that were filled only in part: name, entries written, all entries."""
         for address, name in self._names.items():
             if self._written[address] < self._sizes[address]:
                 yield name, self._written[address], self._sizes[address]
@@ -113,7 +111,7 @@ class LoadTracker(TorchDispatchMode):
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
         start = tensor.data_ptr()
         end = start + tensor.numel() * tensor.element_size()
-        # What had these addresses before is gone.
+        # Forget earlier tensors at these addresses.
         first = max(bisect_right(self._starts, start) - 1, 0)
         while first < len(self._starts) and self._starts[first] < end:
             if self._ends[self._starts[first]][0] > start:
@@ -124,7 +122,7 @@ class LoadTracker(TorchDispatchMode):
         self._ends[start] = (end, name)
 
     def _name_of(self, tensor: torch.Tensor) -> str | None:
-        """The name of the checkpoint's tensor in whose memory this one lies."""
+        """Name of the checkpoint tensor whose memory contains this tensor."""
         if not self._starts or not tensor.numel() or tensor.device.type != "cpu":
             return None
         address = tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""The shapes that config.json gives to a model's weights, as far as they follow from it."""
+"""Shapes of a model's weights, as far as they follow from config.json."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Shape = tuple[int | None, ...]  # None: anything
 
 _LAYER = re.compile(r"^(?:model\.|language_model\.)*layers\.\d+\.(?P<part>.+)$")
 _EXPERT = re.compile(r"^mlp\.experts\.\d+\.(?P<part>\w+)$")
-# Models of one head size and one intermediate size throughout.
+# Models with one head size and one intermediate size throughout.
 _UNIFORM = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe"})
 _MLA = frozenset({"deepseek_v2", "deepseek_v3"})
 
 
 def weight_shape(config: Mapping[str, Any], prefix: str) -> Shape | None:
-    """Shape of `<prefix>.weight`, or None where config.json does not tell.
+    """Shape of `<prefix>.weight`, or None if config.json does not determine it.
 
     config: of the language model
     """
@@ -45,7 +45,7 @@ def weight_shape(config: Mapping[str, Any], prefix: str) -> Shape | None:
 
 
 def _model_type(config: Mapping[str, Any]) -> str:
-    """The name; text of whatever else stands there, which names no model."""
+    """The model type as text, whatever its type in config.json."""
     return str(config.get("model_type"))
 
 

@@ -1,8 +1,8 @@
-"""Fused operators: one call for a whole stage, where an installed package has it.
+"""Fused operators: one call for a whole stage, if an installed package provides it.
 
-A layer asks `fused_op(definition)`, calls the answer by keyword, and composes torch_npu's operators
-when it is None. Both launch the same work in the same order, so results are equal bit for bit. So
-does the loader for its work on the host (`block_fp8_*`).
+A layer asks for `fused_op(definition)` and calls the result with keywords; if it is None, the layer
+composes torch_npu's operators. Both launch the same work in the same order, so results are
+bit-identical. The loader does the same for its work on the host (`block_fp8_*`).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ logger = init_logger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# A class and no operator: the attention launches of a captured graph, and their updates.
+# Not an operator but a class: the attention launches of a captured graph, and their updates.
 ATTENTION_GROUPS = "attention_groups"
 FUSED_OPS = (*operators.__all__, ATTENTION_GROUPS)
 
@@ -26,29 +26,30 @@ _fused_ops: dict[str, Callable[..., Any]] = {}
 
 
 def fused_op(definition: Callable[P, R]) -> Callable[P, R] | None:
-    """The operator of the definition's name, or None when torch_npu's are to be composed.
+    """The operator of the definition's name, or None if torch_npu's operators are to be composed.
 
-    definition: a function of `vllm_davinci.operators`, which says what it takes and returns
+    definition: a function of `vllm_davinci.operators`, which documents arguments and results
     """
     return _fused_ops.get(definition.__name__)
 
 
 def attention_groups() -> Callable[[], Any] | None:
-    """The class, where an installed package has it."""
+    """The class, if an installed package provides it."""
     return _fused_ops.get(ATTENTION_GROUPS)
 
 
 def choose_fused_ops(is_enabled: bool) -> None:
-    """Takes the operators of the installed providers for this process, or none.
+    """Enables the installed providers' operators for this process, or none.
 
-    Called when the process has its device: only then a provider can tell what the device has.
+    Call it after the process has its device: only then can a provider tell what the device
+                                              supports.
     Raises ComponentError for a provider that does not fit.
     """
     _fused_ops.clear()
     providers = components.find(components.OPERATORS)
     if providers and not is_enabled:
         logger.info_once(
-            "enable_compiled_operators is false: torch_npu's own operators are composed."
+            "enable_compiled_operators is false: stages are composed of torch_npu's operators."
         )
         return
     for name, provider in providers.items():

@@ -17,12 +17,12 @@ API_VERSION = 1
 
 @runtime_checkable
 class OpProvider(Protocol):
-    """Compiled operators that take the place of torch_npu's."""
+    """Compiled operators that replace torch_npu's."""
 
     api_version: int
 
     def supported_ops(self) -> frozenset[str]:
-        """Names of the operators this provider has on this device."""
+        """Names of the operators that this provider supports on this device."""
 
     def load(self, name: str) -> Any:
         """The function of one operator."""
@@ -30,12 +30,12 @@ class OpProvider(Protocol):
 
 @runtime_checkable
 class ModelProvider(Protocol):
-    """Model definitions that take the place of vLLM's."""
+    """Model definitions that replace vLLM's."""
 
     api_version: int
 
     def models(self) -> Mapping[str, str]:
-        """Architecture -> class path, as vLLM's ModelRegistry takes it."""
+        """Architecture -> class path, in the form of vLLM's ModelRegistry."""
 
     def sequence_parallel_architectures(self) -> frozenset[str]:
         """Architectures whose definition runs large steps sequence parallel."""
@@ -43,49 +43,49 @@ class ModelProvider(Protocol):
 
 @runtime_checkable
 class DeviceProvider(Protocol):
-    """A device other than a chip, which computes on this host's threads."""
+    """A device other than a chip, computed by this host's threads."""
 
     api_version: int
 
     def is_active(self) -> bool:
-        """Whether this process runs on it."""
+        """True if this process runs on it."""
 
     def can_fork(self) -> bool:
-        """Whether a process forked from this one has it too."""
+        """True if a process forked from this one can use it too."""
 
     def computes(self) -> bool:
-        """Whether operators compute; otherwise all that the host reads is zero."""
+        """True if operators compute; otherwise everything that the host reads is zero."""
 
     def limit_host_waits(self, seconds: float) -> None:
-        """Longest wait of the host for it, here and in processes that start, unless one is set."""
+        """Sets the longest wait of the host for it, here and in child processes, unless set."""
 
     def is_traced(self) -> bool:
-        """Whether it writes a trace of its tasks, with their streams and times."""
+        """True if it writes a trace of its tasks with their streams and times."""
 
     def name_stream(self, handle: int, name: str) -> None:
         """Names the stream with this native handle in that trace."""
 
     def label_launches(self, label: str) -> None:
-        """Labels tasks that are launched from now on in that trace; "" ends the label."""
+        """Labels all tasks launched from now on in that trace; "" ends the label."""
 
 
 @runtime_checkable
 class StepCostsProvider(Protocol):
-    """Files with durations of an engine's steps.
+    """Files with an engine's step times.
 
-    engine: what durations depend on, by name (`core.config.step_costs.engine_of_costs`)
+    engine: what step times depend on, by name (`core.config.step_costs.engine_of_costs`)
     """
 
     api_version: int
 
     def find(self, engine: Mapping[str, Any]) -> Path | None:
-        """The file for such an engine, if there is one."""
+        """The file for such an engine, if one exists."""
 
     def make(
         self, engine: Mapping[str, Any], model: str, options: Sequence[str]
     ) -> tuple[Path | None, str]:
-        """Models steps of such an engine and keeps their durations. The file, and a clause for
-        "because"; None where no model of the chip is at hand.
+        """Models such an engine's steps and stores their times. Returns the file and a clause for
+        "because"; no file if the chip has no timing model here.
 
         model:   directory of its configuration
         options: of `vllm serve`
@@ -93,7 +93,7 @@ class StepCostsProvider(Protocol):
 
 
 class UBatch(Protocol):
-    """A contiguous range of a step's tokens, and the requests it holds tokens of."""
+    """A contiguous range of a step's tokens and the requests that they belong to."""
 
     @property
     def tokens(self) -> slice: ...
@@ -118,18 +118,18 @@ class Split(Protocol):
 
 
 class Decision(Protocol):
-    """A split, or the reason why there is none."""
+    """A split, or the reason why the step stays whole."""
 
     @property
     def reason(self) -> Enum: ...
     @property
     def split(self) -> Split | None: ...
     def withdrawn(self, reason: str) -> "Decision":
-        """The decision to keep the step whole, for a reason that the caller has found."""
+        """Replaces the split with the decision to keep the step whole, for the caller's reason."""
 
 
 class StepFacts(Protocol):
-    """Facts about one step, from which a decision follows."""
+    """Facts about one step from which its decision follows."""
 
     @property
     def query_lens(self) -> Sequence[int]: ...
@@ -140,64 +140,64 @@ class StepFacts(Protocol):
 
 
 class SplitPolicy(Protocol):
-    """Decides for each step whether to split it, from the step's facts alone."""
+    """Decides for each step whether to split it, from the step's facts only."""
 
     def decide(self, step: Any) -> Decision: ...
 
 
 class Interleave(Protocol):
-    """Runs ubatches in turn; a collective is where they take turns."""
+    """Runs ubatches alternately; they switch at collectives."""
 
     @property
     def num_switches(self) -> int: ...
     def run(self, forwards: Sequence[Callable[[], T]], on_switch: Callable[[int], None]) -> list[T]:
-        """Runs all of them to their end. The first error ends the run, which leaves nothing.
+        """Runs all to their end. The first error ends the run and leaves nothing behind.
 
-        on_switch: called with a ubatch's index each time it starts or goes on
+        on_switch: called with a ubatch's index each time it starts or continues
         """
 
 
 class Fork(Protocol):
-    """Work of one layer on two streams, which meet again when the block is left."""
+    """Work of one layer on two streams, which join at the end of the block."""
 
     @property
     def stream(self) -> torch.Stream:
         """The side stream, for an operator that orders its work on both streams itself."""
 
     def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
-        """`work(*tensors)` on the side stream, after all that the main stream has so far."""
+        """Runs `work(*tensors)` on the side stream, after the main stream's work so far."""
 
     def join(self) -> None:
-        """Makes the main stream wait for all that the side stream has so far; more may follow."""
+        """Makes the main stream wait for the side stream's work so far; more may follow."""
 
 
 @runtime_checkable
 class StreamScheduler(Protocol):
-    """Ubatches and side streams. One object per process.
+    """Runs ubatches and side streams. One object per process.
 
-    The functions of the same names in vllm-davinci-multistream say what they ask of streams and
-    memory.
+    The functions of the same names in vllm-davinci-multistream document their requirements on
+    streams and memory.
     """
 
     api_version: int
 
     def split_policy(self, *, mode: str, **rules: Any) -> SplitPolicy:
-        """The decisions of one engine. mode: "request" or "token"."""
+        """The split policy of one engine. mode: "request" or "token"."""
 
     def step_facts(self, query_lens: Sequence[int], **facts: Any) -> StepFacts:
         """Facts about one step."""
 
     def interleave(self) -> Interleave:
-        """Runs ubatches in turn. Called once the process has chosen its device."""
+        """Runs ubatches alternately. Called once the process has chosen its device."""
 
     def fork(self, role: str) -> AbstractContextManager[Fork]:
-        """A side stream beside the current one. role: "vector" or "shared expert"."""
+        """A side stream that overlaps with the current one. role: "vector" or "shared expert"."""
 
     def start(self, role: str, work: Callable[[], object]) -> None:
-        """`work()` on a side stream, for which nobody waits before `finish`. role: "prefetch"."""
+        """Starts `work()` on a side stream; only `finish` waits for it. role: "prefetch"."""
 
     def finish(self, role: str) -> None:
-        """Makes the current stream wait for all that was started."""
+        """Makes the current stream wait for all started work."""
 
     def name_streams(self, name: Callable[[int, str], None]) -> None:
         """Calls `name` with native handle and role of each stream created from now on."""
@@ -209,6 +209,6 @@ class StreamScheduler(Protocol):
         then: Callable[[Any], Any] | None = None,
         waits: bool = True,
     ) -> Any:
-        """Communicates; inside a ubatch, the others compute meanwhile."""
+        """Communicates; inside a ubatch, the other ubatches compute meanwhile."""
 
     def current_ubatch(self) -> int | None: ...

@@ -1,4 +1,4 @@
-"""Finds the packages that fill core's optional roles: by entry points, never by imports."""
+"""Finds the packages that fill core's optional roles, by entry points instead of imports."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class Role:
-    """A group of entry points, and a clause that says what core does without it."""
+    """A group of entry points, and a clause that says what core does without a provider."""
 
     group: str
     protocol: type
@@ -60,8 +60,8 @@ COSTS = Role(
 def find(role: Role) -> dict[str, Any]:
     """Name -> provider for every installed provider of a role.
 
-    Raises ComponentError for one that does not load, does not fit the protocol, or was written
-    for another version of it.
+    Raises ComponentError for a provider that does not load, does not match the protocol, or was
+    written for another version of it.
     """
     return {entry.name: _load(role, entry) for entry in entry_points(group=role.group)}
 
@@ -86,33 +86,33 @@ def _load(role: Role, entry: EntryPoint) -> Any:
         )
     if not isinstance(provider, role.protocol):
         raise ComponentError(
-            f"{origin} does not have what {role.protocol.__name__} asks for. Install versions "
-            "that belong together: `pip install vllm-davinci`."
+            f"{origin} does not implement {role.protocol.__name__}. Install versions that belong "
+            "together: `pip install vllm-davinci`."
         )
     return provider
 
 
 @cache
 def stream_scheduler() -> StreamScheduler | None:
-    """This process's stream scheduler, or None when no package provides one."""
+    """This process's stream scheduler, or None if no package provides one."""
     return next(iter(find(STREAMS).values()), None)
 
 
 @cache
 def step_costs_provider() -> StepCostsProvider | None:
-    """Where files of durations come from, or None when no package provides them."""
+    """The source of step-time files, or None if no package provides one."""
     return next(iter(find(COSTS).values()), None)
 
 
 @cache
 def _devices() -> dict[str, Any]:
-    """The providers of devices. Each layer of a model asks for them, and a scan of all installed
-    packages takes some 30 ms."""
+    """The device providers, cached: each layer asks for them, and scanning all installed packages
+    takes some 30 ms."""
     return find(DEVICES)
 
 
 def active_device() -> str | None:
-    """Name of the provider whose device this process runs on, or None for a chip."""
+    """Name of the provider of this process's device, or None for a chip."""
     for name, provider in _devices().items():
         if provider.is_active():
             return name
@@ -120,7 +120,7 @@ def active_device() -> str | None:
 
 
 def can_fork() -> bool:
-    """Whether a process forked from this one has the device. A chip's context does not survive."""
+    """True if a process forked from this one can use the device; a chip's context is lost."""
     return any(provider.is_active() and provider.can_fork() for provider in _devices().values())
 
 
@@ -130,14 +130,14 @@ def device_computes() -> bool:
 
 
 def limit_host_waits(seconds: float) -> None:
-    """The longest wait of the host for such a device, where nobody has set one."""
+    """Sets the longest wait of the host for such a device, if not yet set."""
     for provider in _devices().values():
         if provider.is_active():
             provider.limit_host_waits(seconds)
 
 
 def traced_device() -> DeviceProvider | None:
-    """The provider whose device this process runs on and which writes a trace; usually None."""
+    """The provider of this process's device if it writes a trace; usually None."""
     for provider in _devices().values():
         if provider.is_active() and provider.is_traced():
             device: DeviceProvider = provider
@@ -147,7 +147,7 @@ def traced_device() -> DeviceProvider | None:
 
 @cache
 def log_missing() -> None:
-    """Says once per process which optional components are absent, and how to get them."""
+    """Logs once per process which optional components are absent and how to install them."""
     for role in ROLES:
         if not entry_points(group=role.group):
             logger.info(

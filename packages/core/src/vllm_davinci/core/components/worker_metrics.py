@@ -1,8 +1,8 @@
-"""Numbers of workers on their way to the server's metrics endpoint.
+"""Passes workers' metrics to the server's metrics endpoint.
 
-vLLM's worker output has no room for them. A worker writes them to a file of prometheus_client, as
-processes of one server do that share an endpoint. The file lies in a directory that only the
-server's user may enter, and the server removes it when it ends.
+vLLM's worker output has no field for them. A worker writes them to a file of prometheus_client, as
+processes of one server do that share an endpoint. The file is in a directory that only the server's
+user may enter; the server removes it at its end.
 """
 
 import os
@@ -20,17 +20,17 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# Set by vLLM where several API servers share one endpoint, whose processes then read every file.
+# vLLM sets it if several API servers share one endpoint; each then reads every file.
 SHARED_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def own_directory(vllm_config: VllmConfig) -> Path:
-    """The directory of one server, among vLLM's own files between its processes."""
+    """The directory of one server, next to vLLM's own files for its processes."""
     return Path(envs.VLLM_RPC_BASE_PATH) / f"vllm-davinci-{vllm_config.instance_id}"
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether only this process's user can have written there. Raises FileNotFoundError."""
+    """True if only this process's user can have written there. Raises FileNotFoundError."""
     status = directory.lstat()
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return is_ours and not status.st_mode & 0o077
@@ -39,7 +39,7 @@ def _is_private(directory: Path) -> bool:
 class MetricsFile:
     """A worker's file of one kind of metrics.
 
-    kind: the beginning of the file's name, by which prometheus_client knows how to merge files:
+    kind: prefix of the file's name, from which prometheus_client knows how to merge files:
           counter_NAME, or gauge_MODE_NAME
     """
 
@@ -53,7 +53,7 @@ class MetricsFile:
         self._is_lost = False
 
     def is_read(self) -> bool:
-        """Whether a server reads the file. False once it could not be written."""
+        """True if a server reads the file; False after a write has failed."""
         if self._file is None and not self._is_lost:
             self._file = self._open()
         return self._file is not None
@@ -61,10 +61,10 @@ class MetricsFile:
     def write(
         self, metric: str, name: str, labels: Mapping[str, str], value: float, meaning: str
     ) -> None:
-        """Sets a value, of a file that is read.
+        """Sets a value if the file is read.
 
         metric, name: a counter's name ends with _total, its metric's does not
-        labels:       beside the engine's number
+        labels:       in addition to the engine's number
         """
         if self._is_lost:
             return
@@ -76,7 +76,7 @@ class MetricsFile:
             self._lose(error)
 
     def _open(self) -> MmapedDict | None:
-        # Not the name that prometheus_client gives this process's own metrics.
+        # Not the name of this process's own metrics in prometheus_client.
         name = f"{self._kind}-{self._engine}-{os.getpid()}.db"
         try:
             if self._is_shared or _is_private(self._directory):
@@ -90,18 +90,18 @@ class MetricsFile:
             self._lose(error)
             return None
         logger.warning_once(
-            "%s is not this user's alone: overlap decisions and the balance of experts are not in "
+            "%s may be written by other users: overlap decisions and expert balance are not in "
             "the server's metrics. Remove it and start the server again.",
             self._directory,
         )
         return None
 
     def _lose(self, error: OSError) -> None:
-        """Goes on without the file: a step does not fail for a number about it."""
+        """Continues without the file: a step must not fail because of a metric."""
         self._file, self._is_lost = None, True
         logger.warning(
-            "Overlap decisions and the balance of experts of this worker are no longer in the "
-            "server's metrics: %s. Make room on the disk or raise the limit of open files, and "
-            "start the server again.",
+            "Overlap decisions and expert balance of this worker are no longer in the server's "
+            "metrics: %s. Free disk space or raise the limit of open files, and start the server "
+            "again.",
             error,
         )

@@ -1,7 +1,7 @@
-"""Facts about models by their architectures: one row each.
+"""Facts about models, one row per architecture.
 
-An architecture without a row is vLLM's definition of a model of attention layers, served as it is.
-Definitions of our own, and whether they are sequence parallel, are rows of vllm-davinci-models.
+An architecture without a row is an attention model that vLLM's definition serves unchanged. Our own
+definitions, and whether they are sequence parallel, are rows of vllm-davinci-models.
 """
 
 import re
@@ -21,7 +21,7 @@ _OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
 
 
 class Bidirectional(Enum):
-    """Which tokens of a prompt see each other, before and after them."""
+    """Which tokens of a prompt attend to each other bidirectionally."""
 
     IMAGES = "the tokens of each image"
     PROMPTS = "all tokens of a prompt that has an image"
@@ -43,13 +43,13 @@ def _without_zero_experts(config: Any, name: str) -> str | None:
 class Architecture:
     """One architecture of vLLM's registry.
 
-    states:        whether `core.linear_attention` computes all of its recurrent states
-    drafts_for:    of a drafter that is served (vLLM's method "mtp"): the models that have it
-    no_drafts:     of another drafter: the reason, a clause
-    bidirectional: tokens that see later ones, where they are served
-    named:         gives vLLM's name of a tensor by the model's configuration and the name in files,
-                   where vLLM's own mapping does not; None for a tensor that nothing reads
-    needs:         what the model needs and this release does not have, a noun; the model is refused
+    states:        whether `core.linear_attention` supports all its recurrent states
+    drafts_for:    for a supported drafter (vLLM's method "mtp"): the models that use it
+    no_drafts:     for an unsupported drafter: the reason, a clause
+    bidirectional: tokens with bidirectional attention, if supported
+    named:         configuration, name of a tensor in files -> vLLM's name, if vLLM's own mapping
+                   lacks it; None for a tensor that nothing reads
+    needs:         a requirement of the model that this release lacks, a noun; the model is refused
     is_importable: whether vLLM can import its definition here
     """
 
@@ -66,7 +66,7 @@ _WITH_STATES = Architecture(states=True)
 _FOREIGN = Architecture(is_importable=False)
 
 ARCHITECTURES: dict[str, Architecture] = {
-    # Models whose layers have recurrent states.
+    # Hybrid models: some layers have recurrent state.
     "FalconH1ForCausalLM": _WITH_STATES,
     "FalconMambaForCausalLM": _WITH_STATES,
     "GraniteMoeHybridForCausalLM": _WITH_STATES,
@@ -89,16 +89,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         named=lambda _, name: name.replace(".experts.mlp.", ".experts.routed_experts.mlp.")
     ),
     "LongcatFlashForCausalLM": Architecture(named=_without_zero_experts),
-    # Models whose prompts have tokens that see later ones.
+    # Models with bidirectional attention in prompts.
     "Gemma3ForConditionalGeneration": Architecture(bidirectional=Bidirectional.IMAGES),
     "PaliGemmaForConditionalGeneration": Architecture(bidirectional=Bidirectional.PROMPTS),
-    # vLLM serves it, and prompts in chunks, cached beginnings and requests that are computed again
-    # after they made room would give other tokens.
+    # vLLM serves it, but chunked prefill, prefix caching and preemption would change its tokens.
     "HrmTextForCausalLM": Architecture(needs="prompts of text that see themselves both ways"),
-    # Models whose definitions in vLLM import what it requires on CUDA alone.
+    # Models whose definitions in vLLM import packages that vLLM requires only on CUDA.
     "InklingForCausalLM": _FOREIGN,
     "InklingForConditionalGeneration": _FOREIGN,
-    # Layers for further tokens, which vLLM calls "mtp".
+    # Multi-token prediction layers, vLLM's "mtp".
     "DeepSeekMTPModel": Architecture(drafts_for="DeepSeek-V3, R1"),
     "DeepseekV32MTPModel": Architecture(drafts_for="DeepSeek-V3.2, GLM-5"),
     "ErnieMTPModel": Architecture(drafts_for="ERNIE 4.5 with experts"),
@@ -138,10 +137,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "TransformersMoEForMTP": Architecture(no_drafts=UNTRIED),
 }
 
-# Stands in vLLM's registry for what cannot be imported, so that the refusal by name is reached.
+# Replaces unimportable models in vLLM's registry, so that they are refused by name.
 UNSERVED_MODEL = "vllm_davinci.core.config.unserved_model:UnservedModel"
-# vLLM keeps definitions of one vendor's kernels here. Of one of them it gives other platforms
-# its generic definition.
+# vLLM keeps definitions for one vendor's kernels here. For one of them other platforms get its
+# generic definition.
 _OF_VENDORS = "vllm.models."
 _GENERIC = ("vllm.models.deepseek_v32",)
 
@@ -161,34 +160,34 @@ def name_in_vllm(model: "ModelConfig", name: str) -> str | None:
 
 
 def with_states() -> list[str]:
-    """Architectures with recurrent states that are served."""
+    """Supported architectures with recurrent state."""
     return [name for name, row in ARCHITECTURES.items() if row.states]
 
 
 def not_importable() -> list[str]:
-    """Architectures that need a stand-in in vLLM's registry, so that their refusal is reached."""
+    """Architectures that need a stand-in in vLLM's registry, so that they are refused by name."""
     return [name for name, row in ARCHITECTURES.items() if not row.is_importable]
 
 
 def keeps_states(model: "ModelConfig | None") -> bool:
-    """Whether some layers keep a state per request in place of keys and values per token."""
+    """True for hybrid models: some layers have recurrent state instead of a KV cache."""
     return model is not None and bool(model.is_hybrid or model.has_inner_state)
 
 
 def is_sparse(model: "ModelConfig | None") -> bool:
-    """Whether an indexer chooses the tokens that the model's MLA attends to."""
+    """True if an indexer chooses the tokens that the model's MLA attends to."""
     return model is not None and hasattr(model.hf_text_config, "index_topk")
 
 
 def bidirectional(model: "ModelConfig | None") -> Bidirectional | None:
-    """Which tokens of the model's prompts see later ones; None where none do, or unknown ones."""
+    """Which prompt tokens attend bidirectionally; None for causal or unknown models."""
     if model is None or not model.is_mm_prefix_lm:
         return None
     return next((row.bidirectional for row in known(model) if row.bidirectional), None)
 
 
 def is_foreign(model: "ModelConfig") -> bool:
-    """Whether a definition of the model would come from another vendor's kernels."""
+    """True if the model's definition would use another vendor's kernels."""
     return any(_is_foreign(architecture) for architecture in model.architectures)
 
 

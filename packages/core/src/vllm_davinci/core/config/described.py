@@ -1,4 +1,4 @@
-"""Configurations that are only described: no engine starts with them."""
+"""Marks configurations that are only inspected, so that device checks are skipped."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _is_described: ContextVar[bool] = ContextVar("is_described", default=False)
 
 @contextmanager
 def described_only() -> Iterator[None]:
-    """Configurations made inside may need more devices than this host has: none of them starts."""
+    """Configurations made inside may need more devices than this host has: none is started."""
     token = _is_described.set(True)
     try:
         yield
@@ -18,5 +18,5 @@ def described_only() -> Iterator[None]:
 
 
 def is_described() -> bool:
-    """Tells whether the configuration that is being made is only described."""
+    """True if the configuration being made is only inspected."""
     return _is_described.get()

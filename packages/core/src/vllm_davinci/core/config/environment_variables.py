@@ -1,8 +1,8 @@
-"""Environment variables that core reads. There are few on purpose.
+"""Environment variables that core reads; few on purpose.
 
-Options belong in `--additional-config`. The variables of other Ascend plugins are here because
-people's scripts carry them: each says what becomes of it, and none is passed over in silence. One
-is HCCL's, which takes memory that core accounts for, and one is that of torch_npu's allocator.
+Options belong in `--additional-config`. Variables of other Ascend plugins are here because
+scripts set them: each has a documented effect, and none is silently ignored. Two belong to HCCL
+(buffer size, timeout) and one to torch_npu's allocator.
 """
 
 import difflib
@@ -38,7 +38,7 @@ OTHER_VARIABLES: tuple[Row, ...] = (
         "VLLM_ENABLE_MC2",
         bool,
         "0",
-        "Fused dispatch and combine of experts.",
+        "Fused expert dispatch and combine.",
         Means("moe_communication", "fused"),
     ),
     Row(
@@ -150,7 +150,7 @@ HCCL_LIMIT = Row(
     "HCCL_EXEC_TIMEOUT",
     int,
     "three fifths of vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300)",
-    "Longest wait of a collective for a late rank, in seconds.",
+    "Timeout of a collective that waits for a late rank, in seconds.",
     Works(),
 )
 
@@ -158,8 +158,8 @@ FAULT_REPORT = Row(
     "DAVINCI_FAULT_REPORT",
     str,
     "one that the server names",
-    "File in which the rank that ends an engine leaves the cause, which the server gives to its "
-    "clients.",
+    "File in which the rank that ends an engine records the cause; the server reports it "
+    "to its clients.",
     Works(),
 )
 
@@ -175,7 +175,7 @@ ALLOCATOR = Row(
 
 
 def hccl_buffer_mib(environ: Mapping[str, str] = os.environ) -> int:
-    """The size for groups without one of their own. Raises ConfigurationError for no size."""
+    """HCCL buffer size of groups without their own, in MiB. Raises ConfigurationError."""
     text = environ.get(HCCL_BUFFER.key) or HCCL_BUFFER.default
     if not (text.isascii() and text.isdecimal() and int(text) >= 1):
         raise ConfigurationError(
@@ -186,7 +186,7 @@ def hccl_buffer_mib(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def variables_without_effect(environ: Mapping[str, str] = os.environ) -> Iterator[Setting]:
-    """Variables of other plugins that are set and do nothing here."""
+    """Variables of other plugins that are set and have no effect here."""
     for row in OTHER_VARIABLES:
         value = environ.get(row.key, "")
         if isinstance(row.fate, NoEffect) and value not in ("", row.default):
@@ -194,9 +194,9 @@ def variables_without_effect(environ: Mapping[str, str] = os.environ) -> Iterato
 
 
 def unknown_variables(vllms: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """Sentences about variables that begin as vLLM's do and are neither vLLM's nor one above.
+    """Messages about VLLM_ variables that are neither vLLM's nor listed above.
 
-    vllms: names of vLLM's
+    vllms: names of vLLM's variables
     """
     known = {*vllms, *(row.key for row in OTHER_VARIABLES)}
     return [

@@ -1,6 +1,6 @@
-"""Keys of `additional_config` that other Ascend plugins and earlier releases have.
+"""Keys of `additional_config` in other Ascend plugins and earlier releases.
 
-Each says what becomes of it here: nothing is passed over in silence.
+Each has a documented effect here: none is silently ignored.
 Source: vllm-ascend's documentation of its additional configuration, 0.7 to 0.13.
 """
 
@@ -16,7 +16,7 @@ NOT_PRESENT = "this release does not have it"
 
 
 def _elsewhere(key: str, today: str, type_: Any = bool) -> Row:
-    """A key whose option has another name or place here."""
+    """A key whose option has another name or section here."""
     return Row(
         key,
         type_,
@@ -242,14 +242,14 @@ EXPERT_KEYS = (
         bool,
         False,
         "Balance experts once only.",
-        Refused("they are balanced again and again", "Raise eplb_config.step_interval"),
+        Refused("they are balanced repeatedly", "Raise eplb_config.step_interval"),
     ),
     _elsewhere("eplb_config.expert_map_path", "expert_map_path", str),
     Row(
         "eplb_config.num_redundant_expert",
         int,
         0,
-        "Number of places for replicas.",
+        "Number of slots for replicas.",
         Means("eplb_config.num_redundant_experts"),
     ),
     *(
@@ -340,7 +340,7 @@ OTHER_KEYS: tuple[Row, ...] = (
         "Divide a prompt's tokens among ranks.",
         Refused(
             "prompts are not divided among ranks",
-            "Use --decode-context-parallel-size, which divides what is cached of them",
+            "Use --decode-context-parallel-size, which divides their KV cache",
         ),
     ),
     Row(

@@ -1,8 +1,8 @@
-"""Options of an engine: as given, with vLLM's flags and other plugins' variables, then typed.
+"""Options of an engine: read, merged with vLLM's flags and other plugins' variables, validated.
 
-vLLM has flags of its own for dual-batch overlap, which reach an implementation that is for CUDA.
-They are taken over here and reset, before vLLM looks at them. Other Ascend plugins have other keys
-and environment variables.
+vLLM's own flags for dual-batch overlap select an implementation for CUDA. They are converted to
+options and reset here before vLLM reads them, like the keys and environment variables of other
+Ascend plugins.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ ABSENT = object()
 
 
 class Given(NamedTuple):
-    """Options as they were given.
+    """Options as the user gave them, renamed to current keys, with a reason for each one ignored.
 
-    options:  nested, under today's keys; vLLM's own keys are among them
-    spelling: today's key -> the key in use, where that differs
-    without_effect: keys that are accepted and do nothing, with the reasons
+    options:  nested, under current keys; includes vLLM's own keys
+    spelling: current key -> the key the user wrote, if different
+    without_effect: accepted keys that have no effect, with reasons
     """
 
     options: dict[str, Any]
@@ -40,7 +40,7 @@ class Given(NamedTuple):
     without_effect: list[Setting]
 
     def notes(self) -> Iterator[str]:
-        """Sentences about keys that are not today's."""
+        """Messages about keys that are not current."""
         for key, used in self.spelling.items():
             yield f"additional_config key {used!r} means {key}; prefer that spelling."
         for setting in self.without_effect:
@@ -48,12 +48,11 @@ class Given(NamedTuple):
 
 
 def given_options(additional_config: Any) -> Given:
-    """Reads the value of `--additional-config`, which stays as it is.
+    """Reads the value of `--additional-config` without changing it.
 
     additional_config: a mapping of JSON values, or None
-    Raises ConfigurationError for any other type, for a key that is refused, for a key without
-    effect whose value has another type, and for a spelling whose value differs from that of
-    today's key.
+    Raises ConfigurationError for another type, a refused key, a wrongly typed key without effect,
+    and an old spelling that contradicts the current key.
     """
     if additional_config is None:
         additional_config = {}
@@ -106,7 +105,7 @@ def _has_no_effect(row: Row, value: Any, because: str) -> Setting:
 
 
 def check_type(row: Row, value: Any) -> None:
-    """Raises ConfigurationError for a value that is not of the row's type."""
+    """Raises ConfigurationError if the value does not have the row's type."""
     try:
         TypeAdapter(row.type, config=ConfigDict(strict=True)).validate_python(value)
     except ValidationError as error:
@@ -114,7 +113,7 @@ def check_type(row: Row, value: Any) -> None:
 
 
 def ill_typed(key: str, value: Any, message: str) -> str:
-    """The error about a value. message: pydantic's"""
+    """The error for an ill-typed value. message: pydantic's"""
     expectation = message.removeprefix("Value error, ").replace("Input should be", "expected")
     return (
         f"additional_config key {key!r} is {value!r} ({type(value).__name__}): "
@@ -123,7 +122,7 @@ def ill_typed(key: str, value: Any, message: str) -> str:
 
 
 def value_at(options: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; ABSENT where there is none."""
+    """The value of a dotted key; ABSENT if missing."""
     value: Any = options
     for name in key.split("."):
         value = value.get(name, ABSENT) if isinstance(value, Mapping) else ABSENT
@@ -131,14 +130,14 @@ def value_at(options: Mapping[str, Any], key: str) -> Any:
 
 
 def without(options: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A copy without a dotted key, which is there."""
+    """A copy without the dotted key, which must exist."""
     name, _, rest = key.partition(".")
     kept = {each: value for each, value in options.items() if each != name}
     return {**kept, name: without(options[name], rest)} if rest else kept
 
 
 def with_value(options: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy with a value. A section that is no object stays: the typed model reports it."""
+    """A copy with the value set. Keeps a section that is no object: the typed model reports it."""
     name, _, rest = key.partition(".")
     if not rest:
         return {**options, name: value}
@@ -148,8 +147,8 @@ def with_value(options: Mapping[str, Any], key: str, value: Any) -> dict[str, An
     return {**options, name: with_value(inner, rest, value)}
 
 
-# vLLM's flags, where they are in its ParallelConfig, their defaults there, and our option.
-# A threshold that is given with its default value cannot be told from one that is not given.
+# vLLM's flags: their field in ParallelConfig, their default there, and our option. A threshold
+# given with its default value looks like one that was not given.
 THRESHOLDS = {
     "dbo_prefill_token_threshold": (512, "dbo.min_total_tokens_to_split"),
     "dbo_decode_token_threshold": (32, "dbo.min_decode_tokens_to_split"),
@@ -157,11 +156,11 @@ THRESHOLDS = {
 
 
 class Requests(NamedTuple):
-    """Requests that became options.
+    """Flags and variables that became options.
 
-    given:    the options with them
-    settings: one for each; the reason is the flag or the variable as it was typed
-    notes:    sentences for the user
+    given:    the options including them
+    settings: one for each; the reason is the flag or variable as typed
+    notes:    messages for the user
     """
 
     given: Given
@@ -172,8 +171,8 @@ class Requests(NamedTuple):
 def serve_requests(given: Given, parallel: Any, environ: Mapping[str, str]) -> Requests:
     """Moves flags and variables into the options, and resets the flags.
 
-    Raises ConfigurationError when a flag contradicts an option, when a variable does not parse,
-    and when two variables contradict each other. An option wins over a variable.
+    Raises ConfigurationError if a flag contradicts an option, a variable does not parse, or two
+    variables contradict each other. Options win over variables.
     """
     options = given.options
     settings, notes = [], []
@@ -247,7 +246,7 @@ def _variables(environ: Mapping[str, str]) -> list[Setting]:
 
 
 def _against(variable: Setting, options: Mapping[str, Any]) -> str | None:
-    """The option that contradicts a variable."""
+    """The option that contradicts a variable, as text; None without one."""
     preset = options.get("overlap")
     meant = OVERLAP_PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     if meant.get(variable.key, variable.value) != variable.value:
@@ -261,13 +260,13 @@ KEYS_OF_VLLM = frozenset({"gdn_prefill_backend", "kda_decode_backend", "kda_pref
 
 
 class ResolvedOptions(dict[str, Any]):
-    """`additional_config` of an engine whose options are resolved, with their typed form.
+    """`additional_config` of an engine with resolved options, with their typed form.
 
-    settings: everything that was given or decided, of options and of vLLM's configuration, in
-              that order; the platform adds what it changes
+    settings: every value given or decided, of options and of vLLM's configuration, in that order;
+              the platform adds its changes
 
-    A dictionary, because vLLM hashes and reads `additional_config` as one; it travels to worker
-    processes with vLLM's configuration, so that no layer parses again. Not to be changed.
+    A dictionary, because vLLM hashes and reads `additional_config` as one. It reaches worker
+    processes with vLLM's configuration, so layers need not parse again. Must not be modified.
     """
 
     def __init__(
@@ -281,35 +280,35 @@ class ResolvedOptions(dict[str, Any]):
 def get_config(vllm_config: "VllmConfig") -> DavinciConfig:
     """The options of an engine.
 
-    Parses those that the platform has not resolved, and raises what parse_config raises then.
+    Parses options that the platform has not resolved; raises as parse_config does.
     """
     additional = vllm_config.additional_config
     return additional.config if is_resolved(vllm_config) else parse_config(additional)
 
 
 def get_settings(vllm_config: "VllmConfig") -> list[Setting]:
-    """Settings that were given or decided for a resolved engine; more can be added."""
+    """Settings given or decided for a resolved engine; callers may append."""
     additional = vllm_config.additional_config
     return additional.settings if isinstance(additional, ResolvedOptions) else []
 
 
 def is_resolved(vllm_config: "VllmConfig") -> bool:
-    """Whether this plugin's platform has resolved the options of an engine."""
+    """True if this plugin's platform has resolved the engine's options."""
     return isinstance(vllm_config.additional_config, ResolvedOptions)
 
 
 def parse_config(additional_config: Any) -> DavinciConfig:
-    """Options from the value of `--additional-config`.
+    """Parses the value of `--additional-config`.
 
     additional_config: a mapping of JSON values, or None
     Raises ConfigurationError for an unknown key (naming the nearest known one), an ill-typed
-    value, a contradiction, and a key that is refused.
+    value, a contradiction, and a refused key.
     """
     return validated(given_options(additional_config))
 
 
 def validated(given: Given) -> DavinciConfig:
-    """The typed form of options that are under today's keys."""
+    """The typed form of options under current keys."""
     options = {key: value for key, value in given.options.items() if key not in KEYS_OF_VLLM}
     try:
         config = DavinciConfig.model_validate(options)
@@ -337,7 +336,7 @@ def flat(config: BaseModel, section: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def keys_given(config: BaseModel, section: str = "") -> Iterator[str]:
-    """Dotted keys of options that were given, whatever their values."""
+    """Dotted keys of the options that were given, whatever their values."""
     for name in (*type(config).model_fields, *(config.model_extra or {})):
         key, value = f"{section}.{name}" if section else name, getattr(config, name)
         if isinstance(value, BaseModel):
@@ -402,6 +401,8 @@ def _against_preset(config: DavinciConfig) -> Iterator[str]:
 
 
 def _scheduler_fields() -> list[str]:
-    from vllm.config import SchedulerConfig  # vllm.config is what imports the platform, and this
+    from vllm.config import (
+        SchedulerConfig,
+    )  # importing vllm.config imports the platform, which imports this module
 
     return [field.name for field in dataclasses.fields(SchedulerConfig)]

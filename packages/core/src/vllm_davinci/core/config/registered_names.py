@@ -1,17 +1,17 @@
-"""Names under which vLLM finds parts of this plugin, and those of vLLM that they replace."""
+"""Names under which vLLM finds parts of this plugin, and vLLM's names that they replace."""
 
-# Load formats that vLLM reads tensor by tensor into the host's memory, where our loader converts
-# and counts them. Ours has the same name with the prefix.
+# Load formats with which vLLM reads tensors one by one into host memory, where our loader converts
+# and counts them. Our names add the prefix.
 REPLACED = ("auto", "hf", "safetensors", "mistral", "npcache", "pt")
 PREFIX = "davinci_"
-# Weights that are made without files, so that no tensor can be missing.
+# Formats that create weights without files, so no tensor can be missing.
 WITHOUT_FILES = "dummy"
-# Backends of sleep mode.
+# Sleep mode backends.
 VLLMS_SLEEP_BACKEND, SLEEP_BACKEND = "cumem", "davinci"
-# Engines of weight transfer.
+# Weight transfer engines.
 HCCL_ENGINE, IPC_ENGINE = "hccl", "npu_ipc"
 
 
 def is_served(load_format: str) -> bool:
-    """Whether checkpoints of that format are converted and checked; others are refused."""
+    """True if checkpoints of that format are converted and checked; others are refused."""
     return load_format == WITHOUT_FILES or load_format.removeprefix(PREFIX) in REPLACED

@@ -1,4 +1,4 @@
-"""One row of the table of options: a key, and what becomes of it when it is given."""
+"""One row of the option table: a key and its effect when given."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ class Works:
 
 @dataclass(frozen=True)
 class Means:
-    """The key stands for an option.
+    """The key sets another option.
 
-    value:     what a variable that is 1 sets that option to
+    value:     value of that option if the variable is 1
     only_with: an option without which the key has no effect
     """
 
@@ -33,7 +33,7 @@ class Means:
 
 @dataclass(frozen=True)
 class NoEffect:
-    """The key is accepted and does nothing, which is told."""
+    """The key is accepted and has no effect; the log says so."""
 
     because: str
 
@@ -43,7 +43,7 @@ class NoEffect:
 
 @dataclass(frozen=True)
 class Refused:
-    """The key ends the start, unless its value is its default."""
+    """The key stops the start unless it has its default value."""
 
     because: str
     instead: str = "Remove the key"
@@ -57,9 +57,9 @@ Fate = Works | Means | NoEffect | Refused
 
 @dataclass(frozen=True)
 class Needs:
-    """A value other than the default is an error where another option is not `value`.
+    """Raises an error for a non-default value if another option is not `value`.
 
-    otherwise: the end of that error, which begins with the key
+    otherwise: end of the error message, which begins with the key
     """
 
     key: str
@@ -72,9 +72,9 @@ class Row:
     """A key of `additional_config`, or an environment variable.
 
     key:     dotted
-    type:    as Python annotates it
-    default: the value that asks for nothing; `...` where there is none
-    meaning: what the key asks for, a sentence
+    type:    Python annotation
+    default: the value that requests nothing; `...` without one
+    meaning: what the key requests, a sentence
     """
 
     key: str
@@ -85,7 +85,7 @@ class Row:
     needs: tuple[Needs, ...] = ()
 
     def refusal(self, value: Any) -> str | None:
-        """The error that a value of this key deserves by itself, or None."""
+        """The error message if this value is refused regardless of other keys, or None."""
         is_default = type(value) is type(self.default) and value == self.default
         if not isinstance(self.fate, Refused) or is_default:
             return None

@@ -1,4 +1,4 @@
-"""One value of a configuration: who decided it, and why."""
+"""One configuration value: its source and reason."""
 
 import json
 from enum import Enum, StrEnum
@@ -18,10 +18,10 @@ class Source(StrEnum):
 
 
 class Setting(NamedTuple):
-    """A value that was given or decided. Of several for one key the last counts.
+    """A value that was given or decided. The last setting of a key counts.
 
     key:    dotted for options of `additional_config`; else vLLM's name, or a variable's
-    reason: a clause, or the words of the user; may be empty
+    reason: a clause, or the user's words; may be empty
     """
 
     key: str
@@ -30,18 +30,18 @@ class Setting(NamedTuple):
     reason: str = ""
 
     def told(self) -> str:
-        """The setting as the log shows it."""
+        """The setting as shown in the log."""
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.key} = {shown(self.value)}{reason}"
 
 
 def last_by_key(settings: list[Setting]) -> dict[str, Setting]:
-    """Key -> the setting that counts."""
+    """Key -> its last setting."""
     return {setting.key: setting for setting in settings}
 
 
 def shown(value: Any) -> str:
-    """The value as messages show it: `true`, 128, 'token'; an enumeration's member by its name."""
+    """The value as shown in messages: `true`, 128, 'token'; an enumeration member by its name."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Side streams inside layers: the scheduler that runs one, where an option asks for it."""
+"""The scheduler of side streams inside layers, if an option requests them."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ PREFETCH = "weight_prefetch_config.enabled"
 
 
 def side_stream(vllm_config: "VllmConfig", key: str) -> StreamScheduler | None:
-    """The scheduler of the side stream that an option asks for; None when the option is off.
+    """The scheduler of an option's side stream; None if the option is off.
 
     key: ATTENTION (vector work of MLA), EXPERTS (shared experts) or PREFETCH (weights)
     Raises ComponentError without vllm-davinci-multistream.

@@ -1,4 +1,4 @@
-"""Choices of a file of durations by the number of a step's tokens, beside ways and cuts."""
+"""Choices that depend on step size, read from a step-time file: norm cores, prefetch bytes."""
 
 import json
 from bisect import bisect_right
@@ -9,30 +9,30 @@ from typing import Literal
 
 from vllm_davinci.core.errors import ConfigurationError
 
-# Of rows of steps with prefills, and of steps that only decode.
+# Rows of steps with prefills, and rows of decode-only steps.
 NORM_VECTOR_CORES = "norm_vector_cores"
 PREFETCH_BYTES = "prefetch_bytes"
 
 
 @dataclass(frozen=True)
 class SizedChoices:
-    """A choice at some numbers of tokens in rising order; None: the option's own value."""
+    """A choice for each listed number of tokens, ascending; None: the option's own value."""
 
     tokens: Sequence[int]
     choices: Sequence[int | None]
 
     def at(self, num_tokens: int) -> int | None:
-        """The choice of the nearest size below, or of the smallest."""
+        """The choice at the nearest listed size below, or at the smallest."""
         return self.choices[max(0, bisect_right(self.tokens, num_tokens) - 1)]
 
     @staticmethod
     def read(
         file: Path | None, rows: Literal["steps", "decodes"], name: str
     ) -> "SizedChoices | None":
-        """The choices of a file that `vllm-davinci dry-run --step-costs` wrote.
+        """Reads the choices from a file written by `vllm-davinci dry-run --step-costs`.
 
-        None without a file, and for one whose rows choose nothing by this name. Raises
-        ConfigurationError.
+        Returns None without a file, or if its rows have no choice of this name. Raises
+        ConfigurationError for an invalid file.
         """
         if file is None:
             return None

@@ -1,6 +1,6 @@
-"""The file of durations by which an engine decides its steps: which one, and whom it is for.
+"""Selects the step-time file by which an engine decides its steps, and checks that it fits.
 
-Durations of another model, chip or layout decide wrongly.
+Step times of another model, chip or layout would decide wrongly.
 """
 
 import json
@@ -24,10 +24,10 @@ _AGAIN = (
 )
 KEY = "step_costs"
 AUTO = "auto"
-# Options of `dbo` that decide about steps where no durations do.
+# Options of `dbo` that decide about steps without step times.
 _THRESHOLDS = ("min_total_tokens_to_split", "min_prefill_tokens_to_split")
 
-# Sizes by which models of one architecture differ, and how their configurations name them.
+# Sizes that differ between models of one architecture, with their names in configurations.
 _SIZES = {
     "attention_heads": ("num_attention_heads",),
     "routed_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
@@ -39,32 +39,32 @@ logger = init_logger(__name__)
 
 
 class CostsChoice(NamedTuple):
-    """The file of an engine's durations, or None, and why: a clause that can follow "because"."""
+    """The step-time file of an engine, or None, and why: a clause that can follow "because"."""
 
     file: Path | None
     reason: str
 
     def setting(self) -> Setting:
-        """The choice as the log shows it."""
+        """The choice as shown in the log."""
         value = None if self.file is None else str(self.file)
         return Setting(KEY, value, Source.MODEL, self.reason)
 
 
 def costs_file(config: DavinciConfig) -> Path | None:
-    """The file of durations of an engine whose options are resolved, or None."""
+    """The step-time file of an engine with resolved options, or None."""
     return None if config.step_costs in (None, AUTO) else Path(str(config.step_costs))
 
 
 def ways_to_experts(config: DavinciConfig) -> list[str] | None:
-    """The ways to the experts that were asked for; None where durations may decide."""
+    """The requested dispatch methods; None if step times may decide."""
     return None if config.moe_communication == AUTO else [config.moe_communication]
 
 
 def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: bool) -> CostsChoice:
-    """The file by which this engine decides.
+    """Chooses the step-time file of this engine.
 
-    may_make: whether one may be made where there is none
-    Raises ConfigurationError for a file that was asked for and is missing, or another engine's.
+    may_make: whether a missing file may be built
+    Raises ConfigurationError if the requested file is missing or belongs to another engine.
     """
     if config.step_costs is None:
         return CostsChoice(None, "fixed rules were asked for")
@@ -78,7 +78,7 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     if given:
         return CostsChoice(None, f"dbo.{given[0]} was given, which durations would replace")
     if parallel.data_parallel_size == 1 and config.moe_communication != AUTO:
-        return CostsChoice(None, "moe_communication was given, of which files say nothing")
+        return CostsChoice(None, "moe_communication was given, and files do not cover it")
     provider = components.step_costs_provider()
     if provider is None:
         return CostsChoice(None, f"{components.COSTS.package} is not installed")
@@ -91,15 +91,15 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     if not may_make:
         return CostsChoice(None, "there is none for this engine before its first start")
     logger.info(
-        "overlap = 'auto': this engine's steps are modelled once, which takes half a minute or "
-        "more; step_costs = null starts without."
+        "overlap = 'auto': this engine's steps are modelled once, which takes half a minute "
+        "or more; step_costs = null skips it."
     )
     options = list(_engine_options(vllm_config, config))
     return CostsChoice(*provider.make(engine, model.model, options))
 
 
 def chosen_by_costs(file: Path) -> list[Setting]:
-    """The options that were the fastest when the file was made."""
+    """The options that were fastest when the file was built."""
     try:
         options = dict(json.loads(file.read_text(encoding="utf-8"))["options"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -113,7 +113,7 @@ def chosen_by_costs(file: Path) -> list[Setting]:
 
 
 def _engine_options(vllm_config: "VllmConfig", config: DavinciConfig) -> Iterator[str]:
-    """Options of `vllm serve` on which durations of steps depend."""
+    """Options of `vllm serve` that affect step times."""
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     model, compilation = vllm_config.model_config, vllm_config.compilation_config
     yield f"--tensor-parallel-size={parallel.tensor_parallel_size}"
@@ -135,7 +135,7 @@ def _engine_options(vllm_config: "VllmConfig", config: DavinciConfig) -> Iterato
 def engine_of_costs(
     vllm_config: "VllmConfig", config: DavinciConfig
 ) -> dict[str, str | int | bool]:
-    """Lists what durations of steps depend on, by name, as such a file states it."""
+    """Everything that step times depend on, by name, as stored in such a file."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     text = model.hf_text_config
     return {
@@ -162,12 +162,12 @@ def engine_of_costs(
 
 
 def _largest(size: int | list[int]) -> int:
-    """The size, or of one for each layer the largest."""
+    """The size, or the largest of a list with one size per layer."""
     return max(size) if isinstance(size, list) else int(size)
 
 
 def replays_decodes(vllm_config: "VllmConfig") -> bool:
-    """Whether graphs hold the engine's decodes."""
+    """True if graphs cover the engine's decodes."""
     from vllm.config import CUDAGraphMode  # vLLM imports this module first
 
     mode = vllm_config.compilation_config.cudagraph_mode
@@ -175,7 +175,7 @@ def replays_decodes(vllm_config: "VllmConfig") -> bool:
 
 
 def refuse_costs_of_others(path: str, vllm_config: "VllmConfig", config: DavinciConfig) -> None:
-    """Raises ConfigurationError for a file that is missing, or made for another engine."""
+    """Raises ConfigurationError for a file that is missing or belongs to another engine."""
     file = Path(path)
     if not file.is_file():
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The table of options: every key of `additional_config`, ours and other plugins'.
+"""The option table: every key of `additional_config`, ours and other plugins'.
 
 Parser, log, errors, `vllm-davinci config`, reference page and JSON schema read it.
 """
@@ -15,7 +15,7 @@ from vllm_davinci.core.config.row import Means, Needs, NoEffect, Refused, Row, W
 
 
 def option_rows(model: type[BaseModel] = DavinciConfig, section: str = "") -> Iterator[Row]:
-    """Rows of the options that work, in the order in which they are defined."""
+    """Rows of working options, in the order of their definition."""
     for name, field in model.model_fields.items():
         key = f"{section}.{name}" if section else name
         if (inner := section_model(field.annotation)) is not None:
@@ -27,12 +27,12 @@ def option_rows(model: type[BaseModel] = DavinciConfig, section: str = "") -> It
 
 
 def table() -> tuple[Row, ...]:
-    """All rows: options that work, then other plugins' keys."""
+    """All rows: working options, then other plugins' keys."""
     return (*option_rows(), *OTHER_KEYS)
 
 
 def sections(model: type[BaseModel] = DavinciConfig, key: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted key and meaning of each section; of the whole first, whose key is ""."""
+    """Dotted key and meaning of each section; the root, whose key is "", comes first."""
     yield key, " ".join((model.__doc__ or "").split())
     for name, field in model.model_fields.items():
         if (inner := section_model(field.annotation)) is not None:
@@ -46,7 +46,7 @@ def section_model(annotation: Any) -> type[BaseModel] | None:
 
 
 def accepted_names(section: Sequence[str]) -> list[str]:
-    """Names that may stand in a section of `additional_config`."""
+    """Names accepted in a section of `additional_config`."""
     model: type[BaseModel] = DavinciConfig
     for name in section:
         inner = section_model(model.model_fields[name].annotation)
@@ -57,7 +57,7 @@ def accepted_names(section: Sequence[str]) -> list[str]:
 
 
 def json_schema() -> dict[str, Any]:
-    """A schema that accepts what the parser accepts, but for relations between keys."""
+    """A schema that accepts what the parser accepts, except for relations between keys."""
     schema = DavinciConfig.model_json_schema()
     for row in OTHER_KEYS:
         *path, name = row.key.split(".")
@@ -81,7 +81,7 @@ def _section_schema(schema: dict[str, Any], path: Sequence[str]) -> dict[str, An
 
 
 def type_name(annotation: Any) -> str:
-    """A type in JSON's words: `integer`, `one of "auto", "off"`, `list of integer`."""
+    """The type in JSON's words: `integer`, `one of "auto", "off"`, `list of integer`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(f'"{x}"' for x in arguments)

@@ -1,7 +1,7 @@
-"""How long ranks wait for each other in a step: the innermost wait is the shortest.
+"""Timeouts of ranks that wait for each other in a step: inner waits are shorter.
 
-vLLM gives up a step after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS and cannot say who is late. What waits
-inside it knows more, so that each limit is a share of that one, and one setting moves them all.
+vLLM gives up on a step after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS without naming the late rank. Inner
+waits know more, so each timeout is a fraction of that one, and one setting scales them all.
 """
 
 from collections.abc import MutableMapping
@@ -15,15 +15,15 @@ from vllm_davinci.core.config.environment_variables import HCCL_LIMIT
 
 STEP_LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 COLLECTIVE_LIMIT = HCCL_LIMIT.key
-# What an error about a wait ends with.
+# End of every timeout error.
 LONGER_WAIT = f"A longer wait: {STEP_LIMIT}=SECONDS."
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Longest waits within a step.
+    """Timeouts within a step.
 
-    step: of vLLM's executor for the reply of a worker
+    step: of vLLM's executor for a worker's reply
     """
 
     step: timedelta
@@ -34,34 +34,34 @@ class StepLimits:
 
     @property
     def collective(self) -> timedelta:
-        """Limit of a collective for the other ranks, in whole seconds, as HCCL takes it."""
+        """Timeout of a collective that waits for other ranks, in whole seconds, as in HCCL."""
         return timedelta(seconds=max(1, int(self.step.total_seconds() * 0.6)))
 
     @property
     def row_counts(self) -> timedelta:
-        """Limit of the host for counts that a collective brings."""
+        """Timeout of the host for row counts from a collective."""
         return self.step * 0.7
 
     @property
     def stopped_process(self) -> timedelta:
-        """How long a call may wait for a rank whose process is stopped."""
+        """Timeout of a call that waits for a rank whose process is stopped."""
         return self.step * 0.7
 
     @property
     def coordination(self) -> timedelta:
-        """Limit of the host for other ranks' hosts, which may be in one of the waits above."""
+        """Timeout of the host for other hosts, which may be in one of the waits above."""
         return self.step * 0.8
 
     @property
     def device(self) -> timedelta:
-        """Limit of the host for all that a device still has to do."""
+        """Timeout of the host for all outstanding work of a device."""
         return self.step * 0.9
 
 
 def limit_device_waits(environment: MutableMapping[str, str]) -> list[str]:
-    """Sets the device's limits where nobody has; warnings about one of HCCL not below vLLM's.
+    """Sets the device's timeouts if unset; returns a warning if HCCL's is not below vLLM's.
 
-    To be called before groups are made; processes that this one starts inherit the limit.
+    Call it before groups are made; child processes inherit the timeout.
     """
     limits = StepLimits.of_environment()
     components.limit_host_waits(limits.device.total_seconds())
@@ -70,8 +70,7 @@ def limit_device_waits(environment: MutableMapping[str, str]) -> list[str]:
     if asked.isdecimal() and 0 < int(asked) < step_s:
         return []
     late = (
-        f"{COLLECTIVE_LIMIT}={asked} is not below {STEP_LIMIT}={step_s}: where a rank is late, "
-        f"vLLM gives up before HCCL can name it. Leave {COLLECTIVE_LIMIT} out, or raise "
-        f"{STEP_LIMIT}."
+        f"Set {COLLECTIVE_LIMIT} ({asked}) below {STEP_LIMIT} ({step_s}), or leave it out: "
+        "otherwise vLLM times out before HCCL can name the late rank."
     )
     return [late]

@@ -1,4 +1,4 @@
-"""Stands in vLLM's registry for models whose definitions cannot be imported here."""
+"""Stand-in, in vLLM's registry, for models whose definitions cannot be imported here."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 
 class UnservedModel(nn.Module):
-    """A model for text by its methods, so that a start gets as far as its refusal by name."""
+    """Has the methods of a text model, so that a start reaches its refusal by name."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()

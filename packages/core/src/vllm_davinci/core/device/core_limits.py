@@ -1,8 +1,8 @@
-"""Fewer vector cores for operators that wait for memory, beside another ubatch's collective.
+"""Gives memory-bound operators fewer vector cores during another ubatch's collective.
 
-A collective passes each byte through memory several times. Beside an operator that moves as much
-as memory does, both slow down; and where communication takes longer than computing, that is time of
-the step. On few cores such an operator moves less, and the collective keeps its pace.
+A collective passes each byte through memory several times. A memory-bound operator at the same time
+slows both down, which lengthens the step if communication takes longer than computation. On few
+cores the operator uses less bandwidth, and the collective keeps its speed.
 """
 
 import ctypes
@@ -18,16 +18,16 @@ _limited: AbstractContextManager[None] = _NO_LIMIT
 
 
 def memory_bound() -> AbstractContextManager[None]:
-    """For operators on the current stream that wait for memory: within, they have a step's limit.
+    """Applies the step's core limit to memory-bound operators on the current stream.
 
-    Nothing that runs within may hand over to another ubatch.
+    Nothing inside may switch to another ubatch.
     """
     return _limited
 
 
 @contextmanager
 def limit_memory_bound(vector_cores: int | None) -> Iterator[None]:
-    """Within, `memory_bound` stands for so many vector cores; None leaves all."""
+    """Sets the core limit of `memory_bound` inside; None allows all cores."""
     global _limited
     if vector_cores is None:
         yield
@@ -40,22 +40,22 @@ def limit_memory_bound(vector_cores: int | None) -> Iterator[None]:
 
 
 def check_vector_cores(option: str, vector_cores: int | None) -> None:
-    """Raises ConfigurationError where the current device has fewer."""
+    """Raises ConfigurationError if the current device has fewer."""
     if vector_cores is None:
         return
     available = torch_npu.npu.get_device_limit(torch_npu.npu.current_device())["vector_core_num"]
     if vector_cores > available:
         raise ConfigurationError(
-            f"{option} = {vector_cores}, but operators may take {available} vector cores here. "
-            "Choose at most those, or leave the option out for all."
+            f"{option} = {vector_cores} exceeds the {available} vector cores of this device. Set "
+            f"it to at most {available}, or remove the option to use all."
         )
 
 
 class _Limit(AbstractContextManager[None]):
     """Limits the cores of the current stream. torch_npu empties its task queue before a change.
 
-    torch_npu tells CANN whose limits hold in a thread when the thread turns to another stream, but
-    not when it comes back from a collective, which has told CANN of its own: so this tells, too.
+    torch_npu reports a thread's limits to CANN when the thread switches streams, but not when it
+    returns from a collective, which has reported its own: so this class reports them again.
     """
 
     def __init__(self, vector_cores: int) -> None:

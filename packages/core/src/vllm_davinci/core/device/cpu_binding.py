@@ -1,4 +1,4 @@
-"""Workers' threads on cores of their own."""
+"""Binds workers' threads to cores of their own."""
 
 import os
 from collections.abc import Collection
@@ -12,7 +12,7 @@ CPU_AFFINITY = "CPU_AFFINITY_CONF"
 
 
 def share_of_cores(cores: Collection[int], rank: int, count: int) -> list[int]:
-    """Cores of one of `count` processes: neighbours, as many for each; [] where they are too few.
+    """Cores of one of `count` processes: consecutive, equally many; [] if there are too few.
 
     cores: the cores that the processes may use
     rank:  number of the process, from 0
@@ -23,9 +23,9 @@ def share_of_cores(cores: Collection[int], rank: int, count: int) -> list[int]:
 
 
 def bind_threads(rank: int, count: int) -> None:
-    """Binds every thread of this process, and those it will start, to its share of cores.
+    """Binds every thread of this process, and later ones, to the process's share of cores.
 
-    Leaves them alone where torch_npu binds them.
+    Does nothing if torch_npu binds them.
     """
     if (by_torch_npu := os.environ.get(CPU_AFFINITY, "0")) not in ("", "0"):
         logger.warning(
@@ -45,5 +45,5 @@ def bind_threads(rank: int, count: int) -> None:
         try:
             os.sched_setaffinity(int(thread), own)
         except ProcessLookupError:
-            continue  # it has ended meanwhile
+            continue  # it has ended in the meantime
     logger.info("Worker %d runs on cores %s.", rank, ", ".join(map(str, own)))

@@ -1,7 +1,7 @@
-"""The fused attention operator with one signature, whether or not its softmax has sinks.
+"""The fused attention operator behind one signature, with or without attention sinks.
 
-torch_npu has two functions for it: the newer one takes sinks, and names some arguments otherwise.
-Compiled operators launch the older one.
+torch_npu has two functions for it: the newer one accepts sinks and renames some arguments. Compiled
+operators launch the older one.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ def attend(
 ) -> None:
     """Launches npu_fused_infer_attention_score into `out`, on the current stream.
 
-    learnable_sink: [heads of query], a score of each head that takes part in the softmax without
-                    a value; bf16, or the dtype of query where the device has no limits
-    options:        the operator's, by the names of the function without sinks
+    learnable_sink: [heads of query], per head, a score that enters the softmax without a value;
+                    bf16, or the dtype of query if the device has no limits
+    options:        the operator's options, under the names of the function without sinks
     """
     options["actual_seq_lengths"] = actual_seq_lengths
     options["actual_seq_lengths_kv"] = actual_seq_lengths_kv

@@ -1,4 +1,4 @@
-"""Devices of this host: which one a worker takes, and whether there are enough."""
+"""Devices of this host: checks their number and assigns one to each worker."""
 
 import os
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ VISIBLE_DEVICES = "ASCEND_RT_VISIBLE_DEVICES"
 
 
 def check_device_count(parallel: "ParallelConfig", num_visible: int) -> None:
-    """Raises DeviceError when this host has fewer devices than the engine's ranks on it."""
+    """Raises DeviceError if this host has fewer devices than ranks of the engine."""
     if parallel.distributed_executor_backend in ("ray", "external_launcher"):
         return
     if parallel.data_parallel_backend == "ray":
@@ -34,23 +34,23 @@ def check_device_count(parallel: "ParallelConfig", num_visible: int) -> None:
 
 
 def logical_device(local_rank: int, parallel: "ParallelConfig", num_visible: int) -> int:
-    """Number of a worker's device among those its engine may use.
+    """Index of a worker's device among the devices of its engine.
 
     local_rank:  the worker's rank among its engine's workers on this host
     num_visible: devices this process can see
-    Raises DeviceError when there are not that many devices.
+    Raises DeviceError if there are fewer devices.
     """
     assigned = parallel.assigned_physical_gpu_ids
     if assigned is not None:
-        # The engine was given its own devices, and counts among those.
+        # The engine was given its own devices, and indexes them.
         return _checked(local_rank, len(assigned))
     return _checked(parallel.get_local_gpu_index(local_rank), num_visible)
 
 
 def place_among_workers(device: int, parallel: "ParallelConfig") -> tuple[int, int]:
-    """A worker's number among those on this host, and how many there are.
+    """Index of a worker among those on this host, and their number.
 
-    device: logical number of its device, as logical_device gives it
+    device: logical index of its device, from logical_device
     """
     ranks = _engine_ranks_here(parallel)
     count = ranks * max(parallel.data_parallel_size_local, 1)
@@ -60,7 +60,7 @@ def place_among_workers(device: int, parallel: "ParallelConfig") -> tuple[int, i
 
 
 def _engine_ranks_here(parallel: "ParallelConfig") -> int:
-    """Ranks on this host of one engine, of which data parallelism has several."""
+    """Ranks on this host of one data-parallel engine."""
     ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     return max(ranks // parallel.nnodes_within_dp, 1)
 
@@ -68,9 +68,8 @@ def _engine_ranks_here(parallel: "ParallelConfig") -> int:
 def _checked(number: int, count: int) -> int:
     if number >= count:
         raise DeviceError(
-            f"A worker needs NPU number {number} of those its engine may use, which are {count}, "
-            "counted from 0. Lower --tensor-parallel-size, --pipeline-parallel-size or "
-            "--data-parallel-size, or make more devices visible with "
-            f"{VISIBLE_DEVICES}."
+            f"A worker needs NPU {number}, and its engine may use {count} NPUs, counted from 0. "
+            "Lower --tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or "
+            f"make more devices visible with {VISIBLE_DEVICES}."
         )
     return number

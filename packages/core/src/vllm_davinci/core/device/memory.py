@@ -1,4 +1,4 @@
-"""Device memory for the KV cache: sizes that earlier starts recorded, and too little of it."""
+"""Device memory for the KV cache: recorded sizes, and errors if it is too small."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Torch's allocator takes this much at once for small tensors. How full what it takes is depends on
-# every size, so that another length may need one more.
+# Torch's allocator reserves small tensors in segments of this size. How full they are depends on
+# all sizes, so another length may need one more.
 SMALL_SEGMENT_BYTES = 2 << 20
 
 
 EXPANDABLE_SEGMENTS = "expandable_segments"
 
 
-_are_expandable = False  # as `use_expandable_segments` has left it
+_are_expandable = False  # set by `use_expandable_segments`
 
 
 def use_expandable_segments(asked: str) -> None:
-    """Lets torch's allocator map device memory where a large tensor needs it, so that pieces
-    between tensors are of use to others.
+    """Lets torch's allocator map memory where a large tensor needs it, so that gaps between tensors
+    can be reused.
 
-    asked: the user's settings of the allocator; what they say about segments stays
-    Called before the first tensor of the device.
+    asked: the user's allocator settings; an explicit choice of segments stays
+    Call it before the device's first tensor.
     """
     global _are_expandable
     settings = [each for each in asked.split(",") if each.strip()]
@@ -51,7 +51,7 @@ def use_expandable_segments(asked: str) -> None:
 
 @contextmanager
 def expandable_segments_off() -> Iterator[None]:
-    """Inside, torch's allocator asks a pool's own allocator for memory."""
+    """Inside, torch's allocator gets memory from a pool's own allocator."""
     if not _are_expandable:
         yield
         return
@@ -67,10 +67,10 @@ def _let_expand(is_on: bool) -> None:
 
 
 def discard_damaged_plans(cache_root: Path) -> None:
-    """Removes vLLM's startup plans that are no objects of JSON; a warning names each.
+    """Removes vLLM's startup plans that are not JSON objects, with a warning for each.
 
-    vLLM takes a plan of another configuration, or one that ends too early, for none. Other bytes,
-    and other values of JSON, end its worker.
+    vLLM ignores a plan of another configuration or a truncated one. Other bytes, and other JSON
+    values, end its worker.
     cache_root: VLLM_CACHE_ROOT
     """
     for path in (cache_root / "startup_plan").glob("startup_plan_*.json"):
@@ -94,12 +94,13 @@ def discard_damaged_plans(cache_root: Path) -> None:
 
 
 def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
-    """Device memory that the allocator held beside the most that tensors took, and could not give
-    back: rests of blocks that it has split. vLLM's measurement sees tensors.
+    """Fragmentation in bytes: memory that the allocator held beyond the peak of tensors and could
+                            not
+    return, as remainders of split blocks. vLLM measures tensors only.
 
-    statistics: torch's of the allocator, with peaks since the measurement began. Expandable
-                segments have no such rests: torch gives back what it has mapped between tensors
-    Returns an upper bound: the peaks need not have been at one time.
+    statistics: of torch's allocator, with peaks since the measurement began. Expandable segments
+                do not fragment: torch unmaps what lies between tensors
+    Returns an upper bound: the peaks may have been at different times.
     """
     held = statistics.get("reserved_bytes.all.peak", 0) - statistics.get(
         "allocated_bytes.all.peak", 0
@@ -113,13 +114,14 @@ def memory_beside_buffers(
     external_weight_bytes: int,
     buffer_bytes: int,
 ) -> int:
-    """Device memory that the engine may use beside the buffers of collectives, in bytes.
+    """Device memory that the engine may use in addition to HCCL's buffers, in bytes.
 
-    snapshot:              after those were made
-    external_weight_bytes: of weights that another process holds
-    buffer_bytes:          of these buffers, which are the larger the more ubatches use them
-    vLLM's share of all memory where that is free; where these buffers leave less, the share of what
-    they leave, and a warning. Raises vLLM's ValueError where other processes have the memory.
+    snapshot:              taken after the buffers were made
+    external_weight_bytes: weights held by another process
+    buffer_bytes:          size of the buffers, which grows with the number of ubatches
+    Returns vLLM's fraction of all memory if that is free. If the buffers leave less, returns the
+    fraction of the rest and logs a warning. Raises vLLM's ValueError if other processes use the
+    memory.
     """
     try:
         return request_memory(snapshot, cache_config, external_weight_bytes)
@@ -130,8 +132,8 @@ def memory_beside_buffers(
         if external_weight_bytes or not is_theirs or left_bytes > snapshot.free_memory:
             raise
         logger.warning(
-            "HCCL's buffers take %s: the engine plans with %s, --gpu-memory-utilization %s of what "
-            "they leave, not of all %s. HCCL_BUFFSIZE makes them smaller.",
+            "HCCL's buffers take %s: the engine plans with %s, --gpu-memory-utilization %s of the"
+            " rest, not of all %s. A smaller HCCL_BUFFSIZE shrinks them.",
             format_bytes(buffer_bytes),
             format_bytes(left_bytes),
             share,
@@ -141,22 +143,22 @@ def memory_beside_buffers(
 
 
 def cache_bytes_of_a_request(worker: "Worker") -> int:
-    """Bytes that the KV cache needs for the longest request; 0 where there is no cache, and where
-    vLLM chooses the length that fits."""
+    """Bytes of KV cache for the longest request; 0 without a cache, or if vLLM chooses the length
+    that fits."""
     specs = worker.get_kv_cache_spec()
     if not specs or worker.model_config.original_max_model_len == -1:
         return 0
-    # vLLM keeps one block of its pool empty.
+    # vLLM keeps one block of its pool empty (the null block).
     block_bytes = sum(spec.page_size_bytes for spec in specs.values())
     request_bytes = sum(spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values())
     return int(request_bytes + block_bytes)
 
 
 def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
-    """Raises DeviceError when nothing is left for the KV cache, or too little for one request.
+    """Raises DeviceError if no memory is left for the KV cache, or too little for one request.
 
-    Says how many bytes are missing and which flag to change. vLLM checks the same later, across
-    all workers, with a message that does not name what used the memory.
+    The message says how many bytes are missing and which flag to change. vLLM's own check, later
+    and across all workers, does not say what used the memory.
     """
     needed_bytes = cache_bytes_of_a_request(worker)
     if available_bytes >= needed_bytes:
@@ -170,7 +172,7 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     utilization = worker.cache_config.gpu_memory_utilization
     max_model_len = worker.model_config.max_model_len
     enough_utilization = utilization + (missing_bytes + SMALL_SEGMENT_BYTES) / total_bytes
-    # Memory is given out in blocks, so a length that fits is a whole number of them.
+    # Memory is allocated in blocks, so a fitting length is a whole number of them.
     block_size = max(spec.block_size for spec in specs.values())
     bytes_per_block_of_request = request_bytes / -(-max_model_len // block_size)
     spare_bytes = 0 if worker.cache_config.kv_cache_memory_bytes else SMALL_SEGMENT_BYTES
@@ -180,7 +182,7 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     if worker.cache_config.kv_cache_memory_bytes:
         remedies.append(f"raise --kv-cache-memory-bytes to {needed_bytes}")
     elif enough_utilization < 1:
-        # Rounded up: the figure given must be enough.
+        # Rounded up: the suggested value must suffice.
         remedies.append(f"raise --gpu-memory-utilization to {enough_utilization + 0.01:.2f}")
     if fitting_len > 0:
         remedies.append(f"lower --max-model-len to {fitting_len} or less")
@@ -198,10 +200,10 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
 
 
 def check_given_cache(worker: "Worker", left_bytes: int, step_bytes: int) -> None:
-    """Raises DeviceError when the KV cache of --kv-cache-memory-bytes leaves a step no memory.
+    """Raises DeviceError if --kv-cache-memory-bytes leaves too little memory for a step.
 
-    left_bytes: that it leaves beside the weights
-    step_bytes: that the largest step takes at most
+    left_bytes: left by the KV cache and the weights
+    step_bytes: most bytes of the largest step
     """
     given_bytes = worker.cache_config.kv_cache_memory_bytes
     if given_bytes is None or step_bytes <= left_bytes:
@@ -209,14 +211,14 @@ def check_given_cache(worker: "Worker", left_bytes: int, step_bytes: int) -> Non
     most_bytes = given_bytes + left_bytes - step_bytes
     raise DeviceError(
         f"--kv-cache-memory-bytes {given_bytes} ({format_bytes(given_bytes)}) leaves "
-        f"{format_bytes(max(left_bytes, 0))} of {worker.device} beside the weights, and the "
-        f"largest step takes {format_bytes(step_bytes)}. Lower it to {max(most_bytes, 0)} or less, "
-        "lower --max-num-batched-tokens, or raise --tensor-parallel-size."
+        f"{format_bytes(max(left_bytes, 0))} of {worker.device} after the weights, and the "
+        f"largest step takes {format_bytes(step_bytes)}. Lower it to {max(most_bytes, 0)} or "
+        "less, lower --max-num-batched-tokens, or raise --tensor-parallel-size."
     )
 
 
 def format_bytes(count: int) -> str:
-    """A size in the largest unit that leaves a digit before the point: 1.50 GiB, 83.2 MiB."""
+    """The size in the largest unit with a nonzero integer part: 1.50 GiB, 83.2 MiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
@@ -224,9 +226,9 @@ def format_bytes(count: int) -> str:
 
 
 def _tell_of_host_memory(kv_cache_bytes: int) -> None:
-    """Says where a virtual device's KV cache could take more memory than its host has.
+    """Logs a hint if a virtual device's KV cache could outgrow the host's memory.
 
-    A virtual device takes the host's memory when it is written: the cache grows token by token.
+    A virtual device allocates host memory on write, so the cache grows token by token.
     kv_cache_bytes: of this rank
     """
     if components.active_device() is None or not components.device_computes():
@@ -234,8 +236,8 @@ def _tell_of_host_memory(kv_cache_bytes: int) -> None:
     free_bytes = psutil.virtual_memory().available
     if kv_cache_bytes > free_bytes:
         logger.info(
-            "The KV cache may grow to %.1f GiB, and this host, whose memory the virtual device "
-            "takes as tokens are written, has %.1f GiB left. Bound it for long runs: "
+            "The KV cache may grow to %.1f GiB, and this host has %.1f GiB left, from which the "
+            "virtual device allocates as tokens are written. Limit it for long runs: "
             "--kv-cache-memory-bytes, or `vnpu run --memory` for the whole device.",
             kv_cache_bytes / 2**30,
             free_bytes / 2**30,

@@ -1,4 +1,4 @@
-"""Device memory in two halves: an address range that stays, and memory that is mapped into it."""
+"""Device memory in two parts: a reserved address range and the memory mapped into it."""
 
 import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
@@ -6,7 +6,7 @@ from functools import cache
 
 from vllm_davinci.core.errors import DeviceError
 
-# Pages of ACL_HBM_MEM_HUGE, to whose size allocations are rounded up.
+# Page size of ACL_HBM_MEM_HUGE, to which allocations are rounded up.
 GRANULARITY_BYTES = 2 << 20
 _HANDLE_TYPE_NONE, _PINNED, _HBM_HUGE, _ON_DEVICE = 0, 0, 4, 1
 _HUGE_PAGES = 1  # aclrtReserveMemAddress, flags
@@ -43,11 +43,11 @@ def _call(function: str, *arguments: object) -> None:
 
 
 class Segment:
-    """An address range of one device, mapped from its making on.
+    """An address range of one device, mapped when it is made.
 
-    address:   where it begins; the same until `release`
+    address:   first address; constant until `release`
     num_bytes: a multiple of GRANULARITY_BYTES
-    Raises DeviceError where the device has no memory or no address range left.
+    Raises DeviceError if the device has no memory or address range left.
     """
 
     def __init__(self, num_bytes: int, device: int) -> None:
@@ -76,7 +76,7 @@ class Segment:
         return self._handle is not None
 
     def map(self) -> None:
-        """Takes memory of the device, with any contents."""
+        """Maps device memory, with undefined contents."""
         handle = c_void_p()
         location = _Location(self._device, _ON_DEVICE)
         wanted = _Properties(_HANDLE_TYPE_NONE, _PINNED, _HBM_HUGE, location, 0)
@@ -91,13 +91,13 @@ class Segment:
         self._handle = handle
 
     def unmap(self) -> None:
-        """Gives the memory back to the device. Nothing may use it: the caller has waited."""
+        """Returns the memory to the device. The caller must have waited for all its users."""
         _call("aclrtUnmapMem", c_void_p(self.address))
         _call("aclrtFreePhysical", self._handle)
         self._handle = None
 
     def release(self) -> None:
-        """Gives up the address range too."""
+        """Releases the address range too."""
         if self.is_mapped:
             self.unmap()
         _call("aclrtReleaseMemAddress", c_void_p(self.address))

@@ -1,4 +1,4 @@
-"""Activities that torch's profiler can record here."""
+"""The activities that torch's profiler can record here."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# CANN's library through which torch_npu's profiler gets a device's activities.
+# CANN's library that gives a device's activities to torch_npu's profiler.
 DEVICE_LIBRARY = "libmspti.so"
 
 
 def profiler_activities(asked: Sequence[str] | None) -> list[str]:
-    """Names of vLLM's TorchProfilerWrapper for its activities: those asked for, else all there are.
+    """Activity names for vLLM's TorchProfilerWrapper: the requested ones, or all available.
 
-    These are the host's and the device's; without CANN's library the host's alone, and the log says
-    so.
+    Available are the host's and the device's; without CANN's library only the host's, and the log
+    says so.
     """
     if asked:
         return list(asked)
@@ -23,7 +23,7 @@ def profiler_activities(asked: Sequence[str] | None) -> list[str]:
         ctypes.CDLL(DEVICE_LIBRARY)
     except OSError:
         logger.warning(
-            "The profiler records the host's activities alone: %s is not on the loader path. It "
+            "The profiler records only the host's activities: %s is not on the loader path. It "
             "comes with CANN's toolkit.",
             DEVICE_LIBRARY,
         )

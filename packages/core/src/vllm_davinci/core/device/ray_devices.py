@@ -1,7 +1,7 @@
-"""Whether Ray has the NPUs that an engine needs, asked before vLLM waits for them.
+"""Checks that Ray has the NPUs that an engine needs, before vLLM waits for them.
 
-vLLM asks Ray for all of them at once and waits for 30 minutes, as hosts may join. Who starts an
-engine before its hosts is served by less.
+vLLM requests all of them at once and waits 30 minutes, since hosts may join. A shorter wait is
+enough for users who start an engine before its hosts.
 """
 
 import json
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 RESOURCE = "NPU"
-# For hosts that join, and for an engine that has just ended to give its NPUs back.
+# Enough for hosts that join, and for an engine that has just ended to release its NPUs.
 WAIT_S = 60
 _ASKED_FOR_S = WAIT_S + 60
 
-# Run in a process of its own: this one is connected by vLLM, with the user's runtime environment.
-# Prints the NPUs of the cluster and those that nobody has; nothing where no Ray runs.
+# Runs in a process of its own: vLLM connects this one, with the user's runtime environment. Prints
+# the cluster's NPUs and the free ones; nothing if Ray does not run.
 _ASK = """
 import json, sys, time
 import ray
@@ -44,7 +44,7 @@ print("NPUS", json.dumps(counts))
 
 
 def check_ray_devices(parallel: "ParallelConfig") -> None:
-    """Raises DeviceError when Ray has fewer free NPUs than the engine's ranks for a minute."""
+    """Raises DeviceError if for a minute Ray has fewer free NPUs than the engine's ranks."""
     if parallel.distributed_executor_backend != "ray" or parallel.placement_group is not None:
         return
     needed = parallel.world_size
@@ -67,15 +67,15 @@ def check_ray_devices(parallel: "ParallelConfig") -> None:
 
 
 def _counts(needed: int) -> tuple[int, int] | None:
-    """NPUs of Ray's cluster, and those that are free; None where that is not to be learnt."""
+    """NPUs of Ray's cluster, total and free; None if unknown."""
     command = [sys.executable, "-c", _ASK, RESOURCE, str(needed), str(WAIT_S)]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_ASKED_FOR_S)
     except subprocess.TimeoutExpired:
-        logger.warning("Ray has not said within %d s how many NPUs it has.", _ASKED_FOR_S)
+        logger.warning("Ray did not report its number of NPUs within %d s.", _ASKED_FOR_S)
         return None
     lines = [line for line in ended.stdout.splitlines() if line.startswith("NPUS ")]
-    if not lines:  # vLLM starts Ray itself, or says what is wrong with it
+    if not lines:  # vLLM starts Ray itself, or reports what is wrong with it
         return None
     total, free = json.loads(lines[-1].removeprefix("NPUS "))
     return total, free

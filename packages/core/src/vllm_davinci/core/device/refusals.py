@@ -1,7 +1,7 @@
-"""The answer of an operator of this device to sizes and dtypes, found by calling it.
+"""Asks an operator of this device whether it supports sizes and dtypes, by calling it.
 
-Limits depend on the chip and on the release of CANN, whose documents differ. An operator checks its
-arguments before it is launched, so a small call at start says what serving would run into.
+Limits depend on the chip and on the CANN release, whose documents differ. An operator checks its
+arguments before it is launched, so a small call at start finds what serving would run into.
 """
 
 import re
@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import torch
 
-# Of aclnn's first phase: a parameter that it does not take, and sizes that it cannot divide among
+# Status codes of aclnn's first phase: an unsupported parameter, and sizes that cannot be tiled over
 # the cores. Source: CANN's documentation, status codes of aclnn.
 _REFUSED = re.compile(r"\b(161002|561002)\b")
 
 
 def refusal_of(call: Callable[[], object]) -> str | None:
-    """The operator's reason against a call that it does not take; None if it takes it.
+    """The operator's reason for refusing the call; None if it accepts it.
 
-    Raises what else goes wrong.
+    Raises any other error.
     """
     try:
         call()

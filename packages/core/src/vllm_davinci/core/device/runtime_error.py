@@ -1,16 +1,16 @@
-"""The CANN runtime's own words for an error, of which torch_npu may pass on the number alone."""
+"""The CANN runtime's error text; torch_npu may pass on only the number."""
 
 import ctypes
 import re
 
-# As torch_npu writes it: ACL stream synchronize failed, error code:507048
+# torch_npu's form: ACL stream synchronize failed, error code:507048
 _NUMBER = re.compile(r"error code\D{0,5}\d{6}\b")
 
 
 def with_runtime_words(message: str) -> str:
-    """A message of torch_npu with what the runtime has said in this thread, where it is not there.
+    """Appends the runtime's error text of this thread to torch_npu's message, unless contained.
 
-    To be called in the thread in which the error was raised.
+    Call it in the thread that raised the error.
     """
     if _NUMBER.search(message) is None:
         return message

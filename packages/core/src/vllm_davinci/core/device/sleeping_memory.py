@@ -1,7 +1,7 @@
-"""Tensors whose memory can be given back while their addresses stay: weights and KV cache.
+"""Tensors whose memory can be released while their addresses stay: weights and KV cache.
 
-torch's caching allocator takes the memory of a pool from the two functions here. Graphs and views
-hold addresses, and stay valid.
+torch's caching allocator gets a pool's memory from the two functions here. Graphs and views hold
+addresses, which stay valid.
 """
 
 import ctypes
@@ -33,12 +33,12 @@ _GIVE = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, use_errno=False
 )
 
-Range = tuple[int, int]  # first address, and the one after the last
+Range = tuple[int, int]  # first address, and one past the last
 
 
 @dataclass
 class _Taken:
-    """One segment of a pool; `kept` has what the host keeps of it during sleep."""
+    """One segment of a pool; `kept` is the host's copy of it during sleep."""
 
     segment: Segment
     tag: str
@@ -46,24 +46,24 @@ class _Taken:
 
 
 class SleepingMemory:
-    """The pools of one process, by tag."""
+    """The memory pools of one process, by tag."""
 
     def __init__(self) -> None:
         self._taken: dict[int, _Taken] = {}
         self._tag = WEIGHTS
         self._pools: list[MemPool] = []
-        # ctypes' functions live as long as torch may call them: for ever.
+        # ctypes functions must live as long as torch may call them: forever.
         self._functions = _TAKE(self._take), _GIVE(self._give)
         addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in self._functions]
         self._allocator = torch_npu._C._npu_customAllocator(*addresses)
 
     @contextmanager
     def pool(self, tag: str) -> Iterator[None]:
-        """Tensors made inside live in memory of this tag."""
+        """Allocates tensors made inside in this tag's pool."""
         pool = MemPool(self._allocator)
         self._pools.append(pool)
         before, self._tag = self._tag, tag
-        # Expandable segments would come from torch itself, not from the pool's functions.
+        # Expandable segments would come from torch itself, bypassing the pool's functions.
         with expandable_segments_off():
             try:
                 with use_mem_pool(pool):
@@ -73,10 +73,10 @@ class SleepingMemory:
         self._give_back_empty(pool)
 
     def sleep(self, keep: Sequence[str], dropped: Sequence[Range] = ()) -> None:
-        """Gives all memory back. keep: tags whose contents the host keeps
+        """Releases all memory. keep: tags whose contents are copied to the host
 
-        dropped: address ranges of those that it does not keep
-        The caller has waited for the device.
+        dropped: address ranges within them that are not copied
+        The caller must have waited for the device.
         """
         torch_npu.npu.synchronize()
         for taken in self._mapped():
@@ -87,14 +87,14 @@ class SleepingMemory:
         torch_npu.npu.empty_cache()
 
     def discard(self, tags: Sequence[str]) -> None:
-        """Gives the memory of these tags back without keeping its contents."""
+        """Releases the memory of these tags without copying its contents."""
         torch_npu.npu.synchronize()
         for taken in self._mapped():
             if taken.tag in tags:
                 taken.segment.unmap()
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Takes memory again for these tags, or for all. What was not kept is zero."""
+        """Allocates memory again for these tags, or for all. What was not copied is zero."""
         for taken in self._taken.values():
             if taken.segment.is_mapped or not (tags is None or taken.tag in tags):
                 continue
@@ -115,7 +115,7 @@ class SleepingMemory:
         return [each for each in self._taken.values() if each.segment.is_mapped]
 
     def _give_back_empty(self, pool: MemPool) -> None:
-        """Unmaps segments in which nothing is left of what the pool's tensors needed on the way."""
+        """Unmaps segments that the pool's tensors needed only temporarily."""
         torch_npu.npu.synchronize()
         for found in memory_snapshot(pool.id):
             taken = self._taken.get(found["address"])
@@ -137,14 +137,14 @@ class SleepingMemory:
     def _give(self, address: int, _: int, device: int, __: Any) -> None:
         taken = self._taken.pop(address, None)
         if taken is None:
-            return  # given back already
+            return  # already released
         if taken.segment.is_mapped:
             torch_npu.npu.synchronize(device)
         taken.segment.release()
 
 
 def _copies(segment: Segment, dropped: Sequence[Range]) -> dict[Range, torch.Tensor]:
-    """Copies on the host of all of a segment but the dropped ranges."""
+    """Host copies of a segment, except the dropped ranges."""
     copies = {}
     start, end = segment.address, segment.address + segment.num_bytes
     for first, after in [*sorted(each for each in dropped if start <= each[0] < end), (end, end)]:
@@ -160,7 +160,7 @@ _memory: SleepingMemory | None = None
 
 
 def sleeping_memory() -> SleepingMemory:
-    """The process's own, made at the first call, on a device that is set."""
+    """The process's instance, made at the first call; the device must be set."""
     global _memory
     if _memory is None:
         _memory = SleepingMemory()
@@ -168,6 +168,6 @@ def sleeping_memory() -> SleepingMemory:
 
 
 def range_of(tensor: torch.Tensor) -> Range:
-    """The addresses of all memory that the tensor is a view of."""
+    """The address range of the memory that the tensor views."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()

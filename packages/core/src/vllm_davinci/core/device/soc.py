@@ -1,7 +1,7 @@
 """Capabilities of each chip. Code asks for a capability here, never for a chip's name.
 
-The rows are `chips.json`, which `nox -s docs` writes of the virtual NPU's files, one for each chip:
-they state each figure once, with its source.
+The rows are `chips.json`, which `nox -s docs` generates from the virtual NPU's files, one per chip,
+which state each figure once, with its source.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 
 MIB = 1 << 20
 GIB = 1 << 30
-# Tokens per cache block. The fused attention operator takes multiples of 16 and is fastest with
+# Tokens per cache block. The fused attention operator accepts multiples of 16 and is fastest with
 # 128 (its documentation, parameter block_size).
 BLOCK_SIZE_TOKENS = 128
 
@@ -23,15 +23,15 @@ BLOCK_SIZE_TOKENS = 128
 class FusedExperts:
     """Limits of the launches that move tokens to their experts' ranks and back.
 
-    ranks:               sizes of the group that are possible
-    hidden_sizes:        likewise
+    ranks:               supported group sizes
+    hidden_sizes:        supported hidden sizes
     max_tokens:          most tokens of a rank in one launch
-    communication:       name of the algorithm to ask for
-    weights_at_dispatch: whether the experts' weights travel with the rows
-    max_top_k:           most experts of a token
-    max_experts:         most routed experts, redundant ones among them
-    max_local_experts:   most of a rank
-    max_places:          most experts of a rank times ranks
+    communication:       name of the algorithm to request
+    weights_at_dispatch: whether dispatch sends the experts' weights along with the rows
+    max_top_k:           most experts per token
+    max_experts:         most routed experts, redundant ones included
+    max_local_experts:   most experts per rank
+    max_places:          most slots: experts per rank times ranks
     """
 
     ranks: Collection[int]
@@ -47,7 +47,7 @@ class FusedExperts:
     def window_bytes(
         self, tokens: int, hidden_size: int, num_experts: int, top_k: int, ranks: int
     ) -> int:
-        """Bytes of the group's HCCL buffer that a launch takes.
+        """Bytes of the group's HCCL buffer that one launch needs.
 
         tokens: most of any rank in one launch. Source: aclnnMoeDistributeDispatchV2, HCCL_BUFFSIZE.
         """
@@ -66,7 +66,7 @@ class FusedExperts:
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """Resources that all captured graphs of a device may hold together.
+    """Resources available to all captured graphs of a device together.
 
     streams:         of the device, those of other processes included
     events:          likewise
@@ -82,12 +82,12 @@ class GraphLimits:
 class Soc:
     """One chip.
 
-    name:         prefix of what the runtime reports
-    generation:   as documents of operators name chips ("A2", "A3", "310P"), or "other"
+    name:         prefix of the runtime's chip name
+    generation:   as operator documents name chips ("A2", "A3", "310P"), or "other"
     cube_cores:   matrix cores
     memory_bytes: device memory of the largest variant
-    dtypes:       model dtypes it computes with, preferred first
-    fused_experts: limits of the fused launches of experts; None where there are none
+    dtypes:       supported model dtypes, preferred first
+    fused_experts: limits of the fused expert launches; None if unsupported
     graphs:       limits of captured graphs
     """
 
@@ -125,13 +125,13 @@ def _row(name: str, stated: dict[str, Any]) -> Soc:
 
 _STATED = json.loads(Path(__file__).with_name("chips.json").read_text(encoding="utf-8"))
 _ANY = "Ascend"
-# A chip that no other row names is taken to be newer than those.
+# A chip without a row is assumed to be newer than the listed ones.
 UNKNOWN = _row("unknown", _STATED.pop(_ANY))
 # Longest prefix wins.
 SOCS = tuple(_row(name, stated) for name, stated in _STATED.items())
 
 
 def soc_of(device_name: str) -> Soc:
-    """The row of a chip, by the name the runtime reports, for example `Ascend910B3`."""
+    """The row of a chip, by the runtime's name, for example `Ascend910B3`."""
     rows = [soc for soc in SOCS if device_name.startswith(soc.name)]
     return max(rows, key=lambda soc: len(soc.name), default=UNKNOWN)

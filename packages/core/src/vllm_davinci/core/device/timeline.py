@@ -1,4 +1,4 @@
-"""Names and labels in the device's trace of streams, where the device writes one."""
+"""Stream names and launch labels in the device's trace, if it writes one."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from vllm_davinci.core import components
 
 
 def name_streams() -> None:
-    """Names the current stream and those of the stream scheduler. Call it in each worker."""
+    """Names the current stream and the stream scheduler's streams. Call it in each worker."""
     device = components.traced_device()
     if device is None:
         return
@@ -19,6 +19,6 @@ def name_streams() -> None:
 
 
 def launch_label() -> Callable[[str], None] | None:
-    """A function that labels the launches from its call on; None where no trace is written."""
+    """A function that labels all later launches; None if no trace is written."""
     device = components.traced_device()
     return None if device is None else device.label_launches

@@ -1,11 +1,11 @@
-"""The one place where the `torch.cuda` names that vLLM spells out resolve to `torch.npu`.
+"""Points the `torch.cuda` names that vLLM uses literally at `torch.npu`.
 
 vLLM's V1 runner writes `torch.cuda.Stream()`, `torch.cuda.Event(blocking=True)`,
 `torch.cuda.current_stream()` and `torch.cuda.stream(...)` literally, for asynchronous scheduling
 (`v1/worker/gpu_model_runner.py`). vLLM's own XPU runner points the same names of torch at
-`torch.xpu`; this does it for `torch.npu`. Names of torch change, names of vLLM never do.
+`torch.xpu`; this does it for `torch.npu`. Only names of torch are replaced, never names of vLLM.
 
-Can go when the V1 runner uses `torch.Stream`, `torch.Event` and `torch.accelerator`.
+Remove it when the V1 runner uses `torch.Stream`, `torch.Event` and `torch.accelerator`.
 """
 
 import functools
@@ -27,16 +27,15 @@ ALIASES: dict[str, str] = {
 
 @functools.cache
 def _stream_of(stream_id: int, device_index: int, device_type: int) -> Any:
-    """One object for each stream: these three numbers are all that a stream's object holds."""
+    """Cached stream object per stream, which these three numbers identify."""
     return npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
 
 def _current_stream(device: Any = None) -> Any:
-    """`torch.cuda.current_stream(...)` on the NPU, without a new object for each call.
+    """`torch.cuda.current_stream(...)` on the NPU, without a new object per call.
 
-    torch_npu makes one, and torch then looks for the current device among every kind of device
-    there may be: that takes longer than all the rest. A step of asynchronous scheduling asks
-    several times.
+    torch_npu makes one, and torch then searches every device type for the current device, which
+    takes longer than everything else. A step with asynchronous scheduling asks several times.
     """
     if device is not None and not isinstance(device, int):
         return npu.current_stream(device)
@@ -46,7 +45,7 @@ def _current_stream(device: Any = None) -> Any:
 
 @contextmanager
 def _stream(stream: Any) -> Iterator[None]:
-    """`torch.cuda.stream(...)` on the NPU, of a stream of the current device."""
+    """`torch.cuda.stream(...)` on the NPU, for a stream of the current device."""
     if stream is None:
         yield
         return
@@ -61,7 +60,7 @@ def _stream(stream: Any) -> Iterator[None]:
 class _Event(npu.Event):
     """`torch.cuda.Event(...)` on the NPU; `blocking` is accepted by both.
 
-    Without a stream it means the current one, as torch_npu's does, which makes an object for it.
+    Without a stream it uses the current one, as torch_npu's does, without making an object for it.
     """
 
     def record(self, stream: Any = None) -> None:
@@ -74,8 +73,8 @@ class _Event(npu.Event):
 def install() -> None:
     """Points the names at `torch.npu` for the rest of this process. Idempotent.
 
-    Called in the worker process only, before the model runner exists. Refuses when torch was
-    built with CUDA and a CUDA device is present, because then the names already mean something.
+    Call it only in the worker process, before the model runner exists. Raises RuntimeError if a
+    CUDA device is available, because the names are then in use.
     """
     if torch.cuda.is_available():
         raise RuntimeError(
@@ -86,7 +85,7 @@ def install() -> None:
     for cuda_name, npu_name in ALIASES.items():
         target = getattr(npu, npu_name)
         if not isinstance(target, type):
-            # Its own object: Dynamo refuses one handler under two names.
+            # A separate object: Dynamo refuses one handler under two names.
             target = functools.partial(target)
         setattr(torch.cuda, cuda_name, target)
     torch.cuda.current_stream = _current_stream

@@ -1,4 +1,4 @@
-"""Several collectives, and the work between them, as one switching point of ubatches."""
+"""Runs several collectives, and the work between them, as one switching point of ubatches."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 def run_beside_ubatches(work: Callable[[], T]) -> T:
-    """Runs `work`, which calls collectives; inside a ubatch, the others compute meanwhile.
+    """Runs `work`, which calls collectives; inside a ubatch, the other ubatches compute meanwhile.
 
-    work: runs on a side stream of its own then, after what the current stream has so far. It
-          returns tensors, or tuples of them; what it reads must be held by the caller until this
-          returns. Its matrix products should be small: the other ubatch computes beside them.
+    work: in a ubatch it runs on its own side stream, after the current stream's work so far.
+          Returns tensors, or tuples of them; the caller must hold its inputs until this returns.
+          Its matrix products should be small, since the other ubatch computes at the same time.
     """
     scheduler = components.stream_scheduler()
     if scheduler is None:

@@ -10,7 +10,7 @@ from vllm_davinci.core.distributed.ubatch_communicator import UbatchCommunicator
 
 
 class NPUCommunicator(UbatchCommunicator):
-    """Collectives of one group of NPUs; they keep what they are given unless they say otherwise."""
+    """Collectives of one group of NPUs; they preserve their inputs unless documented otherwise."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -18,23 +18,24 @@ class NPUCommunicator(UbatchCommunicator):
         self._sum.reduceOp, self._sum.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), True
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        """Sum over the group. Returns a new tensor; input_ keeps its values."""
+        """Sums over the group. Returns a new tensor; input_ is preserved."""
         return self.all_reduce_in_place(input_.clone(memory_format=torch.contiguous_format))
 
     def all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor:
-        """Sum over the group, in input_'s own memory."""
+        """Sums over the group, in place."""
         self._collective("all_reduce", lambda: self._begin_sum(input_))
         return input_
 
     def _begin_sum(self, values: torch.Tensor) -> Any:
-        # As dist.all_reduce asks the group, without its wrappers: there are two in each layer.
+        # What dist.all_reduce calls, without its wrappers: each layer has two all-reduces.
         return self.device_group.allreduce([values], self._sum)
 
     def begin_all_reduce(self, input_: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Sum over the group, in input_'s own memory, once the returned function is called.
+        """Sums over the group, in place; the sum is valid once the returned function has been
+        called.
 
-        In a ubatch the current stream goes on beside it until then, and no other ubatch's turn
-        comes: call the function after this ubatch's next collective.
+        In a ubatch the current stream continues until then, and no other ubatch gets its turn: call
+        the function after this ubatch's next collective.
         """
         handles: list[Any] = []
 
@@ -50,7 +51,7 @@ class NPUCommunicator(UbatchCommunicator):
         return result
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Concatenation of every rank's input_ along `dim`; all have the same shape."""
+        """Concatenates every rank's input_ along `dim`; all have the same shape."""
         dim = dim % input_.dim()
         contiguous = input_.contiguous()
         shape = contiguous.shape
@@ -97,7 +98,7 @@ class NPUCommunicator(UbatchCommunicator):
         return gathered
 
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Sum over the group, of which this rank keeps its equal part along `dim`."""
+        """Sums over the group; each rank gets its equal part along `dim`."""
         dim = dim % input_.dim()
         if input_.shape[dim] % self.world_size:
             raise ValueError(
@@ -118,7 +119,7 @@ class NPUCommunicator(UbatchCommunicator):
     def reduce_scatterv(
         self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
     ) -> torch.Tensor:
-        """Like reduce_scatter; rank r keeps sizes[r] rows."""
+        """Like reduce_scatter; rank r gets sizes[r] rows."""
         if sizes is None or len(set(sizes)) == 1:
             return self.reduce_scatter(input_, dim)
         dim = dim % input_.dim()
@@ -137,7 +138,7 @@ class NPUCommunicator(UbatchCommunicator):
         return part.movedim(0, dim).contiguous()
 
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        """all_gather whose result only rank `dst` keeps: HCCL has no gather."""
+        """All-gathers, and returns the result on rank `dst` only: HCCL has no gather."""
         gathered = self.all_gather(input_, dim)
         return gathered if self.rank_in_group == dst else None
 
@@ -157,10 +158,11 @@ class NPUCommunicator(UbatchCommunicator):
     ) -> torch.Tensor:
         """Sends each rank its rows of input_; returns the rows that all ranks sent here.
 
-        input_:       [rows, ...], in the order of the ranks they go to
+        input_:       [rows, ...], in the order of the destination ranks
         input_sizes:  rows for each rank; None: equal parts
-        output_sizes: rows from each rank, which they pass as theirs for this one; None: equal
-        Returns [sum(output_sizes), ...] in the order of the ranks they came from.
+        output_sizes: rows from each rank, equal to its input_sizes entry for this rank; None: equal
+                      parts
+        Returns [sum(output_sizes), ...] in the order of the source ranks.
         """
         rows = input_.contiguous()
         if output_sizes is None or input_sizes is None:

@@ -1,9 +1,9 @@
-"""A ring of the engines of a dense model, in which each hears when the next one is gone.
+"""A ring of data-parallel engines of a dense model; each notices the end of the next one.
 
-Data-parallel engines of a dense model share nothing, and vLLM gives each a world of its own. Their
-front end divides requests among them, on whatever hosts they are, and waits for the answers of one
-whose host has failed. A gloo group that nothing else uses joins them, as
-`vllm_davinci.core.distributed.fault_channel` joins the ranks of a world.
+Data-parallel engines of a dense model share nothing, and vLLM gives each its own world. Their front
+end distributes requests over hosts, and would wait forever for an engine whose host has failed. A
+dedicated gloo group connects them, as `vllm_davinci.core.distributed.fault_channel` connects the
+ranks of a world.
 """
 
 import json
@@ -31,11 +31,11 @@ _GOODBYE_LIMIT = timedelta(seconds=1)
 
 
 def size_of_ring(parallel: ParallelConfig) -> int:
-    """How many engines one front end has on several hosts, where they share nothing; else 1.
+    """Number of independent engines that one front end has on several hosts; otherwise 1.
 
-    By then vLLM has made such an engine's data-parallel size 1. That which it was started with is
-    left in the bound of elastic expert parallelism, which a dense model does not have. Engines of
-    one host have vLLM's default address, and their front end watches their processes.
+    By then vLLM has set such an engine's data-parallel size to 1. The original size remains in the
+    bound of elastic expert parallelism, which dense models do not use. Engines on one host have
+    vLLM's default address, and their front end watches their processes.
     """
     is_of_ring = (
         parallel.data_parallel_size == 1
@@ -46,17 +46,17 @@ def size_of_ring(parallel: ParallelConfig) -> int:
 
 
 class EngineRing:
-    """One engine's place in it. The ring is joined in a thread, for which no start waits.
+    """One engine's member of the ring. A thread joins it, so no start waits for it.
 
-    Its engines meet at the port after --data-parallel-rpc-port.
+    The engines meet at the port after --data-parallel-rpc-port.
 
-    on_end: called in that thread when the next engine's process has ended, or its host is silent
+    on_end: called in that thread if the next engine's process has ended or its host is silent
     """
 
     def __init__(self, parallel: ParallelConfig, on_end: Callable[[Fault], None]) -> None:
         self._engine, self._size = parallel.data_parallel_index, size_of_ring(parallel)
         self._address = parallel.data_parallel_master_ip
-        # vLLM tells other hosts no port of its choice where engines are not coordinated.
+        # Without coordination vLLM does not tell other hosts a port of its choice.
         self._port = parallel.data_parallel_rpc_port + 1
         self._on_end = on_end
         self._group: torch.distributed.ProcessGroup | None = None
@@ -64,11 +64,11 @@ class EngineRing:
         threading.Thread(target=self._join, name="other engines", daemon=True).start()
 
     def close(self) -> None:
-        """This engine ends in order, and says so to the one that hears of its end."""
+        """Tells the previous engine that this one ends normally."""
         self._is_closed = True
         if self._group is not None:
             before = (self._engine - 1) % self._size
-            with suppress(RuntimeError):  # that one has ended
+            with suppress(RuntimeError):  # that engine has ended
                 goodbye = self._group.send([torch.zeros(1, dtype=torch.uint8)], before, _GOODBYE)
                 goodbye.wait(_GOODBYE_LIMIT)
 
@@ -89,17 +89,17 @@ class EngineRing:
                 Fault(engine, *json.loads(store.get(f"engine {engine}")))
                 for engine in range(self._size)
             ]
-        except RuntimeError as error:  # torch's, of a store or a connection
+        except RuntimeError as error:  # torch's, from a store or a connection
             logger.warning(
-                "The data-parallel engines have not met at %s:%d (--data-parallel-address, and the "
-                "port after --data-parallel-rpc-port): nobody will notice when a host fails. %s",
+                "The data-parallel engines have not met at %s:%d (--data-parallel-address, and "
+                "the port after --data-parallel-rpc-port): a failed host will go unnoticed. %s",
                 self._address,
                 self._port,
                 str(error).splitlines()[0],
             )
             return
         notice_silence(others)
-        if len({engine.host for engine in engines}) > 1:  # else vLLM watches all of them
+        if len({engine.host for engine in engines}) > 1:  # otherwise vLLM watches all of them
             self._group = group
             logger.info("%d data-parallel engines watch each other.", self._size)
             self._watch(engines[(self._engine + 1) % self._size])

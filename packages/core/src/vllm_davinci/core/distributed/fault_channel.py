@@ -1,9 +1,9 @@
-"""A channel between all ranks of a world, beside the device, on which one says that it failed.
+"""A channel, independent of the device, on which a rank tells all others of its world that it
+failed.
 
-It is a gloo group that nothing else uses. A thread waits in it for messages, so that a step costs
-nothing here. A second one waits for the next rank, of which nothing comes but the end of the
-connection: a process that ends, on whatever host, is noticed by one rank, which tells the others.
-So is a host that is silent.
+It is a dedicated gloo group. One thread waits for messages, so that steps pay nothing. A second
+thread waits on the connection to the next rank, which only ever closes: so one rank notices a
+process that ends, or a host that falls silent, and tells the others.
 """
 
 import json
@@ -31,15 +31,14 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# Room for a fault in JSON, of which texts that are cut to these lengths take up to 6 bytes each.
+# Size of a fault in JSON; its texts are cut to these lengths and take up to 6 bytes per character.
 MESSAGE_BYTES = 16384
 CAUSE_CHARACTERS = 1200
 PLACE_LINES = 24
-# Nobody waits for the thread below: it listens until the process or the group ends. gloo wants a
-# number.
+# The thread below listens until the process or the group ends; gloo requires a number.
 LISTENS_FOR = timedelta(days=365)
 SILENT = (
-    f"is on a host from which nothing has come for {SILENT_S} s: the host, or the network to it, "
+    f"is on a host that has been silent for {SILENT_S} s: the host, or the network to it, "
     "has failed"
 )
 
@@ -48,11 +47,12 @@ SILENT = (
 class Fault:
     """A failure: how one rank's part of a step ended.
 
-    rank, host, pid: whose, of the world that communicates
-    engine:          its data-parallel engine; ranks of one engine are given the same calls
-    call:            number of the call of the worker, counted from 1
-    name:            method of that call; "" where the process has ended, or is what `cause` says
-    place:           lines of the sources that the error passed, the innermost one last
+    rank, host, pid: of the failed rank in the communicating world
+    engine:          its data-parallel engine; ranks of one engine receive the same calls
+    call:            number of the worker's call, from 1
+    name:            method of that call; "" if the process has ended or is in the state that
+                     `cause` names
+    place:           source lines of the traceback, innermost last
     collectives:     process group -> collectives that the rank has launched on it
     cause:           operator and text of the error
     """
@@ -68,9 +68,9 @@ class Fault:
     collectives: dict[str, int] = field(default_factory=dict)
 
     def is_like(self, other: "Fault") -> bool:
-        """Whether both ranks failed at the same point, with nothing launched that lacks a partner.
+        """True if both ranks failed at the same point with matching collectives.
 
-        Messages may differ: an error of memory names each rank's own device and bytes.
+        Messages may differ: a memory error names each rank's own device and bytes.
         """
         common = self.collectives.keys() & other.collectives.keys()
         return self.place == other.place and all(
@@ -79,7 +79,7 @@ class Fault:
 
     @property
     def who(self) -> str:
-        """The rank, its process and host."""
+        """The rank, its process and its host."""
         return f"rank {self.rank} (pid {self.pid} on host {self.host})"
 
     def __str__(self) -> str:
@@ -97,11 +97,11 @@ class Fault:
 
 
 class FaultChannel:
-    """One rank's end. Every rank of the world makes it, once, at the same place of its start.
+    """One rank's end of the channel. Every rank makes it once, at the same point of its start.
 
-    on_fault: called in the listening thread with a fault and the rank that told it, whose own it
-              need not be
-    on_end:   called in another one when the process of the next rank has ended, or its host is
+    on_fault: called in the listening thread with a fault and the rank that sent it, which may
+              differ from the failed one
+    on_end:   called in another thread if the process of the next rank has ended or its host is
               silent
     """
 
@@ -110,7 +110,7 @@ class FaultChannel:
     ) -> None:
         self._on_fault, self._on_end = on_fault, on_end
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._device = torch.accelerator.current_device_index()  # of this thread, not of others
+        self._device = torch.accelerator.current_device_index()  # of this thread only
         others = open_sockets()
         self._group = dist.new_group(backend="gloo", group_desc="faults")
         self._ranks = [
@@ -118,7 +118,7 @@ class FaultChannel:
             for rank, process in enumerate(self._gather((socket.gethostname(), os.getpid())))
         ]
         notice_silence(others)
-        self._sent: list[Any] = []  # gloo reads the messages until the others have them
+        self._sent: list[Any] = []  # gloo reads the messages until the others have received them
         self.is_closed = False
         for listen in (self._listen, self._watch_next):
             threading.Thread(target=listen, name="faults of ranks", daemon=True).start()
@@ -131,7 +131,7 @@ class FaultChannel:
 
     @property
     def own(self) -> Fault:
-        """One of this rank, of which nothing is known yet."""
+        """A fault of this rank without details."""
         return self._ranks[self.rank]
 
     @property
@@ -140,21 +140,22 @@ class FaultChannel:
         return [rank for rank in range(self.world_size) if rank != self.rank]
 
     def stopped(self) -> list[Fault]:
-        """Those of the other ranks on this host whose processes are stopped, by SIGSTOP say."""
+        """The other ranks on this host whose processes are stopped, for example by SIGSTOP."""
         here = [r for r in self._ranks if r.host == self.own.host and r != self.own]
         return [each for each in here if status_of(each.pid)[0] in ("T", "t")]
 
     def stopped_siblings(self) -> list[Fault]:
-        """Those of the same engine: the same process has started them.
+        """Stopped ranks of the same engine: those with the same parent process.
 
-        Seen from another container, a number may be that of another program's process.
+        Seen from another container, a pid may belong to an unrelated process.
         """
         return [each for each in self.stopped() if status_of(each.pid)[1] == str(os.getppid())]
 
     def end_stopped_siblings(self) -> None:
-        """Kills ranks of the same engine that are stopped: they cannot hear that it ends.
+        """Kills stopped ranks of the same engine, which cannot notice its end.
 
-        vLLM waits for them otherwise: for a reply until its own limit, for their end another 20 s.
+        Otherwise vLLM waits for them: for a reply until its own timeout, for their end another 20
+                                       s.
         """
         for each in self.stopped_siblings():
             with suppress(ProcessLookupError):
@@ -172,7 +173,7 @@ class FaultChannel:
                 logger.debug("Rank %d cannot be told: %s", rank, error)
 
     def launched_collectives(self) -> dict[str, int]:
-        """How many this rank has launched on each of its process groups, by the group's name."""
+        """Number of collectives that this rank has launched, by process group name."""
         return {
             name: group._get_sequence_number_for_group()  # type: ignore[attr-defined]
             for group, name in dist.distributed_c10d._world.pg_names.items()
@@ -180,21 +181,21 @@ class FaultChannel:
         }
 
     def leave_device_groups(self) -> None:
-        """Gives up every communicator, by which a device may notice that this rank will not come.
+        """Aborts every communicator, so that other devices may notice that this rank will not come.
 
-        In a thread of its own: on a chip this may wait for what the others do.
+        Runs in its own thread: on a chip it may wait for the other ranks.
         """
         threading.Thread(target=_abort_communicators, name="leave groups", daemon=True).start()
 
     def stop_device(self) -> None:
-        """Ends what the device of this rank waits for, so that the host can say why.
+        """Aborts what this rank's device waits for, so that the host can report why.
 
-        Without it a replay of a graph is in the hands of the device until its limit.
+        Otherwise the device holds a graph's replay until its timeout.
         """
         threading.Thread(target=_stop_device, args=(self._device,), daemon=True).start()
 
     def close(self) -> None:
-        """From here on what comes, and who leaves, is of no interest."""
+        """From now on ignores messages and ended connections."""
         self.is_closed = True
 
     def _listen(self) -> None:
@@ -213,13 +214,13 @@ class FaultChannel:
     def _receive(
         self, message: torch.Tensor, rank: int | None = None, tag: int = 0
     ) -> int | Exception:
-        """Waits for a message, of any rank unless one is given. Its rank; at the end, why."""
+        """Waits for a message, from any rank unless one is given. Returns its rank, or an error."""
         try:
             work = dist.irecv(message, rank, group=self._group, tag=tag)
             assert work is not None
             work.wait(LISTENS_FOR)
             return work._source_rank()
-        except (RuntimeError, ValueError) as error:  # gloo's; of a group that was destroyed
+        except (RuntimeError, ValueError) as error:  # gloo's; for a destroyed group
             logger.debug("The channel of faults has ended: %s", error)
             return error
 
@@ -235,12 +236,12 @@ def _abort_communicators() -> None:
 def _stop_device(device: int) -> None:
     try:
         torch_npu.npu.stop_device(device)
-    except RuntimeError as error:  # the process ends all the same, and has said why
+    except RuntimeError as error:  # the process ends anyway and has reported why
         logger.debug("The device cannot be stopped: %s", error)
 
 
 def status_of(pid: int) -> list[str]:
-    """State, parent's number and more of a process (proc_pid_stat(5)); empty where it has ended."""
+    """State, parent pid and more of a process (proc_pid_stat(5)); empty if it has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Device memory of HCCL's communicators, taken before the worker measures what is left."""
+"""Allocates HCCL's communicators before the worker measures the remaining memory."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 def make_communicators(
     vllm_config: "VllmConfig", device: torch.device, own: Iterable[GroupCoordinator] = ()
 ) -> None:
-    """Runs one small collective in each group that steps will use. Every rank calls it, once.
+    """Runs one small collective in each group that steps will use. Every rank calls it once.
 
-    own: groups beside those of vLLM
-    A group's communicator is made at its first collective, and takes twice the group's HCCL buffer
-    of device memory, 400 MB unless configured otherwise. Made later it would take what the plan has
-    given to the KV cache. Raises DeviceError where the device has less than that.
+    own: groups in addition to vLLM's
+    A group's communicator is made at its first collective and takes twice the group's HCCL buffer
+    of device memory, 400 MB by default. Made later it would take memory planned for the KV cache.
+    Raises DeviceError if the device has less.
     """
     model = vllm_config.model_config
     is_moe = model is not None and model.is_moe
@@ -51,11 +51,11 @@ def make_communicators(
 
 @contextmanager
 def needs_buffers_of(owner: str, buffer_mib: int, *remedies: str) -> Iterator[None]:
-    """Around what makes a communicator: raises DeviceError if it fails for want of memory.
+    """Wraps the creation of a communicator: raises DeviceError if it fails for lack of memory.
 
     owner:    of the communicator, for the message
-    remedies: what to change beside HCCL_BUFFSIZE, each an instruction
-    HCCL has several statuses for it, so what was free before decides.
+    remedies: what to change in addition to HCCL_BUFFSIZE, each an instruction
+    HCCL has several statuses for it, so the free memory before decides.
     """
     free_bytes, total_bytes = torch_npu.npu.mem_get_info()
     needed_bytes = 2 * buffer_mib * MIB

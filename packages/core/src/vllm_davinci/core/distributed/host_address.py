@@ -1,4 +1,4 @@
-"""The address at which ranks of other hosts find this host's."""
+"""The address at which ranks on other hosts reach this host."""
 
 import os
 from collections.abc import MutableMapping
@@ -15,11 +15,11 @@ logger = init_logger(__name__)
 
 HCCL_ADDRESS = "HCCL_IF_IP"
 HCCL_INTERFACE = "HCCL_SOCKET_IFNAME"
-_UNKNOWN = "0.0.0.0"  # what vLLM answers where it finds no address
+_UNKNOWN = "0.0.0.0"  # vLLM's answer if it finds no address
 
 
 def may_span_hosts(parallel: "ParallelConfig") -> bool:
-    """Whether ranks of one engine may be on several hosts."""
+    """True if ranks of one engine may be on several hosts."""
     return (
         parallel.nnodes > 1
         or parallel.data_parallel_size_local < parallel.data_parallel_size
@@ -30,10 +30,10 @@ def may_span_hosts(parallel: "ParallelConfig") -> bool:
 def name_host_address(
     parallel: "ParallelConfig", environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Lets HCCL meet other hosts at the address that vLLM uses, unless the user has named one.
+    """Makes HCCL use vLLM's address of this host, unless the user has set one.
 
-    HCCL would look for an address by itself, in an order of its own; vLLM's is VLLM_HOST_IP where
-    that is set. To be called in the worker: each host has its own.
+    HCCL would choose an address in its own order; vLLM uses VLLM_HOST_IP if set. Call it in the
+    worker: each host has its own.
     """
     if not may_span_hosts(parallel):
         return
@@ -44,8 +44,8 @@ def name_host_address(
         return
     environment[HCCL_ADDRESS] = address
     logger.info_once(
-        "%s is set to %s, vLLM's address of this host (VLLM_HOST_IP); ranks of other hosts meet "
-        "this one there. To choose another: %s or %s.",
+        "%s is set to %s, vLLM's address of this host (VLLM_HOST_IP), at which ranks of other"
+        " hosts connect. To choose another: %s or %s.",
         HCCL_ADDRESS,
         address,
         HCCL_ADDRESS,

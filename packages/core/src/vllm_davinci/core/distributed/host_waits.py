@@ -1,4 +1,4 @@
-"""How long ranks wait for each other on the host while they serve."""
+"""Timeouts of ranks that wait for each other on the host while serving."""
 
 import torch.distributed as dist
 from vllm.distributed.parallel_state import get_dp_group, get_pp_group, get_tp_group
@@ -7,9 +7,9 @@ from vllm_davinci.core.config.time_limits import StepLimits
 
 
 def limit_host_waits() -> None:
-    """From here on, ranks wait for each other on the host no longer than a step allows.
+    """Limits all later waits of ranks on the host to the timeout of a step.
 
-    Called once all of them serve: before, one may load its weights minutes longer than another.
+    Call it once all ranks serve: before that, one may load weights minutes longer than another.
     """
     limit = StepLimits.of_environment().coordination
     for group in (get_tp_group(), get_pp_group(), get_dp_group()):

@@ -1,7 +1,7 @@
-"""Connections to hosts that lose their power or their network, and so never end them.
+"""Detects hosts that lose power or network and so never close their connections.
 
-The kernels of both hosts ask each other whether the other one is there, whatever the processes do:
-one that is stopped, or computes without a pause, still has a host that answers.
+TCP keepalive lets the kernels of both hosts check each other, whatever the processes do: a stopped
+or busy process still has a host that answers.
 """
 
 import errno
@@ -10,8 +10,8 @@ import socket
 import stat
 from contextlib import suppress
 
-# A connection fails when nothing has come for so long, less than the 30 s within which a failed
-# host is to be named.
+# A connection fails after this time without an answer: less than the 30 s within which a failed
+# host is named.
 SILENT_S = 15
 ASKS_EVERY_S = 5
 _SETTINGS = (
@@ -21,15 +21,15 @@ _SETTINGS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
 )
-# What the kernel says then: of the connection, or of the way to the host.
+# The kernel's errors in this case: of the connection, or of the route to the host.
 _ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def open_sockets() -> dict[int, int]:
-    """This process's: number of the socket -> descriptor."""
+    """This process's sockets: inode -> descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
                 found[status.st_ino] = int(name)
@@ -37,7 +37,7 @@ def open_sockets() -> dict[int, int]:
 
 
 def notice_silence(before: dict[int, int]) -> None:
-    """Lets connections fail whose other host is silent: those made since `open_sockets()` was."""
+    """Enables keepalive on connections made since `open_sockets()` returned `before`."""
     now = open_sockets()
     for number in now.keys() - before.keys():
         with suppress(OSError), socket.socket(fileno=os.dup(now[number])) as connection:
@@ -47,5 +47,5 @@ def notice_silence(before: dict[int, int]) -> None:
 
 
 def is_silence(error: Exception) -> bool:
-    """Whether a connection has failed because its other host was silent."""
+    """True if a connection failed because the other host was silent."""
     return any(os.strerror(number) in str(error) for number in _ERRORS)

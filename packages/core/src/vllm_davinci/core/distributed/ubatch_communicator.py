@@ -1,4 +1,4 @@
-"""Collectives that take turns with the ubatches' computation: when they start, who waits."""
+"""Collectives that alternate with the ubatches' computation."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class UbatchCommunicator(DeviceCommunicatorBase):
-    """A group of NPUs, every collective of which passes through `_collective`.
+    """A group of NPUs whose collectives all pass through `_collective`.
 
-    It runs on HCCL's own stream, which waits for the current one. The current stream waits for it
-    in turn: at once, or, in a ubatch, when the other ubatches have launched their computation
-    beside it.
+    A collective runs on HCCL's own stream, which waits for the current one. The current stream then
+    waits for it: at once, or, in a ubatch, after the other ubatches have launched their
+                  computation.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class UbatchCommunicator(DeviceCommunicatorBase):
         config = get_current_vllm_config_or_none()
         uses_ubatches = config is not None and get_config(config).dbo.enabled
         self._stream_scheduler = components.stream_scheduler() if uses_ubatches else None
-        # HCCL gathers and scatters unequal parts within one server only, and torch_npu makes a
-        # broadcast per rank of it on A2. Source: HCCL's documentation of HcclAllGatherV.
+        # HCCL gathers and scatters unequal parts only within one server, and on A2 torch_npu
+        # replaces it by one broadcast per rank. Source: HCCL's documentation of HcclAllGatherV.
         self.pads_unequal_parts = config is not None and may_span_hosts(config.parallel_config)
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
@@ -58,10 +58,10 @@ class UbatchCommunicator(DeviceCommunicatorBase):
     def _collective(self, name: str, begin: Callable[[], Any], waits: bool = True) -> None:
         """Runs one collective.
 
-        name:  which collective, for those who count them
-        begin: enqueues it with async_op=True and returns its handle; it holds the tensors that the
-               collective reads and writes, which were allocated before
-        waits: False: a ubatch goes on beside it, and the caller waits for the handle
+        name:  name of the collective, for counting
+        begin: enqueues it with async_op=True and returns its handle; holds the tensors that it
+               reads and writes, which must be allocated before
+        waits: False: the ubatch continues concurrently, and the caller waits for the handle
         """
         if self._stream_scheduler is None:
             begin().wait()
@@ -73,21 +73,22 @@ class UbatchCommunicator(DeviceCommunicatorBase):
     ) -> tuple[torch.Tensor, ...]:
         """Launches an operator that communicates and allocates its results itself.
 
-        launch: enqueues it; its arguments are held by the caller until this returns
+        launch: enqueues it; the caller holds its arguments until this returns
         Returns the results, for use on the current stream.
         """
         if self._stream_scheduler is None or self._stream_scheduler.current_ubatch() is None:
             return launch()
         results: tuple[torch.Tensor, ...] = self._stream_scheduler.communicate(launch)
-        for result in results:  # of the communication stream's pool
+        for result in results:  # from the communication stream's pool
             result.record_stream(torch.accelerator.current_stream())
         return results
 
     def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T:
-        """`move(count())`: the collectives of `move` have sizes that those of `count` bring.
+        """Runs `move(count())`, where the collectives of `count` produce the sizes for those of
+        `move`.
 
-        In a ubatch the host waits in `move` while the device does the others' work, not for
-        it; both run on the communication stream. What they read is held until this returns.
+        In a ubatch the host waits in `move` while the device does other ubatches' work; both
+        functions run on the communication stream. The caller holds their inputs until this returns.
         """
         if self._stream_scheduler is None:
             return move(count())

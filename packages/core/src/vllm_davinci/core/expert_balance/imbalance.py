@@ -1,4 +1,4 @@
-"""How unevenly the tokens of a step fall on ranks."""
+"""Imbalance of a step's tokens over ranks."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ import torch
 
 
 class Imbalance(NamedTuple):
-    """The largest load of a rank over the mean of all, on average over layers; 1 is even.
+    """Largest load of a rank over the mean load, averaged over layers; 1 is even.
 
-    before: under the map whose loads were counted; after: under the newest, by the same loads
+    before: under the map that was active while counting; after: under the newest map, same loads
     """
 
     before: float
@@ -16,11 +16,7 @@ class Imbalance(NamedTuple):
 
 
 def imbalance(loads: torch.Tensor, placed: torch.Tensor, ep_size: int) -> float:
-    """See Imbalance; replicas of an expert share its tokens evenly.
-
-    loads:  [num_layers, num_experts], tokens of each expert, on the host
-    placed: [num_layers, num_physical_experts], the expert of each slot, on the host
-    """
+    """Computes one value of Imbalance; replicas of an expert share its tokens evenly."""
     replicas = torch.zeros_like(loads, dtype=torch.float64)
     replicas.scatter_add_(1, placed, torch.ones_like(placed, dtype=torch.float64))
     of_slot = (loads / replicas.clamp_min(1)).gather(1, placed)

@@ -1,4 +1,4 @@
-"""The balance of experts on its way to the server's metrics endpoint."""
+"""Exports the experts' balance to the server's metrics endpoint."""
 
 from vllm.config import VllmConfig
 
@@ -8,21 +8,21 @@ from vllm_davinci.core.expert_balance.imbalance import Imbalance
 # Not "vllm:...": vLLM unregisters metrics with its name when an engine starts.
 IMBALANCE = "davinci:expert_imbalance"
 IMBALANCE_HELP = (
-    "Largest load of a rank over the mean, of the tokens of the newest decision, before and after."
+    "Largest load of a rank over the mean, for the newest decision's tokens, before and after."
 )
 MOVES = "davinci:expert_moves"
-MOVES_HELP = "Places of experts that got another expert."
+MOVES_HELP = "Expert slots that got another expert."
 
 
 class BalanceWriter:
-    """A worker's end. Does nothing while no server reads."""
+    """A worker's writer. Does nothing while no server reads."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._gauges = MetricsFile(vllm_config, "gauge_mostrecent_eplb")
         self._counters = MetricsFile(vllm_config, "counter_eplb")
 
     def __call__(self, imbalance: Imbalance, num_moved: int) -> None:
-        """num_moved: since the start"""
+        """Writes the newest values. num_moved: since the start"""
         if self._gauges.is_read():
             for when, value in imbalance._asdict().items():
                 self._gauges.write(IMBALANCE, IMBALANCE, {"when": when}, value, IMBALANCE_HELP)

@@ -1,4 +1,4 @@
-"""The steps of vLLM's runners that balanced experts are part of."""
+"""Expert balancing in the steps of vLLM's runners."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from vllm_davinci.core.spec_decode.runner import SpeculatingRunner
 
 
 def balance(runner: Any) -> None:
-    """Has the layers of a runner's model count loads and follow experts that move, if they are to.
+    """Makes the layers of a runner's model count loads and follow moved experts, if enabled.
 
-    runner: vLLM's, whose model is loaded
+    runner: vLLM's, with its model loaded
     """
     if runner.eplb_state is not None:
         state = NPUEplbState.taking_over(runner.eplb_state, runner.vllm_config)
@@ -22,9 +22,9 @@ def balance(runner: Any) -> None:
 
 
 class BalancingRunner(SpeculatingRunner):
-    """vLLM's V1 runner, whose layers count loads and follow experts that move."""
+    """vLLM's V1 runner; its layers count loads and follow moved experts."""
 
-    # Created anew by vLLM under this name.
+    # vLLM creates it anew under this name.
     eplb_state: EplbState | None
 
     def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
@@ -33,11 +33,11 @@ class BalancingRunner(SpeculatingRunner):
 
 
 class NPUEPLBController(EPLBController):
-    """vLLM's part of the V2 runner that balances experts. Suppressed steps count nothing."""
+    """vLLM's expert balancing in the V2 runner. Suppressed steps count nothing."""
 
     @classmethod
     def taking_over(cls, controller: EPLBController) -> "NPUEPLBController":
-        """The same object under this class."""
+        """Converts the object to this class, in place."""
         controller.__class__ = cls
         assert isinstance(controller, cls)
         return controller

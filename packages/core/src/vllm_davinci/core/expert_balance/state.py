@@ -1,4 +1,4 @@
-"""vLLM's state of balanced experts, between what our layers count and where they look up."""
+"""vLLM's expert balancing state, connected to our layers' counters and tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,16 +23,17 @@ logger = init_logger(__name__)
 
 
 class NPUEplbState(EplbState):
-    """vLLM's: it keeps loads, decides and moves weights. Layers count and look up in our tensors.
+    """vLLM's state: stores loads, decides and moves weights. Layers count and look up in our
+    tensors.
 
-    Loads are counted on the device; no step waits for them but those that decide.
+    Loads are counted on the device; only deciding steps wait for them.
     """
 
-    _tables: list[ReplicaTable]  # of the layers with experts, in their order
+    _tables: list[ReplicaTable]  # per expert layer, in order
     _weights: torch.Tensor  # see LoadCounter
-    _num_counted = 0  # tokens of the newest step that count
-    _shown: torch.Tensor  # [num_layers, num_physical_experts], on the host: what tables say
-    _before: torch.Tensor | None = None  # the same before a decision that is being followed
+    _num_counted = 0  # tokens of the newest step that are counted
+    _shown: torch.Tensor  # [num_layers, num_physical_experts], on the host: contents of the tables
+    _before: torch.Tensor | None = None  # the same before the decision being applied
     _moved: list[AsyncEplbLayerResult]  # in the newest step
     num_decisions = 0
     num_moved = 0  # slots that got another expert
@@ -40,18 +41,17 @@ class NPUEplbState(EplbState):
 
     @classmethod
     def taking_over(cls, state: EplbState, vllm_config: VllmConfig) -> "NPUEplbState":
-        """Takes what vLLM has made at the start, and binds the model's layers to it.
+        """Takes over the state that vLLM made at start and binds the model's layers to it.
 
-        Raises UnsupportedFeatureError for a model that vLLM does not balance.
+        Raises UnsupportedFeatureError for a model that vLLM cannot balance.
         """
         taken = cls(state.parallel_config, state.device)
         taken.__dict__.update(state.__dict__)
         name = vllm_config.model_config.model
         if not taken.model_states:
             raise UnsupportedFeatureError(
-                f"vLLM's definition of {name!r} does not say which of its layers have experts, so "
-                "that they do not move. Start without additional_config key "
-                "'eplb_config.dynamic_eplb'."
+                f"additional_config key 'eplb_config.dynamic_eplb' cannot be used with {name!r}: "
+                "vLLM's definition does not say which of its layers have experts. Remove the key."
             )
         (model_state,) = taken.model_states.values()
         taken._bind(model_state, vllm_config)
@@ -90,7 +90,7 @@ class NPUEplbState(EplbState):
         num_unpadded_tokens: int,
         ubatch_slices: Sequence[Any] | None = None,
     ) -> None:
-        """Says which tokens of the next forward count; launches nothing where that is as before."""
+        """Sets which tokens of the next forward are counted; launches nothing if unchanged."""
         log_stats = self.parallel_config.eplb_config.log_balancedness
         count = num_unpadded_tokens if self._should_record_current_step(log_stats) else 0
         if count > self._num_counted:
@@ -102,7 +102,7 @@ class NPUEplbState(EplbState):
     def step(
         self, is_dummy: bool = False, is_profile: bool = False, log_stats: bool = False
     ) -> None:
-        """vLLM's, after each step. HCCL's buffers are there already when memory is measured."""
+        """vLLM's step, after each forward. HCCL's buffers already exist when memory is measured."""
         if is_profile:
             return
         (model_state,) = self.model_states.values()
@@ -120,9 +120,9 @@ class NPUEplbState(EplbState):
             self._before = None
 
     def _all_ranks_result_ready(self, model_state: EplbModelState) -> bool:
-        """vLLM's, which moves this rank's result at once where it says so.
+        """vLLM's check, which moves this rank's result at once if it returns True.
 
-        The thread that sends weights sets results meanwhile, also the next one after the move.
+        Meanwhile the sending thread may set results, even the next one after the move.
         """
         is_ready = super()._all_ranks_result_ready(model_state)
         result = model_state.pending_result
@@ -131,12 +131,12 @@ class NPUEplbState(EplbState):
         return is_ready
 
     def _follow(self, layer: int, placed: torch.Tensor) -> None:
-        """Brings a layer's table up to date with the weights, which are there."""
+        """Updates a layer's table after its weights have arrived."""
         self._shown[layer] = placed
         self._tables[layer].place(placed.tolist())
 
     def _tell(self, loads: torch.Tensor, before: torch.Tensor) -> None:
-        """Logs a decision that has been followed. loads: see `imbalance`"""
+        """Logs a decision that has been applied. loads: see `imbalance`"""
         group = get_ep_group()
         moved = int((before != self._shown).sum())
         self.num_decisions += 1
@@ -149,7 +149,7 @@ class NPUEplbState(EplbState):
             self._write(self.imbalance, self.num_moved)
             logger.info(
                 "Experts are balanced: the largest load of a rank over the mean was %.3f, and is "
-                "%.3f with the same tokens; %d of %d places got another expert.",
+                "%.3f with the same tokens; %d of %d slots got another expert.",
                 *self.imbalance,
                 moved,
                 before.numel(),

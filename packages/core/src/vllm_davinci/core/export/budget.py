@@ -1,4 +1,4 @@
-"""Types of layers: as few of more bits as keep the loss within a budget, measured on text."""
+"""Chooses layer types: as few high-precision ones as keep the measured loss within a budget."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vllm_davinci.core.export.layer_types import UNREACHED
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
-# What a type costs beside the first one, in launches and passes over the inputs: scales of tokens
-# take one, and floats the time and the memory of several.
+# Cost of a type beyond the first, in launches and passes over the inputs: per-token scales take
+# one, floats the time and memory of several.
 _PRICES = {UNREACHED: 1.0, FLOAT: 4.0}
 
 
 class Loss(NamedTuple):
-    """Perplexity over a float model's, minus 1, with the standard error of the text's tokens."""
+    """Perplexity relative to the float model's, minus 1, with its standard error over tokens."""
 
     share: float
     error: float
@@ -35,11 +35,11 @@ class Loss(NamedTuple):
 
 @dataclass
 class LayerCost:
-    """One product and what its types would cost.
+    """One product and the estimated cost of each type.
 
     layers: names; losses: type -> estimated nats per token; range: of its input, for static types
-    strength: of the smoothing before it; kind: the type that it gets
-    clipped:  share of held-out values beyond the range
+    strength: of the smoothing before it; kind: its chosen type
+    clipped:  fraction of held-out values outside the range
     """
 
     layers: tuple[str, ...]
@@ -51,7 +51,7 @@ class LayerCost:
 
 
 class Step(NamedTuple):
-    """A product that gets another type. saved: estimated nats per token and price"""
+    """A product's change to another type. saved: estimated nats per token and unit of price"""
 
     number: int
     kind: str
@@ -59,20 +59,20 @@ class Step(NamedTuple):
 
 
 def ladder(kind: str) -> list[str]:
-    """The types that a product may get, the cheapest first."""
+    """The types that a product may get, cheapest first."""
     dynamic = [UNREACHED] if SCHEMES[kind].needs_input_range else []
     return [kind, *dynamic, FLOAT]
 
 
 def steps(costs: Sequence[LayerCost], kind: str) -> list[Step]:
-    """All changes of types, those that save most for their price first."""
+    """All changes of types, by saving per price, best first."""
     found: list[Step] = []
     for number, cost in enumerate(costs):
         own: list[tuple[float, float, str]] = []  # loss saved, price, type
         for before, after in pairwise(ladder(kind)):
             saved = cost.losses[before] - cost.losses[after]
             price = _PRICES[after] - _PRICES.get(before, 0.0)
-            # A step that saves less for its price than the next one is taken with it.
+            # A step that saves less per price than the next one is merged with it.
             while own and saved / price > own[-1][0] / own[-1][1]:
                 saved, price = saved + own[-1][0], price + own[-1][1]
                 own.pop()
@@ -87,10 +87,10 @@ def choose(
     budget: float,
     measure: Callable[[Sequence[LayerCost]], Loss],
 ) -> Loss:
-    """Gives the products types, as few of more bits as a budget allows. The loss that was measured.
+    """Chooses the products' types within the budget; returns the measured loss.
 
-    budget:  share of perplexity, or infinity: all get `kind`
-    measure: the loss of these types; called about log2 of the number of steps times
+    budget:  fraction of perplexity, or infinity: all get `kind`
+    measure: the loss of these types; called about log2(number of steps) times
     """
     order = steps(costs, kind)
 
@@ -104,7 +104,7 @@ def choose(
     found = take(0)
     if found.is_within(budget):
         return found
-    low, high, last = 0, len(order), 0  # low is too few; all floats are enough
+    low, high, last = 0, len(order), 0  # low is too few steps; all floats suffice
     guess = _first_guess(costs, order, kind, budget)
     while high - low > 1:
         last = min(max(guess, low + 1), high - 1)
@@ -117,7 +117,7 @@ def choose(
 def _first_guess(
     costs: Sequence[LayerCost], order: Sequence[Step], kind: str, budget: float
 ) -> int:
-    """How many steps the estimates ask for."""
+    """Number of steps that the estimates require."""
     left = {number: cost.losses[kind] for number, cost in enumerate(costs)}
     for count, step in enumerate(order):
         if math.expm1(sum(left.values())) <= budget:
@@ -128,9 +128,9 @@ def _first_guess(
 
 @dataclass
 class RoundedModel:
-    """A model whose products can be those of an export.
+    """A model whose products can be rounded as in an export.
 
-    scores: nats of each token of the held-out windows, of floats
+    scores: nats per token of the held-out windows, of the float model
     """
 
     model: nn.Module
@@ -142,7 +142,7 @@ class RoundedModel:
         self.scores = self._scores()
 
     def measure(self, costs: Sequence[LayerCost]) -> Loss:
-        """The loss with these types; also counts what their ranges clip."""
+        """The loss with these types; also counts the values that their ranges clip."""
         clipped = {number: torch.zeros(2) for number in range(len(costs))}
         with self._rounded(costs, clipped):
             added = self._scores() - self.scores

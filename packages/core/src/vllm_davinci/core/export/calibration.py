@@ -1,4 +1,4 @@
-"""Measures a model on a text: the inputs of its linear layers, and what their errors cost."""
+"""Measures a model on a text: the inputs of its linear layers and the loss from their errors."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS
 
 WINDOW_TOKENS = 512
-# Windows whose gradients are taken, and every how many of their tokens are kept: what a search over
-# hundreds of roundings looks at.
+# Windows whose gradients are computed, and the stride of sampled tokens: a search over hundreds of
+# roundings reads only these.
 _SAMPLED_WINDOWS, _SAMPLED_ONE_IN = 2, 2
 
 
 @dataclass
 class Product:
-    """Linear layers of one input that the engine computes as one product, as a text shows them.
+    """Linear layers with one input that the engine computes as one product, observed on a text.
 
     layers:    their names
     inputs:    fp32 [sampled tokens, in]
     gradients: fp32 [sampled tokens, out of all layers], of the negative log-likelihood of tokens
-               that the model itself has drawn
-    low, high: fp32 [in], the range of each input channel over all of the text
+               drawn from the model itself
+    low, high: fp32 [in], the range of each input channel over the whole text
     """
 
     layers: tuple[str, ...]
@@ -43,26 +43,26 @@ class Product:
         return torch.cat([model.get_parameter(f"{name}.weight") for name in self.layers])
 
     def added_loss(self, error: torch.Tensor) -> float:
-        """Nats per token that an error of the output adds, to the second order.
+        """Nats per token that an error of the output adds, to second order.
 
         The log-likelihood's curvature is the mean square of its gradient (Fisher information); the
-        errors of different tokens are taken as independent.
+        errors of different tokens are assumed independent.
         error: fp32, the shape of gradients
         """
         return 0.5 * float((error * self.gradients).sum(1).square().mean())
 
 
 def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Tensor]:
-    """Windows of a text file in the model's tokens, int64 [1, at most WINDOW_TOKENS] each.
+    """Splits a text file into windows of tokens, int64 [1, at most WINDOW_TOKENS] each.
 
-    A longer text gives windows that are equally far apart, so that all of its parts are seen.
-    Raises CheckpointError when the file does not read or holds no token.
+    A longer text gives equally spaced windows, so that all of its parts are represented.
+    Raises CheckpointError if the file cannot be read or contains no token.
     """
     try:
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{text} does not read: {error}. Name a UTF-8 text file like what the model will see."
+            f"{text} cannot be read: {error}. Name a UTF-8 text file like what the model will see."
         ) from error
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokens = tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
@@ -78,7 +78,7 @@ def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Ten
 
 
 def load_model(directory: Path) -> nn.Module:
-    """The model in fp32 on the CPU, without gradients of weights."""
+    """The model in fp32 on the CPU, without weight gradients."""
     model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return model.eval().requires_grad_(False)
 
@@ -89,9 +89,9 @@ def observe(
     windows: list[torch.Tensor],
     advance: Callable[[int], None],
 ) -> dict[str, Product]:
-    """The products that these linear layers are parts of, by their first layer, in order.
+    """The products of these linear layers, by their first layer, in order.
 
-    A layer that no token reaches has none. All windows run once, some of them twice and backwards.
+    Layers that no token reaches are left out. All windows run forward once, some also backward.
     advance: called after each window with its number of tokens
     """
     layers = {name: model.get_submodule(name) for name in names}
@@ -161,7 +161,7 @@ def _gradients(
             if not given[0].numel():
                 return
             inputs.setdefault(name, []).append(given[0].detach().flatten(0, -2)[::_SAMPLED_ONE_IN])
-            # Where nothing depends on it but a choice, as of an indexer, it stays zero.
+            # Stays zero if only a choice depends on it, as with an indexer.
             taken = torch.zeros_like(output.detach().flatten(0, -2)[::_SAMPLED_ONE_IN])
             gradients.setdefault(name, []).append(taken)
 

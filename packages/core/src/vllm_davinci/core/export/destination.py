@@ -1,4 +1,4 @@
-"""The files that an export writes: their names, and all of them or none."""
+"""The files of an export: their names, and writing all of them or none."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PARTIAL_NAME = ".partial"
 
 
 def quantized_file_name(number: int, count: int) -> str:
-    """The name that ModelSlim gives to the shard of that number, from 1 on."""
+    """ModelSlim's file name of a shard; number: from 1"""
     return f"quant_model_weights-{number:05d}-of-{count:05d}.safetensors"
 
 
 def file_name(number: int, count: int) -> str:
-    """The name of the shard of that number of a float checkpoint, from 1 on."""
+    """File name of a shard of a float checkpoint; number: from 1"""
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Writes a safetensors file. Raises OSError where the system refuses it."""
+    """Writes a safetensors file. Raises OSError if the system refuses it."""
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -37,10 +37,10 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 
 @contextmanager
 def written_as_a_whole(destination: Path) -> Iterator[Path]:
-    """A directory inside of `destination` whose files move up when the block ends.
+    """A directory inside `destination` whose files move up when the block ends.
 
-    When the block raises, nothing of it stays, nor `destination` if it is new.
-    Raises CheckpointError where the system refuses a file, as on a full disk.
+    If the block raises, all its files are removed, and `destination` too if it is new.
+    Raises CheckpointError if the system refuses a file, for example on a full disk.
     """
     is_new = not destination.exists()
     partial = destination / PARTIAL_NAME  # on the same file system, so that moving copies nothing
@@ -53,8 +53,8 @@ def written_as_a_whole(destination: Path) -> Iterator[Path]:
             destination.rmdir()
         if isinstance(error, OSError):
             raise CheckpointError(
-                f"{destination} is not written, and nothing is kept of it: {error}. Name a "
-                "directory that you may write to, on a disk with room."
+                f"{destination} is not written, and its files are removed: {error}. Name a "
+                "directory that you may write to, on a disk with enough space."
             ) from error
         raise
     for path in sorted(partial.iterdir()):
@@ -63,7 +63,7 @@ def written_as_a_whole(destination: Path) -> Iterator[Path]:
 
 
 def require_room(destination: Path, num_bytes: int) -> None:
-    """Raises CheckpointError where the file system of `destination` has fewer bytes free."""
+    """Raises CheckpointError if the file system of `destination` has fewer bytes free."""
     existing = next(path for path in (destination, *destination.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:

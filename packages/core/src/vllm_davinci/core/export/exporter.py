@@ -66,13 +66,13 @@ class Exporter:
     """One export.
 
     kind:   scheme of the projections, one of `written_types`; FLOAT only for fp8 weights, which
-            become floats. Routed experts become W8A8_DYNAMIC with W8A8, too: few tokens reach each,
-            and a range from a short text would cut off the rest. So do the layers after
-            config.json's `num_hidden_layers`
-    dtype:  of the model: the tensors that stay floats
+            become floats. With W8A8, routed experts become W8A8_DYNAMIC: few tokens reach each
+            expert, so a range from a short text would clip other inputs. The same holds for layers
+            after config.json's `num_hidden_layers`
+    dtype:  of the tensors that stay floats
     ranges: layer -> range of its input, for static layers
-    types:  layer -> type, for those that calibration gives another one
-    folds:  tensor -> factors that it is multiplied with before it is rounded
+    types:  layer -> type, if calibration chose another one
+    folds:  tensor -> factors applied before rounding
     """
 
     source: Path
@@ -84,16 +84,16 @@ class Exporter:
     folds: Mapping[str, Fold] = field(default_factory=dict)
 
     def require_room(self) -> None:
-        """Raises CheckpointError where the disk has less room than one byte per entry, or two."""
+        """Raises CheckpointError if the disk has less room than one or two bytes per entry."""
         shapes = (t.shape for path in tensor_files(self.source) for t in read_header(path).values())
         size = 2 if self.kind == FLOAT else 1
         require_room(self.destination, size * sum(map(math.prod, shapes)))
 
     def run(self, advance: Callable[[int], None]) -> Exported:
-        """Reads tensor by tensor, writes file by file. Leaves nothing behind when it fails.
+        """Reads tensor by tensor, writes file by file. Leaves no files behind if it fails.
 
         advance: called after each tensor with its bytes in the source
-        Raises CheckpointError when the source is not a float checkpoint or the result is not whole.
+        Raises CheckpointError if the source is not a float checkpoint or the result is incomplete.
         """
         self.require_room()
         with written_as_a_whole(self.destination) as directory:
@@ -109,8 +109,8 @@ class Exporter:
             require_float(self.source, config, stored)
             if self.kind == FLOAT:
                 raise CheckpointError(
-                    f"{self.source} holds floats, and there is nothing to turn into them. Choose "
-                    f"--type {', '.join(set(written_types()) - {FLOAT})}."
+                    f"--type {FLOAT} needs a source with fp8 weights, and {self.source} holds "
+                    f"floats. Choose --type {', '.join(set(written_types()) - {FLOAT})}."
                 )
         _require_whole(self.source, self.source)
         self._fused = find_fused_experts(
@@ -161,7 +161,7 @@ class Exporter:
         description: dict[str, Any],
         advance: Callable[[int], None],
     ) -> dict[str, torch.Tensor]:
-        """The tensors that stand in place of one file's, and their entries in the description."""
+        """The tensors that replace one file's, and their entries in the description."""
         written: dict[str, torch.Tensor] = {}
         with safe_open(path, framework="pt") as file:
             for stored_name in header:
@@ -169,7 +169,7 @@ class Exporter:
                 size = tensor.nbytes
                 if self._fp8 is not None and is_scale(stored_name):
                     advance(size)
-                    continue  # read beside its weight
+                    continue  # read together with its weight
                 if tensor.dtype == FP8:
                     assert self._fp8 is not None
                     tensor = floats_of_fp8(stored_name, tensor, stored, self._fp8)
@@ -190,21 +190,21 @@ class Exporter:
     def _results(
         self, name: str, tensor: torch.Tensor, kind: str, stored: Mapping[str, StoredTensor]
     ) -> dict[str, torch.Tensor]:
-        """The tensors that take the place of one of the model's."""
+        """The tensors that replace one of the model's."""
         if name in self.folds:
             folded = self.folds[name].applied(tensor)
             tensor = folded.to(tensor.dtype) if kind == FLOAT else folded
         if kind == FLOAT:
             if name.endswith(".bias") and self._is_quantized(name.removesuffix(".bias"), stored):
                 return {name: tensor.to(torch.float32)}
-            # Routing biases and the like stay in fp32, where the source has them so.
+            # Routing biases and the like stay fp32 if the source has them so.
             narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
             return {name: tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)}
         prefix = name.removesuffix(".weight")
         if not bool(tensor.isfinite().all()):
             raise CheckpointError(
-                f"{name} of {self.source} holds values that are not finite, for which no integers "
-                "stand. Copy the checkpoint again."
+                f"{name} of {self.source} holds values that are not finite and cannot be rounded "
+                "to integers. Copy the checkpoint again."
             )
         layer = self._layer(prefix, tensor, kind, stored)
         return {f"{prefix}.{part}": value for part, value in layer.items()}
@@ -237,7 +237,7 @@ class Exporter:
         return scheme.rounded(FloatLayer(weight, self.dtype, bias, self.ranges[prefix]))
 
     def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:
-        """Tokenizer, generation settings and code of the model; config.json with its new dtype."""
+        """Copies tokenizer, generation settings and model code; config.json with its new dtype."""
         for path in sorted(self.source.iterdir()):
             is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
             if path.is_file() and not is_weights and path.name not in (INDEX_NAME, "config.json"):
@@ -250,22 +250,22 @@ class Exporter:
 
 
 def _require_whole(directory: Path, source: Path) -> None:
-    """Raises CheckpointError when a checkpoint, `source` or its result, could not be loaded."""
+    """Raises CheckpointError if a checkpoint, `source` or its result, could not be loaded."""
     if problems := check_checkpoint(directory).problems():
         told = "is" if directory == source else "becomes something that is"
         raise CheckpointError(
-            f"{source} {told} not whole, and nothing is kept of the result: "
-            f"{'; '.join(problems[:5])}. vllm-davinci check-model on the source tells more."
+            f"{source} {told} not complete, and the result is removed: {'; '.join(problems[:5])}. "
+            "For details run vllm-davinci check-model on the source."
         )
 
 
 def written_types() -> list[str]:
-    """The schemes that an export can have."""
+    """The schemes that an export supports."""
     return sorted(name for name, scheme in SCHEMES.items() if scheme.is_written)
 
 
 def written_scheme(name: str) -> Scheme:
-    """The scheme of that name. Raises UnsupportedFeatureError for one that is not written."""
+    """The scheme of that name. Raises UnsupportedFeatureError if exports do not support it."""
     if name in written_types():
         return SCHEMES[name]()
     raise UnsupportedFeatureError(
@@ -274,13 +274,13 @@ def written_scheme(name: str) -> Scheme:
 
 
 def model_dtype(config: Mapping[str, Any], asked: str | None) -> torch.dtype:
-    """The dtype to write: the asked one, else the configuration's where it is a 16-bit one."""
+    """The dtype to write: the requested one, else the configuration's if it has 16 bits."""
     name = asked or str(config.get("dtype") or config.get("torch_dtype") or "")
     return MODEL_DTYPES.get(name.removeprefix("torch."), torch.bfloat16)
 
 
 def _same_kind(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A 16-bit tensor in the model's dtype; others as they are."""
+    """Converts a 16-bit tensor to the model's dtype; returns others unchanged."""
     return tensor.to(dtype) if tensor.dtype in MODEL_DTYPES.values() else tensor
 
 

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint keeps in one tensor per projection, taken apart into one per expert."""
+"""Splits experts that a checkpoint stores in one tensor per projection into one tensor each."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _KNOWN = (
 class FusedExperts:
     """The two tensors of a layer's experts, gate before up.
 
-    prefix:        name without the projection's
-    is_transposed: whether a matrix lies as [in, out] and not as [out, in]
+    prefix:        name without the projection
+    is_transposed: whether matrices are stored as [in, out] instead of [out, in]
     """
 
     prefix: str
     is_transposed: bool
 
     def separate(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        """The name and the weight [out, in] of every expert's projections in one of the two."""
+        """Yields name and weight [out, in] of each expert's projections in one of the tensors."""
         for number, matrix in enumerate(tensor.transpose(1, 2) if self.is_transposed else tensor):
             if name.endswith(DOWN):
                 yield f"{self.prefix}.{number}.{DOWN}.weight", matrix
@@ -41,7 +41,7 @@ class FusedExperts:
 
 
 def find_fused_experts(stored: Mapping[str, StoredTensor]) -> dict[str, FusedExperts]:
-    """Tensor name -> the experts it belongs to, for all that hold several experts.
+    """Tensor name -> its experts, for all tensors that hold several experts.
 
     Raises CheckpointError for a tensor of experts in another layout.
     """
@@ -60,7 +60,7 @@ def find_fused_experts(stored: Mapping[str, StoredTensor]) -> dict[str, FusedExp
 
 
 def _is_transposed(gate_up: StoredTensor, down: StoredTensor) -> bool:
-    """Only one of the two layouts fits a pair of shapes, whatever the sizes."""
+    """True if the matrices are stored as [in, out]; only one layout fits a pair of shapes."""
     if len(gate_up.shape) == len(down.shape) == 3 and gate_up.shape[0] == down.shape[0]:
         (rows, columns), (down_rows, down_columns) = gate_up.shape[1:], down.shape[1:]
         if columns == down_rows and rows == 2 * down_columns:
@@ -72,6 +72,7 @@ def _is_transposed(gate_up: StoredTensor, down: StoredTensor) -> bool:
 
 def _unknown(name: str, tensor: StoredTensor) -> CheckpointError:
     return CheckpointError(
-        f"{name} of {tensor.file} holds several experts with shape {list(tensor.shape)}, and the "
-        f"known layout is {_KNOWN}. Save the model with one tensor per expert and projection."
+        f"{name} of {tensor.file} holds several experts with unknown shape "
+        f"{list(tensor.shape)}; the known layout is {_KNOWN}. Save the model with one tensor "
+        "per expert and projection."
     )

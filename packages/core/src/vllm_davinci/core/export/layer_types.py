@@ -12,11 +12,11 @@ import torch
 from vllm_davinci.core.checkpoint.config_check import text_config
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
-UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not see
+UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not observe
 # Projections and experts, by the last part of the layer's name.
 _QUANTIZED = re.compile(r"(^|\.)(\w+_proj|wq_b|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
-# MLA takes the first apart; the MTP head's is small and sensitive; an indexer's two are one product
-# in vLLM, which is float.
+# MLA splits the first; the MTP head's is small and sensitive; an indexer's two form one float
+# product in vLLM.
 _KEPT_FLOAT = re.compile(
     r"(^|\.)(kv_b_proj|eh_proj|indexer\.(wk|weights_proj))$|(^|\.)(visual|vision_\w+|audio_\w+)\."
 )
@@ -27,8 +27,8 @@ _ROUTED = re.compile(r"\.experts\.\d+\.")
 class LayerTypes:
     """The types of one export.
 
-    Beside static layers, routed experts become W8A8_DYNAMIC: few tokens reach each, and a range
-    from a short text would cut off the rest. So do the layers after config.json's
+    With static layers, routed experts become W8A8_DYNAMIC: few tokens reach each expert, so a range
+    from a short text would clip other inputs. The same holds for layers after config.json's
     `num_hidden_layers`.
     kind:   scheme of the projections
     config: config.json
@@ -57,6 +57,6 @@ class LayerTypes:
         return self._given.get(prefix, self._kind)
 
     def _is_after_the_model(self, prefix: str) -> bool:
-        """Whether it is a layer that predicts further tokens, which calibration does not run."""
+        """True for a layer of multi-token prediction, which calibration does not run."""
         number = _LAYER.match(prefix)
         return number is not None and int(number[1]) >= self._num_layers

@@ -1,9 +1,9 @@
-"""Pairs of a model between which scales of channels can move without changing what it computes.
+"""Pairs of modules between which channel scales can move without changing the model's output.
 
-A norm, or a linear layer, whose output goes through nothing but products with other values into
-linear layers: dividing a channel of the one and multiplying it in the others leaves the model as it
-is. So outliers of activations move into weights (SmoothQuant, Xiao et al. 2023; AWQ, Lin et al.
-2024).
+In a pair, the output of a norm or linear layer reaches the readers, which are linear layers, at
+most through products with other values. Dividing a channel in the source and multiplying it in the
+readers leaves the model unchanged. So outliers of activations move into weights (SmoothQuant, Xiao
+et al. 2023; AWQ, Lin et al. 2024).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-# The norm before each part of a decoder layer, the first that a layer has; and the linear layers
-# that read it.
+# The norms of a decoder layer (the first name that exists), and the linear layers that read each.
 _NORMS = {
     "self_attn": ("input_layernorm",),
     "mlp": ("pre_feedforward_layernorm", "post_attention_layernorm"),
@@ -28,19 +27,19 @@ _READERS = {
     "mlp": ("gate_proj", "up_proj"),
 }
 _QUERY_READERS = ("q_b_proj", "indexer.wq_b")
-# How far logits may move, as a share of their spread, when scales move: fp32 in another order.
+# Tolerated change of logits, relative to their spread, when scales move: fp32 in another order.
 _TOLERANCE = 1e-3
 _PROBE_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A module, the linear layers that read its output, and which channel is which.
+    """A module, the linear layers that read its output, and the mapping of channels.
 
     kind:    "norm", "value" or "up", for reports
     source:  name of the module whose output channels are divided
-    readers: names of the linear layers whose input channels are multiplied; of one input
-    rows:    int64 [number of scales], the row of the source that each divides
+    readers: names of the linear layers whose input channels are multiplied; they share one input
+    rows:    int64 [number of scales], the source row that each scale divides
     columns: int64 [in_features of a reader], the scale of each input channel
     """
 
@@ -61,13 +60,13 @@ class Pair:
         return scales[self.columns]
 
     def largest(self, of_columns: torch.Tensor) -> torch.Tensor:
-        """[scales], the largest value of the channels of each. of_columns: [in_features]"""
+        """[scales], the largest value among each scale's channels. of_columns: [in_features]"""
         found = torch.zeros(len(self.rows))
         return found.scatter_reduce(0, self.columns, of_columns, "amax")
 
 
 def find_pairs(model: nn.Module) -> list[Pair]:
-    """The pairs by the names that decoders have in transformers; `keeping` tries them."""
+    """Finds pairs by transformers' names in decoders; `keeping` tests them."""
     found: list[Pair] = []
     for name, module in model.named_modules():
         for part in _NORMS:
@@ -84,7 +83,7 @@ def find_pairs(model: nn.Module) -> list[Pair]:
 def _of_norm(name: str, layer: nn.Module, part: str) -> Iterator[Pair]:
     norm = next((each for each in _NORMS[part] if hasattr(layer, each)), None)
     block = getattr(layer, part)
-    # Routers and all experts of a layer read one norm, and one scale does not suit them all.
+    # Routers and all experts of a layer read one norm; one set of scales does not suit them all.
     if norm is None or hasattr(block, "experts"):
         return
     yield from _of_readers(
@@ -101,7 +100,7 @@ def _of_latent_query(name: str, attention: nn.Module) -> Iterator[Pair]:
 def _of_readers(
     name: str, norm: nn.Module, prefix: str, block: nn.Module, names: Sequence[str]
 ) -> Iterator[Pair]:
-    """A norm and those of these linear layers of a block that there are."""
+    """The pair of a norm and those of the named linear layers that exist in a block."""
     layers = {f"{prefix}.{each}": _linear(block, each) for each in names}
     readers = [each for each, layer in layers.items() if layer is not None]
     size = getattr(norm, "weight", torch.empty(0)).numel()
@@ -118,7 +117,7 @@ def _of_mlp(name: str, mlp: nn.Module) -> Iterator[Pair]:
 
 
 def _of_values(name: str, attention: nn.Module) -> Iterator[Pair]:
-    """Values are weighted and summed per channel, and several query heads read those of one."""
+    """The pair of values and output projection: several query heads read one head's values."""
     output = _linear(attention, "o_proj")
     if output is None:
         return
@@ -129,14 +128,14 @@ def _of_values(name: str, attention: nn.Module) -> Iterator[Pair]:
         if not width or output.in_features % width:
             return
         heads = output.in_features // width
-        keys = latent.out_features // heads - width  # that come before the values of a head
+        keys = latent.out_features // heads - width  # rows before the values of a head
         rows = channels + keys * (channels // width + 1)
         yield Pair("value", f"{name}.kv_b_proj", reader, rows, channels)
     elif (value := _linear(attention, "v_proj")) is not None:
         width = getattr(attention, "head_dim", 0)
         if not width or value.out_features % width or output.in_features % value.out_features:
             return
-        heads = output.in_features // value.out_features  # of queries for one of values
+        heads = output.in_features // value.out_features  # query heads per value head
         columns = channels // width // heads * width + channels % width
         rows = torch.arange(value.out_features)
         yield Pair("value", f"{name}.v_proj", reader, rows, columns)
@@ -164,11 +163,11 @@ def fold(model: nn.Module, pair: Pair, scales: torch.Tensor) -> None:
 
 @torch.no_grad()
 def keeping(model: nn.Module, pairs: list[Pair], window: torch.Tensor) -> tuple[list[Pair], str]:
-    """The pairs whose scales move without a change, and why others do not, empty for none.
+    """The pairs whose scales can move without a change, and why others cannot (empty if none).
 
-    Every kind is tried in all layers at once, with scales between 1/2 and 2, on the front of a
-    window: a norm that multiplies by 1 + weight, another reader of a norm, or a function behind the
-    values shows in the logits, whatever the names say.
+    Tests each kind in all layers at once, with scales between 1/2 and 2, on the start of a window.
+    A norm that multiplies by 1 + weight, another reader of a norm, or a function after the values
+    changes the logits, whatever the names suggest.
     window: int64 [1, tokens]
     """
     tokens = window[:, :_PROBE_TOKENS]
@@ -211,8 +210,8 @@ class Fold:
 
 
 def folds(model: nn.Module, moved: Iterable[tuple[Pair, torch.Tensor]]) -> dict[str, Fold]:
-    """Tensor -> the factors that moved scales give it. A module has one fold as source, one as
-    reader at most."""
+    """Tensor -> its factors from moved scales. A module has at most one fold as source and one as
+    reader."""
     found: dict[str, Fold] = {}
     for pair, scales in moved:
         source = dict(model.get_submodule(pair.source).named_parameters())

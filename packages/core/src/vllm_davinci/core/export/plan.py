@@ -1,4 +1,4 @@
-"""Decisions of calibration for an export: moved scales, input ranges, types, and what they cost."""
+"""Calibration's decisions for an export: moved scales, input ranges, types and their loss."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from vllm_davinci.core.export.smoothing import Smoothed, best_range, smooth
 from vllm_davinci.core.quantization.rounding import InputRange, rounded_per_channel
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
-# Of three windows one is held out, to measure with.
+# One of three windows is held out for measuring.
 _HELD_OUT_ONE_IN = 3
-# A text of fewer tokens says little of ranges, and its loss little of a budget.
+# With fewer tokens, neither ranges nor the measured loss are reliable.
 FEW_TOKENS = 4096
-# Values beyond a layer's range, as a share of held-out ones, that are worth a warning.
+# Fraction of held-out values outside a layer's range that is worth a warning.
 MUCH_CLIPPED = 1e-3
-_MUCH_LOST = 0.03  # of perplexity, where no budget was given
+_MUCH_LOST = 0.03  # of perplexity, if no budget was given
 
 
 @dataclass
 class Plan:
-    """See the module.
+    """The decisions of one calibration.
 
     perplexity: of the float model on held-out text
-    budget:     the share of it that was asked for, or infinity
+    budget:     the requested fraction of it, or infinity
     notes:      pairs that keep their scales, and why
-    warnings:   what calibration says against the result, each with the next step
+    warnings:   problems that calibration found, each with the next step
     """
 
     costs: list[LayerCost]
@@ -58,7 +58,7 @@ class Plan:
         return {name: cost.kind for cost in self.costs for name in cost.layers}
 
     def report(self) -> dict[str, Any]:
-        """The plan for programs. Losses of layers are estimated shares of perplexity."""
+        """The plan in machine-readable form; layers' losses are fractions of perplexity."""
         return {
             "perplexity": self.perplexity,
             "loss": self.loss.share,
@@ -81,7 +81,7 @@ class Plan:
 
 
 def num_tokens(windows: list[torch.Tensor]) -> int:
-    """How many tokens `make_plan` tells `advance` of before it chooses types."""
+    """Number of tokens that `make_plan` reports to `advance` before it chooses types."""
     held_out, seen = _divided(windows)
     sampled = min(2, len(seen))
     return sum(each.numel() for each in (*held_out, *held_out, *seen, *seen[:sampled]))
@@ -100,7 +100,7 @@ def make_plan(
 ) -> Plan:
     """Runs a float model over a text and decides.
 
-    kind:    type of the projections; budget: most loss of perplexity, as a share, or infinity
+    kind:    type of the projections; budget: largest loss, as a fraction of perplexity, or infinity
     windows: int64 [1, tokens] each
     dtype:   of the exported model
     stored:  names of the checkpoint's tensors
@@ -117,8 +117,8 @@ def make_plan(
     ]
     if not names:
         raise CheckpointError(
-            f"transformers runs {source} with no layer of the checkpoint's names, so that "
-            "calibration says nothing of them. Leave --calibrate out, for a type without it."
+            f"--calibrate cannot observe {source}: transformers runs it with no layer of the "
+            "checkpoint's names. Remove --calibrate and choose a type that needs none."
         )
     held_out, seen = _divided(windows)
     rounded = RoundedModel(model, held_out, advance)
@@ -147,7 +147,7 @@ def make_plan(
 
 
 def _divided(windows: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Held-out windows and those to calibrate with; a text of one window is both."""
+    """Held-out windows and calibration windows; a single window is used as both."""
     held_out = windows[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN] or windows[1:] or windows
     seen = [window for window in windows if all(window is not other for other in held_out)]
     return held_out, seen or windows
@@ -191,7 +191,7 @@ def _cost(model: nn.Module, product: Product, kind: str, smoothed: list[Smoothed
 
 @torch.no_grad()
 def _round_experts(model: nn.Module) -> None:
-    """Rounds weights of experts that transformers keeps in one tensor, as they are exported."""
+    """Rounds the weights of experts that transformers stores in one tensor, as an export does."""
     for name, weight in model.named_parameters():
         if weight.dim() == 3 and ".experts." in name:
             for matrix in weight:
@@ -203,25 +203,25 @@ def _warnings(plan: Plan, kind: str, tokens: int) -> list[str]:
     found = []
     if tokens < FEW_TOKENS:
         found.append(
-            f"the calibration text has {tokens} tokens, and ranges from fewer than {FEW_TOKENS} "
-            "often cut off what other text needs: give --calibrate a longer text"
+            f"--calibrate needs a longer text: it has {tokens} tokens, and ranges from fewer than "
+            f"{FEW_TOKENS} often clip the inputs of other texts"
         )
     if not plan.loss.is_within(plan.budget):
         found.append(
-            f"held-out text loses {plan.loss.share:.1%} of perplexity, which with twice its "
-            f"standard error of {plan.loss.error:.1%} is over --budget {plan.budget:.1%}, with all "
-            "layers as floats that may be: give --calibrate a longer text, or use another --type"
+            f"--budget {plan.budget:.1%} is exceeded: held-out text loses {plan.loss.share:.1%} of "
+            f"perplexity, plus twice its standard error of {plan.loss.error:.1%}, although all "
+            "permitted layers are floats: give --calibrate a longer text, or use another --type"
         )
     if math.isinf(plan.budget) and plan.loss.share > _MUCH_LOST:
         found.append(
-            f"held-out text loses {plan.loss.share:.1%} of perplexity: give a --budget, with which "
-            "the layers that cost most keep more bits"
+            f"held-out text loses {plan.loss.share:.1%} of perplexity: set --budget, which gives "
+            "the most sensitive layers more bits"
         )
     if clipped := [cost for cost in plan.costs if cost.clipped > MUCH_CLIPPED]:
         worst = max(clipped, key=lambda cost: cost.clipped)
         found.append(
-            f"{len(clipped)} products cut off more than {MUCH_CLIPPED:.1%} of their inputs in "
+            f"{len(clipped)} products clip more than {MUCH_CLIPPED:.1%} of their inputs in "
             f"held-out text, {worst.layers[0]} {worst.clipped:.1%}: give --calibrate a longer "
-            "text, and one that is like what the model will see"
+            "text, similar to what the model will see"
         )
     return found

@@ -1,8 +1,7 @@
-"""Scales that move from activations into weights, and input ranges: those that cost the least.
+"""Chooses the scales that move from activations into weights, and input ranges, by least loss.
 
-Each is tried by the loss that its rounding would add to a calibration text
-(`Product.added_loss`), in place of the error of one layer's output: an outlier on which later
-layers live counts for what it is.
+Candidates are compared by the loss that rounding adds to a calibration text (`Product.added_loss`),
+not by the error of one layer's output, so outliers that matter to later layers are preserved.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from vllm_davinci.core.quantization.scheme import Scheme
 
 # Scales are largest(|inputs|)^a / largest(|weights|)^(1 - a) for each of these a.
 _STRENGTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# Ends of a range that are tried, as shares of the whole one; the first ones beside each strength.
+# Range ends to try, as fractions of the whole range; the first ones are tried with each strength.
 _FEW_SHARES = (1.0, 0.75)
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 _SMALLEST = 1e-5  # of a channel that is never used
@@ -28,7 +27,7 @@ _SMALLEST = 1e-5  # of a channel that is never used
 
 @dataclass(frozen=True)
 class Smoothed:
-    """The result for a pair. strength: 0 where its scales stay; losses: in nats per token"""
+    """The result for a pair. strength: 0 if its scales stay; losses: in nats per token"""
 
     pair: Pair
     scales: torch.Tensor
@@ -44,9 +43,9 @@ def smooth(
     scheme: Scheme,
     dtype: torch.dtype,
 ) -> Smoothed:
-    """Moves the best scales of a pair in place, in the model and in what is known of its products.
+    """Moves a pair's best scales in place, in the model and in the observed products.
 
-    products: by their first layer; dtype: that the source's weight is stored in if it is a norm's
+    products: by their first layer; dtype: of the source's stored weight if it is a norm
     """
     read = [product for product in products.values() if product.layers[0] in pair.readers]
     weights = [product.weight(model) for product in read]
@@ -80,10 +79,9 @@ def smooth(
 def best_range(
     product: Product, weight: torch.Tensor, scheme: Scheme, shares: Sequence[float] = _SHARES
 ) -> tuple[InputRange, float]:
-    """The part of the inputs' range whose levels cost the least, and the loss that it adds.
+    """The part of the inputs' range with the least loss, and that loss.
 
-    A rare value at the end costs its own error when it is cut off, and all others a wider step
-    when it is not.
+    Clipping a rare value at the end costs its own error; keeping it widens the step of all others.
     weight: fp32 [out of all layers, in]
     """
     whole = InputRange(float(product.low.min()), float(product.high.max()))
@@ -112,7 +110,7 @@ def scaled(product: Product, factors: torch.Tensor) -> Product:
 def _scale_gradients(
     model: nn.Module, pair: Pair, scales: torch.Tensor, products: Mapping[str, Product]
 ) -> None:
-    """The gradients of a linear source, whose outputs are divided now."""
+    """Updates the gradients of a linear source, whose outputs are now divided."""
     for product in products.values():
         if pair.source in product.layers:
             sizes = [len(model.get_parameter(f"{name}.weight")) for name in product.layers]
@@ -125,7 +123,7 @@ def _scale_gradients(
 def _as_stored(
     model: nn.Module, pair: Pair, scales: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Scales by which a norm's weight is divided without another rounding to its dtype."""
+    """Scales that divide a norm's weight without additional rounding to its dtype."""
     weight = model.get_parameter(f"{pair.source}.weight")
     if weight.dim() > 1:
         return scales

@@ -1,4 +1,4 @@
-"""Where an export starts: a float checkpoint, or one with fp8 weights."""
+"""The source of an export: a float checkpoint, or one with fp8 weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from vllm_davinci.core.weight_files.files import StoredTensor
 def require_float(
     directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """Raises CheckpointError for a checkpoint that is quantized already."""
+    """Raises CheckpointError for a checkpoint that is already quantized."""
     if is_described(directory) or quantization_config(config):
         raise CheckpointError(
-            f"{directory} is quantized already. Start from the model's float checkpoint."
+            f"{directory} is already quantized. Start from the model's float checkpoint."
         )
     strange = [
         name for name, tensor in stored.items()
@@ -39,7 +39,7 @@ def require_float(
 
 
 def require_inside(directory: Path, path: Path) -> None:
-    """Raises CheckpointError for a link out of the checkpoint, whose target would be copied.
+    """Raises CheckpointError for a link to a file outside the checkpoint, which would be copied.
 
     In the hub's cache all files of a snapshot are links into the model's `blobs`.
     """
@@ -47,8 +47,8 @@ def require_inside(directory: Path, path: Path) -> None:
     blobs = own.parent.parent / "blobs" if own.parent.name == "snapshots" else own
     if not (target.is_relative_to(own) or target.is_relative_to(blobs)):
         raise CheckpointError(
-            f"{path} is a link to {target}, which is no part of the checkpoint, and a copy of it "
-            "would be published with the result. Remove the link, or put the file in its place."
+            f"{path} is a link to {target} outside the checkpoint, and its copy would be published"
+            " with the result. Remove the link, or replace it with the file."
         )
 
 
@@ -58,16 +58,16 @@ def source_fp8(config: Mapping[str, Any]) -> Fp8Weights | None:
 
 
 def require_calibratable(source: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a source that transformers does not run on a CPU."""
+    """Raises CheckpointError for a source that transformers cannot run on a CPU."""
     if source_fp8(config) is not None:
         raise CheckpointError(
-            f"{source} holds fp8 weights, with which the model does not run for --calibrate. Make "
-            "a float checkpoint first: vllm-davinci quantize SOURCE DESTINATION --type FLOAT."
+            f"--calibrate cannot run {source}, which holds fp8 weights. Make a float checkpoint "
+            "first: vllm-davinci quantize SOURCE DESTINATION --type FLOAT."
         )
 
 
 def read_tensor(stored: Mapping[str, StoredTensor], name: str) -> torch.Tensor | None:
-    """The tensor from its file, or None where the checkpoint has none of that name."""
+    """The tensor from its file; None if the checkpoint has no such tensor."""
     entry = stored.get(name)
     if entry is None:
         return None
@@ -79,9 +79,9 @@ def read_tensor(stored: Mapping[str, StoredTensor], name: str) -> torch.Tensor |
 def floats_of_fp8(
     name: str, weight: torch.Tensor, stored: Mapping[str, StoredTensor], format: Fp8Weights
 ) -> torch.Tensor:
-    """fp32, the values that an fp8 weight stands for.
+    """Dequantizes an fp8 weight to fp32.
 
-    Raises CheckpointError when its scales are missing, of another shape, or no positive numbers.
+    Raises CheckpointError if its scales are missing, not positive or have another shape.
     """
     scale_name = scale_of(name, stored) or f"{name}{SCALES[0]}"
     scale = read_tensor(stored, scale_name)

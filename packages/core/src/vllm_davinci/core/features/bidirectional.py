@@ -6,24 +6,24 @@ from vllm_davinci.core.features.feature import V1, Engine, Feature, model_has, r
 
 
 def settle(engine: Engine) -> None:
-    """Turns off what would divide tokens that see each other.
+    """Turns off features that would split tokens with bidirectional attention.
 
-    Raises ConfigurationError where a step is too small for the longest prompt that has to be whole.
+    Raises ConfigurationError if a step is too small for the longest prompt that must stay whole.
     """
     model, scheduler = engine.model, engine.vllm.scheduler_config
-    why = "the tokens of an image see each other both ways, so that it is computed in one step"
+    why = "tokens of an image attend bidirectionally and must be prefilled in one step"
     if bidirectional(model) is Bidirectional.PROMPTS:
-        why = "the tokens of a prompt with an image see each other both ways, so that it is whole"
+        why = "a prompt with an image attends bidirectionally and must be prefilled in one step"
         engine.set(scheduler, "enable_chunked_prefill", False, why)
         if scheduler.max_num_batched_tokens < model.max_model_len:
             raise ConfigurationError(
-                f"--max-num-batched-tokens is {scheduler.max_num_batched_tokens}, and {why}: it "
-                f"may have {model.max_model_len} tokens (--max-model-len). Raise the one or lower "
-                "the other."
+                f"--max-num-batched-tokens ({scheduler.max_num_batched_tokens}) must be at least "
+                f"--max-model-len ({model.max_model_len}): {why}. Raise the first or lower the "
+                "second."
             )
     engine.set(scheduler, "disable_chunked_mm_input", True, why)
     engine.set(engine.vllm.cache_config, "enable_prefix_caching", False, why)
-    # Of vLLM's runner: images longer than the window are not left out.
+    # For vLLM's runner: it must not leave out images longer than the window.
     model.hf_text_config.mm_prefix_clamp_sliding_window = True
 
 
@@ -35,9 +35,9 @@ FEATURES = (
     ),
     refused(
         "",
-        "tokens of prompts that see later ones, of an architecture that is not known",
+        "bidirectional attention in prompts of an unknown architecture",
         lambda e: model_has("is_mm_prefix_lm")(e) and bidirectional(e.model) is None,
         because=f"known are {', '.join(_SERVED)}",
-        instead="Serve text alone with --limit-mm-per-prompt 0 of each kind.",
+        instead="Serve text only, with --limit-mm-per-prompt 0 for each kind.",
     ),
 )

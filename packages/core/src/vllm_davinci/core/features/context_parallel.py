@@ -1,9 +1,9 @@
-"""Context parallelism of decodes: the KV cache of a request is divided among ranks."""
+"""Context parallelism of decodes: a request's KV cache is divided among ranks."""
 
 from vllm_davinci.core.features.feature import V1, Engine, Feature, refused
 
 FLAG = "--decode-context-parallel-size"
-MOST_RANKS = 16  # whose parts CANN's AttentionUpdate merges
+MOST_RANKS = 16  # whose partial results CANN's AttentionUpdate merges
 
 
 def _size(engine: Engine) -> int:
@@ -32,7 +32,7 @@ FEATURES = (
     ),
     refused(
         f"{FLAG} above {MOST_RANKS}",
-        "a context that is divided among more ranks",
+        "a context divided among more ranks",
         lambda e: _size(e) > MOST_RANKS,
         as_given=lambda e: f"{FLAG} {_size(e)}",
         instead=f"Use at most {MOST_RANKS}.",

@@ -1,4 +1,4 @@
-"""Dual-batch overlap: what an engine cannot split, and options that do nothing on it."""
+"""Dual-batch overlap: engines that cannot split steps, and options without effect."""
 
 from collections.abc import Iterator
 
@@ -10,22 +10,22 @@ ENABLED = "dbo.enabled"
 
 
 def settle(engine: Engine) -> None:
-    """Warns about options without an effect.
+    """Warns about options without effect.
 
-    Raises ConfigurationError for an engine whose steps can never be split, and ComponentError
-    where vllm-davinci-multistream is not installed.
+    Raises ConfigurationError for an engine whose steps can never be split, and ComponentError if
+    vllm-davinci-multistream is not installed.
     """
     options, max_tokens = engine.config.dbo, engine.vllm.scheduler_config.max_num_batched_tokens
     if options.num_ubatches > max_tokens:
         raise ConfigurationError(
-            f"dbo.num_ubatches = {options.num_ubatches} parts cannot be made of steps "
-            f"of at most {max_tokens} tokens. Lower it, or raise --max-num-batched-tokens."
+            f"dbo.num_ubatches = {options.num_ubatches} is too large: steps have at most "
+            f"{max_tokens} tokens. Lower it, or raise --max-num-batched-tokens."
         )
     if options.token_alignment * options.num_ubatches > max_tokens:
         raise ConfigurationError(
-            f"dbo.token_alignment = {options.token_alignment} leaves no cut in steps of at most "
-            f"{max_tokens} tokens, {options.num_ubatches} parts each. Lower it, or raise "
-            "--max-num-batched-tokens."
+            f"dbo.token_alignment = {options.token_alignment} is too large: steps of at most "
+            f"{max_tokens} tokens cannot be cut into {options.num_ubatches} parts. Lower it, or "
+            "raise --max-num-batched-tokens."
         )
     if components.stream_scheduler() is None:
         package = components.STREAMS.package
@@ -39,8 +39,8 @@ def _warnings(engine: Engine, max_tokens: int) -> Iterator[str]:
     options, parallel = engine.config.dbo, engine.vllm.parallel_config
     if parallel.tensor_parallel_size == 1 and parallel.data_parallel_size == 1:
         yield (
-            "dbo.enabled has nothing to overlap: one rank computes each layer alone. It begins to "
-            "work with --tensor-parallel-size or expert parallelism."
+            "dbo.enabled has nothing to overlap: one rank computes each layer alone. It takes "
+            "effect with --tensor-parallel-size or expert parallelism."
         )
     if options.min_total_tokens_to_split > max_tokens:
         yield (

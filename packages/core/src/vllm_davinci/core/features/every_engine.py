@@ -40,7 +40,7 @@ def _set_attention(engine: Engine) -> None:
         "gemma4"
     )
     if has_heads_of_two_sizes and getattr(attention.backend, "name", None) == "TRITON_ATTN":
-        why = "vLLM takes it for layers whose heads differ in size; an NPU's backend serves them"
+        why = "vLLM turns it on for heads of different sizes; an NPU's backend serves them"
         engine.set(attention, "backend", None, why)
     cache = engine.vllm.cache_config
     if cache.user_specified_block_size and cache.block_size % BLOCK_SIZE_TOKENS:
@@ -54,32 +54,32 @@ def _set_parallel(engine: Engine) -> None:
         parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
     parallel.disable_custom_all_reduce = True  # CUDA's
     if parallel.use_sequence_parallel_moe:
-        # vLLM's models take a step of one token for one that is not sequence parallel, and read
-        # padding. That follows from this value; no other use of it reaches an NPU.
+        # vLLM's models treat a step of one token as not sequence parallel and read padding. That
+        # follows from this value; no other use of it reaches an NPU.
         engine.set(
             parallel,
             "all2all_backend",
             "flashinfer_nvlink_two_sided",
             "the old value turns on vLLM's sequence-parallel experts, which are wrong for one "
-            "token; how tokens reach experts is moe_communication's matter",
+            "token; moe_communication sets the dispatch method",
         )
     if parallel.data_parallel_size > 1:
         engine.set(
             parallel,
             "disable_nccl_for_dp_synchronization",
             True,
-            "ranks that agree on a step on the device have the host wait for it in every step",
+            "ranks that agree on a step through the device make the host wait in every step",
         )
 
 
 def _set_variables(engine: Engine) -> None:
-    """Sets the environment variables of vLLM that processes of this engine read."""
-    # vLLM forks by default, which saves the imports of every process. An NPU context does not
-    # survive it.
+    """Sets vLLM's environment variables for the processes of this engine."""
+    # vLLM forks by default, which saves every process its imports. An NPU context does not survive
+    # a fork.
     if not components.can_fork():
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # A device that closes, and several ranks on few cores, need longer than vLLM's 5 s. What is
-    # killed leaves shared memory behind.
+    # Closing a device, or several ranks on few cores, takes longer than vLLM's 5 s. Killed
+    # processes leave shared memory behind.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
 
     if engine.config.torchair_graph_config.use_cached_kv_cache_bytes:

@@ -1,4 +1,4 @@
-"""Our section of options for balanced experts, in place of vLLM's flag for other devices."""
+"""Expert balancing: our section of options replaces vLLM's flag, which is for other devices."""
 
 from typing import Final
 
@@ -15,10 +15,10 @@ GLOO: Final = "torch_gloo"
 
 
 def settle(engine: Engine) -> None:
-    """Sets vLLM's balancing as our options say. Idempotent.
+    """Configures vLLM's expert balancing (EPLB) from our options. Idempotent.
 
-    vLLM refuses its own flag on all devices but CUDA's and XPUs, when its configuration is made,
-    which is before a platform is asked.
+    vLLM refuses its own flag on all devices but CUDA and XPU while it makes its configuration,
+    before it asks the platform.
     Raises ConfigurationError for ranks between which no expert can move.
     """
     config, model = engine.config, engine.model
@@ -33,14 +33,14 @@ def settle(engine: Engine) -> None:
         )
     if parallel.tensor_parallel_size * parallel.data_parallel_size == 1:
         raise ConfigurationError(
-            f"{KEY} moves experts between ranks, and there is one. Raise --tensor-parallel-size or "
-            "--data-parallel-size, or remove the key."
+            f"{KEY} moves experts between ranks, and there is only one. Raise "
+            "--tensor-parallel-size or --data-parallel-size, or remove the key."
         )
     if asked.use_async and asked.communicator == HCCL:
         raise ConfigurationError(
-            f"'eplb_config.use_async' sends weights beside steps, and 'eplb_config.communicator' = "
-            f"{HCCL!r} would send them between the steps' own collectives, in another order on "
-            f"every rank. Use {GLOO!r}, or leave one of them out."
+            f"'eplb_config.use_async' cannot be used with 'eplb_config.communicator' = {HCCL!r}: "
+            "weights would be sent between a step's own collectives, in another order on every "
+            f"rank. Use {GLOO!r}, or remove one of them."
         )
     layout = expert_layout(parallel, config)
     is_new = not parallel.enable_eplb
@@ -52,7 +52,7 @@ def settle(engine: Engine) -> None:
     vllms.step_interval, vllms.window_size = asked.step_interval, asked.window_size
     vllms.log_balancedness = asked.log_balancedness
     vllms.log_balancedness_interval = asked.log_balancedness_interval
-    # vLLM starts its thread for CUDA's devices only: core.expert_balance starts it.
+    # vLLM starts its thread only for CUDA devices: core.expert_balance starts it here.
     vllms.use_async = False
     vllms.communicator = communicator
     if is_new:

@@ -1,4 +1,4 @@
-"""The shape of a feature: how a user asks for it, who serves it, what it excludes and settles."""
+"""The shape of a feature: how it is requested, who serves it, what it excludes and sets."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Runner(Flag):
     BOTH = V1 | V2
 
 
-# As rows say it.
+# As shown in rows.
 V1, V2, BOTH = Runner.V1, Runner.V2, Runner.BOTH
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine's configuration, as features read and settle it.
+    """One engine's configuration, which features read and settle.
 
     vllm:     vLLM's
     config:   the resolved options of `additional_config`
-    changes:  settings of vLLM that features have changed, with the reasons
-    warnings: sentences for the user
+    changes:  settings of vLLM that features have changed, with reasons
+    warnings: messages for the user
     """
 
     vllm: VllmConfig
@@ -52,7 +52,7 @@ class Engine:
         return self.vllm.parallel_config
 
     def set(self, holder: Any, name: str, value: Any, reason: str) -> None:
-        """Sets a value of vLLM's configuration, and notes it where it was another one."""
+        """Sets a value of vLLM's configuration; records the change if the value differs."""
         old = getattr(holder, name)
         if old != value:
             setattr(holder, name, value)
@@ -64,14 +64,14 @@ class Engine:
 class Feature:
     """One feature, or one value of a flag.
 
-    flag:     the flag or option that asks for it; empty where the model brings it
+    flag:     the flag or option that requests it; empty if the model does
     title:    a noun, for pages and errors
-    is_asked: whether an engine has it
+    is_asked: whether an engine uses it
     runners:  vLLM's model runners that serve it here
-    because:  a reason against it, for those that no runner serves; a clause
-    instead:  what to do about such a one
-    as_given: the flag with its value, where an error should show it
-    excludes: flag, or title, of each feature that it is not served with -> why: a clause, or ""
+    because:  the reason why no runner serves it; a clause
+    instead:  what to do if no runner serves it
+    as_given: the flag with its value, if errors should show it
+    excludes: flag, or title, of each incompatible feature -> why: a clause, or ""
     settle:   sets what it needs in vLLM's configuration. Idempotent. Raises ConfigurationError for
               values that contradict each other.
     after:    flags, or titles, of features that settle before it
@@ -90,7 +90,7 @@ class Feature:
 
     @property
     def key(self) -> str:
-        """The flag, or the title of what a model brings."""
+        """The flag, or the title if the model requests the feature."""
         return self.flag or self.title
 
 
@@ -102,15 +102,15 @@ def refused(
     instead: str = "Remove it.",
     as_given: Callable[[Engine], str] | None = None,
 ) -> Feature:
-    """A row that no runner serves: a flag, one of its values, or a need of models (no flag)."""
+    """A feature that no runner serves: a flag, one of its values, or a need of models (no flag)."""
     return Feature(flag, title, is_asked, Runner.NONE, because, instead, as_given)
 
 
 def model_has(name: str) -> Callable[[Engine], bool]:
-    """Whether vLLM's ModelConfig has a true value of that name."""
+    """A predicate: True if vLLM's ModelConfig has a true value of that name."""
     return lambda engine: bool(getattr(engine.model, name, False))
 
 
 def is_always(engine: Engine) -> bool:
-    """For what every engine settles."""
+    """Always True, for what every engine settles."""
     return True

@@ -1,4 +1,4 @@
-"""Graph mode: the steps of an engine that replay captured graphs, their sizes, and the reasons."""
+"""Graph mode: which steps replay captured graphs, their sizes, and the reasons."""
 
 import os
 from collections.abc import Mapping
@@ -16,26 +16,24 @@ if TYPE_CHECKING:
 SIZES = "torchair_graph_config.graph_batch_sizes"
 
 NO_PIECES = (
-    "a graph in pieces needs the model compiled, or vLLM's pieces on CUDA's own capture; decode "
-    "steps can be captured whole: -cc.cudagraph_mode=FULL_DECODE_ONLY"
+    "piecewise graphs need a compiled model, or vLLM's own pieces, which CUDA's capture "
+    "makes; decode steps can be captured whole: -cc.cudagraph_mode=FULL_DECODE_ONLY"
 )
-PREFILLS_EAGER = (
-    "graphs hold steps that decode: the attention of prefills has shapes of its own at every step"
-)
-# Methods whose drafts are looked up in the text, which has no repetition for most tokens.
+PREFILLS_EAGER = "graphs hold decode steps: attention of prefills has other shapes at every step"
+# Methods that look drafts up in the text, which finds no repetition for most tokens.
 LOOKED_UP = ("ngram", "suffix")
 
 
 def choose_graph_mode(vllm_config: "VllmConfig") -> None:
-    """Fills in vLLM's graph mode and capture sizes where the user has left them open.
+    """Sets vLLM's graph mode and capture sizes if the user has not.
 
-    Called before vLLM derives anything of them. Raises ConfigurationError for a contradiction
+    Called before vLLM derives other values from them. Raises ConfigurationError for a contradiction
     between vLLM's options and `additional_config`.
     """
     from vllm.config import CUDAGraphMode  # vLLM imports this module first
 
     if is_resolved(vllm_config):
-        return  # a server's engine derives its configuration again, of what was chosen here
+        return  # a server's engine derives its configuration again from what was chosen here
     compilation = vllm_config.compilation_config
     asked = get_config(vllm_config).torchair_graph_config
     model = vllm_config.model_config
@@ -51,7 +49,7 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
                 f"additional_config sets {GRAPHS}, and -cc.cudagraph_mode is NONE. Remove one of "
                 "the two."
             )
-        # A drafter's configuration is derived from its model's, with the sizes chosen there.
+        # A drafter's configuration is derived from its model's, including the sizes chosen there.
         given = compilation.cudagraph_capture_sizes
         if asked.graph_batch_sizes and given not in (None, chosen_sizes(vllm_config).sizes):
             raise ConfigurationError(
@@ -68,22 +66,22 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
         and model is not None
     ):
         compilation.cudagraph_capture_sizes = chosen_sizes(vllm_config).sizes
-        compilation.max_cudagraph_capture_size = None  # vLLM takes the largest
+        compilation.max_cudagraph_capture_size = None  # vLLM uses the largest
 
 
 def reason_against_graphs(
     vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why graph mode is off unless it is asked for; None where it pays.
+    """Why graph mode is off by default on this engine; None if it is on.
 
-    It pays where launches keep a device waiting, and on a virtual NPU, which computes on the
-    processor that the launches take.
+    Graphs pay off if launches keep the device waiting, and on a virtual NPU, which computes on the
+    processor that launches need.
     """
     model = vllm_config.model_config
     if model is None:
         return "no model is given"
     if model.runner_type == "pooling":
-        return "a pooling model decodes nothing"
+        return "a pooling model does not decode"
     if blocked := _blocking_variable(environ):
         return f"{blocked} is set"
     return None
@@ -116,9 +114,9 @@ def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
 
 
 def settle(engine: Engine, environ: Mapping[str, str] = os.environ) -> None:
-    """Brings vLLM's graph mode to what this release has. Idempotent.
+    """Restricts vLLM's graph mode to what this release supports. Idempotent.
 
-    Raises ConfigurationError for settings of torch_npu with which nothing can be captured.
+    Raises ConfigurationError for settings of torch_npu that prevent capture.
     """
     from vllm.config import CUDAGraphMode  # vLLM imports this module first
 
@@ -137,7 +135,7 @@ def settle(engine: Engine, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _notes(engine: Engine) -> list[str]:
-    """Notes on graphs that are not used as they were given, or seldom."""
+    """Notes on graphs that are rarely used, or not as requested."""
     asked = engine.config.torchair_graph_config
     notes = list(chosen_sizes(engine.vllm).notes) if asked.enabled else []
     speculative = engine.vllm.speculative_config
@@ -151,7 +149,7 @@ def _notes(engine: Engine) -> list[str]:
     return notes
 
 
-# Variables of torch_npu -> the value with which nothing can be captured, and why.
+# Variables of torch_npu -> the value that prevents capture, and why.
 BLOCKING = {
     "ASCEND_LAUNCH_BLOCKING": ("1", "the host would wait after each launch"),
     "TASK_QUEUE_ENABLE": ("2", "launches would be prepared on another thread"),
@@ -175,7 +173,7 @@ def _check_environment(environ: Mapping[str, str]) -> None:
 
 
 def has_graphs(engine: Engine) -> bool:
-    """Whether vLLM's graph mode is on."""
+    """True if vLLM's graph mode is on."""
     mode = engine.vllm.compilation_config.cudagraph_mode
     return mode is not None and mode.name != "NONE"
 

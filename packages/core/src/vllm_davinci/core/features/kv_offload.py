@@ -1,4 +1,4 @@
-"""Blocks of the KV cache in the host's memory: our connector in place of vLLM's."""
+"""KV cache blocks in host memory: our connector replaces vLLM's."""
 
 from typing import Any
 
@@ -9,23 +9,23 @@ from vllm_davinci.core.features.feature import V1, Engine, Feature
 FLAG = "--kv-offloading-size"
 FOLDER = "vllm_davinci.core.kv_offload"
 OURS = "NPUOffloadingConnector"
-# connector as users of vLLM name it -> ours
+# vLLM's name of a connector -> ours
 CONNECTORS = {"OffloadingConnector": OURS, OURS: OURS}
 OFFLOADING_SPECS = ("CPUOffloadingSpec", "NPUOffloadingSpec")
 UNSERVED_KEYS = ("canonical_layout",)
 
 
 def is_asked(engine: Engine) -> bool:
-    """Whether blocks are kept in the host's memory, by the flag or by a connector."""
+    """True if blocks are offloaded to host memory, by the flag or by a connector."""
     transfer = engine.vllm.kv_transfer_config
     by_connector = transfer is not None and transfer.kv_connector in CONNECTORS
     return by_connector or engine.vllm.cache_config.kv_offloading_size is not None
 
 
 def settle(engine: Engine) -> None:
-    """Replaces vLLM's connector by ours, before vLLM makes one of --kv-offloading-size.
+    """Replaces vLLM's connector by ours, before vLLM makes one from --kv-offloading-size.
 
-    Raises ConfigurationError for values that are not served.
+    Raises ConfigurationError for unsupported values.
     """
     from vllm.config import KVTransferConfig  # vLLM imports this module first
 
@@ -39,7 +39,7 @@ def settle(engine: Engine) -> None:
             kv_connector_extra_config={"cpu_bytes_to_use": int(size_gib * 2**30)},
         )
         engine.vllm.kv_transfer_config = asked
-        cache.kv_offloading_size = None  # else vLLM makes its own connector of it
+        cache.kv_offloading_size = None  # otherwise vLLM makes its own connector from it
     assert asked is not None
     if asked.kv_connector_module_path != f"{FOLDER}.connector":
         engine.changes.append(_replace_connector(asked))
@@ -48,14 +48,14 @@ def settle(engine: Engine) -> None:
 def _check_size(size_gib: float, backend: str, asked: Any) -> None:
     if backend != "native":
         raise ConfigurationError(
-            f"not available in {RELEASE}: --kv-offloading-backend {backend}; native is."
+            f"--kv-offloading-backend {backend} is not supported in {RELEASE}. Use native."
         )
     if size_gib <= 0:
         raise ConfigurationError(f"{FLAG} {size_gib:g}: give GiB, more than 0.")
     if asked is not None and asked.kv_connector:
         raise ConfigurationError(
-            f"{FLAG} {size_gib:g} and --kv-transfer-config with {asked.kv_connector!r} ask for two "
-            "connectors. Leave one out."
+            f"{FLAG} {size_gib:g} and --kv-transfer-config with {asked.kv_connector!r} both select"
+            " a connector. Remove one of the two."
         )
 
 
@@ -63,13 +63,13 @@ def _replace_connector(asked: Any) -> Setting:
     extra = asked.kv_connector_extra_config
     if (spec := extra.get("spec_name", OFFLOADING_SPECS[0])) not in OFFLOADING_SPECS:
         raise ConfigurationError(
-            f"not available in {RELEASE}: the offloading specification {spec!r} (spec_name of "
-            "kv_connector_extra_config); CPUOffloadingSpec is."
+            f"--kv-transfer-config: spec_name {spec!r} in kv_connector_extra_config is not "
+            f"supported in {RELEASE}. Use CPUOffloadingSpec."
         )
     if unserved := [key for key in UNSERVED_KEYS if extra.get(key)]:
         raise ConfigurationError(
-            f"not available in {RELEASE}: {unserved[0]} of kv_connector_extra_config, which "
-            "describes pages that hold keys and values together. Leave it out."
+            f"--kv-transfer-config: {unserved[0]} in kv_connector_extra_config is not supported in"
+            f" {RELEASE}: it describes pages that hold keys and values together. Remove it."
         )
     if not extra.get("cpu_bytes_to_use"):
         raise ConfigurationError(
@@ -79,14 +79,14 @@ def _replace_connector(asked: Any) -> Setting:
     old = asked.kv_connector
     asked.kv_connector, asked.kv_connector_module_path = CONNECTORS[old], f"{FOLDER}.connector"
     extra |= {"spec_name": "NPUOffloadingSpec", "spec_module_path": f"{FOLDER}.spec"}
-    reason = f"in place of '{old}': keys and values of a layer lie apart here"
+    reason = f"replaces '{old}': keys and values of a layer are separate here"
     return Setting("kv_connector", asked.kv_connector, Source.RELEASE, reason)
 
 
 FEATURES = (
     Feature(
         FLAG,
-        "blocks of the KV cache in the host's memory",
+        "KV cache blocks in host memory",
         is_asked,
         V1,
         excludes={"--kv-transfer-config": "both ask for a KV connector"},

@@ -1,4 +1,4 @@
-"""Disaggregated prefill: our connectors in place of vLLM's, and what they exclude."""
+"""Disaggregated prefill: our connectors replace vLLM's, and what they exclude."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -24,9 +24,9 @@ FLAG = "--kv-transfer-config"
 
 
 def settle(engine: Engine) -> None:
-    """Puts our connector in place of vLLM's.
+    """Replaces vLLM's connector by ours.
 
-    Raises ConfigurationError for a limit that is no time, and without the carrier's package.
+    Raises ConfigurationError for an invalid timeout, or if the connector's package is missing.
     """
     asked = engine.vllm.kv_transfer_config
     if asked is None or not asked.kv_connector:
@@ -46,7 +46,7 @@ def settle(engine: Engine) -> None:
         engine,
         "kv_connector",
         carrier.connector,
-        f"in place of '{asked.kv_connector}': keys and values of a layer lie apart here",
+        f"replaces '{asked.kv_connector}': keys and values of a layer are separate here",
     )
     asked.kv_connector, asked.kv_connector_module_path = carrier.connector, carrier.module
     if carrier is NIXL and asked.kv_buffer_device != "cpu":
@@ -79,7 +79,7 @@ def _require_package(carrier: Carrier) -> None:
     if not carrier.tested_from <= found < carrier.tested_below:
         raise ConfigurationError(
             f"{name} ({FLAG}) is tested with {carrier.packages[0]} from {carrier.tested_from} and "
-            f"below {carrier.tested_below}, and {found} is installed. {carrier.how_to_get}"
+            f"below {carrier.tested_below}; {found} is installed. {carrier.how_to_get}"
         )
 
 
@@ -93,7 +93,7 @@ def _installed(packages: Sequence[str]) -> Version | None:
 
 
 def is_asked(engine: Engine) -> bool:
-    """Whether blocks come from another engine, or go to one."""
+    """True if blocks are exchanged with another engine."""
     asked = engine.vllm.kv_transfer_config
     return asked is not None and asked.kv_connector not in CONNECTORS
 
@@ -155,8 +155,8 @@ FEATURES = (
             bool(e.vllm.kv_transfer_config.kv_connector)
             and e.vllm.kv_transfer_config.kv_connector not in CARRIERS
         ),
-        "Use OffloadingConnector, which keeps blocks on the host, or NixlConnector or "
-        "MooncakeConnector, which take them from another engine.",
+        "Use OffloadingConnector, which offloads blocks to the host, or NixlConnector or "
+        "MooncakeConnector, which transfer them from another engine.",
         lambda e: f"{FLAG} with kv_connector {e.vllm.kv_transfer_config.kv_connector!r}",
     ),
     _refused(

@@ -1,15 +1,15 @@
-"""LoRA adapters: which vLLM options of them this release serves."""
+"""LoRA adapters: the vLLM options of LoRA that this release supports."""
 
 from collections.abc import Callable
 
 from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
 
-# As vLLM names the layer in its models.
+# The layer's name in vLLM's models.
 ROUTED_EXPERTS = "experts"
 
 
 def is_asked(engine: Engine) -> bool:
-    """Whether the engine takes adapters."""
+    """True if the engine accepts adapters."""
     return engine.vllm.lora_config is not None
 
 

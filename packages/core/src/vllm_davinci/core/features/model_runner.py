@@ -1,4 +1,4 @@
-"""Which of vLLM's model runners serves: V1, where the user has not chosen V2."""
+"""Selects vLLM's model runner: V1, unless the user has chosen V2."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -11,12 +11,12 @@ TRUE = ("1", "true")
 
 
 def choose_model_runner(environment: MutableMapping[str, str]) -> bool:
-    """Chooses vLLM's V1 model runner where the user has not chosen.
+    """Selects vLLM's V1 model runner unless the user has chosen one.
 
-    vLLM's own choice depends on whether it takes Triton for usable: it does on a host with
-    triton-ascend, and also where CUDA_VISIBLE_DEVICES is empty. To be called before vLLM's
-    configuration asks; processes that this one starts inherit the choice.
-    Returns whether vLLM would have taken V2.
+    vLLM's own default depends on whether it considers Triton usable: it does on a host with
+    triton-ascend, and also if CUDA_VISIBLE_DEVICES is empty. Call it before vLLM's configuration
+    reads the variable; child processes inherit the choice.
+    Returns whether vLLM would have selected V2.
     """
     if MODEL_RUNNER in environment:
         return False
@@ -27,7 +27,7 @@ def choose_model_runner(environment: MutableMapping[str, str]) -> bool:
 
 
 def is_v2_chosen(environment: Mapping[str, str]) -> bool:
-    """Whether the V2 runner was asked for by its variable."""
+    """True if the variable selects the V2 runner."""
     return environment.get(MODEL_RUNNER, "").strip().lower() in TRUE
 
 
@@ -45,6 +45,6 @@ FEATURES = (
         "watermark_config or hisparse_config",
         "watermarks and HiSparse",
         lambda e: _is_v2(e) and not is_v2_chosen(os.environ),
-        because="they take vLLM's V2 model runner by themselves",
+        because="they select vLLM's V2 model runner by themselves",
     ),
 )

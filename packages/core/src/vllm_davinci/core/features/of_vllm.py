@@ -1,11 +1,11 @@
-"""vLLM's features that need no code of this plugin: who serves them, and which are refused."""
+"""vLLM's features that need no code here: which runners serve them, and which are refused."""
 
 from vllm_davinci.core.config.registered_names import REPLACED, WITHOUT_FILES, is_served
 from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, model_has, refused
 
 
 def _foreign_profilers(engine: Engine) -> list[str]:
-    """Settings of the profiler that ask for another vendor's devices."""
+    """Profiler settings that ask for another vendor's devices."""
     asked = engine.vllm.profiler_config
     activities = asked.torch_profiler_activities or ()
     return [
@@ -18,7 +18,7 @@ def _dtype(engine: Engine) -> str | None:
     return None if engine.model is None else str(engine.model.dtype).removeprefix("torch.")
 
 
-# `runners` says which of vLLM's model runners serves the feature: V1, V2, BOTH or NONE.
+# `runners`: vLLM's model runners that serve the feature: V1, V2, BOTH or NONE.
 FEATURES = (
     Feature(
         "--data-parallel-size",
@@ -42,7 +42,7 @@ FEATURES = (
             e.vllm.cache_config,
             "enable_prefix_caching",
             False,
-            "vLLM finds no prefixes of what an encoder has seen",
+            "vLLM finds no prefixes of encoder inputs",
         ),
     ),
     Feature(
@@ -88,12 +88,12 @@ FEATURES = (
     ),
     refused(
         "--cpu-offload-gb",
-        "weights in the host's memory",
+        "weights in host memory",
         lambda e: e.vllm.offload_config.uva.cpu_offload_gb > 0,
     ),
     refused(
         "--offload-group-size",
-        "weights in the host's memory",
+        "weights in host memory",
         lambda e: e.vllm.offload_config.prefetch.offload_group_size > 0,
     ),
     refused(
@@ -105,7 +105,7 @@ FEATURES = (
         "--enable-fault-tolerance",
         "recovery from a fault",
         lambda e: e.parallel.enable_fault_tolerance,
-        because="HCCL's collectives cannot go on without the rank that failed; one rank's error "
+        because="HCCL's collectives cannot continue without the failed rank; one rank's error "
         "ends the engine",
     ),
     refused(
@@ -116,7 +116,7 @@ FEATURES = (
     ),
     refused(
         "--load-format",
-        "weights that are neither converted nor checked",
+        "weights without conversion or check",
         lambda e: not is_served(str(e.vllm.load_config.load_format)),
         as_given=lambda e: f"--load-format {e.vllm.load_config.load_format}",
         instead=f"Use one of {', '.join((*REPLACED, WITHOUT_FILES))}.",
@@ -138,7 +138,7 @@ FEATURES = (
     ),
     refused(
         "lmhead_tp_size",
-        "an LM head that is divided otherwise than other layers",
+        "an LM head divided differently from other layers",
         lambda e: e.config.lmhead_tp_size not in (-1, e.parallel.tensor_parallel_size),
         as_given=lambda e: f"additional_config key 'lmhead_tp_size' = {e.config.lmhead_tp_size}",
         instead="Use -1, or the size of --tensor-parallel-size.",

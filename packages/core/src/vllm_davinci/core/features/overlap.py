@@ -1,7 +1,7 @@
-"""The option `overlap`: the single options that its presets stand for on this engine.
+"""The option `overlap`: the options that its presets imply on this engine.
 
-Later code reads the single options only, and `overlap` itself where published and lean differ in
-more than these: whether shared and routed experts are summed over ranks apart or together.
+Later code reads only the single options, and `overlap` itself where `published` and `lean` differ
+further: whether shared and routed experts are all-reduced separately or together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from vllm_davinci.core.features.side_streams import has_shared_experts
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Features that only `auto` turns on by itself.
+# Features that only `auto` turns on.
 _SWITCHES = (DUAL_BATCH, "weight_prefetch_config.enabled")
 
 
@@ -31,12 +31,13 @@ def chosen_by_preset(
     against_sequence_parallel: str | None,
     costs: Path | None = None,
 ) -> list[Setting]:
-    """The single options that `config.overlap` sets: those that the model has a use for.
+    """The options that `config.overlap` sets: those that apply to the model.
 
-    `auto` sets those that are not given. Without it durations of steps say how what is on by other
-    options runs: how steps are cut, and from which size on they are sequence parallel.
+    `auto` sets the options that are not given. Without it, step times decide how features enabled
+    by
+    other options run: how steps are cut, and from which size they are sequence parallel.
     against_sequence_parallel: the reason why the engine cannot run it, or None
-    costs:                     file of durations of this engine's steps, or None
+    costs:                     step-time file of this engine, or None
     """
     fastest = [] if costs is None else chosen_by_costs(costs)
     if config.overlap == "auto":
@@ -62,7 +63,7 @@ def chosen_by_preset(
 
 
 def with_settings(config: DavinciConfig, settings: Sequence[Setting]) -> DavinciConfig:
-    """The configuration with these values."""
+    """The configuration with these settings applied."""
     for setting in settings:
         section, name = setting.key.split(".")
         changed = getattr(config, section).model_copy(update={name: setting.value})
@@ -76,7 +77,7 @@ def _is_given(config: DavinciConfig, choice: Setting) -> bool:
 
 
 def _applies(key: str, vllm_config: "VllmConfig", against_sequence_parallel: str | None) -> bool:
-    """Whether the engine has the part that the option is about."""
+    """True if the option affects this engine."""
     if key == SEQUENCE_PARALLEL:
         return against_sequence_parallel is None
     model = vllm_config.model_config
@@ -116,16 +117,16 @@ def _automatic(
         if parallel.data_parallel_size > 1:
             yield _auto(EXPERTS, True, "tokens travel between DP ranks in every step")
         else:
-            yield _auto(EXPERTS, False, "no token travels that shared experts could hide")
+            yield _auto(EXPERTS, False, "no transfer of tokens to hide behind shared experts")
     yield _auto(
         SEQUENCE_PARALLEL,
         against_sequence_parallel is None,
-        against_sequence_parallel or "each rank norms its shard of the tokens",
+        against_sequence_parallel or "each rank normalizes its shard of the tokens",
     )
 
 
 def _reason_against_ubatches(vllm_config: "VllmConfig") -> str | None:
-    """Why steps of this engine are not split, or None."""
+    """The reason why steps of this engine are not split, or None."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if parallel.tensor_parallel_size * parallel.data_parallel_size == 1:
         return "one rank computes each layer alone"

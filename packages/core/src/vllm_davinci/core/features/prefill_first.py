@@ -1,4 +1,4 @@
-"""The section ascend_scheduler_config: an engine's scheduler, and vLLM's options that change."""
+"""The section ascend_scheduler_config: the scheduler, and vLLM's options that it overrides."""
 
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ SCHEDULERS = {
     False: "vllm_davinci.core.scheduler.prefill_first.PrefillFirstScheduler",
     True: "vllm_davinci.core.scheduler.prefill_first.AsyncPrefillFirstScheduler",
 }
-# Share of the KV cache's blocks that stays free when prompts are admitted: the default of the
-# established plugin's scheduler. vLLM's is 0.
+# Fraction of KV cache blocks kept free when prompts are admitted: the default of the established
+# plugin's scheduler. vLLM's is 0.
 WATERMARK = 0.01
-# Fields of vLLM's SchedulerConfig that no option sets, because the model or the scheduler decides.
+# Fields of vLLM's SchedulerConfig without an option, because the model or the scheduler decides.
 NOT_FOR_USERS = (
     "scheduler_cls",
     "runner_type",
@@ -31,16 +31,16 @@ NOT_FOR_USERS = (
 
 
 def is_prefill_first(vllm_config: "VllmConfig") -> bool:
-    """Whether prompts are scheduled first and whole; else vLLM's own scheduler runs."""
+    """True if prompts are scheduled first and whole; otherwise vLLM's own scheduler runs."""
     asked = get_config(vllm_config).ascend_scheduler_config
     return asked.enabled and (asked.model_extra or {}).get("enable_chunked_prefill") is not True
 
 
 def override_scheduler_fields(vllm_config: "VllmConfig") -> None:
-    """Gives vLLM's SchedulerConfig the values of ascend_scheduler_config.
+    """Copies ascend_scheduler_config into vLLM's SchedulerConfig.
 
-    Called before vLLM derives anything from them. Raises ConfigurationError for a value that a
-    field does not take.
+    Called before vLLM derives anything from them. Raises ConfigurationError for an invalid
+    value.
     """
     asked = get_config(vllm_config).ascend_scheduler_config
     if not asked.enabled:
@@ -77,7 +77,7 @@ def override_scheduler_fields(vllm_config: "VllmConfig") -> None:
 
 
 def settle(engine: Engine) -> None:
-    """Names the scheduler's class for vLLM."""
+    """Sets the scheduler class in vLLM's configuration."""
     scheduler = engine.vllm.scheduler_config
     name = SCHEDULERS[bool(scheduler.async_scheduling)]
     if scheduler.scheduler_cls != name:
@@ -87,7 +87,7 @@ def settle(engine: Engine) -> None:
 
 
 def _refused(flag: str, title: str, field: str, served: tuple[object, ...]) -> Feature:
-    """A field of vLLM's SchedulerConfig with a value that is not served."""
+    """A field of vLLM's SchedulerConfig with an unsupported value."""
 
     def value(engine: Engine) -> object:
         return getattr(engine.vllm.scheduler_config, field)
@@ -111,7 +111,7 @@ FEATURES = (
         BOTH,
         excludes={
             "images, videos or sound": "prompts stay whole",
-            "--runner pooling": "a pooling model decodes nothing",
+            "--runner pooling": "a pooling model does not decode",
         },
         settle=settle,
     ),

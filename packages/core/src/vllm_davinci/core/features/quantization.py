@@ -1,4 +1,4 @@
-"""Quantized checkpoints: the methods of `--quantization` that this release has."""
+"""Quantized checkpoints: the supported methods of `--quantization`."""
 
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.features.feature import BOTH, Feature
@@ -8,7 +8,7 @@ METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")  # co
 
 
 def refuse_quantization(quant: str) -> None:
-    """Raises UnsupportedFeatureError for a method that this release does not have."""
+    """Raises UnsupportedFeatureError for an unsupported quantization method."""
     if quant not in METHODS:
         raise UnsupportedFeatureError(
             f"{FLAG} {quant!r} is not supported in {RELEASE}; {', '.join(METHODS)} are. Use the "

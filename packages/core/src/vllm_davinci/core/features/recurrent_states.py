@@ -1,35 +1,35 @@
-"""Recurrent states (hybrid models, Mamba): what they exclude, and what is turned off with them."""
+"""Hybrid models (recurrent state): incompatible features, and what is turned off for them."""
 
 from vllm_davinci.core.config.architectures import keeps_states
 from vllm_davinci.core.errors import RELEASE
 from vllm_davinci.core.features.feature import V1, Engine, Feature, refused
 
-# Methods whose drafts come when the host knows what was accepted.
+# Methods that draft after the host knows which tokens were accepted.
 DRAFTERS = ("ngram", "custom_class", "mtp")
-# Of those, what runs a model on the device. Under asynchronous scheduling, where the host does not
-# know yet what was accepted, tokens have been seen to differ.
+# Those of them that run a model on the device. Under asynchronous scheduling the host does not yet
+# know what was accepted, and tokens were observed to differ.
 _SYNCHRONOUS = ("mtp",)
 
 
 def _method(engine: Engine) -> str | None:
-    """The method of speculation of an engine with states."""
+    """The speculation method of an engine with recurrent state, or None."""
     asked = engine.vllm.speculative_config
     return None if asked is None or not keeps_states(engine.model) else asked.method
 
 
 def settle(engine: Engine) -> None:
-    """Turns off what vLLM has turned on by itself and what would give other tokens.
+    """Turns off vLLM defaults that would change tokens.
 
-    That is prefix caching, and asynchronous scheduling beside some drafters.
+    These are prefix caching, and asynchronous scheduling with some drafters.
     """
     cache, scheduler = engine.vllm.cache_config, engine.vllm.scheduler_config
-    # Without states of prefixes vLLM keeps one of each request, and calls that a block of as many
-    # tokens as a request may have.
+    # Without prefix states vLLM stores one state per request, and calls it a block with the tokens
+    # of the longest request.
     cache.mamba_cache_mode, cache.mamba_block_size = "none", engine.model.max_model_len
-    reason = f"not available in {RELEASE}: states of prefixes"
+    reason = f"not available in {RELEASE}: cached states of prefixes"
     engine.set(cache, "enable_prefix_caching", False, reason)
     if _method(engine) in _SYNCHRONOUS:
-        reason = "states follow the drafts that the host knows to be accepted"
+        reason = "recurrent state follows the drafts that the host knows to be accepted"
         engine.set(scheduler, "async_scheduling", False, reason)
 
 
@@ -60,7 +60,7 @@ FEATURES = (
         "drafts that come before the host knows what was accepted",
         lambda e: _method(e) not in (None, *DRAFTERS),
         as_given=lambda e: f"--speculative-config of method {_method(e)!r}",
-        because="layers keep recurrent states",
+        because="layers have recurrent state",
         instead=f"Use one of {', '.join(DRAFTERS)}.",
     ),
     refused(

@@ -1,4 +1,4 @@
-"""Every feature: the rows that the files of this folder name `FEATURES`, and what they refuse."""
+"""All features: the `FEATURES` rows of this folder's files, and their refusals."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -15,32 +15,32 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 @cache
 def features() -> Mapping[str, Feature]:
-    """Key -> feature, in the order in which they settle. Imports the folder at the first call."""
+    """Key -> feature, in settling order. Imports the folder at the first call."""
     folder = import_module(_PACKAGE).__path__
     modules = [import_module(f"{_PACKAGE}.{each.name}") for each in iter_modules(folder)]
     rows: dict[str, Feature] = {}
     for row in (row for each in modules for row in getattr(each, "FEATURES", ())):
         if rows.setdefault(row.key, row) is not row:
-            raise ValueError(f"Two rows of features are {row.key!r}: give one another flag.")
+            raise ValueError(f"Two feature rows have the key {row.key!r}. Give one another flag.")
     order = TopologicalSorter({key: row.after for key, row in rows.items()})
     return {key: rows[key] for key in order.static_order()}
 
 
 def in_use(engine: Engine) -> list[Feature]:
-    """Features that the engine has."""
+    """The features that the engine uses."""
     return [each for each in features().values() if each.is_asked(engine)]
 
 
 def named(engine: Engine) -> list[Feature]:
-    """The same without what every engine settles: for the log and `vllm-davinci config`."""
+    """The engine's features except those of every engine: for log and `vllm-davinci config`."""
     return [each for each in in_use(engine) if each.is_asked is not is_always]
 
 
 def settle(engine: Engine) -> None:
     """Settles every feature of the engine. Idempotent.
 
-    Raises UnsupportedFeatureError for a model, and ConfigurationError for options, that this
-    release does not serve: all of them in one error.
+    Raises UnsupportedFeatureError for an unsupported model and ConfigurationError for unsupported
+    options, all in one error.
     """
     asked = {each.key: each for each in in_use(engine)}
     if models := [_of_model(each, engine) for each in asked.values() if _is_models(each)]:
@@ -53,7 +53,7 @@ def settle(engine: Engine) -> None:
 
 
 def refusals(row: Feature, asked: Mapping[str, Feature], engine: Engine) -> Iterator[str]:
-    """Sentences about what the engine asks for and `row` excludes.
+    """Messages about features that the engine requests and `row` excludes.
 
     asked: the engine's features, by key
     """

@@ -1,4 +1,4 @@
-"""Every value that an engine runs with: who decided it, and why."""
+"""Every value that an engine runs with, its source and reason."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def option_settings(vllm_config: "VllmConfig") -> list[Setting]:
-    """Every option, as layers and models read it, then other keys and variables in use."""
+    """All options, as layers and models read them, then other keys and variables in use."""
     decided = last_by_key(get_settings(vllm_config))
     values = dict(flat(get_config(vllm_config)))
     options = [
@@ -32,7 +32,7 @@ def option_settings(vllm_config: "VllmConfig") -> list[Setting]:
 
 
 def feature_settings(vllm_config: "VllmConfig") -> list[Setting]:
-    """Features that the engine has, and what asks for each."""
+    """Features that the engine uses, and what requests each."""
     return [
         Setting(row.title, True, Source.FLAG if row.flag else Source.MODEL, row.flag)
         for row in named(Engine(vllm_config, get_config(vllm_config)))
@@ -46,7 +46,7 @@ def vllm_settings(
 ) -> list[Setting]:
     """Values of vLLM's configuration that an NPU, the model or an option can decide.
 
-    flags: vLLM's options that were given: name of the field -> as it was typed
+    flags: vLLM's options as given: field name -> the text typed
     """
     compilation, parallel = vllm_config.compilation_config, vllm_config.parallel_config
     scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
@@ -60,7 +60,7 @@ def vllm_settings(
         Setting("max_num_seqs", scheduler.max_num_seqs, Source.DEFAULT),
         Setting("max_num_batched_tokens", scheduler.max_num_batched_tokens, Source.DEFAULT),
         Setting("watermark", scheduler.watermark, Source.DEFAULT),
-        Setting("block_size", cache.block_size, Source.CHIP, "blocks that attention works with"),
+        Setting("block_size", cache.block_size, Source.CHIP, "the attention operator's block size"),
         Setting("enable_prefix_caching", cache.enable_prefix_caching, Source.DEFAULT),
         Setting("worker_cls", parallel.worker_cls, Source.RELEASE),
         Setting("all2all_backend", parallel.all2all_backend, Source.DEFAULT),
@@ -85,7 +85,7 @@ def _decided(
     flags: Mapping[str, str],
     decided: Mapping[str, Setting],
 ) -> Setting:
-    """The setting with the party that decided it: an option, this release, a flag."""
+    """The setting with its source: an option, this release or a flag."""
     name, value, source, reason = setting
     if name in decided:
         _, _, source, reason = decided[name]

@@ -1,4 +1,4 @@
-"""From what was asked for to one typed configuration of this engine."""
+"""Resolves everything that was requested into one typed configuration of this engine."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -35,9 +35,9 @@ logger = init_logger(__name__)
 class Resolution(NamedTuple):
     """The options of one engine.
 
-    requested: by flags, variables and options, and by the preset for those that are not given
-    config:    the same, without what this engine cannot do: what layers and models read
-    warnings:  for the user, about what has another effect than it seems to
+    requested: by flags, variables and options, and by the preset for options not given
+    config:    the same, restricted to what this engine supports: read by layers and models
+    warnings:  for the user, about options whose effect may surprise
     choices:   of `overlap = 'auto'`, each with its reason
     """
 
@@ -50,12 +50,12 @@ class Resolution(NamedTuple):
 def resolve(
     vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ, may_make: bool = False
 ) -> Resolution:
-    """Resolves an engine's options and leaves them where `get_config` finds them. Idempotent.
+    """Resolves an engine's options and stores them for `get_config`. Idempotent.
 
-    may_make: whether durations of its steps may be modelled where `overlap` = 'auto' wants them and
-              there are none, which takes half a minute
-    Raises ConfigurationError for what is unknown, ill-typed, contradictory, not in this release,
-    or asked for by itself and impossible on this engine.
+    may_make: whether missing step times may be modelled for `overlap` = 'auto', which takes half a
+              minute
+    Raises ConfigurationError for options that are unknown, ill-typed, contradictory or not in this
+    release, and for explicitly requested ones that are impossible on this engine.
     """
     asked_for = vllm_config.additional_config
     if isinstance(asked_for, ResolvedOptions):
@@ -104,13 +104,13 @@ def _spelled(spelling: Mapping[str, str], key: str) -> str:
 def log_resolution(
     resolution: Resolution, warnings: Iterable[str], changes: Iterable[Setting]
 ) -> None:
-    """Tells what a configuration's resolution came to; changes are those to vLLM's options."""
+    """Logs the resolved configuration; changes: to vLLM's options."""
     for warning in warnings:
         logger.warning_once("%s", warning)
     for setting in [*resolution.choices, *changes]:
         logger.info_once("%s", setting.told())
     logger.info_once(
         "Effective vllm-davinci configuration: %s",
-        # A string: vLLM remembers what it has logged, and a dictionary cannot be remembered.
+        # A string: vLLM hashes what it logs once, and a dictionary is not hashable.
         str(non_default_options(resolution.requested) or "all options at their defaults"),
     )

@@ -23,9 +23,9 @@ KEY = "moe_communication"
 
 
 def settle(engine: Engine) -> None:
-    """Warns about options that have no effect on this model.
+    """Warns about options without effect on this model.
 
-    Raises ConfigurationError for a model whose experts the ranks cannot hold as asked.
+    Raises ConfigurationError for a model whose experts cannot be divided as requested.
     """
     model, config = engine.model, engine.config
     if model is None:
@@ -50,20 +50,20 @@ def settle(engine: Engine) -> None:
         asked = last_by_key(get_settings(engine.vllm)).get(KEY)
         if asked is None or asked.source != Source.VARIABLE:
             raise
-        raise ConfigurationError(f"{error} {asked.reason} asks for it: unset it.") from None
+        raise ConfigurationError(f"{error} {asked.reason} requests it: unset it.") from None
     if config.expert_map_path is None:
         return
     if rule.layout.ep_size > 1:
         check_expert_map(config.expert_map_path, num_experts, rule.layout.ep_size)
         return
-    note = "has no effect: every rank has a part of all experts. Add --enable-expert-parallel"
+    note = "has no effect: every rank holds a part of all experts. Add --enable-expert-parallel"
     engine.warnings.append(f"additional_config key 'expert_map_path' {note}")
 
 
 def _rule(
     vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc
 ) -> tuple[CommunicationRule, int]:
-    """How tokens reach their experts, and the number of places for replicas."""
+    """The rule that chooses the dispatch method, and the number of redundant slots."""
     model = vllm_config.model_config
     layout = expert_layout(vllm_config.parallel_config, config)
     num_redundant = redundant_experts(config, model.get_num_experts(), layout.ep_size)
@@ -75,7 +75,7 @@ def _rule(
 def communication_settings(
     vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc
 ) -> list[Setting]:
-    """Returns how tokens of decodes and of prefills reach their experts; [] without experts."""
+    """Dispatch methods of decodes and of prefills; [] without experts."""
     model = vllm_config.model_config
     if model is None or not model.is_moe:
         return []

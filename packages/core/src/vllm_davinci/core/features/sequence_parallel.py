@@ -1,4 +1,4 @@
-"""Sequence parallelism between attention and MLP: whether an engine can run it."""
+"""Sequence parallelism between attention and MLP: engines that support it."""
 
 from typing import TYPE_CHECKING
 
@@ -38,10 +38,10 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
 
 
 def check_sequence_parallel(config: DavinciConfig, against: str | None) -> list[str]:
-    """Warnings about options that do nothing on this engine.
+    """Warns about sequence parallel options without effect on this engine.
 
     against: the reason why it cannot run sequence parallel, or None
-    Raises ConfigurationError when `enabled` was asked for by itself and cannot be had.
+    Raises ConfigurationError if `enabled` was explicitly requested and is impossible.
     """
     options = config.sequence_parallel
     given = options.model_fields_set

@@ -1,4 +1,4 @@
-"""Side streams inside layers: models that have a use for them."""
+"""Side streams inside layers: the models that use them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,22 +10,22 @@ from vllm_davinci.core.features.feature import BOTH, Engine, Feature
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-# Fields of models' configurations that say how many or how wide their shared experts are.
+# Configuration fields that give the number or width of shared experts.
 SHARED_EXPERT_FIELDS = ("n_shared_experts", "shared_expert_intermediate_size")
 
 
 def has_shared_experts(model: "ModelConfig") -> bool:
-    """Whether a model has experts that every token goes through."""
+    """True if every token passes through shared experts."""
     return any(getattr(model.hf_text_config, name, None) for name in SHARED_EXPERT_FIELDS)
 
 
 def _row(
     key: str, title: str, is_asked: Callable[[Engine], bool], has: Callable[[Any], bool], use: str
 ) -> Feature:
-    """A side stream.
+    """A feature that runs part of a model on a side stream.
 
-    has: whether a model has the part that runs on it
-    use: the end of the error about a model that has not, before and after its name
+    has: whether a model has that part
+    use: end of the error for a model without it; {} is the model's name
     """
 
     def settle(engine: Engine) -> None:
@@ -50,13 +50,13 @@ FEATURES = (
         "shared experts on a side stream",
         lambda e: e.config.torchair_graph_config.enable_multistream_moe,
         has_shared_experts,
-        "runs shared experts beside routed ones, and {} has no shared experts",
+        "overlaps shared experts with routed ones, and {} has no shared experts",
     ),
     _row(
         PREFETCH,
         "prefetch of weights on a side stream",
         lambda e: e.config.weight_prefetch_config.enabled,
         lambda model: model.use_mla,
-        "fetches weights of models with MLA, and {} has none",
+        "prefetches weights of models with MLA, and {} has none",
     ),
 )

@@ -1,4 +1,4 @@
-"""Sleep mode: our backend in place of CUDA's."""
+"""Sleep mode: our backend replaces CUDA's."""
 
 from vllm_davinci.core.config.registered_names import SLEEP_BACKEND, VLLMS_SLEEP_BACKEND
 from vllm_davinci.core.features.feature import BOTH, Engine, Feature, model_has, refused
@@ -24,7 +24,7 @@ FEATURES = (
     ),
     refused(
         "--sleep-mode-offload-cudagraph",
-        "graphs in the host's memory during sleep",
+        "graphs in host memory during sleep",
         lambda e: _is_asked(e) and e.model.sleep_mode_offload_cudagraph,
     ),
     refused(

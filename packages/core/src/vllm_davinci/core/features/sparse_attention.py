@@ -6,7 +6,7 @@ from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
 
 
 def _shares_choices(engine: Engine) -> bool:
-    """Whether layers take the choice of tokens from a layer before."""
+    """True if layers reuse an earlier layer's choice of tokens."""
     text = engine.model.hf_text_config
     return bool(
         getattr(text, "index_topk_pattern", None) or getattr(text, "index_topk_freq", 1) > 1
@@ -14,7 +14,7 @@ def _shares_choices(engine: Engine) -> bool:
 
 
 def _has_compressed_rows(engine: Engine) -> bool:
-    """Whether rows of the model's cache stand for groups of tokens."""
+    """True if rows of the model's cache stand for groups of tokens."""
     text = getattr(engine.model, "hf_text_config", None)
     return getattr(text, "model_type", None) == "deepseek_v4"
 
@@ -30,8 +30,8 @@ FEATURES = (
         ),
     ),
     refused(
-        "--pipeline-parallel-size with shared choices of tokens",
-        "pipeline stages whose first layers take the choice of the stage before",
+        "--pipeline-parallel-size with shared token choices",
+        "pipeline stages whose first layers reuse the previous stage's choice",
         lambda e: (
             is_sparse(e.model) and _shares_choices(e) and e.parallel.pipeline_parallel_size > 1
         ),

@@ -1,4 +1,4 @@
-"""Speculative decoding: the methods and options that this release serves."""
+"""Speculative decoding: the methods and options that this release supports."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,17 +8,17 @@ from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, Runner, refused
 
 FLAG = "--speculative-config"
-# Their drafters run a model, in the worker and on the device.
+# Their drafters run a model in the worker, on the device.
 WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model")
 SERVED = ("ngram", "suffix", "custom_class", *WITH_MODEL)
-# Other methods of vLLM, and why they are not served.
+# Other methods of vLLM, and why they are not supported.
 REFUSED = {
     "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
     "extract_hidden_states": "it drafts nothing, and hands hidden states to a KV connector",
     "dflash": "its kernel for the inputs of a block of drafts has no stand-in",
     "dspark": "its kernel for the inputs of a block of drafts has no stand-in",
 }
-# vLLM calls the further layers of many models "mtp": by its class for them, the models.
+# vLLM calls the extra layers of many models "mtp": its class for them -> the models.
 MTP_SERVED = {name: row.drafts_for for name, row in ARCHITECTURES.items() if row.drafts_for}
 MTP_REFUSED = {name: row.no_drafts for name, row in ARCHITECTURES.items() if row.no_drafts}
 
@@ -32,7 +32,7 @@ def _is_other_method(engine: Engine) -> bool:
 
 
 def settle(engine: Engine) -> None:
-    """Raises ConfigurationError for a drafter that belongs to another model."""
+    """Raises ConfigurationError for a drafter that does not match the model."""
     asked = _asked(engine)
     if asked.method not in WITH_MODEL:
         return
@@ -43,9 +43,8 @@ def settle(engine: Engine) -> None:
     for what, (own, other) in sizes.items():
         if own != other:
             raise ConfigurationError(
-                f"The drafter {drafter.model} has a {what} of {own}, and {target.model} has "
-                f"{other}: it drafts for another model. Give one that was made for this model in "
-                f"{FLAG}."
+                f"{FLAG}: the drafter {drafter.model} has a {what} of {own}, and {target.model} "
+                f"has {other}, so it drafts for another model. Name one made for this model."
             )
     tp_sizes = [
         each.tensor_parallel_size
@@ -53,13 +52,13 @@ def settle(engine: Engine) -> None:
     ]
     if tp_sizes[0] != tp_sizes[1]:
         raise ConfigurationError(
-            f"The drafter is divided among {tp_sizes[0]} ranks, and the model among {tp_sizes[1]}: "
-            f"set draft_tensor_parallel_size to {tp_sizes[1]} in {FLAG}."
+            f"{FLAG}: draft_tensor_parallel_size ({tp_sizes[0]}) must equal the model's tensor "
+            f"parallel size ({tp_sizes[1]}). Set it to {tp_sizes[1]}."
         )
 
 
 def _other_mtp(engine: Engine) -> list[str]:
-    """Drafters of method "mtp" that are not served."""
+    """Unsupported drafters of method "mtp"."""
     asked = _asked(engine)
     if asked is None or asked.method != "mtp":
         return []
@@ -73,7 +72,7 @@ def _why_not_mtp(engine: Engine) -> str:
 
 
 def _layers_alone(engine: Engine) -> list[str]:
-    """Draft models of which vLLM reads layers for further tokens alone."""
+    """Draft models of which vLLM reads only the multi-token prediction layers."""
     asked = _asked(engine)
     if asked is None or asked.method != "draft_model":
         return []
@@ -104,8 +103,8 @@ FEATURES = (
         lambda e: _asked(e) is not None,
         BOTH,
         excludes={
-            "--pipeline-parallel-size": "stages compute several batches at a time, and vLLM hands "
-            "on the drafts of the newest alone"
+            "--pipeline-parallel-size": "pipeline stages compute several batches at a time, and "
+            "vLLM passes on only the newest batch's drafts"
         },
         settle=settle,
     ),
@@ -141,14 +140,14 @@ FEATURES = (
     ),
     refused(
         f"method 'draft_model' of {FLAG}",
-        "a drafter of which vLLM reads its layers for further tokens alone",
+        "a drafter of which vLLM reads only the multi-token prediction layers",
         lambda e: bool(_layers_alone(e)),
-        because=lambda e: f"{', '.join(_layers_alone(e))} is all that vLLM reads of it",
+        because=lambda e: f"vLLM reads only {', '.join(_layers_alone(e))} of it",
         instead="Use a drafter of another family.",
     ),
     _refused(
         "rejection_sample_method",
-        "another rejection of drafts",
+        "another rejection method",
         lambda asked: asked.rejection_sample_method not in ("standard", "synthetic"),
         '"standard" and "synthetic" are',
     ),
@@ -160,7 +159,7 @@ FEATURES = (
     ),
     _refused(
         "use_local_argmax_reduction",
-        "drafts that are chosen on each rank",
+        "drafts chosen on each rank",
         lambda asked: asked.use_local_argmax_reduction,
     ),
     _refused(

@@ -32,13 +32,13 @@ def _names_itself(architecture: str) -> Any:
 
 
 FEATURES = (
-    _needs("a definition for NPUs (vLLM's is of kernels of CUDA and ROCm alone)", is_foreign),
+    _needs("a definition for NPUs (vLLM's needs kernels of CUDA or ROCm)", is_foreign),
     _needs(
         "cross-attention (encoder-decoder other than Whisper)",
         lambda model: model.is_encoder_decoder and model.hf_config.model_type != "whisper",
     ),
     _needs(
-        "recurrent states of a kind that is not computed, or that has not been tried here",
+        "recurrent state of a kind that is not supported or has not been tried here",
         lambda model: (
             keeps_states(model)
             and not is_foreign(model)

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 FLAG = "--weight-transfer-config"
 _ENGINES = (HCCL_ENGINE, IPC_ENGINE)
 
-# What new weights are excluded by, whether a trainer sends them or files bring them.
+# Features that exclude new weights, sent by a trainer or loaded from files.
 _EXCLUDED = {
-    "--quantization": "what is multiplied was prepared from the old weights",
+    "--quantization": "prepared weights would still hold the old values",
     "eplb_config.dynamic_eplb": "experts move",
 }
 
 
 def refuse_new_weights(vllm_config: "VllmConfig") -> None:
-    """Raises UnsupportedFeatureError, before anything is written, where they would not arrive."""
+    """Raises UnsupportedFeatureError if new weights would have no effect, before writing any."""
     reasons = []
     if vllm_config.quant_config is not None:
         reasons.append(f"the model is quantized: {_EXCLUDED['--quantization']}")
@@ -29,8 +29,8 @@ def refuse_new_weights(vllm_config: "VllmConfig") -> None:
         reasons.append("experts move (eplb_config.dynamic_eplb)")
     if reasons:
         raise UnsupportedFeatureError(
-            f"not available in {RELEASE}: new weights for this engine, because "
-            f"{' and '.join(reasons)}. Start the engine anew with the new checkpoint."
+            f"New weights are not supported for this engine in {RELEASE}, because "
+            f"{' and '.join(reasons)}. Restart the engine with the new checkpoint."
         )
 
 
@@ -42,14 +42,14 @@ def _backend(engine: Engine) -> str | None:
 FEATURES = (
     Feature(
         FLAG,
-        "weights that a trainer sends",
+        "weights sent by a trainer",
         lambda e: _backend(e) is not None,
         BOTH,
         excludes=_EXCLUDED,
     ),
     refused(
         f"{FLAG} with another backend",
-        "weights that a trainer sends",
+        "weights sent by a trainer",
         lambda e: _backend(e) not in (None, *_ENGINES),
         as_given=lambda e: f"{FLAG} with backend {_backend(e)!r}",
         instead=f'Use {{"backend": "{HCCL_ENGINE}"}} or {{"backend": "{IPC_ENGINE}"}}.',

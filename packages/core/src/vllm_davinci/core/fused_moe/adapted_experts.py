@@ -1,4 +1,4 @@
-"""Routed experts with adapters: what they ask of whoever holds the adapters' weights."""
+"""Routed experts with LoRA adapters, and the interface to the adapters' weights."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -24,7 +24,7 @@ class ExpertAdapters(Protocol):
 
 @dataclass(frozen=True)
 class AdaptedExperts:
-    """The experts of a rank in a step with adapters: rows come as floats, and get their deltas."""
+    """A rank's experts in a step with adapters: rows arrive as floats and get their deltas."""
 
     takes_integers: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Experts with biases and a clipped SwiGLU, as gpt-oss has them."""
+"""Experts with biases and a clipped SwiGLU (gpt-oss)."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch_npu
 
 from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
 
-# Of SwigluOAIAndMul in vLLM, which reads neither from a model's configuration.
+# From vLLM's SwigluOAIAndMul, which does not read them from the model's configuration.
 ALPHA, LIMIT = 1.702, 7.0
 
 
@@ -18,8 +18,8 @@ class BiasedExperts(Experts):
     gate_up:      [num_local, hidden_size, 2 * intermediate_size], gate at even, up at odd columns
     gate_up_bias: [num_local, 2 * intermediate_size]
     down:         [num_local, intermediate_size, hidden_size]
-    down_bias:    [num_local, hidden_size], zeros where another rank that shares the experts has it
-    Biases are fp32 for weights in bf16, as the grouped product takes them.
+    down_bias:    [num_local, hidden_size], zeros if another rank that shares the experts holds it
+    Biases are fp32 for weights in bf16, as the grouped product requires.
     """
 
     gate_up: torch.Tensor
@@ -39,9 +39,9 @@ class BiasedExperts(Experts):
 
 
 def bias_for_products(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A loaded bias in the dtype that the grouped product takes beside weights of its dtype.
+    """A loaded bias in the dtype that the grouped product requires for weights of its dtype.
 
-    The parameter becomes that tensor, so that biases loaded into it again arrive here.
+    The parameter becomes that tensor, so that reloaded biases arrive here.
     """
     if parameter.dtype == torch.bfloat16:
         parameter.data = parameter.data.float()

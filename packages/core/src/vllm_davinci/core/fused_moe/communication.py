@@ -1,4 +1,4 @@
-"""How tokens reach the ranks of their experts, and why that way."""
+"""Dispatch methods: how tokens reach the ranks of their experts, and why."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -24,28 +24,28 @@ class CommunicationMethod(Enum):
     """Values of additional_config key `moe_communication`."""
 
     ALL_GATHER = "all_gather"
-    """Every rank gets all tokens, and sums of partial results are scattered back."""
+    """Gathers all tokens on every rank and reduce-scatters the partial sums."""
     MULTICAST = "multicast"
-    """Each DP rank broadcasts its tokens; all partial results are reduced everywhere."""
+    """Each DP rank broadcasts its tokens; all-reduces the partial results."""
     ALL_TO_ALL = "all_to_all"
-    """Tokens go to the ranks of their experts, in as many rows as there are."""
+    """Sends tokens to the ranks of their experts, in exactly as many rows as needed."""
     FUSED = "fused"
-    """Tokens go to the ranks of their experts in one launch and come back in one; no host wait."""
+    """Sends tokens to their experts' ranks in one launch and back in another; no host wait."""
 
 
-ONE_DP_RANK = "one DP rank's tokens are on all of its ranks already"
+ONE_DP_RANK = "all ranks of one DP rank already hold its tokens"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method and the reason for it, a clause that can follow "because"."""
+    """A dispatch method and its reason, a clause that can follow "because"."""
 
     method: CommunicationMethod
     reason: str
 
 
-# A token's experts, eight in the largest models there are, lie on up to eight ranks. Gathering all
-# tokens on 16 moves at most twice as many rows as sending each token to those.
+# A token's experts (eight in the largest models) are on up to eight ranks. Gathering all tokens on
+# 16 ranks moves at most twice as many rows as sending each token to its experts.
 MAX_RANKS_TO_GATHER = 16
 
 
@@ -62,11 +62,11 @@ class RoutedSizes:
 
     @classmethod
     def of_model(cls, model: "ModelConfig", num_redundant: int = 0) -> "RoutedSizes":
-        """num_redundant: slots for experts beyond one each"""
+        """Sizes from a model's configuration. num_redundant: slots for experts beyond one each"""
         config = model.hf_text_config
         named = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
         top_k = next((value for name in named if (value := getattr(config, name, None))), 1)
-        # One entry per layer in some configurations.
+        # Some configurations have one entry per layer.
         most = max(top_k) if isinstance(top_k, list | tuple) else int(top_k)
         return cls(model.get_hidden_size(), model.get_num_experts() + num_redundant, most)
 
@@ -84,7 +84,7 @@ def unfused_reason(
     if layout.ep_size not in limits.ranks:
         return (
             f"fused launches of {soc.name} take {_described(limits.ranks)} ranks, and experts are "
-            f"among {layout.ep_size}"
+            f"divided among {layout.ep_size}"
         )
     if sizes.hidden_size not in limits.hidden_sizes:
         return (
@@ -93,10 +93,10 @@ def unfused_reason(
         )
     local = -(-sizes.num_experts // layout.ep_size)
     for what, value, most in (
-        ("experts of a token", sizes.top_k, limits.max_top_k),
+        ("experts per token", sizes.top_k, limits.max_top_k),
         ("experts", sizes.num_experts, limits.max_experts),
-        ("experts of a rank", local, limits.max_local_experts),
-        ("experts of a rank times ranks", local * layout.ep_size, limits.max_places),
+        ("experts per rank", local, limits.max_local_experts),
+        ("experts per rank times ranks", local * layout.ep_size, limits.max_places),
     ):
         if value > most:
             return f"fused launches of {soc.name} take up to {most} {what}, and there are {value}"
@@ -106,7 +106,7 @@ def unfused_reason(
 def window_mib(
     limits: FusedExperts, max_tokens: int, sizes: RoutedSizes, layout: ExpertLayout
 ) -> int:
-    """HCCL buffer of the fused launches' group: what the largest takes, at least other groups'."""
+    """HCCL buffer of the fused launches' group, in MiB: at least the other groups' size."""
     needed = limits.window_bytes(
         max_tokens, sizes.hidden_size, sizes.num_experts, sizes.top_k, layout.ep_size
     )
@@ -122,17 +122,17 @@ def _described(allowed: Collection[int]) -> str:
 
 @dataclass(frozen=True)
 class CommunicationRule:
-    """Chooses a method for a step, from what all ranks know alike.
+    """Chooses a step's dispatch method from facts that all ranks share.
 
     forced:            what the user asked for, or None
     dp_size:           data-parallel size
     tp_size:           TP ranks of a DP rank
-    max_decode_tokens: most tokens of a DP rank's step that has no prefill
-    unfused_reason:    for which no step can use the fused launches, or None
-    overlapped:        whether steps may run as ubatches, which a wait of the host would stop
-    sends_integers:    whether all-to-alls may bring rows to int8 experts as int8; the published
-                       schedule does not
-    costs:             of this engine's steps by method, or None
+    max_decode_tokens: most tokens of a DP rank's decode-only step
+    unfused_reason:    why no step can use the fused launches, or None
+    overlapped:        whether steps may run as ubatches, which a host wait would stall
+    sends_integers:    whether all-to-alls may send rows for int8 experts as int8; the
+                       published schedule does not
+    costs:             step times by method, or None
     """
 
     forced: CommunicationMethod | None
@@ -154,7 +154,7 @@ class CommunicationRule:
         dtype: torch.dtype,
         sizes: RoutedSizes,
     ) -> "CommunicationRule":
-        """The rule of this engine's steps. dtype: of the tokens that experts take."""
+        """The rule of this engine's steps. dtype: of the experts' input tokens"""
         parallel = vllm_config.parallel_config
         asked = config.moe_communication
         layout = expert_layout(parallel, config)
@@ -174,11 +174,11 @@ class CommunicationRule:
 
     @property
     def experts_span_dp_ranks(self) -> bool:
-        """Whether ranks that share an expert hold tokens of different DP ranks."""
+        """True if ranks that share an expert hold tokens of different DP ranks."""
         return self.tp_size % self.layout.etp_size != 0
 
     def check(self) -> None:
-        """Raises ConfigurationError for a method that these ranks cannot follow."""
+        """Raises ConfigurationError for a method that is impossible on these ranks."""
         if self.forced is None:
             return
         asked = f"additional_config key 'moe_communication' = {self.forced.value!r}"
@@ -186,13 +186,13 @@ class CommunicationRule:
             return
         if self.layout.ep_size == 1:
             raise ConfigurationError(
-                f"{asked} sends tokens to their experts' ranks, and every rank has a part of all "
-                "experts. Add --enable-expert-parallel or remove the key."
+                f"{asked} sends tokens to their experts' ranks, and here every rank holds a part "
+                "of all experts. Add --enable-expert-parallel or remove the key."
             )
         if self.experts_span_dp_ranks:
             raise ConfigurationError(
                 f"{asked} needs the {self.layout.etp_size} ranks of an expert within the "
-                f"{self.tp_size} TP ranks of a DP rank. Lower 'expert_tensor_parallel_size' or "
+                f"{self.tp_size} TP ranks of one DP rank. Lower 'expert_tensor_parallel_size' or "
                 "remove the key."
             )
         if self.forced is CommunicationMethod.FUSED and self.unfused_reason is not None:
@@ -203,14 +203,14 @@ class CommunicationRule:
 
     @property
     def may_fuse(self) -> bool:
-        """Whether any step may use the fused launches."""
+        """True if any step may use the fused launches."""
         if self.forced is not None or self.dp_size == 1:
             return self.forced is CommunicationMethod.FUSED
         apart = self.layout.ep_size > 1 and not self.experts_span_dp_ranks
         return apart and self.unfused_reason is None
 
     def max_fused_tokens(self, soc: Soc, max_num_batched_tokens: int) -> int:
-        """Most tokens of a rank in one fused launch of any step."""
+        """Most tokens per rank in one fused launch of any step."""
         assert soc.fused_experts is not None
         may_prefill = self.forced is CommunicationMethod.FUSED or self.overlapped
         of_dp_rank = max_num_batched_tokens if may_prefill else self.max_decode_tokens
@@ -218,10 +218,10 @@ class CommunicationRule:
         return max(1, min(soc.fused_experts.max_tokens, -(-of_dp_rank // slices)))
 
     def choose(self, max_tokens: int, num_ubatches: int = 1) -> Choice:
-        """The method of a step.
+        """The dispatch method of a step.
 
-        max_tokens:   most tokens any DP rank has in this step, or in this ubatch of it. A step with
-                      more than decodes make has a prefill somewhere; all ranks see the same number,
+        max_tokens:   most tokens of any DP rank in this step, or in this ubatch. More tokens than
+                      decodes can have mean that some rank prefills; all ranks see the same number,
                       so they agree
         num_ubatches: of the step
         """
@@ -229,7 +229,7 @@ class CommunicationRule:
         return self._cheapest(of_step, num_ubatches) or self._choose_by_rule(max_tokens)
 
     def _cheapest(self, of_step: int, num_ubatches: int) -> Choice | None:
-        """The method that takes the least time by the costs of this engine; None without them."""
+        """The fastest method by this engine's step times; None without step times."""
         if self.costs is None:
             return None
         steps: Steps = "decodes" if of_step <= self.max_decode_tokens else "whole"
@@ -239,7 +239,7 @@ class CommunicationRule:
         return None if found is None else Choice(CommunicationMethod(found.method), found.told)
 
     def candidates(self, steps: Steps) -> list[CommunicationMethod]:
-        """The methods that such steps can follow on these ranks, where nobody asked for one."""
+        """The methods possible for such steps on these ranks, if none was requested."""
         if self.dp_size == 1:
             return [CommunicationMethod.ALL_GATHER]
         found = [CommunicationMethod.ALL_GATHER]
@@ -248,13 +248,13 @@ class CommunicationRule:
         if self.experts_span_dp_ranks:
             return found
         found.append(CommunicationMethod.ALL_TO_ALL)
-        # Their group's buffers have room for prefills only where steps may be split.
+        # Their group's buffers are large enough for prefills only if steps may be split.
         if self.unfused_reason is None and (steps == "decodes" or self.overlapped):
             found.append(CommunicationMethod.FUSED)
         return found
 
     def _choose_by_rule(self, max_tokens: int) -> Choice:
-        """The method of a step whose durations nobody knows."""
+        """The dispatch method of a step without known step times."""
         ep_size = self.layout.ep_size
         if self.forced is not None:
             return Choice(self.forced, "moe_communication asks for it")
@@ -273,18 +273,18 @@ class CommunicationRule:
         if self.experts_span_dp_ranks:
             return Choice(
                 CommunicationMethod.ALL_GATHER,
-                f"the {self.layout.etp_size} ranks of an expert are in several DP ranks",
+                f"the {self.layout.etp_size} ranks of an expert belong to several DP ranks",
             )
         if prefill and not self.overlapped:
             return Choice(
                 CommunicationMethod.ALL_TO_ALL,
-                f"experts are among {ep_size} ranks, and the step has a prefill",
+                f"experts are divided among {ep_size} ranks, and the step has a prefill",
             )
         hurry = "ubatches overlap" if self.overlapped else "the step decodes"
         if self.unfused_reason is None:
             return Choice(
                 CommunicationMethod.FUSED,
-                f"{hurry}, and fused launches leave the host nothing to wait for",
+                f"{hurry}, and fused launches need no host wait",
             )
         if ep_size <= MAX_RANKS_TO_GATHER:
             return Choice(

@@ -1,9 +1,9 @@
-"""The dispatcher of a layer's step.
+"""Selects the dispatcher of a layer's step.
 
-A rank enters a layer with the tokens of its DP rank, which all its TP ranks hold alike, or,
-in a sequence-parallel layer, with tokens of its own. It leaves with a part of the sum for the
-tokens it came with, and vLLM's runner adds the parts up over the DP rank together with the shared
-experts': one reduction for both. In a sequence-parallel layer each rank leaves with the whole sum.
+A rank enters a layer with the tokens of its DP rank, equal on all its TP ranks, or, in a
+sequence-parallel layer, with its own tokens. It leaves with a partial sum for these tokens, and
+vLLM's runner all-reduces the partial sums over the DP rank together with the shared experts'. In a
+sequence-parallel layer each rank leaves with the whole sum.
 """
 
 from dataclasses import dataclass
@@ -37,12 +37,12 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class DispatcherSelector:
-    """Selects one layer's dispatcher for each step, where ranks communicate.
+    """Selects one layer's dispatcher for each step, if ranks communicate.
 
-    sequence_parallel: whether each TP rank enters with tokens of its own
-    tp_rank:           this rank's place in its DP rank
-    counts_wait:       the host's, where the method has one
-    num_ubatches:      of steps that are split
+    sequence_parallel: whether each TP rank enters with its own tokens
+    tp_rank:           this rank's index in its DP rank
+    counts_wait:       host wait for row counts, if the method needs one
+    num_ubatches:      of split steps
     """
 
     rule: CommunicationRule
@@ -52,7 +52,7 @@ class DispatcherSelector:
     num_ubatches: int = 2
 
     def of_step(self, num_tokens: int) -> TokenDispatcher[Any]:
-        """num_tokens: of this rank. The step's other ranks are in vLLM's forward context."""
+        """The dispatcher of a step. num_tokens: of this rank; other ranks': in vLLM's context"""
         sizes = self._sizes(num_tokens)
         choice = self._choose(max(sizes))
         logger.info_once("Mixture of experts: %s, because %s.", choice.method.value, choice.reason)
@@ -64,7 +64,7 @@ class DispatcherSelector:
         if choice.method is CommunicationMethod.FUSED:
             return FusedDispatcher(tp_slice, fused_group(layout), tp_slice.size(max(sizes)))
         if get_forward_context().cudagraph_runtime_mode == CUDAGraphMode.FULL:
-            # Captured: all ranks have as many tokens, and the host may not wait for counts.
+            # Captured: all ranks have equally many tokens, and the host must not wait for counts.
             return FixedAllToAllDispatcher(tp_slice, expert_group(layout), self.rule.sends_integers)
         return AllToAllDispatcher(
             tp_slice,
@@ -75,7 +75,7 @@ class DispatcherSelector:
         )
 
     def _choose(self, max_tokens: int) -> Choice:
-        """max_tokens: most that any rank of the token group has"""
+        """The step's dispatch method. max_tokens: most of any rank of the token group"""
         per_dp_rank = self.rule.tp_size if self.sequence_parallel else 1
         scheduler = components.stream_scheduler() if self.rule.overlapped else None
         is_part = scheduler is not None and scheduler.current_ubatch() is not None
@@ -83,7 +83,7 @@ class DispatcherSelector:
 
     @property
     def _token_group(self) -> GroupCoordinator:
-        """Ranks that between them hold every token once."""
+        """Ranks that together hold every token once."""
         return get_ep_group() if self.sequence_parallel else get_dp_group()
 
     @property
@@ -110,7 +110,7 @@ def dispatcher_selector(
     counts_wait: CountsWait,
     num_ubatches: int = 2,
 ) -> DispatcherSelector | None:
-    """None where the tokens of one DP rank stay where they are."""
+    """The selector; None if tokens never leave their DP rank."""
     gathering = (CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST)
     if rule.dp_size == 1 and (rule.forced is None or rule.forced in gathering):
         if rule.forced is not None:

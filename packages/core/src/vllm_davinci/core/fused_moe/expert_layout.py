@@ -1,7 +1,7 @@
-"""Which ranks hold which slice of which experts.
+"""Layout of experts: which ranks hold which slice of which experts.
 
-The ranks of all DP ranks together, one pipeline stage at a time, hold the experts: consecutive
-ranks share each expert, and ranks at the same place in their groups share all experts out.
+The ranks of all DP ranks together, within a pipeline stage, hold the experts: consecutive ranks
+share each expert, and ranks with the same index in their groups divide the experts among them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """How `world_size` ranks hold the experts.
+    """Layout of experts on `world_size` ranks.
 
     etp_size: ranks that share one expert, each with a part of its intermediate dimension
     """
@@ -27,7 +27,7 @@ class ExpertLayout:
 
     @property
     def ep_size(self) -> int:
-        """Ranks among which whole experts are dealt out."""
+        """Ranks among which whole experts are divided."""
         return self.world_size // self.etp_size
 
     def ep_rank(self, rank: int) -> int:
@@ -49,10 +49,10 @@ class ExpertLayout:
 
 
 def expert_layout(parallel: "ParallelConfig", config: "DavinciConfig") -> ExpertLayout:
-    """The layout that the engine's options ask for.
+    """The layout that the engine's options request.
 
-    Experts are shared by as many ranks as tensors are, unless --enable-expert-parallel asks for
-    whole experts or expert_tensor_parallel_size says otherwise.
+    Each expert is shared by the tensor parallel ranks, unless --enable-expert-parallel makes
+    experts whole or expert_tensor_parallel_size is set.
     Raises ConfigurationError for options that contradict each other or do not divide the ranks.
     """
     world_size = parallel.data_parallel_size * parallel.tensor_parallel_size
@@ -76,9 +76,9 @@ def expert_layout(parallel: "ParallelConfig", config: "DavinciConfig") -> Expert
 
 
 def check_expert_count(num_experts: int, layout: ExpertLayout, num_redundant: int = 0) -> None:
-    """Raises ConfigurationError when the experts cannot be dealt out evenly.
+    """Raises ConfigurationError if the experts cannot be divided evenly.
 
-    num_redundant: slots beyond one for each expert
+    num_redundant: slots beyond one per expert
     """
     if num_redundant and (
         (num_experts + num_redundant) % layout.ep_size
@@ -86,10 +86,10 @@ def check_expert_count(num_experts: int, layout: ExpertLayout, num_redundant: in
     ):
         legal = range(-num_experts % layout.ep_size, num_experts * (layout.ep_size - 1) + 1)
         raise ConfigurationError(
-            f"{num_redundant} redundant experts beside the model's {num_experts} do not divide "
-            f"among {layout.ep_size} ranks without the same expert twice on one. These ranks take, "
-            "as additional_config key 'eplb_config.num_redundant_experts' or in an expert map, "
-            f"{_described(legal[:: layout.ep_size])}."
+            f"{num_redundant} redundant experts in addition to the model's {num_experts} cannot be"
+            f" divided among {layout.ep_size} ranks without placing an expert twice on one rank. "
+            "Possible values of additional_config key 'eplb_config.num_redundant_experts', or of "
+            f"an expert map: {_described(legal[:: layout.ep_size])}."
         )
     if not num_redundant and num_experts % layout.ep_size:
         raise ConfigurationError(
@@ -107,7 +107,7 @@ def _described(legal: range) -> str:
 
 
 def check_intermediate_size(layer_name: str, size: int, layout: ExpertLayout) -> None:
-    """Raises ConfigurationError when experts of that size cannot be cut into equal parts.
+    """Raises ConfigurationError if experts of that size cannot be cut into equal parts.
 
     layer_name: of the experts, for the message
     """
@@ -119,8 +119,8 @@ def check_intermediate_size(layer_name: str, size: int, layout: ExpertLayout) ->
         ]
         raise ConfigurationError(
             f"{layer_name}: experts of intermediate size {size} do not divide among "
-            f"{layout.etp_size} ranks each. Of {layout.world_size} ranks, "
-            f"{', '.join(map(str, legal))} can share an expert: set additional_config key "
-            "'expert_tensor_parallel_size', which follows --tensor-parallel-size where it is not "
-            "set, or start with --enable-expert-parallel for whole experts."
+            f"{layout.etp_size} ranks. Of {layout.world_size} ranks, {', '.join(map(str, legal))} "
+            "can share an expert: set additional_config key 'expert_tensor_parallel_size', which "
+            "defaults to --tensor-parallel-size, or start with --enable-expert-parallel for whole"
+            " experts."
         )

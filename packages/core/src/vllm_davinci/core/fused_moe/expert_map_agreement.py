@@ -1,7 +1,7 @@
-"""Whether all ranks that exchange tokens read the same expert map.
+"""Checks that all ranks that exchange tokens read the same expert map.
 
-Each rank reads the file that its own host has under that path. With two different ones tokens would
-go to ranks that lack the expert they are sent for, and come back wrong, without an error.
+Each rank reads the file under that path on its own host. With different maps, tokens would go to
+ranks without their expert and return wrong results, without an error.
 """
 
 import hashlib
@@ -16,16 +16,16 @@ from vllm_davinci.core.fused_moe.expert_map_file import read_expert_map
 
 
 def check_expert_maps(path: str | None, group: dist.ProcessGroup) -> None:
-    """Compares the expert map of this rank with those of the others, which call this too.
+    """Compares the expert map of this rank with the other ranks', which call this too.
 
-    path:  `expert_map_path`, None where experts are dealt out in order
+    path:  `expert_map_path`, None if experts are divided in order
     group: ranks that exchange tokens, with a backend for the host
 
-    Raises ConfigurationError on all ranks where one has another map than the first or cannot read
-    its own, naming ranks and hosts.
+    Raises ConfigurationError on all ranks if one has another map than the first or cannot read its
+    own, naming ranks and hosts.
     """
     own_error: ConfigurationError | None = None
-    own = "experts are dealt out in order"
+    own = "experts are divided in order"
     if path is not None:
         try:
             text = read_expert_map(path).model_dump_json()

@@ -1,8 +1,8 @@
-"""Which rank has which experts, as a file says.
+"""Reads the placement of experts on ranks from a file.
 
-A rank's experts have slots 0, 1, ...; slots numbered over all ranks are the physical experts, in
-whose numbers routing results are used once they have been chosen. An expert may have a slot on
-several ranks: what is more than one each are the redundant experts.
+A rank's experts have slots 0, 1, ...; slots numbered over all ranks are the physical experts, to
+which routing results are translated. An expert may have slots on several ranks: slots beyond one
+per expert are the redundant experts.
 """
 
 from functools import cache
@@ -23,14 +23,14 @@ class _Entry(BaseModel):
 
 
 class DeviceEntry(_Entry):
-    """Experts of one rank of the expert-parallel group, in the order of their slots."""
+    """Experts of one rank of the expert-parallel group, in slot order."""
 
     device_id: int = Field(ge=0)
     device_expert: list[int]
 
 
 class LayerEntry(_Entry):
-    """One layer, by its number in the names of the model's weights."""
+    """One layer, by its number in the model's weight names."""
 
     layer_id: int = Field(ge=0)
     device_count: int = Field(gt=0)
@@ -38,7 +38,7 @@ class LayerEntry(_Entry):
 
 
 class ExpertMapFile(_Entry):
-    """The file that `expert_map_path` names."""
+    """Content of the file at `expert_map_path`."""
 
     moe_layer_count: int = Field(gt=0)
     layer_list: list[LayerEntry]
@@ -46,7 +46,7 @@ class ExpertMapFile(_Entry):
 
 @cache
 def read_expert_map(path: str) -> ExpertMapFile:
-    """Raises ConfigurationError, naming the file and the field, when it is not such a file."""
+    """Reads the file. Raises ConfigurationError, naming file and field, if it is not valid."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -68,10 +68,10 @@ def read_expert_map(path: str) -> ExpertMapFile:
 
 
 def redundant_experts(config: "DavinciConfig", num_experts: int, ep_size: int) -> int:
-    """Slots of all ranks beyond one for each expert, as the file or else the key says.
+    """Slots of all ranks beyond one per expert, from the file if given, otherwise from the key.
 
-    ep_size: ranks among which experts are dealt out; on one there is no place for a second slot
-    Raises ConfigurationError for a bad file, and one that says another number than the key.
+    ep_size: ranks among which experts are divided; a single rank has no use for a second slot
+    Raises ConfigurationError for an invalid file, or one that contradicts the key.
     """
     asked = config.eplb_config.num_redundant_experts
     path = config.expert_map_path
@@ -91,7 +91,7 @@ def redundant_experts(config: "DavinciConfig", num_experts: int, ep_size: int) -
 def _redundant_experts_of_file(path: str, num_experts: int) -> int:
     """Slots of the file's layers beyond one for each of the model's experts.
 
-    Raises ConfigurationError when layers differ, or have fewer slots than there are experts.
+    Raises ConfigurationError if layers differ, or have fewer slots than the model has experts.
     """
     file = read_expert_map(path)
     slots = [
@@ -101,17 +101,17 @@ def _redundant_experts_of_file(path: str, num_experts: int) -> int:
         where = f"layer_list.{index}.device_list"
         if count < num_experts:
             raise _fault(
-                path, where, f"has {count} experts in all, and the model has {num_experts}"
+                path, where, f"has {count} experts in total, and the model has {num_experts}"
             )
         if count != slots[0]:
             raise _fault(
-                path, where, f"has {count} experts in all, and layer_list.0 has {slots[0]}"
+                path, where, f"has {count} experts in total, and layer_list.0 has {slots[0]}"
             )
     return slots[0] - num_experts
 
 
 def check_expert_map(path: str, num_experts: int, ep_size: int) -> None:
-    """Raises ConfigurationError for an entry that the model or the ranks cannot follow."""
+    """Raises ConfigurationError for an entry that does not fit the model or the ranks."""
     for entry in read_expert_map(path).layer_list:
         placement_of_layer(path, entry.layer_id, num_experts, ep_size)
 
@@ -127,8 +127,8 @@ def placement_of_layer(path: str, layer_id: int, num_experts: int, ep_size: int)
         raise _fault(
             path,
             "layer_list",
-            f"has {len(entries)} entries with layer_id {layer_id}, and needs one. Layers carry "
-            f"the numbers in the names of the weights; the file has {known}",
+            f"has {len(entries)} entries with layer_id {layer_id}, and needs one. Layers have the "
+            f"numbers of the weight names; the file has {known}",
         )
     index, entry = entries[0]
     where = f"layer_list.{index}"
@@ -137,7 +137,7 @@ def placement_of_layer(path: str, layer_id: int, num_experts: int, ep_size: int)
             path,
             f"{where}.device_count",
             f"is {entry.device_count} with {len(entry.device_list)} entries in device_list, and "
-            f"the experts are dealt out among {ep_size} ranks",
+            f"the experts are divided among {ep_size} ranks",
         )
     devices = {device.device_id: device.device_expert for device in entry.device_list}
     if sorted(devices) != list(range(ep_size)):
@@ -157,7 +157,7 @@ def placement_of_layer(path: str, layer_id: int, num_experts: int, ep_size: int)
 def _check_experts(
     path: str, field: str, experts: list[int], num_experts: int, wanted: float
 ) -> None:
-    """wanted: the number of experts of each rank"""
+    """Checks one rank's experts. wanted: number of experts per rank"""
     if len(experts) != wanted:
         raise _fault(path, field, f"has {len(experts)} experts, and needs {wanted:g}")
     for place, expert in enumerate(experts):
@@ -165,12 +165,12 @@ def _check_experts(
             raise _fault(path, field, f"has expert {expert}, not in 0 to {num_experts - 1}")
         if expert in experts[:place]:
             raise _fault(
-                path, field, f"has expert {expert} twice: a second one is of use on another rank"
+                path, field, f"has expert {expert} twice: a replica is useful only on another rank"
             )
 
 
 def _fault(path: str, field: str, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Expert map {path!r}: {field} {what}. Correct the file, or remove additional_config key "
-        "'expert_map_path' to deal experts out in order."
+        f"Expert map {path!r}: {field} {what}. Correct the file, or remove additional_config "
+        "key 'expert_map_path' to divide experts in order."
     )

@@ -1,4 +1,4 @@
-"""vLLM's map of experts to the slots of a rank, with placement by a file."""
+"""vLLM's map of experts to a rank's slots, with placement from a file."""
 
 from vllm.config.parallel import ExpertPlacementStrategy
 from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
@@ -11,12 +11,13 @@ from vllm_davinci.core.fused_moe.placement import Placement
 
 
 class NPUExpertMapManager(ExpertMapManager):
-    """vLLM's map of experts to slots, with placement by a file, and physical expert numbers.
+    """vLLM's map of experts to slots, with placement from a file, and physical expert numbers.
 
-    num_slots: of all ranks; without a placement as many as there are experts
+    num_slots: of all ranks; without a placement the number of experts
 
-    vLLM counts slots in `global_num_experts`. Weights of an expert come under its own number, once
-    for all of its slots: numbers beyond the last expert's have none here.
+    vLLM counts slots in `global_num_experts`. An expert's weights are loaded once, under its own
+    number,
+    for all its slots: numbers beyond the last expert's have none here.
     """
 
     def __init__(

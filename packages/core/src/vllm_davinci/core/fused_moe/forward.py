@@ -24,24 +24,23 @@ from vllm_davinci.core.layers.prefetch import WeightPrefetch
 
 LOCAL = LocalDispatcher()
 
-# Counts the physical experts [num_rows, top_k] of rows from a number on.
+# Counts the physical experts [num_rows, top_k] of rows from a given row on.
 Count = Callable[[torch.Tensor, int], None]
 
 
 @dataclass(frozen=True)
 class FusedMoEForward:
-    """The forward of a layer whose weights are loaded.
+    """The forward of a layer with loaded weights.
 
-    physical_experts: gives each expert's number by place; None when experts lie in order
-    dispatchers:      selects a step's dispatcher; None where tokens stay on their rank
-    shared:           runs the layer's shared experts beside the routed ones; None leaves them to
+    physical_experts: each expert's physical numbers; None if experts are in order
+    dispatchers:      selects a step's dispatcher; None if tokens stay on their rank
+    shared:           overlaps the layer's shared experts with the routed ones; None leaves them to
                       vLLM
-    weight_prefetch:  of the layer after this one, before the sum over ranks; None without the
-                      option
-    pieces:           of how many tokens experts take the rows at once
-    load:             counts the tokens of each physical expert, where experts are balanced
-    adapters:         deltas of the routed experts; None where they take none, as where tokens of
-                      other data-parallel ranks come, whose adapters this rank does not hold
+    weight_prefetch:  of the next layer, before the all-reduce; None without the option
+    pieces:           chunk size of the experts
+    load:             counts the tokens of each physical expert, if experts are balanced
+    adapters:         deltas of the routed experts; None without them, as when tokens of other
+                      data-parallel ranks arrive, whose adapters this rank does not hold
     """
 
     rule: RoutingRule
@@ -56,7 +55,7 @@ class FusedMoEForward:
     adapters: ExpertAdapters | None = None
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
+        """This rank's partial sum of the routed experts; the sum over ranks is the layer's output.
 
         x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
         Returns a new tensor shaped like x.
@@ -81,7 +80,7 @@ class FusedMoEForward:
         num_tokens = x.shape[0]
         dispatcher = LOCAL if self.dispatchers is None else self.dispatchers.of_step(num_tokens)
 
-        if dispatcher.gathers:  # tokens leave before their experts are selected
+        if dispatcher.gathers:  # tokens are sent before their experts are selected
             hooks.pre_dispatch()
         x, router_logits = dispatcher.prepare(x, router_logits)
         count = self.load.of_step(dispatcher, num_tokens)
@@ -112,11 +111,11 @@ class FusedMoEForward:
             if number == len(parts):
                 hooks.pre_combine()
             sums.add(dispatcher.combine(results, dispatched))
-            del dispatched, results  # rows for the worst case: not those of two parts at once
+            del dispatched, results  # worst-case rows: avoid holding those of two chunks at once
         return dispatcher.finalize(sums.whole, num_tokens)
 
     def _adapted(self, num_tokens: int) -> tuple[torch.Tensor | None, Experts | AdaptedExperts]:
-        """The slots of this rank's tokens, and the experts that take them."""
+        """The adapter slots of this rank's tokens, and the experts that compute them."""
         if self.adapters is None:
             return None, self.experts
         slots = self.adapters.slots(num_tokens)
@@ -127,7 +126,7 @@ class FusedMoEForward:
     def _fused(
         self, x: torch.Tensor, router_logits: torch.Tensor, count: Count
     ) -> torch.Tensor | None:
-        """All sums in one compiled call for each piece; None without such an operator."""
+        """All sums, in one compiled call per chunk; None without such an operator."""
         sums = SumsOfParts(x)
         for piece in self.pieces.of(len(x)):
             part = self._fused_piece(x[piece], router_logits[piece], piece.start, count)
@@ -140,7 +139,7 @@ class FusedMoEForward:
     def _fused_piece(
         self, x: torch.Tensor, router_logits: torch.Tensor, row: int, count: Count
     ) -> torch.Tensor | None:
-        """All sums in one compiled call, or selection and one; None without such an operator."""
+        """All sums of a chunk in one compiled call, perhaps after selection; or None."""
         if self.physical_experts is None and not self.weight_on_input:
             sums = self.experts.fused_routed_experts(x, router_logits, self.rule)
             if sums is not None:
@@ -155,29 +154,29 @@ class FusedMoEForward:
         topk_weights, topk_ids = select_experts(x, router_logits, self.rule)
         if self.physical_experts is not None:
             topk_ids = self.physical_experts(topk_ids)
-        if self.weight_on_input:  # one expert per token: its weight may come before it
+        if self.weight_on_input:  # with one expert per token, its weight may be applied before it
             x, topk_weights = x * topk_weights, torch.ones_like(topk_weights)
         return SelectedTokens(x, topk_weights, topk_ids)
 
     def _select_evenly(self, x: torch.Tensor) -> SelectedTokens:
-        """For a step without requests: as many for each expert, so that no rank is overrun."""
+        """Selects experts evenly for a step without requests, so that no rank overflows."""
         top_k, num_experts = self.rule.top_k, self.experts.num_experts
         ids = torch.arange(x.shape[0] * top_k, dtype=torch.int32, device=x.device) % num_experts
         return SelectedTokens(x, x.new_full((x.shape[0], top_k), 1 / top_k), ids.view(-1, top_k))
 
 
 class SumsOfParts:
-    """The sums of a step's tokens, which come part by part: in one tensor."""
+    """Collects the sums of a step's tokens, chunk by chunk, in one tensor."""
 
     whole: torch.Tensor  # [num_tokens, hidden_size]
 
     def __init__(self, tokens: torch.Tensor) -> None:
-        """tokens: [num_tokens, hidden_size], whose sums have the same shape and dtype"""
+        """tokens: [num_tokens, hidden_size]; the sums have the same shape and dtype"""
         self._tokens = tokens
         self._end = 0
 
     def add(self, part: torch.Tensor) -> None:
-        """The sums of the next tokens; those beyond the last token are nobody's."""
+        """Adds the sums of the next tokens; ignores padding after the last token."""
         begin, self._end = self._end, self._end + len(part)
         if begin == 0 and len(part) == len(self._tokens):
             self.whole = part
@@ -189,5 +188,5 @@ class SumsOfParts:
 
 
 def is_dummy_step() -> bool:
-    """Whether the step has no requests: it measures memory, or other DP ranks have some."""
+    """True if the step has no requests: it measures memory, or other DP ranks have some."""
     return is_forward_context_available() and not get_forward_context().attn_metadata

@@ -1,4 +1,4 @@
-"""The container of gpt-oss's expert weights, which its model fills itself."""
+"""The container of gpt-oss's expert weights, which the model fills itself."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 
 
 class NPUGptOssRoutedExperts(NPURoutedExperts, GptOssRoutedExperts):
-    """NPURoutedExperts of a model whose load_weights cuts all experts at once.
+    """NPURoutedExperts for a model whose load_weights cuts all experts at once.
 
-    It knows whole experts in order, and every expert cut among all ranks: other layouts would get
-    weights of other experts.
+    It supports whole experts in order, and every expert cut among all ranks: other layouts would
+    get weights of other experts.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -26,7 +26,7 @@ class NPUGptOssRoutedExperts(NPURoutedExperts, GptOssRoutedExperts):
         reason = None
         if order != list(range(self.moe_config.num_logical_experts)):
             reason = (
-                "experts in another order, or several times (additional_config keys "
+                "experts in another order or with replicas (additional_config keys "
                 "'expert_map_path' and 'eplb_config'). Remove it"
             )
         elif self.moe_config.moe_parallel_config.enable_eplb:
@@ -34,7 +34,7 @@ class NPUGptOssRoutedExperts(NPURoutedExperts, GptOssRoutedExperts):
         elif not is_whole and self.layout.etp_size != self.layout.world_size:
             reason = (
                 f"experts shared by {self.layout.etp_size} of {self.layout.world_size} ranks "
-                "(additional_config key 'expert_tensor_parallel_size', which follows "
+                "(additional_config key 'expert_tensor_parallel_size', which defaults to "
                 "--tensor-parallel-size). Add --enable-expert-parallel"
             )
         if reason is not None:

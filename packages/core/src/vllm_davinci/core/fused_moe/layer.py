@@ -1,4 +1,4 @@
-"""vLLM's container of expert weights, with experts laid out over the ranks our way."""
+"""vLLM's container of expert weights, with our expert layout."""
 
 import dataclasses
 from collections.abc import Generator, Iterable
@@ -28,8 +28,8 @@ from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
 from vllm_davinci.core.fused_moe.placement import Placement
 from vllm_davinci.core.fused_moe.supported_experts import check_supported_experts
 
-# Activation in a model's configuration -> one that vLLM takes as it is for experts without gates,
-# whose own one its description of experts refuses beside CUDA, ROCm and XPU.
+# A model's activation -> one that vLLM accepts for experts without gates; its description of
+# experts refuses their own one except on CUDA, ROCm and XPU.
 GATED_IN_NAME = {"relu2": "swiglustep"}
 _UNGATED = {MoEActivation.SWIGLUSTEP: MoEActivation.RELU2_NO_MUL}
 
@@ -39,8 +39,8 @@ _BIAS_OF_CHOICE = "e_score_correction_bias"
 class NPURoutedExperts(RoutedExperts):
     """Expert weights of one layer on this rank.
 
-    vLLM deals experts out whole or cuts all of them into as many parts as there are ranks. Here
-    `layout` says how many ranks share an expert, and a file may say which rank has which.
+    vLLM divides whole experts among ranks or cuts all of them among all ranks. Here `layout` gives
+    the number of ranks per expert, and a file may place experts.
     """
 
     layout: ExpertLayout
@@ -64,7 +64,7 @@ class NPURoutedExperts(RoutedExperts):
         num_experts = moe_config.num_logical_experts
         num_redundant = redundant_experts(config, num_experts, layout.ep_size)
         check_expert_count(num_experts, layout, num_redundant)
-        # All slots: vLLM counts those that it knows of only.
+        # All slots: vLLM counts only those it knows.
         moe_config.num_experts = num_experts + num_redundant
         check_intermediate_size(layer_name, moe_config.intermediate_size, layout)
         rank = get_ep_group().rank_in_group
@@ -76,8 +76,8 @@ class NPURoutedExperts(RoutedExperts):
             ep_size=layout.ep_size,
             ep_rank=layout.ep_rank(rank),
             use_ep=layout.ep_size > 1,
-            # Of this layer alone: NPUPlatform sets another one to change how vLLM divides tokens,
-            # which would keep shared experts from running beside the routed ones.
+            # For this layer only: NPUPlatform sets another one to change how vLLM divides tokens,
+            # which would prevent overlapping shared experts with routed ones.
             all2all_backend="allgather_reducescatter",
         )
         moe_config.num_local_experts = moe_config.num_experts // layout.ep_size
@@ -122,9 +122,9 @@ class NPURoutedExperts(RoutedExperts):
         yield from loaded
 
     def get_expert_weights(self) -> list[torch.Tensor]:
-        """All that moves with an expert: [local_num_experts, values] each, views of what is read.
+        """The tensors that move with an expert: [local_num_experts, values] each, views.
 
-        Raises UnsupportedFeatureError for tensors that have no such view.
+        Raises UnsupportedFeatureError for tensors without such a view.
         """
         forward = getattr(self.quant_method, "moe_forward", None)
         assert forward is not None, "weights are loaded"
@@ -132,9 +132,9 @@ class NPURoutedExperts(RoutedExperts):
         for name, tensor in forward.experts.tensors.items():
             if len(tensor) != self.local_num_experts or not tensor.is_contiguous():
                 raise UnsupportedFeatureError(
-                    f"{self.layer_name}: experts do not move between ranks, because {name} "
-                    f"{list(tensor.shape)} does not hold one expert after another. Start without "
-                    "additional_config key 'eplb_config.dynamic_eplb'."
+                    "additional_config key 'eplb_config.dynamic_eplb' is not supported for "
+                    f"{self.layer_name}: {name} {list(tensor.shape)} does not hold one expert "
+                    "after another. Remove it."
                 )
             views.append(tensor.view(self.local_num_experts, -1))
         return views
@@ -155,7 +155,7 @@ class NPURoutedExperts(RoutedExperts):
 def _placement(
     path: str | None, layer_name: str, num_experts: int, num_redundant: int, layout: ExpertLayout
 ) -> Placement | None:
-    """None where vLLM says which rank has which expert, each once."""
+    """The layer's placement; None if vLLM places experts, each once."""
     if path is not None and layout.ep_size > 1:
         return placement_of_layer(
             path, extract_layer_index(layer_name), num_experts, layout.ep_size

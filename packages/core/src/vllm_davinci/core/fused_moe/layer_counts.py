@@ -1,4 +1,4 @@
-"""Layers of a model, by what a captured graph takes for them."""
+"""Counts a model's layers by the resources of captured graphs."""
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
@@ -11,7 +11,7 @@ from vllm_davinci.core.graph.plan import LayerCounts
 def layer_counts(
     model: torch.nn.Module, kv_cache_config: KVCacheConfig, embeds: bool
 ) -> LayerCounts:
-    """The layers of one rank. embeds: whether its pipeline stage embeds tokens"""
+    """Counts the layers of one rank. embeds: whether its pipeline stage embeds tokens"""
     methods = (getattr(module, "quant_method", None) for module in model.modules())
     forwards = [
         method.moe_forward
@@ -27,7 +27,7 @@ def layer_counts(
         attention=sum(
             len(group.layer_names)
             for group in kv_cache_config.kv_cache_groups
-            if not isinstance(group.kv_cache_spec, MambaSpec)  # which have no lengths of the host
+            if not isinstance(group.kv_cache_spec, MambaSpec)  # without lengths on the host
         ),
         embeds=embeds,
         experts=len(forwards),

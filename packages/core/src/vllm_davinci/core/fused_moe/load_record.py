@@ -1,4 +1,4 @@
-"""Tokens of each physical expert, counted on the device while a step runs."""
+"""Counts tokens per physical expert, on the device, while a step runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadCounter:
-    """Where one layer's tokens are counted.
+    """Counter of one layer's tokens.
 
     load:    [num_physical_experts], int32, added to
-    weights: [max_tokens, top_k], int32: 1 for a token that counts, 0 for padding and for steps
-             that do not count
-    tp_rank: this rank's place in its DP rank
-    sequence_parallel: whether each TP rank has tokens of its own
+    weights: [max_tokens, top_k], int32: 1 for a counted token, 0 for padding and uncounted steps
+    tp_rank: this rank's index in its DP rank
+    sequence_parallel: whether each TP rank has its own tokens
     """
 
     load: torch.Tensor
@@ -37,9 +36,9 @@ class LoadCounter:
         dispatcher: "TokenDispatcher[Any]",
         num_tokens: int,
     ) -> None:
-        """Counts this rank's own tokens that no other rank counts, in two launches.
+        """Counts the tokens of which this rank is the only counter, in two launches.
 
-        physical_ids: [num_rows, top_k], of rows that begin at `row` of what the dispatcher prepared
+        physical_ids: [num_rows, top_k], of rows from `row` on in the dispatcher's prepared tokens
         num_tokens:   of the layer's input
         """
         if self.tp_rank > 0 and not (self.sequence_parallel or dispatcher.slices_tokens):
@@ -60,14 +59,14 @@ class LoadCounter:
 
 @dataclass
 class LoadRecord:
-    """A layer's counter; None where loads are not counted. Set once, before graphs are captured."""
+    """A layer's counter; None if loads are not counted. Set once, before graphs are captured."""
 
     counter: LoadCounter | None = None
 
     def of_step(
         self, dispatcher: "TokenDispatcher[Any]", num_tokens: int
     ) -> Callable[[torch.Tensor, int], None]:
-        """Counts physical experts [num_rows, top_k] of rows from a number on: see LoadCounter."""
+        """A function that counts physical experts [num_rows, top_k] from a row: see LoadCounter."""
         if self.counter is None:
             return lambda physical_ids, row: None
         return partial(self.counter.add, dispatcher=dispatcher, num_tokens=num_tokens)

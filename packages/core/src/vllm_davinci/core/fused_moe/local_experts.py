@@ -1,4 +1,4 @@
-"""The experts of a rank: what they compute, and which compiled operators do it in one call."""
+"""A rank's experts: their computation, and compiled operators that do it in one call."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ COUNTS = 1  # group_list_type: entries are counts, not ends
 
 
 class RowDeltas(Protocol):
-    """Adapters' deltas of rows that are sorted by expert. Both add in place and return y."""
+    """Adapters' deltas for rows sorted by expert. Both methods add in place and return y."""
 
     def add_to_gate_up(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """y: [num_rows, 2 * intermediate_size]; x: [num_rows, hidden_size]"""
@@ -30,28 +30,27 @@ class RowDeltas(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Experts(ABC):
-    """The experts of this rank, in whatever precision they are stored.
+    """The experts of this rank, in any precision.
 
     first, num_local: this rank holds the physical experts [first, first + num_local) of
                       num_experts
-    limit:            of the gated activation's inputs, see `gated_activation`; None without
+    limit:            of the gated activation's inputs, see `gated_activation`; None without one
 
-    A subclass gives `_compute`; one that compiled operators compute gives `fused_ops` and
-    `_weights` too.
+    A subclass implements `_compute`; with compiled operators, `fused_ops` and `_weights` too.
     """
 
     takes_integers: ClassVar[bool] = False
-    """Whether rows may come quantized to int8 by the launch that brings them."""
+    """True if dispatch may quantize rows to int8."""
 
     fused_ops: ClassVar[tuple[Callable[..., Any], Callable[..., Any]] | None] = None
-    """Names of the compiled operators from tokens whose experts are selected to their sums, and
-    from router logits to the sums."""
+    """Compiled operators from tokens with selected experts to their sums, and from router logits to
+    the sums."""
 
     takes_adapters: ClassVar[bool] = False
-    """Whether there is `compute_adapted`."""
+    """True if `compute_adapted` is implemented."""
 
     rounds_otherwise_adapted: ClassVar[bool] = False
-    """Whether `compute_adapted` without deltas has other bits than `__call__`: an engine of
+    """True if `compute_adapted` without deltas differs in bits from `__call__`: an engine with
     adapters then uses it in every step, so that a row's bits do not depend on others' adapters."""
 
     first: int
@@ -65,26 +64,26 @@ class Experts(ABC):
         tokens_per_expert: torch.Tensor,
         scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Each row through the expert it belongs to.
+        """Applies its expert to each row.
 
         rows:              [num_rows, hidden_size], sorted by expert; int8 with scales
-        tokens_per_expert: [num_local], int64, on the device; rows after their sum belong to none
-        scales:            [num_rows], fp32, of rows that are quantized already, which only experts
-                           with `takes_integers` compute
-        Returns [num_rows, hidden_size]; rows that belong to no expert hold anything.
+        tokens_per_expert: [num_local], int64, on the device; rows after their sum have no expert
+        scales:            [num_rows], fp32, of quantized rows, which only experts with
+                           `takes_integers` accept
+        Returns [num_rows, hidden_size]; rows without an expert are undefined.
         """
-        if scales is None and rows.shape[0] == 0:  # a grouped product takes at least one row
+        if scales is None and rows.shape[0] == 0:  # a grouped product needs at least one row
             return rows
         return self._compute(rows, tokens_per_expert, scales)
 
     def of_dispatched(self, dispatched: DispatchedTokens) -> torch.Tensor:
-        """The same, of rows that a dispatcher has brought here."""
+        """Applies the experts to rows from a dispatcher."""
         return self(dispatched.rows, dispatched.tokens_per_expert, dispatched.scales)
 
     def compute_adapted(
         self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
     ) -> torch.Tensor:
-        """The same, of at least one row of floats, with adapters' deltas of both projections."""
+        """Like `__call__`, for one or more float rows, with deltas of both projections."""
         raise NotImplementedError(type(self).__name__)
 
     @abstractmethod
@@ -94,13 +93,13 @@ class Experts(ABC):
         """See __call__."""
 
     def has_fused_op(self, dtype: torch.dtype) -> bool:
-        """Whether `fused_experts` takes tokens of `dtype`."""
+        """True if `fused_experts` accepts tokens of `dtype`."""
         return self._operator(0, dtype) is not None
 
     def fused_experts(
         self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Sort, products and sum in one compiled call, where `has_fused_op`.
+        """Sorts, multiplies and sums in one compiled call; requires `has_fused_op`.
 
         x, topk_weights, topk_ids: see SelectedTokens
         Returns each token's weighted sum, [num_tokens, hidden_size].
@@ -120,7 +119,7 @@ class Experts(ABC):
     def fused_routed_experts(
         self, x: torch.Tensor, router_logits: torch.Tensor, rule: RoutingRule
     ) -> torch.Tensor | None:
-        """The same from router logits, with the selection in the call; None where no call can."""
+        """Like `fused_experts`, from router logits, with selection in the call; or None."""
         operator = self._operator(1, x.dtype) if rule.is_one_launch else None
         if operator is None:
             return None
@@ -140,8 +139,8 @@ class Experts(ABC):
         return sums
 
     def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
-        """One of `fused_ops` for tokens of `dtype`, where an installed package has it. None of
-        them limits what it activates."""
+        """The `fused_ops` entry for tokens of `dtype`, if an installed package provides it. The
+        operators support no activation limit."""
         if self.fused_ops is None or self.limit is not None:
             return None
         return fused_op(self.fused_ops[number])
@@ -153,7 +152,7 @@ class Experts(ABC):
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that a forward reads of the experts, by name: [num_local, ...] each."""
+        """All tensors that a forward reads from the experts, by name: [num_local, ...] each."""
         return dict(_tensors_of(self))
 
 
@@ -203,7 +202,7 @@ class FloatExperts(Experts):
 
 
 def gated_activation(gate_up: torch.Tensor, limit: float | None) -> torch.Tensor:
-    """silu(gate) * up, where a limit caps the gate at it and clips up at both sides.
+    """silu(gate) * up; a limit caps gate from above and clips up on both sides.
 
     gate_up: [num_rows, 2 * n], gate before up
     Returns [num_rows, n]. Source: DeepSeek-V4's swiglu_limit.
@@ -222,10 +221,10 @@ def grouped_matmul(
     dtype: torch.dtype | None = None,
     **scales: list[torch.Tensor],
 ) -> torch.Tensor:
-    """rows [num_rows, k] times each row's expert's weight [num_local, k, n]: [num_rows, n].
+    """Multiplies rows [num_rows, k] by their experts' weights [num_local, k, n]: [num_rows, n].
 
     dtype:  of the result; None: of the rows
-    scales: arguments of npu_grouped_matmul that integer products take
+    scales: arguments of npu_grouped_matmul for integer products
     """
     result: torch.Tensor = torch_npu.npu_grouped_matmul(
         [rows],

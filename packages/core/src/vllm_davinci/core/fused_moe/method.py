@@ -1,4 +1,4 @@
-"""Routed experts as vLLM's runner calls them: what all precisions share, and the model's own."""
+"""Routed experts as vLLM's runner calls them: a base for all precisions, and the model's own."""
 
 import dataclasses
 from abc import abstractmethod
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NPUFusedMoEMethodBase(FusedMoEMethodBase):
-    """Takes router logits: selecting experts, moving tokens and computing are all here."""
+    """Gets router logits: selects experts, moves tokens and computes."""
 
     moe_forward: FusedMoEForward | None = None
     _own_choice: OwnChoice | None = None
@@ -46,26 +46,26 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
 
     @property
     def supports_internal_mk(self) -> bool:
-        """Tokens of other DP ranks are fetched here, not by vLLM's runner."""
+        """True: tokens of other DP ranks are fetched here, not by vLLM's runner."""
         return True
 
     @property
     def supports_eplb(self) -> bool:
-        """Whether experts may move between ranks; see `NPURoutedExperts.get_expert_weights`."""
+        """True if experts may move between ranks; see `NPURoutedExperts.get_expert_weights`."""
         return True
 
     @property
     def mk_can_overlap_shared_experts(self) -> bool:
-        """Whether `moe_forward` runs the shared experts too, so that vLLM's runner must not."""
+        """True if `moe_forward` runs the shared experts too, so that vLLM's runner must not."""
         return self.moe_forward is not None and self.moe_forward.shared is not None
 
     @abstractmethod
     def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
-        """The experts of a layer whose tensors are loaded; place: first, num_local, num_experts,
-        and the limit of their activation."""
+        """The experts of a layer with loaded tensors; place: first, num_local, num_experts, limit
+        of the activation."""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
-        """Lays the weights out for the grouped products and prepares the forward."""
+        """Lays the weights out for grouped products and prepares the forward."""
         super().process_weights_after_loading(layer)
         assert isinstance(layer, NPURoutedExperts)
         experts = self._experts(
@@ -96,7 +96,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See FusedMoEForward. input_ids: [num_tokens], of layers whose experts a table has"""
+        """See FusedMoEForward. input_ids: [num_tokens], for layers with a table of experts"""
         assert self.moe_forward is not None
         if self._own_choice is not None:
             router_logits = self._own_choice(x, router_logits, input_ids)
@@ -107,7 +107,7 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
     """Experts in the model's dtype."""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
-        """Prepares the forward, once: weights that are loaded again arrive where it reads them."""
+        """Prepares the forward, once: it reads the tensors into which weights are reloaded."""
         if self.moe_forward is None:
             super().process_weights_after_loading(layer)
 
@@ -128,7 +128,7 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
 
 
 def _runner(layer: NPURoutedExperts) -> MoERunner | None:
-    """vLLM's runner of the layer; None where a test calls the layer itself."""
+    """vLLM's runner of the layer; None if a test calls the layer itself."""
     layers = get_current_vllm_config().compilation_config.static_forward_context
     runner = layers.get(layer.layer_name)
     return runner if isinstance(runner, MoERunner) else None
@@ -137,11 +137,11 @@ def _runner(layer: NPURoutedExperts) -> MoERunner | None:
 def _take_factor_of_sum(
     rule: RoutingRule, layer: NPURoutedExperts, runner: MoERunner | None
 ) -> float:
-    """The factor by which vLLM's runner would multiply the sum of the routed experts, for a rule
-    that multiplies each token's weights with it: one launch less, over all rows of a step, where
-    everything waits for it. The runner's own becomes 1, as it stays where this is 1.
+    """Moves the factor by which vLLM's runner would multiply the routed experts' sum into a rule
+    that multiplies each token's weights by it; saves one launch over all rows of a step. The
+    runner's factor becomes 1. Returns 1 if nothing moves.
 
-    In float16 the runner divides the shared experts' sum instead, so that none overflows.
+    In float16 the runner divides the shared experts' sum instead, so that no value overflows.
     """
     takes_factor = rule.custom is None and not rule.is_plain
     if not takes_factor or runner is None or layer.moe_config.in_dtype == torch.float16:
@@ -151,7 +151,7 @@ def _take_factor_of_sum(
 
 
 def _replica_table(layer: NPURoutedExperts) -> ReplicaTable | None:
-    """None where experts lie in order, and stay there."""
+    """The table of replicas; None if experts are in order and never move."""
     physical_to_logical = layer.expert_map_manager.physical_to_logical()
     num_experts = layer.moe_config.num_logical_experts
     stays = not layer.moe_config.moe_parallel_config.enable_eplb
@@ -159,7 +159,7 @@ def _replica_table(layer: NPURoutedExperts) -> ReplicaTable | None:
         return None
     vllm_config = get_current_vllm_config()
     parallel = vllm_config.parallel_config
-    # A DP rank's slices, which one TP rank each has, are padded to the same size.
+    # The slices of a DP rank, one per TP rank, are padded to the same size.
     of_dp_rank = vllm_config.scheduler_config.max_num_batched_tokens + parallel.tensor_parallel_size
     return ReplicaTable(
         physical_to_logical,
@@ -192,10 +192,10 @@ def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
 
 
 def transposed_in_memory(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A loaded weight [experts, n, k] as [experts, k, n], contiguous, which the product reads.
+    """A loaded weight [experts, n, k] as contiguous [experts, k, n], which the product reads.
 
-    The parameter keeps its shape, as a view of the same memory, so that weights loaded into it
-    again arrive here.
+    The parameter keeps its shape, as a view of the same memory, so that reloaded weights arrive
+    here.
     """
     weight = parameter.data.transpose(1, 2).contiguous()
     parameter.data = weight.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""How large the pieces of routed experts are: what rows take is measured, before all else is."""
+"""Chooses the chunk size of routed experts by measuring the memory of rows, before all else."""
 
 from collections.abc import Iterator
 
@@ -14,15 +14,14 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# The rows of one piece may take a third of the memory that weights leave, and less where the rest
-# is not enough for the step's other tensors and for the KV cache of one request.
+# One chunk's rows may take a third of the memory that weights leave, and less if the rest is too
+# small for the step's other tensors and one request's KV cache.
 PARTS_OF_MEMORY = (3, 6, 12)
-# Pieces of fewer tokens would read the experts' weights more often than the KV cache is worth.
+# Smaller chunks would read the experts' weights too often for the KV cache they gain.
 FEWEST_TOKENS = 1024
-# Rows that travel between ranks are there several times: as they are sent, as they arrive, in the
-# order of their experts, and on their way back.
+# Rows sent between ranks exist several times: sent, received, sorted by expert, and returning.
 COPIES_IN_EXCHANGE = 4
-# Of the run that measures.
+# Tokens of the measuring run.
 MEASURED_TOKENS = 256
 
 
@@ -33,14 +32,14 @@ def plan_pieces(
     most_tokens: int,
     parts: int = PARTS_OF_MEMORY[0],
 ) -> bool:
-    """Sets the pieces of all layers of routed experts. Every rank calls it, with loaded weights.
+    """Sets the chunk size of all routed experts. Every rank calls it, with loaded weights.
 
-    available_bytes: device memory that the engine may use beside this rank's weights
-    asked:           tokens of a piece, by the user; None: as memory allows
+    available_bytes: device memory that the engine may use in addition to this rank's weights
+    asked:           tokens per chunk, set by the user; None: as memory allows
     most_tokens:     of a step
-    parts:           of the memory, of which a piece may take one
-    Pieces are the same on all ranks: where rows travel, all ranks exchange equally many.
-    Returns whether smaller ones are possible.
+    parts:           a chunk may take one of this many equal parts of the memory
+    Chunks are equal on all ranks: if rows are sent, all ranks need the same number of exchanges.
+    Returns whether smaller chunks are possible.
     """
     layers = list(_layers(model))
     least_bytes = least_of_all_ranks(available_bytes)
@@ -53,8 +52,8 @@ def plan_pieces(
         forward.pieces.max_tokens = asked or max(FEWEST_TOKENS, fitting)
         if (count := forward.pieces.count(most_tokens)) > 1:
             logger.info_once(
-                "Routed experts take the rows of at most %d tokens at once: a step of %d tokens in "
-                "%d pieces.",
+                "Routed experts run in chunks of at most %d tokens: a step of %d tokens in %d "
+                "chunks.",
                 forward.pieces.max_tokens,
                 most_tokens,
                 count,
@@ -75,9 +74,9 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[NPURoutedExperts, FusedMoE
 
 
 def _token_bytes(layer: NPURoutedExperts, forward: FusedMoEForward) -> int:
-    """Device memory that one token's rows take at most while its experts compute."""
+    """Most device memory that one token's rows take while its experts compute."""
     config = layer.moe_config
-    # What operators take besides, whatever the number of rows, is in both.
+    # Fixed memory of operators, independent of the number of rows, cancels in the difference.
     fewer, more = (_bytes_of_rows(layer, forward, count * MEASURED_TOKENS) for count in (1, 2))
     taken = -(-(more - fewer) // MEASURED_TOKENS)
     if forward.dispatchers is not None:
@@ -87,7 +86,7 @@ def _token_bytes(layer: NPURoutedExperts, forward: FusedMoEForward) -> int:
 
 
 def _bytes_of_rows(layer: NPURoutedExperts, forward: FusedMoEForward, num_tokens: int) -> int:
-    """Upper limit for the rows of that many tokens and what their experts make of them."""
+    """Upper limit for the rows of `num_tokens` tokens and their experts' intermediate results."""
     config, device = layer.moe_config, layer.w13_weight.device
     x = torch.zeros(num_tokens, config.hidden_dim, dtype=config.in_dtype, device=device)
     ids = torch.full(

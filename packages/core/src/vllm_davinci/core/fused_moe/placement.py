@@ -1,4 +1,4 @@
-"""Places of the experts of one layer: which rank has which in its slots."""
+"""Placement of one layer's experts: the experts in each rank's slots."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Placement:
 
     @classmethod
     def in_order(cls, num_experts: int, num_redundant: int, ep_size: int) -> "Placement":
-        """Experts in their order over the ranks; after the last, some of the first ones again.
+        """Places experts in order; replicas of the first ones follow the last.
 
-        num_redundant: slots beyond one for each expert, so many that all ranks have as many
+        num_redundant: slots beyond one per expert, so that all ranks have the same number
         Source: vLLM's EplbState.build_initial_global_physical_to_logical_map.
         """
         num_slots = (num_experts + num_redundant) // ep_size

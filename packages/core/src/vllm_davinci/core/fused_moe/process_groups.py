@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 _of_layout: dict[ExpertLayout, GroupCoordinator] = {}
 _fused: dict[ExpertLayout, FusedGroup] = {}
 
-# What makes a fused launch's buffer smaller, or unnecessary.
+# Ways to shrink a fused launch's buffer, or to avoid it.
 _FEWER_TOKENS = (
     "lower --max-num-seqs and --max-num-batched-tokens",
-    "choose another way to the experts: additional_config key 'moe_communication' = 'all_to_all'",
+    "choose another dispatch method: additional_config key 'moe_communication' = 'all_to_all'",
 )
 
 
 def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
-    """Makes the groups that vLLM has none for. Every rank of the engine calls it, once."""
+    """Creates the groups that vLLM lacks. Every rank of the engine calls it once."""
     model = vllm_config.model_config
     if model is None or not model.is_moe:
         return
@@ -58,7 +58,7 @@ def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
 
 
 def init_groups_of(layout: ExpertLayout, backend: str) -> None:
-    """Makes the groups of ranks with the same part of different experts."""
+    """Creates the groups of ranks with the same part of different experts."""
     if layout.etp_size > 1 and layout.ep_size > 1:
         _of_layout[layout] = _new_group(layout, backend, "experts")
 
@@ -66,9 +66,10 @@ def init_groups_of(layout: ExpertLayout, backend: str) -> None:
 def init_fused_group(
     layout: ExpertLayout, soc: Soc, backend: str, max_tokens: int, sizes: RoutedSizes
 ) -> None:
-    """Makes a second group of those ranks: fused launches want one that nothing else uses.
+    """Creates a second group of those ranks: fused launches need a dedicated one.
 
-    max_tokens: most of a rank in one launch, for which the group's HCCL buffer is made
+    max_tokens: most tokens per rank in one launch, which decides the size of the group's HCCL
+                buffer
     """
     limits = soc.fused_experts
     assert limits is not None
@@ -76,7 +77,7 @@ def init_fused_group(
     options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
     buffer_mib = window_mib(limits, max_tokens, sizes, layout)
     options.hccl_config = {"hccl_buffer_size": buffer_mib}
-    # vLLM makes its groups without options. Every rank makes all of a world's groups, in one order.
+    # vLLM makes its groups without options. Every rank makes all groups of a world, in one order.
     own = None
     for ranks in _ranks_of(layout):
         made = torch.distributed.new_group(ranks, backend=backend, pg_options=options)
@@ -105,17 +106,17 @@ def _ranks_of(layout: ExpertLayout) -> list[list[int]]:
 
 
 def expert_group(layout: ExpertLayout) -> GroupCoordinator:
-    """The ranks among which this rank's part of the experts is dealt out."""
+    """The ranks among which this rank's part of the experts is divided."""
     if layout.etp_size == 1:
         return get_ep_group()
     return _of_layout[layout]
 
 
 def groups_of_experts() -> list[GroupCoordinator]:
-    """Those that have collectives, of all that `init_expert_groups` made."""
+    """Groups made by `init_expert_groups` that run collectives."""
     return list(_of_layout.values())
 
 
 def fused_group(layout: ExpertLayout) -> FusedGroup:
-    """The same ranks, for fused launches."""
+    """The same ranks as `expert_group`, for fused launches."""
     return _fused[layout]

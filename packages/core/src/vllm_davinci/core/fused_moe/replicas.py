@@ -1,4 +1,4 @@
-"""Physical experts of the experts that routing has chosen, where they do not lie in order."""
+"""Maps the experts chosen by routing to physical experts, if they are not in order."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -6,15 +6,15 @@ from functools import cache
 import torch
 
 # Columns of a table with replicas: a multiple of the usual numbers of replicas, so that each
-# replica of an expert has as many.
+# replica of an expert gets the same number.
 COLUMNS = 60
 
 
 class ReplicaTable:
-    """Each expert's physical number, of its replicas in turn: a token's row says which.
+    """Each expert's physical number; a token's row alternates between replicas.
 
-    The same rows choose the same replica on every rank, so that a token that all ranks have is
-    computed once. The memory stays where it is when experts move: graphs read it.
+    The same rows choose the same replica on every rank, so that a token held by all ranks is
+    computed once. The memory stays in place when experts move: graphs read it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ReplicaTable:
         return self.numbers.shape[1]
 
     def place(self, physical_to_logical: Sequence[int]) -> None:
-        """Follows a new placement of as many experts in as many slots. The host waits."""
+        """Applies a new placement with the same numbers of experts and slots. The host waits."""
         replicas: list[list[int]] = [[] for _ in range(len(self.numbers))]
         for physical, expert in enumerate(physical_to_logical):
             replicas[expert].append(physical)
@@ -55,5 +55,5 @@ class ReplicaTable:
 
 @cache
 def column_of_row(columns: int, max_rows: int, device: torch.device) -> torch.Tensor:
-    """[max_rows, 1], int64: the column that each row of a step takes; one tensor of all layers."""
+    """[max_rows, 1], int64: the column of each row of a step; one tensor shared by all layers."""
     return (torch.arange(max_rows) % columns).unsqueeze(1).to(device)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what weight: one launch for the usual rules."""
+"""Selects each token's experts and weights: one launch for the usual rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ NORM_SOFTMAX, NORM_SIGMOID = 0, 1
 GROUP_SCORE_MAX, GROUP_SCORE_TOP2_SUM = 0, 1
 
 SQRT_SOFTPLUS = "sqrtsoftplus"
-# How logits become scores, by the names that configurations have for it.
+# How logits become scores, by the names in configurations.
 SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
     "sigmoid": torch.sigmoid,
     SQRT_SOFTPLUS: lambda logits: torch.nn.functional.softplus(logits).pow(0.5),
 }
-# Added to the sum of weights by which they are divided, where torch's operators do it.
+# Added to the sum of weights before dividing by it, in torch's operators.
 SMALLEST_SUM = 1e-20
 
 # (x, router_logits, top_k, renormalize) -> (weights, expert ids)
@@ -39,7 +39,7 @@ class RoutingRule:
     num_expert_group, topk_group: experts are chosen within the best groups only; 1, 1 without
     correction_bias: [num_experts], added to the scores for the choice, not for the weights
     custom:          the model's own function, instead of all of the above
-    is_decided:      weights and experts come in place of the logits, [num_tokens, 2 * top_k]: see
+    is_decided:      weights and experts replace the logits, [num_tokens, 2 * top_k]: see
                      `own_choice.OwnChoice`
     """
 
@@ -55,7 +55,7 @@ class RoutingRule:
 
     @classmethod
     def of_layer(cls, layer: "RoutedExperts") -> "RoutingRule":
-        """The rule vLLM's model gave to its layer."""
+        """The rule that vLLM's model gave its layer."""
         if layer.scoring_func not in SCORES:
             raise UnsupportedFeatureError(
                 f"{layer.layer_name} scores experts by {layer.scoring_func!r}. Known are "
@@ -64,7 +64,7 @@ class RoutingRule:
         grouped = layer.use_grouped_topk
         bias = layer.e_score_correction_bias
         by_table = getattr(layer, "hash_indices_table", None) is not None
-        # vLLM scales where groups or a bias are, or a table, and nowhere else.
+        # vLLM scales with groups, a bias or a table, and otherwise not.
         scaled = grouped or bias is not None or by_table or layer.scoring_func == SQRT_SOFTPLUS
         return cls(
             top_k=layer.top_k,
@@ -79,7 +79,7 @@ class RoutingRule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but the scores decides."""
+        """True if only the scores decide."""
         return (
             not self.is_composed
             and self.num_expert_group == 1
@@ -89,14 +89,14 @@ class RoutingRule:
 
     @property
     def is_composed(self) -> bool:
-        """Whether no operator has the rule, so that torch's operators compute it."""
+        """True if no operator supports the rule, so that torch's operators compute it."""
         return self.is_decided or self.scoring == SQRT_SOFTPLUS
 
     @property
     def is_one_launch(self) -> bool:
-        """Whether the operators give weights and experts as the model wants them.
+        """True if the operators return weights and experts as the model defines them.
 
-        They always renormalize sigmoid scores, and those of a softmax only when it is plain.
+        They always renormalize sigmoid scores, and softmax scores only when it is plain.
         """
         if self.custom is not None or self.is_composed:
             return False
@@ -106,13 +106,13 @@ class RoutingRule:
 def select_experts(
     x: torch.Tensor, router_logits: torch.Tensor, rule: RoutingRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token, best first.
+    """Selects the experts of each token, best first.
 
     x:             [num_tokens, hidden_size]; its dtype becomes the weights'
-    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16; or the choice, where it is decided
+    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16; or the choice, if decided
     Returns weights [num_tokens, top_k] with x's dtype and ids [num_tokens, top_k], int32.
-    Scores are computed in fp32; of equal scores the lower number wins. A NaN in one token's
-    logits changes that token's choice only.
+    Scores are computed in fp32; among equal scores the lower number wins. A NaN in one token's
+    logits changes only that token's choice.
     Source: Huang et al. DeepSeek-V3 technical report, 2.1.2; vLLM's grouped_topk.
     """
     if rule.custom is not None:
@@ -143,7 +143,7 @@ def choose_experts(
         ids = choice.topk(rule.top_k, dim=-1).indices
         return _scaled(scores, ids, rule), ids.to(torch.int32)
     if rule.is_plain and rule.scoring == "softmax":
-        # The softmax over the chosen logits alone is the renormalized softmax over all.
+        # The softmax over only the chosen logits equals the renormalized softmax over all.
         weights, ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
             router_logits, k=rule.top_k, renorm=int(rule.renormalize)
         )
@@ -164,8 +164,8 @@ def _gating_top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sigmoid scores, groups, bias, scaling."""
     sigmoid = rule.scoring == "sigmoid"
-    # The operator always renormalizes sigmoid scores and never those of a softmax: where the
-    # model differs, its weights are computed here.
+    # The operator always renormalizes sigmoid scores and never softmax scores: if the model
+    # differs, its weights are computed here.
     weights_fit = rule.renormalize == sigmoid
     weights, ids, scores = torch_npu.npu_moe_gating_top_k(
         router_logits,

@@ -1,12 +1,11 @@
-"""Shared experts on a stream of their own, beside dispatch, routed experts and combine.
+"""Overlaps shared experts, on a side stream, with dispatch, routed experts and combine.
 
     side:           | gate_up    | act                    | down    |
     main:  | select | dispatch   | gate_up, act, down     | combine |
 
-Their matrix products run under communication, their vector work under the routed matrix products.
-In a ubatch of a split step they run on the main stream: there, communication is covered by
-the other ubatches. Where their sum over ranks is a reduction of its own, it runs beside the routed
-experts, too, and is waited for after those.
+Their matrix products overlap with communication, their vector work with the routed matrix products.
+In a ubatch they run on the main stream, because the other ubatches hide communication. If their
+all-reduce is separate, it overlaps with the routed experts too and is awaited after them.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,30 +34,30 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 SIDE = "shared expert"
-STAGES = {"gate_up_proj", "act_fn", "down_proj"}  # the children of an MLP that has no others
+STAGES = {"gate_up_proj", "act_fn", "down_proj"}  # the children of an MLP without other modules
 
 
 class OverlapHooks:
-    """Called by a layer's forward between its lines, on the main stream. Here: nothing overlaps."""
+    """Hooks in a layer's forward, called on the main stream. This base class overlaps nothing."""
 
     def pre_dispatch(self) -> None:
-        """Every token's experts are selected, or its row is about to leave for their selection."""
+        """Called when experts are selected, or before rows are sent for selection."""
 
     def post_dispatch(self) -> None:
-        """Rows are at their experts."""
+        """Called when rows are at their experts."""
 
     def pre_combine(self) -> None:
-        """The experts' products are launched; results are about to return."""
+        """Called when the experts' products are launched and results are about to return."""
 
 
 NO_OVERLAP = OverlapHooks()
 
 
 class SharedExpertsOverlap:
-    """One layer's shared experts, where vLLM leaves it to the routed experts to run them.
+    """Overlaps one layer's shared experts with its routed experts, if vLLM leaves them to us.
 
-    reduces_apart: sum both results over the tensor-parallel ranks on their own. Otherwise vLLM's
-                   runner sums them over the ranks together.
+    reduces_apart: all-reduce both results separately over the tensor-parallel ranks. Otherwise
+                   vLLM's runner all-reduces their sum.
     """
 
     def __init__(
@@ -72,10 +71,10 @@ class SharedExpertsOverlap:
 
     @contextmanager
     def beside(self, x: torch.Tensor) -> Iterator[OverlapHooks]:
-        """Runs the shared experts of x beside the routed ones, which are the block's, sum included.
+        """Runs the shared experts of x during the block, which runs the routed ones and their sum.
 
-        The block calls the hooks. After it the current stream waits for the shared experts too, and
-        their result is where vLLM's runner takes it from.
+        The block calls the hooks. Afterwards the current stream waits for the shared experts too,
+        and their result is where vLLM's runner reads it.
         """
         order = self._shared._determine_shared_experts_order(x)
         assert order is SharedExpertsOrder.MK_INTERNAL_OVERLAPPED, f"vLLM has run them: {order}"
@@ -96,7 +95,7 @@ class SharedExpertsOverlap:
         self._shared._output[self._shared._output_idx] = shared_sum
 
     def reduced(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, where it is not vLLM's runner's to make; in the part's own memory."""
+        """All-reduces in place, unless vLLM's runner does it."""
         communicator = self._communicator
         if communicator is None:
             return part
@@ -105,12 +104,12 @@ class SharedExpertsOverlap:
 
     @property
     def _communicator(self) -> Any:
-        """Communicator of the tensor-parallel ranks; None where nothing is to be summed."""
+        """Communicator of the tensor-parallel ranks; None if nothing is to be reduced."""
         group = get_tp_group()
         return group.device_communicator if self.reduces_apart and group.world_size > 1 else None
 
     def _begin_reduction(self, part: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """`reduced` in two steps; the second one waits."""
+        """Begins `reduced`; the returned function waits for it."""
         communicator = self._communicator
         if communicator is None:
             return lambda: part
@@ -118,20 +117,20 @@ class SharedExpertsOverlap:
         return begun
 
     def _is_its_stages(self, x: torch.Tensor) -> bool:
-        """Whether the layer in stages is the layer. Waits for the device: not in a served step."""
+        """True if the stages compute the same as the layer. Waits: not for served steps."""
         if {name for name, _ in self._layer.named_children()} != STAGES:
             return False
         if torch.equal(_in_stages(self._layer, x), self._layer(x)):
             return True
         logger.warning_once(
-            "Shared experts of type %s are more than their three stages: they run as a whole.",
+            "Shared experts of type %s do more than the three stages: they run as a whole.",
             type(self._layer).__name__,
         )
         return False
 
 
 class _Whole(OverlapHooks):
-    """The whole layer on the side stream, from when the routed experts are selected."""
+    """Runs the whole layer on the side stream, from the selection of routed experts on."""
 
     def __init__(self, fork: Fork, layer: Any, x: torch.Tensor) -> None:
         self._fork, self._layer, self._x = fork, layer, x
@@ -147,9 +146,9 @@ class _Whole(OverlapHooks):
 
 
 class _Staged(_Whole):
-    """Each stage from when that of the routed experts begins beside which it is to run.
+    """Runs each stage from the beginning of the routed experts' stage that it overlaps with.
 
-    Results of one stage that the next one takes stay on the side stream.
+    Intermediate results stay on the side stream.
     """
 
     def pre_dispatch(self) -> None:
@@ -180,7 +179,7 @@ def _in_stages(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def shared_experts_overlap(layer: "NPURoutedExperts") -> SharedExpertsOverlap | None:
-    """None when the option is off, and for a layer whose shared experts have another input."""
+    """The overlap; None if the option is off or the shared experts have another input."""
     vllm_config = get_current_vllm_config()
     scheduler = side_stream(vllm_config, EXPERTS)
     runner = vllm_config.compilation_config.static_forward_context.get(layer.layer_name)

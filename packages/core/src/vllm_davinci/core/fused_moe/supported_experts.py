@@ -1,5 +1,5 @@
-"""Which experts are computed: what the model asks of them, and what the operators of this device
-answer to their numbers, before weights are loaded."""
+"""Checks, before weights are loaded, that routed experts are supported: by this plugin and by the
+operators of this device."""
 
 import dataclasses
 import functools
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 _UNBIASED = (MoEActivation.SILU, MoEActivation.RELU2_NO_MUL)
-# Rows and columns of the products that are asked about: small, and whole for all weights' forms.
+# Rows and columns of the test products: small, and multiples that suit all weight formats.
 _SIDE = 32
 
 
 def check_supported_experts(layer: "RoutedExperts") -> None:
-    """Raises UnsupportedFeatureError, naming the layer, for experts that are not computed."""
-    # Experts of gpt-oss have biases.
+    """Raises UnsupportedFeatureError, naming the layer, for unsupported experts."""
+    # gpt-oss experts have biases.
     known = (MoEActivation.SWIGLUOAI,) if layer.moe_config.has_bias else _UNBIASED
     biased = "with" if layer.moe_config.has_bias else "without"
     names = " and ".join(repr(each.value) for each in known)
     wants = {
-        f"activation {layer.activation.value!r} (of experts {biased} biases, only {names} "
-        f"{'are' if len(known) > 1 else 'is'} known)": layer.activation not in known,
+        f"activation {layer.activation.value!r} (experts {biased} biases support {names})": (
+            layer.activation not in known
+        ),
         "a limit inside an activation other than SwiGLU": (
             layer.swiglu_limit is not None and layer.activation is not MoEActivation.SILU
         ),
@@ -40,7 +41,7 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
     if asked := [what for what, is_asked in wants.items() if is_asked]:
         raise UnsupportedFeatureError(
             f"{layer.layer_name} needs {' and '.join(asked)}, which vllm-davinci-core does not "
-            "compute. Choose another model."
+            "support. Choose another model."
         )
     rule, num_experts = RoutingRule.of_layer(layer), layer.moe_config.num_logical_experts
     bias = rule.correction_bias
@@ -54,16 +55,16 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
         groups = rule.num_expert_group
         among = f" in {groups} groups" if groups > 1 else ""
         raise UnsupportedFeatureError(
-            f"{layer.layer_name} chooses {rule.top_k} of {num_experts} experts{among},"
-            " which the operator that chooses experts on this device and CANN does not take. "
-            f"Choose another model. It says: {said}"
+            f"{layer.layer_name}: top-{rule.top_k} of {num_experts} experts{among} is not "
+            "supported by the gating operator of this device and CANN. Choose another model. It "
+            f"says: {said}"
         )
     said = _refusal_of_products(layer.local_num_experts, layer.params_dtype)
     if said is not None:
         raise UnsupportedFeatureError(
             f"{layer.layer_name} has {layer.local_num_experts} experts on each rank, which the "
-            "grouped product of this device and CANN does not take. Deal them out among more "
-            "ranks: --enable-expert-parallel with a larger --tensor-parallel-size or "
+            "grouped product of this device and CANN does not take. Divide them among more ranks:"
+            " --enable-expert-parallel with a larger --tensor-parallel-size or "
             f"--data-parallel-size. It says: {said}"
         )
 
@@ -72,9 +73,9 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
 def _refusal_of_selection(
     rule: RoutingRule, num_experts: int, dtype: torch.dtype, bias_dtype: torch.dtype | None
 ) -> str | None:
-    """rule: without its bias, which has zeros of bias_dtype here"""
+    """The operator's refusal, or None. rule: without its bias, replaced by zeros of bias_dtype"""
     if rule.custom is not None or rule.is_composed:
-        return None  # in plain torch
+        return None  # composed of torch operators
     new = functools.partial(torch.zeros, device="npu")
     if bias_dtype is not None:
         rule = dataclasses.replace(rule, correction_bias=new(num_experts, dtype=bias_dtype))

@@ -1,4 +1,4 @@
-"""Expert weights of models that vLLM runs by Transformers' own code (Hunyuan and others)."""
+"""Expert weights of models that vLLM runs with Transformers' own code (Hunyuan and others)."""
 
 from vllm.model_executor.models.transformers.moe import TransformersRoutedExperts
 
@@ -6,4 +6,4 @@ from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 
 
 class NPUTransformersRoutedExperts(NPURoutedExperts, TransformersRoutedExperts):
-    """NPURoutedExperts, with the names that Transformers' models give to experts' weights."""
+    """NPURoutedExperts with Transformers' names of expert weights."""

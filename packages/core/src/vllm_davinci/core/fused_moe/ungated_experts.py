@@ -1,4 +1,4 @@
-"""Experts of one projection up and one down, as Nemotron-H has them."""
+"""Experts with one projection up and one down (Nemotron-H)."""
 
 from dataclasses import dataclass
 

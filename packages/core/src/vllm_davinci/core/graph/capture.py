@@ -1,4 +1,4 @@
-"""Captures a runner's model once per size, as far as the device has room."""
+"""Captures a runner's model once per size, as far as device resources allow."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,10 +31,10 @@ logger = init_logger(__name__)
 
 
 class CapturableRunner(RunnerWithCache, Protocol):
-    """Stands for what a capture takes of vLLM's runner; its methods are called in this order.
+    """The members of vLLM's runner that a capture uses; its methods are called in this order.
 
-    cudagraph_dispatcher:     asks for sizes and chooses one for each step
-    uniform_decode_query_len: tokens of a request that decodes
+    cudagraph_dispatcher:     lists requested sizes and chooses one for each step
+    uniform_decode_query_len: tokens of a decoding request
     """
 
     cudagraph_dispatcher: CudagraphDispatcher
@@ -45,11 +45,11 @@ class CapturableRunner(RunnerWithCache, Protocol):
 
 
 class DrafterGraphs(Protocol):
-    """Stands for the graphs of a drafter's passes, beside those of the steps it drafts after."""
+    """Graphs of a drafter's passes, in addition to those of the target's steps."""
 
     @property
     def graphs_per_size(self) -> int:
-        """Kinds of passes: the first of a step, and the further ones of two or more drafts."""
+        """Kinds of passes: the first of a step, and later ones with two or more drafts."""
 
     def capture(self, sizes: list[int]) -> dict[int, str]:
         """Captures the passes of these numbers of requests; a size that fails is eager.
@@ -61,11 +61,11 @@ class DrafterGraphs(Protocol):
         """Tokens of a graph -> passes that replayed it."""
 
     def clear(self) -> None:
-        """Gives the graphs up, once none of them runs."""
+        """Drops the graphs; none of them may be running."""
 
 
 class GraphCapture:
-    """The graphs of one runner: which sizes there are, what they take, how often they ran.
+    """The graphs of one runner: sizes, resources and numbers of replays.
 
     runner: runs the steps that are captured
     limits: of the device
@@ -80,29 +80,29 @@ class GraphCapture:
         self._limits = limits
         self._wrapper: NPUGraphWrapper | None = None  # without graphs
         self.of_drafter: DrafterGraphs | None = None  # without a drafter that can be captured
-        self._memory: GraphMemory | None = None  # as `profile_memory` has found it
+        self._memory: GraphMemory | None = None  # measured by `profile_memory`
         self._workspace_bytes = 0
-        self.plan: CapturePlan | None = None  # of the graphs that there are
-        self.captured_bytes = 0  # of device memory that they have taken
+        self.plan: CapturePlan | None = None  # of the captured graphs
+        self.captured_bytes = 0  # bytes of device memory that they take
 
     def wrap(self, model: Any, forward: Callable[..., Any]) -> NPUGraphWrapper:
-        """The model for full graphs. forward: the part of a step that a graph holds"""
+        """Wraps the model for full graphs. forward: the part of a step that a graph holds"""
         self._wrapper = NPUGraphWrapper(model, self._vllm_config, forward=forward)
         return self._wrapper
 
     def measure_workspaces(self) -> None:
-        """Keeps the bytes of the workspaces that torch_npu has given each stream since, at most.
+        """Records the most workspace bytes that torch_npu has allocated per stream since.
 
-        vLLM does not count them: it measures after they have been given back.
+        vLLM does not count them: it measures after they have been released.
         """
         self._workspace_bytes = max(self._workspace_bytes, release_workspaces())
 
     def profile_memory(self) -> GraphMemory:
         """Captures the two largest sizes over a small KV cache and drops them again.
 
-        Operators ask for workspaces, which differ by chip and by release of CANN, and each stream
-        of a graph has its own: what they come to is only known from a capture. Sizes that cannot be
-        captured are left to `capture`, which says so.
+        Workspaces differ by chip and CANN release, and each stream of a graph has its own, so only
+        a capture shows their size. Sizes that cannot be captured are left to `capture`, which
+        reports them.
         """
         workspaces = self._workspace_bytes
         if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
@@ -131,7 +131,7 @@ class GraphCapture:
 
     @contextmanager
     def _own_pool(self) -> Iterator[None]:
-        """Graphs that are captured inside have memory of their own, and are gone after it."""
+        """Captures graphs inside into a separate pool and drops them afterwards."""
         model = self._wrapper
         assert model is not None
         pool, model.graph_pool = model.graph_pool, current_platform.graph_pool_handle()
@@ -146,7 +146,7 @@ class GraphCapture:
             self._dispatcher.keys_initialized = False
 
     def _descriptors(self) -> Iterable[tuple[CUDAGraphMode, list[Any]]]:
-        """The graphs that are asked for, by mode, the largest first."""
+        """The requested graphs by mode, largest first."""
         descriptors: Iterable[tuple[CUDAGraphMode, list[Any]]] = (
             self._dispatcher.get_capture_descs()
         )
@@ -161,10 +161,11 @@ class GraphCapture:
         """Captures every size, the largest first. Returns the bytes of device memory it took.
 
         layers:      of this rank
-        ubatches_of: tokens -> as how many ubatches the graph of that size holds its steps
-        drafter:     graphs of its passes, which follow; None where they run eagerly
-        All ranks capture the same sizes: one that a rank cannot capture is given up by all.
-        Raises DeviceError for it when the options say so.
+        ubatches_of: tokens -> number of ubatches in the graph of that size
+        drafter:     graphs of its passes, captured afterwards; None if they run eagerly
+        All ranks capture the same sizes: a size that one rank cannot capture is dropped by all.
+                                          Raises
+        DeviceError in that case if the options require it.
         """
         if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
             return 0
@@ -206,19 +207,19 @@ class GraphCapture:
         return self.captured_bytes
 
     def _count_from_here(self) -> None:
-        """Replays so far were no steps."""
+        """Excludes replays so far, which were no steps, from the count."""
         if self._wrapper is not None:
             self._wrapper.replays.clear()
 
     def _sizes(self) -> list[int]:
-        """Tokens of the graphs that are asked for, ascending."""
+        """Token counts of the requested graphs, ascending."""
         descriptors = (of for _, of in self._descriptors())
         return sorted({each.num_tokens for of_mode in descriptors for each in of_mode})
 
     def _plan(
         self, available_bytes: int, layers: LayerCounts, ubatches_of: Callable[[int], int]
     ) -> CapturePlan:
-        """The same sizes on all ranks. available_bytes: device memory that this one has left"""
+        """Plans the same sizes on all ranks. available_bytes: device memory left on this rank"""
         sizes = self._sizes()
         split = {size: count for size in sizes if (count := ubatches_of(size)) > 1}
         plan = plan_capture(self._vllm_config, sizes, layers, split, self._memory)
@@ -229,7 +230,7 @@ class GraphCapture:
         return plan.with_most(fewest, f"another rank has room for {fewest}")
 
     def use_sizes(self, sizes: list[int]) -> None:
-        """Makes the dispatcher pad steps to these sizes alone; without any, all are eager."""
+        """Pads steps only to these sizes; without sizes, all steps are eager."""
         compilation, dispatcher = self._compilation, self._dispatcher
         compilation.cudagraph_capture_sizes = sorted(sizes)
         compilation.max_cudagraph_capture_size = max(sizes, default=0)
@@ -240,9 +241,9 @@ class GraphCapture:
         dispatcher.initialize_cudagraph_keys(compilation.cudagraph_mode, self._query_len)
 
     def _capture_on_all_ranks(self, descriptor: Any, mode: CUDAGraphMode) -> str | None:
-        """Why some rank could not capture the size, or replay it; None if all could.
+        """The reason why some rank could not capture or replay the size; None if all could.
 
-        A device gives a graph its streams and events at the first replay.
+        A device allocates a graph's streams and events at the first replay.
         """
         failure: str | None = None
         for attempt in (self._capture_size, self._replay_size):
@@ -271,23 +272,23 @@ class GraphCapture:
         )
 
     def _forget(self, descriptor: Any) -> None:
-        """Gives up a graph that not all ranks have."""
+        """Drops a graph that not all ranks have."""
         assert self._wrapper is not None
         self._wrapper.forget(descriptor)
 
     def _give_up(self, failed: dict[int, str]) -> None:
-        """Says which sizes are not there, or ends the start. failed: tokens -> why."""
+        """Logs the sizes that failed, or raises an error. failed: tokens -> reason"""
         reasons = "; ".join(f"{size} tokens: {why}" for size, why in failed.items())
         if get_config(self._vllm_config).torchair_graph_config.on_capture_failure == "stop":
             raise DeviceError(
-                f"Not all graphs were captured: {reasons}. Ask for fewer or smaller sizes "
+                f"Not all graphs were captured: {reasons}. Request fewer or smaller sizes "
                 "(--cudagraph-capture-sizes), lower --gpu-memory-utilization, or start with "
                 "--enforce-eager."
             )
         if is_global_first_rank():
             logger.warning(
-                "Graph mode goes on without some sizes, whose steps run in larger ones or eagerly: "
-                "%s. Fewer or smaller sizes (--cudagraph-capture-sizes) or a lower "
+                "Graph mode continues without some sizes, whose steps run in larger ones or "
+                "eagerly: %s. Fewer or smaller sizes (--cudagraph-capture-sizes) or a lower "
                 "--gpu-memory-utilization make room.",
                 reasons,
             )
@@ -297,7 +298,7 @@ class GraphCapture:
         return {} if self._wrapper is None else dict(self._wrapper.replays)
 
     def destroy(self) -> None:
-        """Gives the graphs up, once none of them runs."""
+        """Drops the graphs; none of them may be running."""
         if self._wrapper is not None:
             torch_npu.npu.synchronize()
             self._wrapper.clear_graphs()
@@ -306,16 +307,16 @@ class GraphCapture:
 
 
 def _free_bytes() -> int:
-    """Free memory of the device, once nothing is cached."""
+    """Free memory of the device, with empty caches."""
     torch.accelerator.synchronize()
     torch.accelerator.empty_cache()
     return int(torch.accelerator.get_memory_info()[0])
 
 
 def release_workspaces() -> int:
-    """Gives back what torch_npu caches. Returns the bytes that its allocator does not count.
+    """Releases torch_npu's caches. Returns the bytes that its allocator does not count.
 
-    Those are workspaces, one for each stream, which later steps take again.
+    These are workspaces, one per stream, which later steps allocate again.
     """
     torch.accelerator.synchronize()
     before = torch.accelerator.get_memory_info()[0] + torch.accelerator.memory_reserved()

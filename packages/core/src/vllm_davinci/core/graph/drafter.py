@@ -1,4 +1,4 @@
-"""Graphs of a drafter's passes, beside those of the steps that it drafts after."""
+"""Graphs of a drafter's passes, in addition to those of the target's steps."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ class CapturedDrafter:
 
     @property
     def graphs_per_size(self) -> int:
-        """Kinds of passes: the first of a step, and the further ones of two or more drafts."""
+        """Kinds of passes: the first of a step, and later ones with two or more drafts."""
         return len(self._wrappers)
 
     def capture(self, sizes: list[int]) -> dict[int, str]:
@@ -50,11 +50,11 @@ class CapturedDrafter:
                 failed[passes[0].num_tokens] = f"of the drafter, {failure}"
         self._passes.use_sizes(captured)
         for wrapper in self._wrappers.values():
-            wrapper.replays.clear()  # those so far were no steps
+            wrapper.replays.clear()  # replays so far were no steps
         return failed
 
     def _capture_pass(self, planned: DraftPass) -> str | None:
-        """Why some rank could not run, capture or replay the pass; None if all could."""
+        """The reason why some rank could not run, capture or replay the pass; None if all could."""
         failure: str | None = None
         for mode in (CUDAGraphMode.NONE, CUDAGraphMode.FULL, CUDAGraphMode.FULL):
             try:
@@ -66,7 +66,7 @@ class CapturedDrafter:
             if not least_of_all_ranks(failure is None):
                 return failure or "another rank could not; see its log"
         if not self._wrappers[planned.is_first].replays[planned.num_tokens]:
-            return "its forward never came to a graph"
+            return "its forward never reached a graph"
         return None
 
     def replays(self) -> dict[int, int]:
@@ -74,6 +74,6 @@ class CapturedDrafter:
         return dict(sum((wrapper.replays for wrapper in self._wrappers.values()), Counter()))
 
     def clear(self) -> None:
-        """Gives the graphs up, once none of them runs."""
+        """Drops the graphs; none of them may be running."""
         for wrapper in self._wrappers.values():
             wrapper.clear_graphs()

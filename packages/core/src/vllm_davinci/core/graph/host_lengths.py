@@ -1,8 +1,9 @@
-"""Launches in a captured graph whose lengths on the host change from step to step.
+"""Updates the host lengths of attention launches in a captured graph.
 
 The fused attention operator takes lengths as host lists, which a capture fixes. Each such launch is
-a task group of the graph, and before a replay all of them are launched again with the step's
-lengths, on a stream for updates: that replaces the groups' tasks and computes nothing.
+a task group of the graph. Before a replay all of them are launched again with the step's lengths,
+on
+an update stream: this replaces the groups' tasks and computes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from vllm_davinci.core.device import fused_attention
 Lengths = Sequence[int]
 
 
-# Arguments that a compiled launch takes, after those that every launch has, with their defaults.
+# Further arguments of a compiled launch, with their defaults.
 OPTIONS: dict[str, Any] = {
     "sparse_mode": 0,
     "pre_tokens": 2**31 - 1,
@@ -28,16 +29,18 @@ OPTIONS: dict[str, Any] = {
 
 
 class HostLengths:
-    """Those launches of one graph that take their lengths from one attention metadata.
+    """The launches of one graph that share one attention metadata and its lengths.
 
-    With an installed package's `attention_groups` all of them are updated by one call; else, and
-    with sinks, one after the other by torch_npu's operator.
+    With an installed package's `attention_groups` one call updates all of them; otherwise, and with
+    sinks, torch_npu's operator updates them one by one.
     """
 
     def __init__(self) -> None:
         make = attention_groups()
         self._compiled: Any = None if make is None else make()
-        self._groups: list[Any] = []  # task groups, and what launches their operators, without it
+        self._groups: list[
+            Any
+        ] = []  # task groups, and the functions that launch their operators, without it
         self._launches: list[Callable[[Lengths, Lengths], Any]] = []
 
     def __len__(self) -> int:
@@ -55,8 +58,8 @@ class HostLengths:
     ) -> None:
         """Captures fused_attention.attend into `out`, on the capturing current stream.
 
-        Shapes and options are the operator's. The graph keeps the tensors' memory for its replays,
-        so that they are only referred to here.
+        Shapes and options are the operator's. The graph holds the tensors' memory for its replays;
+        this class only references them.
         """
         workspace = fused_attention.max_workspace(
             query, key, value, lengths_q, lengths_kv, **options
@@ -106,9 +109,9 @@ def attend(
     lengths: tuple[Lengths, Lengths],
     **options: Any,
 ) -> None:
-    """Launches fused_attention.attend into `out`, or captures it where a graph is captured.
+    """Launches fused_attention.attend into `out`, or captures it during a capture.
 
-    host_lengths: what takes the launch in a capture; else None
+    host_lengths: records the launch in a capture; None otherwise
     tensors:      query, key and value
     lengths:      of queries, cumulative, and of keys
     """
@@ -119,7 +122,7 @@ def attend(
 
 
 def _is_compiled(options: dict[str, Any]) -> bool:
-    """Whether a compiled launch takes these options: it has no sinks and no log-sum-exp."""
+    """True if a compiled launch supports these options: no sinks and no log-sum-exp."""
     return options.get("learnable_sink") is None and not options.get("softmax_lse_flag")
 
 
@@ -131,7 +134,7 @@ def _launch_of(
     out: list[torch.Tensor],
     options: dict[str, Any],
 ) -> Callable[[Lengths, Lengths], Any]:
-    """Launches the operator with lengths of queries, and of keys. Keeps no memory."""
+    """A function that launches the operator with given lengths. Holds no memory."""
     query, key, value, workspace = map(weak_ref_tensor, (query, key, value, workspace))
     out = [weak_ref_tensor(each) for each in out]
     options = {

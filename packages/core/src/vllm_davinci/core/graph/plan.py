@@ -1,4 +1,4 @@
-"""Resources of the device that graphs take, computed before the first capture."""
+"""Computes the device resources of graphs before the first capture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,18 +13,18 @@ from vllm_davinci.core.graph.sizes import sample_evenly
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Of the streams of a device, as many are left to other work: the runner's own, the collectives'
-# outside of graphs, other processes. Source: 1920 of 1984 in the budget of the established plugin.
+# Streams of a device left to other work: the runner's own, collectives outside of graphs, other
+# processes. Source: 1920 of 1984 in the budget of the established plugin.
 SPARE_STREAMS = 64
 
 
 @dataclass(frozen=True)
 class GraphMemory:
-    """Device memory of graphs, in bytes, as trial captures have taken it.
+    """Device memory of graphs, in bytes, measured by trial captures.
 
-    first:      the largest graph: the pool that all of them share, operators' workspaces among it
+    first:      the largest graph: the shared pool, operators' workspaces included
     next:       each further one
-    workspaces: what torch_npu keeps for each stream that steps use, beside the graphs
+    workspaces: kept by torch_npu for each stream that steps use, in addition to the graphs
     """
 
     first: int
@@ -36,7 +36,7 @@ class GraphMemory:
         return self.first + (count - 1) * self.next if count else 0
 
     def room(self, available: int) -> int:
-        """The number of graphs that fit into as many bytes."""
+        """The number of graphs that fit into `available` bytes."""
         if available < self.first:
             return 0
         return 1 + (available - self.first) // max(1, self.next)
@@ -44,16 +44,16 @@ class GraphMemory:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """The graphs of one engine, and what they hold on each device while it runs.
+    """The graphs of one engine, and the resources they hold on each device.
 
     sizes:             tokens, ascending
     streams_per_graph: the first one, side streams of layers, and those of collectives
     events_per_graph:  between these streams, in a step that is not split
     updates_per_graph: launches whose lengths change before a replay: one per attention layer, in a
                        step that is not split
-    num_ubatches:      by size, of those that are captured as ubatches
+    num_ubatches:      by size, for sizes captured as ubatches
     memory:            None before it is measured
-    notes:             why there are fewer sizes than asked for, and which are split or not
+    notes:             reasons for fewer sizes than requested, and which sizes are split
     """
 
     sizes: tuple[int, ...]
@@ -66,15 +66,15 @@ class CapturePlan:
 
     @property
     def parts(self) -> int:
-        """Number of parts of all graphs: a whole step is one, a split step has one per ubatch."""
+        """Number of ubatches in all graphs; a whole step counts as one."""
         return sum(self.num_ubatches.get(size, 1) for size in self.sizes)
 
     def within(self, limits: GraphLimits, available_bytes: int | None = None) -> "CapturePlan":
-        """The same with as many sizes as the device can hold, among them the largest.
+        """Reduces the plan to the sizes that the device can hold, always including the largest.
 
-        available_bytes: of device memory; None where it is not looked at. Without room for one
-                         graph there is no size left: a capture would fail, too.
-        Raises ConfigurationError when streams, events or updatable launches allow none.
+        available_bytes: of device memory; None ignores it. Without memory for one graph no size is
+                         left: a capture would fail, too.
+        Raises ConfigurationError if streams, events or updatable launches allow no graph.
         """
         most_parts = max((self.num_ubatches.get(size, 1) for size in self.sizes), default=1)
         events, updates = self.events_per_graph * most_parts, self.updates_per_graph * most_parts
@@ -96,20 +96,20 @@ class CapturePlan:
         return self.with_most(most, f"the device has {what} for {most}")
 
     def with_most(self, count: int, reason: str) -> "CapturePlan":
-        """The same with at most so many sizes, among them the largest. reason: a clause."""
+        """Reduces the plan to `count` sizes, always including the largest. reason: a clause."""
         if count >= len(self.sizes):
             return self
         return replace(
             self,
             sizes=tuple(sample_evenly(self.sizes, count)) if count else (),
-            notes=(*self.notes, f"{len(self.sizes)} sizes were asked for, and {reason}"),
+            notes=(*self.notes, f"{len(self.sizes)} sizes were requested, and {reason}"),
         )
 
     def with_drafts(self, count: int) -> "CapturePlan":
-        """The same with `count` graphs of a drafter's passes beside each.
+        """Adds `count` graphs of a drafter's passes to each size.
 
-        The layers of a drafter are counted among those of the model already, once: each further
-        kind of pass is taken to hold as much as the model's own graph, which has more layers.
+        The drafter's layers are already counted once among the model's: each further kind of pass
+        is assumed to hold as much as the model's own graph, which has more layers.
         """
         return replace(
             self,
@@ -131,7 +131,7 @@ class CapturePlan:
         }
 
     def told(self) -> str:
-        """One line for the log."""
+        """The plan in one line, for the log."""
         count, totals = len(self.sizes), self.totals()
         text = (
             f"{count} graphs of {', '.join(map(str, self.sizes))} tokens; each with "
@@ -143,7 +143,7 @@ class CapturePlan:
             text += f", {format_bytes(totals['memory'])}"
         if self.num_ubatches:
             split = ", ".join(map(str, sorted(self.num_ubatches)))
-            text += f"; those of {split} tokens are split, and hold as much per ubatch"
+            text += f"; those of {split} tokens are split and hold this much per ubatch"
         return "; ".join([text, *self.notes])
 
 
@@ -153,9 +153,9 @@ class LayerCounts:
 
     attention:  attention layers
     experts:    layers of routed experts
-    exchanging: those of them whose tokens travel by collectives
-    fused:      those of them whose tokens travel by fused launches
-    apart:      those of them whose shared experts' sum is a reduction of its own
+    exchanging: of these, layers whose tokens are sent by collectives
+    fused:      of these, layers whose tokens are sent by fused launches
+    apart:      of these, layers whose shared experts have their own all-reduce
     embeds:     whether the stage embeds tokens
     """
 
@@ -168,7 +168,7 @@ class LayerCounts:
 
 
 # Events of one collective, as torch_npu's process group records them; of one layer's side stream:
-# two forks there and back. Counted on a virtual NPU, in every kind of graph that tests capture.
+# two forks and joins. Counted on a virtual NPU, in every kind of graph that tests capture.
 EVENTS_PER_COLLECTIVE = 3
 EVENTS_PER_SIDE_STREAM = 4
 EVENTS_PER_PREFETCH = 1
@@ -186,7 +186,7 @@ def plan_capture(
 ) -> CapturePlan:
     """The plan of this rank's graphs, before the device's limits.
 
-    num_ubatches: by size, of those that are captured as ubatches
+    num_ubatches: by size, for sizes captured as ubatches
     """
     config = get_config(vllm_config)
     options, sequence_parallel = config.torchair_graph_config, config.sequence_parallel
@@ -195,12 +195,12 @@ def plan_capture(
     is_sequence_parallel = (
         sequence_parallel.enabled and max(sizes, default=0) >= sequence_parallel.min_tokens
     )
-    if is_tp:  # a sum after attention and one after the MLP, each of them in one collective or two
+    if is_tp:  # one sum after attention and one after the MLP, each in one collective or two
         collectives += (2 * layers.attention + layers.embeds) * (1 + is_sequence_parallel)
         collectives += layers.apart
     forks = layers.attention * options.enable_multistream_mla
     forks += layers.experts * options.enable_multistream_moe
-    # Steps in ubatches fetch nothing.
+    # Steps in ubatches prefetch nothing.
     is_prefetching = config.weight_prefetch_config.enabled and not num_ubatches.keys() >= set(sizes)
     prefetches = (layers.attention + layers.experts) * is_prefetching
     # Each process group has a stream of its own.

@@ -6,7 +6,7 @@ from vllm.distributed.parallel_state import get_world_group
 
 
 def least_of_all_ranks(value: int) -> int:
-    """The smallest of what the ranks of this engine give."""
+    """The smallest value of all ranks of this engine."""
     world = get_world_group()
     if world.world_size == 1:
         return value

@@ -1,4 +1,4 @@
-"""Sizes of captured steps, in tokens, that a configuration stands for."""
+"""Sizes of captured steps, in tokens, derived from a configuration."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,14 +7,14 @@ from vllm_davinci.core.errors import ConfigurationError
 
 
 class Sizes(NamedTuple):
-    """Ascending sizes, and sentences about them for the user."""
+    """Ascending sizes, and notes about them for the user."""
 
     sizes: list[int]
     notes: list[str]
 
 
 def doubling_sizes(first: int, last: int) -> list[int]:
-    """first, 2 * first, ... up to `last`, which is one of them."""
+    """first, 2 * first, ... and finally `last`."""
     sizes = []
     while first < last:
         sizes.append(first)
@@ -32,20 +32,20 @@ def graph_batch_sizes(
     rounds_to_tp: bool,
     max_num_batched_tokens: int,
 ) -> Sizes:
-    """The sizes of torchair_graph_config.
+    """Derives the sizes from torchair_graph_config.
 
-    asked:        requests per step, in any order; an empty list stands for 1 and max_num_seqs
-    doubling:     whether sizes are derived instead, by doubling from max(4, tp_size)
-    query_len:    tokens of a decode: more than one with speculation
-    rounds_to_tp: sizes are multiples of tp_size, as experts' rows are sliced over TP ranks, but for
-                  the largest step
-    Raises ConfigurationError for a size that is no positive number, and when none is left.
+    asked:        requests per step, in any order; an empty list means 1 and max_num_seqs
+    doubling:     whether sizes come from doubling instead, from max(4, tp_size) on
+    query_len:    tokens per decoding request: more than one with speculation
+    rounds_to_tp: round sizes up to multiples of tp_size, because experts' rows are sliced over TP
+                  ranks; except the largest step
+    Raises ConfigurationError for a size that is not positive, or if no size is left.
     """
     notes: list[str] = []
     if wrong := [size for size in asked if size < 1]:
         raise ConfigurationError(
-            f"torchair_graph_config.graph_batch_sizes has {wrong}: sizes are requests of a step, "
-            "1 or more."
+            f"torchair_graph_config.graph_batch_sizes has {wrong}: sizes are requests per step, 1 "
+            "or more."
         )
     if doubling:
         asked = doubling_sizes(max(4, tp_size), max_num_seqs)
@@ -62,7 +62,7 @@ def graph_batch_sizes(
     requests = sorted({*requests, max_num_seqs})
     sizes = {size * query_len for size in requests}
     if rounds_to_tp:
-        most = max_num_seqs * query_len  # vLLM knows no larger step
+        most = max_num_seqs * query_len  # vLLM supports no larger step
         sizes = {min(-(-size // tp_size) * tp_size, most) for size in sizes}
     kept = sorted(size for size in sizes if size <= max_num_batched_tokens)
     if lost := sorted(sizes - {*kept}):

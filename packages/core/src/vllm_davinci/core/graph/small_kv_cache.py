@@ -1,4 +1,4 @@
-"""A KV cache of few blocks, for steps that run before the real one is there."""
+"""A KV cache of few blocks, for steps that run before the real one is allocated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from vllm_davinci.core.graph.ranks import least_of_all_ranks
 
 
 class RunnerWithCache(Protocol):
-    """Stands for what makes and frees such a cache of vLLM's runner."""
+    """The members of vLLM's runner that create and free such a cache."""
 
     vllm_config: VllmConfig
 
@@ -25,10 +25,10 @@ class RunnerWithCache(Protocol):
 
 @contextmanager
 def small_kv_cache(runner: RunnerWithCache, num_tokens: int = 0) -> Iterator[bool]:
-    """A KV cache of few blocks meanwhile; False where a rank has no room for one, as then it has
-    none for a real one. Every rank calls it.
+    """A temporary KV cache of few blocks; yields False if a rank lacks memory for it, as it then
+    lacks it for a real one. Every rank calls it.
 
-    num_tokens: of a step that runs over it; 0: as many blocks as a decode of each request reads
+    num_tokens: of a step that runs over it; 0: enough blocks for a decode of each request
     """
     try:
         with set_current_vllm_config(runner.vllm_config):
@@ -46,7 +46,7 @@ def small_kv_cache(runner: RunnerWithCache, num_tokens: int = 0) -> Iterator[boo
 
 
 def _initialize(runner: RunnerWithCache, num_tokens: int) -> None:
-    """As vLLM's own, with a slot for each token: operators that write them refuse fewer."""
+    """vLLM's initialization, with one slot per token: operators that write slots refuse fewer."""
     config = runner.vllm_config
     builder = get_kv_cache_config_builder(config)
     groups = get_kv_cache_groups_from_builder(builder, config, runner.get_kv_cache_spec())

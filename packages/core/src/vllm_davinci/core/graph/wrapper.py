@@ -25,20 +25,20 @@ from vllm_davinci.core.graph.host_lengths import HostLengths, Lengths
 class CapturableMetadata(Protocol):
     """Attention metadata of a step that a graph can hold.
 
-    host_lengths: takes launches with lengths of the host while a graph is captured; else None
+    host_lengths: records launches with lengths on the host during a capture; else None
     """
 
     host_lengths: HostLengths | None
 
     def step_lengths(self) -> tuple[Lengths, Lengths]:
-        """Cumulative query lengths, and all tokens, of each request of the step."""
+        """Cumulative query lengths and total tokens, both per request of the step."""
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of it that the device reads."""
+        """The tensors that the device reads."""
 
 
 class Group(NamedTuple):
-    """The layers of a graph that share metadata, by one of them. ubatch: 0 in a whole step."""
+    """The layers of a graph that share metadata, named by one. ubatch: 0 in a whole step."""
 
     ubatch: int
     layer_name: str
@@ -49,8 +49,8 @@ class Group(NamedTuple):
 class _Captured:
     """One size's graph.
 
-    inputs:   address and shape of every tensor that a replay reads anew, by name
-    replayed: recorded after each replay: before it, the graph must not be changed
+    inputs:   address and shape of every tensor that a replay reads again, by name
+    replayed: event recorded after each replay: before it, the graph must not be changed
     """
 
     graph: Any
@@ -63,11 +63,11 @@ class _Captured:
 class NPUGraphWrapper(CUDAGraphWrapper):
     """vLLM's wrapper around a model, on torch_npu's graphs.
 
-    A step whose forward context asks for a full graph is captured when its batch descriptor comes
-    for the first time, which vLLM allows in its capture phase only, and replayed afterwards: one
-    launch, after the updates of its attention's lengths. Every other step runs the model itself.
+    A step whose forward context requests a full graph is captured when its batch descriptor first
+    occurs, which vLLM allows only in its capture phase. Later it is replayed: one launch, after the
+    updates of its attention's lengths. Every other step runs the model itself.
 
-    forward: runs the model, as ubatches if the step is one of them; the model itself without it
+    forward: runs the model, as ubatches if the step is split; default: the model itself
     replays: steps replayed so far, by tokens of their graph
     """
 
@@ -87,7 +87,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         self._updated: Any = None
 
     def forget(self, descriptor: BatchDescriptor) -> None:
-        """Gives up the graph of a size, if there is one."""
+        """Drops the graph of a size, if it exists."""
         self._captured.pop(descriptor, None)
         self._leave_unused_pool()
 
@@ -97,10 +97,10 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         self._leave_unused_pool()
 
     def _leave_unused_pool(self) -> None:
-        """Takes another pool where no graph is left in this one.
+        """Switches to a new pool if this one has no graph left.
 
-        torch_npu refuses to capture into a pool whose graphs have all gone while it still has
-        memory, which it has for longer where segments are expandable.
+        torch_npu refuses to capture into a pool that has no graph but still has memory, which with
+        expandable segments it keeps longer.
         """
         if not self._captured:
             self.graph_pool = current_platform.graph_pool_handle()
@@ -158,8 +158,8 @@ class NPUGraphWrapper(CUDAGraphWrapper):
     ) -> None:
         if inputs != captured.inputs:
             raise DeviceError(
-                f"The graph of {descriptor} reads {_differences(captured.inputs, inputs)}: it "
-                "would compute something else. Start with --enforce-eager, and please report this."
+                f"The graph of {descriptor} reads {_differences(captured.inputs, inputs)}: its "
+                "results would be wrong. Start with --enforce-eager, and please report this."
             )
         stream = torch_npu.npu.current_stream()
         updates = self._update_stream
@@ -176,12 +176,12 @@ class NPUGraphWrapper(CUDAGraphWrapper):
 
 
 def parts(metadata: Any) -> list[dict[str, Any]]:
-    """By layer, per ubatch."""
+    """Metadata by layer, per ubatch."""
     return metadata if isinstance(metadata, list) else [metadata or {}]
 
 
 def distinct(metadata: list[dict[str, Any]]) -> Iterable[tuple[int, str, CapturableMetadata]]:
-    """Each of a step's metadata once: its ubatch, its first layer, and itself."""
+    """Yields each distinct metadata of a step: its ubatch, its first layer, and itself."""
     for ubatch, of_part in enumerate(metadata):
         first_layers = {id(each): name for name, each in reversed(of_part.items())}
         for name in first_layers.values():
@@ -191,7 +191,7 @@ def distinct(metadata: list[dict[str, Any]]) -> Iterable[tuple[int, str, Captura
 def _inputs(
     args: tuple[Any, ...], kwargs: dict[str, Any], metadata: list[dict[str, Any]]
 ) -> dict[str, tuple[int, torch.Size]]:
-    """Address and shape of what the device reads in a step, by name."""
+    """Address and shape of each tensor that the device reads in a step, by name."""
     tensors = {str(position): each for position, each in enumerate(args)} | kwargs
     received = tensors.get("intermediate_tensors")
     if received is not None:

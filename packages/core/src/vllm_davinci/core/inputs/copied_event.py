@@ -1,4 +1,4 @@
-"""Events of copies, for which the host waits only where it must."""
+"""Events of copies; the host waits for them only if necessary."""
 
 from threading import Lock
 
@@ -6,11 +6,11 @@ import torch_npu
 
 
 class CopiedEvent(torch_npu.npu.Event):
-    """An event that is waited for only while it is not reached, and by one thread.
+    """An event whose wait returns at once if it has been reached, also for a second thread.
 
-    vLLM waits at the begin of every step for the copies of the step before, which are nearly always
-    done by then; a wait for nothing costs a call of the runtime all the same. A second thread that
-    waits for the same copy finds it reached by the wait of the first.
+    vLLM waits at the beginning of every step for the copies of the previous step, which are nearly
+    always done by then; the wait would still cost a runtime call. A second thread that waits for
+    the same copy finds it reached by the first thread's wait.
     """
 
     def __init__(self) -> None:

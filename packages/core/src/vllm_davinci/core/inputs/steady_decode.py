@@ -1,4 +1,4 @@
-"""Inputs of steps that decode the requests of the step before once more."""
+"""Inputs of steps that decode the previous step's requests again."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from vllm.v1.utils import CpuGpuBuffer
 
 
 class StepBuffers(Protocol):
-    """vLLM's buffers of a step's inputs, of which each holds what the step before wrote.
+    """vLLM's buffers of a step's inputs; each still holds the previous step's values.
 
     By token: input_ids, positions, req_indices, query_pos, is_padding. By request: the others.
     """
@@ -27,14 +27,15 @@ class StepBuffers(Protocol):
 
 
 class SteadyDecode:
-    """Prepares a step where nothing but the positions has moved, in few copies.
+    """Prepares a step in which only positions have changed, in few copies.
 
     vLLM prepares every step for all cases: a dozen small copies and operators, whose launches take
-    most of the time. Here nearly all of what they write is on the device already.
+                                            most
+    of the time. Here nearly all their results are already on the device.
 
     buffers:   of the runner
-    positions: a buffer of int64, one for each request
-    is_async:  whether the newest tokens are on the device only
+    positions: a buffer of int64, one per request
+    is_async:  whether the newest tokens are only on the device
     """
 
     def __init__(self, buffers: StepBuffers, positions: CpuGpuBuffer, is_async: bool) -> None:
@@ -42,15 +43,15 @@ class SteadyDecode:
         self._positions = positions
         self._is_async = is_async
         self._row_numbers = np.arange(len(positions.np) + 1)
-        self._masked: tuple[int, int] | None = None  # rows that count, and all, of the padding mask
+        self._masked: tuple[int, int] | None = None  # real rows, and all rows, of the padding mask
 
     def has_mask(self, num_tokens: int, num_padded: int) -> bool:
-        """Whether the padding mask is that of so many rows; it counts as written after the call."""
+        """True if the mask already has these row counts; records them as written."""
         before, self._masked = self._masked, (num_tokens, num_padded)
         return before == self._masked
 
     def only_moves_on(self, batch: Any, scheduled: SchedulerOutput) -> bool:
-        """Whether the step runs the batch's requests, and all that has changed is their lengths."""
+        """True if the step runs the batch's requests and only their lengths have changed."""
         cached = scheduled.scheduled_cached_reqs
         return bool(
             cached.req_ids
@@ -64,10 +65,7 @@ class SteadyDecode:
         )
 
     def move_on(self, batch: Any, requests: Mapping[str, Any], scheduled: SchedulerOutput) -> None:
-        """Updates what has moved: counts of tokens, new blocks.
-
-        vLLM goes through every case of a request for each of them.
-        """
+        """Updates token counts and new blocks, without vLLM's case distinctions per request."""
         cached = scheduled.scheduled_cached_reqs
         rows = [batch.req_id_to_index[request] for request in cached.req_ids]
         computed = cached.num_computed_tokens
@@ -81,10 +79,10 @@ class SteadyDecode:
                 batch.block_table.append_row(blocks, row)
 
     def is_next_token(self, batch: Any, scheduled: SchedulerOutput) -> bool:
-        """Whether all requests get the one token that follows on those they have.
+        """True if every request gets exactly the next token.
 
-        None of them is still a prompt then. Their newest tokens are all on the host, or all on the
-        device in the rows of the step before.
+        No request is in its prompt then. Their newest tokens are all on the host, or all on the
+        device in the rows of the previous step.
         """
         num_reqs = batch.num_reqs
         if (
@@ -102,11 +100,11 @@ class SteadyDecode:
         return bool(np.array_equal(batch.num_computed_tokens_cpu[:num_reqs] + 1, known))
 
     def prepare(self, batch: Any) -> slice:
-        """Writes the inputs of a step of one token for each request of the batch.
+        """Writes the inputs of a step with one token for each request of the batch.
 
-        Writes what vLLM's runner does, but for what only speculation and Mamba read. Returns the
-        rows that are sampled: all of them, as a slice. vLLM takes them out of the hidden states by
-        indexing, which is a view then and no launch.
+        Writes the same as vLLM's runner, except inputs of speculation and Mamba. Returns the
+        sampled rows: all of them, as a slice, so that vLLM's indexing of hidden states is a view
+        and no launch.
         """
         to, num_reqs = self._buffers, batch.num_reqs
         batch.block_table.commit_block_table(num_reqs)
@@ -134,7 +132,7 @@ class SteadyDecode:
         return slice(num_reqs)
 
     def _write_starts(self, num_reqs: int) -> None:
-        """Writes each request's first row of the step; after the last one all rows."""
+        """Writes each request's first row in the step, then the number of all rows."""
         starts, to = np.minimum(self._row_numbers, num_reqs), self._buffers.query_start_loc
         if not np.array_equal(to.np, starts):
             to.np[:] = starts

@@ -1,4 +1,4 @@
-"""Where the ubatch that runs begins in its step."""
+"""Offset of the running ubatch in its step."""
 
 from vllm.forward_context import (
     ForwardContext,
@@ -10,9 +10,10 @@ _FIRST_TOKEN = "first_token_of_ubatch"
 
 
 def first_token_of_ubatch() -> int | None:
-    """Where the ubatch that runs begins in its step, in tokens; None in a step that is whole.
+    """Offset of the running ubatch in its step, in tokens; None in a whole step.
 
-    For what keeps rows of the step's tokens beside the model's inputs. None outside of a forward.
+    For callers that store data per token of the step outside the model's inputs. None outside a
+    forward.
     """
     if not is_forward_context_available():
         return None
@@ -21,5 +22,5 @@ def first_token_of_ubatch() -> int | None:
 
 
 def set_first_token(context: ForwardContext, first: int) -> None:
-    """Says in a ubatch's context where it begins."""
+    """Stores a ubatch's offset in its context."""
     context.additional_kwargs[_FIRST_TOKEN] = first

@@ -1,4 +1,4 @@
-"""The memory of the KV cache, in the layout that Ascend's operators read."""
+"""Memory of the KV cache, in the layout of Ascend's operators."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -38,7 +38,7 @@ LayerCache = PagedCache | MLACache | StatePages | RowCache
 class KVCacheMemory:
     """Allocates, zeroes and copies the blocks that vLLM plans.
 
-    layers: name -> layer of the model that has a cache
+    layers: name -> layer with a cache
     parts:  vLLM's list of all caches' parts: filled here, cleared by vLLM, which copies blocks
             between them along dimension 0
     """
@@ -52,7 +52,7 @@ class KVCacheMemory:
         self._num_blocks = 0
 
     def operator_specs(self, specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
-        """vLLM's specifications, with heads of the size that the operator is called with."""
+        """vLLM's specifications, with head sizes padded for the operator."""
         sized = dict(specs)
         for name, spec in specs.items():
             size = getattr(getattr(self._layers[name], "impl", None), "operator_head_size", None)
@@ -67,19 +67,19 @@ class KVCacheMemory:
         shared_layers: Mapping[str, str],
         context: AbstractContextManager[None] | None = None,
     ) -> dict[str, LayerCache]:
-        """Allocates the cache that vLLM planned, and binds each layer's part to it.
+        """Allocates the cache that vLLM planned and binds each layer's part.
 
-        vLLM plans one allocation in which every layer has a contiguous region of
-        num_blocks pages. The first part of a region holds the keys of all blocks, the second
-        the values (with MLA: the kv_c rows, the k_pe rows, those of an indexer), so a block's
-        bytes differ from vLLM's own views but belong to the same block of the same region; cache
-        groups that overlay each other stay apart. Where some of these hold states, a page has a
-        block's keys and its values, or with MLA a state has its piece of each part
-        (`shared_pages`). Caches of rows are packed: the pages of all layers of a group are one
-        block after another (`attention.compressed.row_cache`).
+        vLLM plans one allocation in which every layer has a contiguous region of num_blocks pages.
+        The first part of a region holds the keys of all blocks, the second the values (with MLA:
+        kv_c rows, k_pe rows, an indexer's rows). A block's bytes differ from vLLM's own views but
+        belong to the same block of the same region, so overlaid cache groups stay separate. If some
+        groups hold recurrent state, a page holds a block's keys and its values; with MLA a state is
+        spread over the block's bytes in each part (`shared_pages`). Row caches are packed: the
+        pages of all layers of a group form one block after another
+        (`attention.compressed.row_cache`).
 
-        shared_layers: layer -> the one whose cache it shares
-        context:       in which the memory is allocated
+        shared_layers: layer -> the layer whose cache it shares
+        context:       active while the memory is allocated
         Returns each layer's cache.
         """
         memory = None
@@ -96,7 +96,7 @@ class KVCacheMemory:
         kernel_block_sizes: list[int],
         shared_layers: Mapping[str, str],
     ) -> dict[str, LayerCache]:
-        """Divides the allocation of a plan among its layers. memory: [bytes], int8; None of none"""
+        """Divides a plan's allocation among layers. memory: [bytes], int8; None without layers"""
         caches: dict[str, LayerCache] = {}
         whole: list[torch.Tensor] = []
         if memory is not None:
@@ -110,7 +110,7 @@ class KVCacheMemory:
             self._layers[layer_name].bind_kv_cache(cache)
             if not whole:
                 self._parts.extend(cache.parts)
-        # In words of 4 bytes: the operator that fills blocks takes no int8.
+        # In words of 4 bytes: the operator that fills blocks does not support int8.
         self._parts.extend(
             each.view(torch.int32).view(kv_cache_config.num_blocks, -1) for each in whole
         )
@@ -124,7 +124,7 @@ class KVCacheMemory:
     def _packed(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig
     ) -> dict[str, LayerCache]:
-        """Caches of rows: views of all memory."""
+        """Row caches: views of all memory."""
         return {
             name: RowCache.in_memory(
                 memory,
@@ -139,7 +139,7 @@ class KVCacheMemory:
     def _in_regions(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> tuple[dict[str, LayerCache], list[torch.Tensor]]:
-        """The others, and where a block is one run of bytes the regions that hold them."""
+        """The other caches, and, if a block is contiguous, the regions of the blocks."""
         caches: dict[str, LayerCache] = {}
         regions: list[torch.Tensor] = []
         in_pages = has_pages(kv_cache_config)
@@ -184,8 +184,8 @@ class KVCacheMemory:
     def copy(self, copies: Sequence[tuple[int, int]], new_blocks: Sequence[int]) -> bool:
         """Copies blocks of every layer in one call: from the first of each pair to the second.
 
-        new_blocks: zeroed first: a copy's target is one of them
-        Returns whether an operator for it is there; without one nothing is written.
+        new_blocks: zeroed first; they include every copy's target
+        Returns False, without writing, if no operator is available.
         """
         copy_blocks = fused_op(operators.copy_kv_blocks)
         if copy_blocks is None:
@@ -195,21 +195,21 @@ class KVCacheMemory:
         return True
 
     def copied(self, step: SchedulerOutput) -> SchedulerOutput:
-        """Zeroes and copies the blocks of a step by `copy`. Returns the step without them; where
-        nothing was written, as it is."""
+        """Zeroes and copies a step's blocks with `copy`. Returns the step without these requests,
+        or unchanged if nothing was written."""
         copies = step.kv_cache_block_copies
         if not copies or not self.copy(copies, step.new_block_ids_to_zero or []):
             return step
         return replace(step, new_block_ids_to_zero=None, kv_cache_block_copies=None)
 
     def _parts_by_block(self) -> list[torch.Tensor]:
-        """Every part of every layer's cache once, as [num_blocks, entries]."""
+        """Every distinct part of the layers' caches, as [num_blocks, entries]."""
         parts = {part.data_ptr(): part for part in self._parts}
         return [part.view(self._num_blocks, -1) for part in parts.values()]
 
 
 def first_part(cache: LayerCache) -> torch.Tensor:
-    """The tensor by which vLLM knows a layer's cache."""
+    """The tensor that vLLM uses as the layer's cache."""
     return cache.parts[0]
 
 
@@ -227,7 +227,7 @@ def _layer_region(
 def _spec_of(
     layer_name: str, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
 ) -> tuple[KVCacheSpec, int]:
-    """A layer's cache specification, and the block size its attention operator works with."""
+    """A layer's cache specification, and the block size of its attention operator."""
     for group, kernel_block_size in zip(
         kv_cache_config.kv_cache_groups, kernel_block_sizes, strict=False
     ):
@@ -242,8 +242,8 @@ def _spec_of(
 def _check_paged(spec: KVCacheSpec, layer_name: str) -> None:
     if not isinstance(spec, AttentionSpec):
         raise UnsupportedFeatureError(
-            f"Layer {layer_name} has a {type(spec).__name__}, and {RELEASE} knows keys and values, "
-            "MLA's rows and states; choose another model."
+            f"Layer {layer_name} has a {type(spec).__name__}, and {RELEASE} supports keys and "
+            "values, MLA's rows and recurrent state; choose another model."
         )
     if spec.head_size_v != spec.head_size or spec.page_size_bytes != spec.unpadded_page_size_bytes:
         raise UnsupportedFeatureError(

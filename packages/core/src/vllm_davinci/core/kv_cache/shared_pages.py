@@ -1,18 +1,19 @@
-"""Keys and values of a block in one run of bytes, for models whose layers also keep states.
+"""Contiguous blocks of keys and values, for hybrid models (recurrent state).
 
-vLLM gives cache groups the same memory: block i of a layer's region holds keys and values, or the
-states of a request, whichever group it was given to. So all that a block holds has to lie in the
-bytes of that block's page.
+vLLM gives cache groups the same memory: block i of a layer's region holds keys and values, or a
+request's recurrent state, depending on the group it is assigned to. So a block's data must lie
+within that block's page.
 
     page:                  | keys of the block            | its values                   |
     as operators' blocks:  | b*2k | b*2k + 1 | ... (k)    | b*2k + k | ...               |
 
-The operators take keys and values by two addresses and one block table. Here both are the same
-region, values from k operator blocks later on: number b * 2k + j is the j-th part of the block's
-keys in the one, and of its values in the other. See docs/decisions/0014-pages-of-states.md.
+The operators take keys and values as two addresses and one block table. Here both addresses are in
+the same region, the values' k operator blocks later: number b * 2k + j is the j-th part of the
+block's keys from the first address, and of its values from the second. See
+docs/decisions/0014-pages-of-states.md.
 
-MLA's kv_c and k_pe rows have other sizes, so that no number of blocks is as far in the one as in
-the other. They stay two parts of the region, and a state has the bytes of its block in both.
+MLA's kv_c and k_pe rows differ in size, so no common block number addresses both in one page. They
+stay two parts of the region, and a state takes the bytes of its block in both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,12 +31,12 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.paged_cache import PagedCache
 
-# Slots of a page for each slot of its keys: those of its values are as many.
+# Slots of a page per slot of keys: as many again for the values.
 SLOTS_PER_KEY = 2
 
 
 def has_pages(kv_cache_config: KVCacheConfig) -> bool:
-    """Whether a block is one run of bytes: where layers keep states, and others no MLA's rows."""
+    """True if blocks are contiguous: some layers have recurrent state and none has MLA's rows."""
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return any(isinstance(each, MambaSpec) for each in specs) and not any(
         isinstance(each, MLAAttentionSpec) for each in specs
@@ -43,7 +44,7 @@ def has_pages(kv_cache_config: KVCacheConfig) -> bool:
 
 
 def latent_sizes(layers: Iterable[Any]) -> tuple[int, ...] | None:
-    """Entries of a row in each part of MLA's caches, of the layers of a model; None without MLA."""
+    """Entries per row in each part of a model's MLA caches; None without MLA."""
     found = {
         (layer.kv_lora_rank, layer.qk_rope_head_dim)
         for layer in layers
@@ -56,10 +57,10 @@ def latent_sizes(layers: Iterable[Any]) -> tuple[int, ...] | None:
 def state_parts(
     region: torch.Tensor, page_size: int, of_latents: tuple[int, ...] | None
 ) -> list[torch.Tensor]:
-    """Where states of each block lie: [num_blocks, words of 4 bytes] each.
+    """Memory of each block's states: [num_blocks, words of 4 bytes] each.
 
     region:     [num_blocks * page_size], in bytes
-    of_latents: as `latent_sizes`, of the layers that have the same memory
+    of_latents: from `latent_sizes`, of the layers that share the memory
     """
     words = region.view(torch.float32)
     if of_latents is None:
@@ -89,7 +90,7 @@ def address_pages(
     num_requests: int,
     num_tokens: int,
 ) -> None:
-    """Makes vLLM's block tables count operators' blocks in pages, where there are such.
+    """Makes vLLM's block tables count operator blocks, if the cache has shared pages.
 
     groups:       by cache group
     num_requests: most of a step
@@ -101,7 +102,7 @@ def address_pages(
         spec = group.kv_cache_spec
         if not isinstance(spec, AttentionSpec):
             continue
-        if group.kernel_block_size is None:  # a block is one of the operator's
+        if group.kernel_block_size is None:  # a vLLM block is one operator block
             device = group.get_metadata_builder().device
             group.kernel_block_size = spec.block_size
             width = -(-num_tokens // spec.block_size)

@@ -1,1 +1,1 @@
-"""KV cache blocks that go on in the host's memory, behind vLLM's offloading connector."""
+"""KV cache blocks offloaded to host memory, behind vLLM's offloading connector."""

@@ -1,4 +1,4 @@
-"""vLLM's offloading connector for caches whose keys and values lie apart."""
+"""vLLM's offloading connector for caches with separate keys and values."""
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
@@ -13,16 +13,16 @@ from vllm.v1.kv_offload.base import (
 class NPUOffloadingConnector(OffloadingConnector):
     """Offloads both parts of every layer's cache.
 
-    vLLM's takes one tensor per layer whose blocks are whole pages. A layer here has two regions,
-    the keys of all blocks and then their values (with MLA: kv_c and k_pe); taken as vLLM does,
-    the keys of the first layer alone would be stored.
+    vLLM's connector expects one tensor per layer whose blocks are whole pages. A layer here has two
+    regions, the keys of all blocks and then their values (with MLA: kv_c and k_pe); vLLM's code
+    would store only the first layer's keys.
     """
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Hands every region to the worker; `kv_caches` names the layers that have a cache."""
+        """Passes every region to the worker; `kv_caches` names the layers with a cache."""
         config = self._kv_cache_config
         layers = self._vllm_config.compilation_config.static_forward_context
-        numbers: dict[int, int] = {}  # address of a region -> its place in `tensors`
+        numbers: dict[int, int] = {}  # address of a region -> its index in `tensors`
         tensors: list[CanonicalKVCacheTensor] = []
         groups: list[list[CanonicalKVCacheRef]] = []
         for group_id in get_offloading_group_ids(config):

@@ -1,7 +1,7 @@
 """Pinned host memory for offloaded blocks, divided so that little of it is wasted.
 
-The allocator of pinned memory rounds every allocation up to a power of two. The memory is
-therefore taken in slabs whose sizes are powers of two, each filled with as many chunks as fit.
+The allocator of pinned memory rounds every allocation up to a power of two, so the memory is
+allocated in slabs of such sizes, each filled with chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,11 @@ LARGEST_SLAB_BYTES = 1 << 30
 
 
 def slab_chunks(budget_bytes: int, chunk_bytes: int) -> list[int]:
-    """Chunks of each slab that a budget allows; slabs with their rounding stay within it.
+    """Number of chunks in each slab that the budget allows, rounding included.
 
-    Largest first: slabs of LARGEST_SLAB_BYTES (or of one chunk, where a chunk is larger), then
-    the powers of two that remain.
+    Largest first: slabs of LARGEST_SLAB_BYTES (or of one chunk, if larger), then the remaining
+                   powers of
+    two.
     """
     largest = max(LARGEST_SLAB_BYTES, 1 << (chunk_bytes - 1).bit_length())
     chunks: list[int] = []
@@ -34,7 +35,7 @@ def slab_chunks(budget_bytes: int, chunk_bytes: int) -> list[int]:
 
 
 class Run(NamedTuple):
-    """Consecutive blocks of the device that belong in consecutive rows of one slab."""
+    """Consecutive device blocks that map to consecutive rows of one slab."""
 
     slab: int
     row: int
@@ -43,7 +44,7 @@ class Run(NamedTuple):
 
 
 class HostRows:
-    """Rows of pinned memory: one for each block of each region of the KV cache.
+    """Rows of pinned memory: one per block and region of the KV cache.
 
     row_bytes:        of each region
     slabs:            chunks of each slab
@@ -66,7 +67,7 @@ class HostRows:
             )
 
     def runs(self, blocks: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[Run]:
-        """Pairs of a block and a row, joined where both go on within a slab."""
+        """Groups pairs of block and row into runs that are consecutive within a slab."""
         if not len(blocks):
             return
         slabs = np.searchsorted(self._starts, rows, side="right") - 1
@@ -84,6 +85,6 @@ def _pinned(size_bytes: int) -> torch.Tensor:
         return torch.zeros(size_bytes, dtype=torch.int8, pin_memory=True)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"The host has no {size_bytes / 2**30:.2f} GiB of memory to pin for the KV cache "
-            "(--kv-offloading-size, divided among the ranks). Give a smaller size."
+            f"--kv-offloading-size, divided among the ranks, needs {size_bytes / 2**30:.2f} GiB of"
+            " pinned memory, which the host does not have. Give a smaller size."
         ) from error

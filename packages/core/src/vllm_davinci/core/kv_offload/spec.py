@@ -11,14 +11,14 @@ from vllm_davinci.core.kv_offload.transfers import HostOffloadingWorker
 
 
 class NPUOffloadingSpec(CPUOffloadingSpec):
-    """vLLM's CPU offloading, whose own worker takes CUDA and XPU devices only."""
+    """vLLM's CPU offloading, whose own worker supports only CUDA and XPU devices."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self._slabs: list[int] = []
         self._transfers: HostOffloadingWorker | None = None
         if not self.cpu_page_size_per_worker:
-            return  # vLLM asks for the metrics alone
+            return  # vLLM uses only the metrics
         num_ranks = config.parallel.world_size
         budget_bytes = int(self.extra_config["cpu_bytes_to_use"])
         self._slabs = slab_chunks(budget_bytes // num_ranks, self.cpu_page_size_per_worker)
@@ -30,13 +30,13 @@ class NPUOffloadingSpec(CPUOffloadingSpec):
             # Pinned memory comes in powers of two.
             least_bytes = num_ranks << (self.cpu_page_size_per_worker - 1).bit_length()
             raise ConfigurationError(
-                f"--kv-offloading-size of {budget_bytes / 2**30:g} GiB holds no block of the KV "
-                f"cache: one takes {self.cpu_page_size_per_worker} bytes of each of {num_ranks} "
-                f"ranks. Give at least {least_bytes / 2**30:g}."
+                f"--kv-offloading-size of {budget_bytes / 2**30:g} GiB is too small for one block "
+                f"of the KV cache, which takes {self.cpu_page_size_per_worker} bytes on each of "
+                f"{num_ranks} ranks. Give at least {least_bytes / 2**30:g}."
             )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._transfers is None:
-            # Each rank pins memory of its own.
+            # Each rank pins its own memory.
             self._transfers = HostOffloadingWorker(kv_caches, self.blocks_per_chunk, self._slabs)
         return self._transfers

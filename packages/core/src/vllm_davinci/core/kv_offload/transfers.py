@@ -1,4 +1,4 @@
-"""Copies of KV cache blocks between the device and the host, one stream for each direction."""
+"""Copies KV cache blocks between device and host, with one stream per direction."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from vllm_davinci.core.kv_offload.host_rows import HostRows, Run
 
 
 class Pairs(NamedTuple):
-    """A group of layers, and which of its blocks belongs in which row."""
+    """A group of layers, and the row of each of its blocks."""
 
     regions: list[int]
     blocks: NDArray[np.int64]
@@ -31,7 +31,7 @@ class Pairs(NamedTuple):
 
 @dataclass
 class Job:
-    """A transfer on its way."""
+    """A transfer in progress."""
 
     number: int
     num_bytes: int
@@ -40,7 +40,7 @@ class Job:
 
 
 class Direction:
-    """Transfers in one direction, which run one after the other on a stream of their own."""
+    """Transfers in one direction, which run in sequence on their own stream."""
 
     def __init__(self, regions: Sequence[torch.Tensor], host: HostRows, to_host: bool) -> None:
         self._regions = regions
@@ -50,10 +50,10 @@ class Direction:
         self._jobs: deque[Job] = deque()
 
     def submit(self, number: int, groups: Sequence[Pairs]) -> None:
-        """Starts copying, behind what the current stream has under way: a store reads what that
-        has written, a load writes where that may still zero. What the current stream gets next
-        waits for the copy. It uses other blocks, but operators are given the cache as a whole,
-        and nothing that can be checked would keep them apart.
+        """Starts copying after the current stream's work so far: a store reads what that work
+        writes, and a load must not be overwritten by its zeroing. Later work on the current
+        stream waits for the copy. It uses other blocks, but operators get the cache as a whole,
+        so no check could prove the accesses disjoint.
         """
         begin, end = (torch_npu.npu.Event(enable_timing=True) for _ in range(2))
         self._stream.wait_stream(torch_npu.npu.current_stream())
@@ -75,7 +75,7 @@ class Direction:
         return source.nbytes
 
     def finished(self) -> list[TransferResult]:
-        """Transfers that have ended since the last call; their bytes may be read."""
+        """Transfers completed since the last call; their bytes may be read."""
         done = []
         while self._jobs and self._jobs[0].end.query():
             job = self._jobs.popleft()
@@ -93,7 +93,7 @@ class Direction:
 class HostOffloadingWorker(OffloadingWorker):
     """Stores blocks of the KV cache in pinned host memory, and loads them.
 
-    A chunk of the host holds `blocks_per_chunk` blocks of a request that follow each other.
+    A host chunk holds `blocks_per_chunk` consecutive blocks of a request.
 
     caches: regions of the device's cache, int8 [num_blocks, bytes], and the regions of each group
     slabs:  chunks of each slab of the host's memory
@@ -109,7 +109,7 @@ class HostOffloadingWorker(OffloadingWorker):
         host = HostRows(sizes, slabs, blocks_per_chunk)
         self._stores = Direction(regions, host, to_host=True)
         self._loads = Direction(regions, host, to_host=False)
-        # Loads that the step waits for do not stand behind the others.
+        # A step waits for loads, so they do not queue behind stores.
         self._expedited = Direction(regions, host, to_host=False)
         self._directions = (self._stores, self._loads, self._expedited)
 
@@ -131,7 +131,7 @@ class HostOffloadingWorker(OffloadingWorker):
         return True
 
     def _pairs(self, device: GPULoadStoreSpec, host: LoadStoreSpec) -> list[Pairs]:
-        """Row of each block. Only the first and the last chunk of a group may be in part."""
+        """The row of each block. Only the first and the last chunk of a group may be partial."""
         assert isinstance(host, BlockIDsLoadStoreSpec)
         pairs, block, chunk = [], 0, 0
         of_chunk = self._blocks_per_chunk
@@ -158,6 +158,6 @@ class HostOffloadingWorker(OffloadingWorker):
             each.wait(job_ids)
 
     def shutdown(self) -> None:
-        """Waits for what is under way: it reads and writes memory that is freed after this."""
+        """Waits for transfers in progress: they access memory that is freed afterwards."""
         for each in self._directions:
             each.wait()

@@ -1,1 +1,1 @@
-"""KV cache blocks that go from an engine of prefills to one of decodes, over NIXL or Mooncake."""
+"""KV cache blocks sent from a prefill engine to a decode engine, over NIXL or Mooncake."""

@@ -1,4 +1,4 @@
-"""Libraries that carry blocks from engine to engine, and our connectors that use them."""
+"""Libraries that transfer blocks between engines, and our connectors that use them."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from packaging.version import Version
 
 @dataclass(frozen=True)
 class Carrier:
-    """A library that carries blocks from engine to engine, and our connector that uses it.
+    """A library that transfers blocks between engines, and our connector that uses it.
 
-    names:        connectors of vLLM that ours takes the place of; users say the first
-    connector:    ours
-    module:       where it is
-    packages:     that bring the library; one of them is enough
-    tested_from, tested_below: versions that tests have run with, as the extra has them
-    how_to_get:   what an error says where it is missing
-    unserved:     keys of kv_connector_extra_config that ask for what is not served
+    names:        vLLM's connectors that ours replaces; users write the first
+    connector:    our connector
+    module:       its module
+    packages:     that contain the library; any one suffices
+    tested_from, tested_below: range of tested versions, the same as in the extra
+    how_to_get:   installation hint for errors
+    unserved:     unsupported keys of kv_connector_extra_config
     """
 
     names: tuple[str, ...]
@@ -51,6 +51,6 @@ MOONCAKE = Carrier(
 CARRIERS = {
     name: carrier for carrier in (NIXL, MOONCAKE) for name in (*carrier.names, carrier.connector)
 }
-# A key of kv_connector_extra_config: seconds after which a transfer is given up.
+# A key of kv_connector_extra_config: seconds after which a transfer times out.
 TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S = "transfer_timeout", 60.0
 PROTOCOL = "mooncake_protocol"

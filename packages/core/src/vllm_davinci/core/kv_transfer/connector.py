@@ -1,4 +1,4 @@
-"""vLLM's NIXL connector for caches whose keys and values lie apart."""
+"""vLLM's NIXL connector for caches with separate keys and values."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NPUNixlConnector(NixlPullConnector):
-    """An engine of decodes reads the blocks of its prompts from the engine that computed them."""
+    """A decode engine reads its prompts' blocks from the engine that computed them."""
 
     def __init__(
         self,
@@ -34,5 +34,5 @@ class NPUNixlConnector(NixlPullConnector):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
-        """Any: pages are put together on the host."""
+        """None, so any layout: pages are assembled on the host."""
         return None

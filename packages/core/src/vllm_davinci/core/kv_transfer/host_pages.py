@@ -1,4 +1,4 @@
-"""Pinned host memory from which pages of the KV cache are sent, and into which they come."""
+"""Pinned host memory from which KV cache pages are sent and into which they are received."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,10 +12,10 @@ _WORD_BYTES = 8
 
 
 class HostPages:
-    """One layer's blocks on the host, at the numbers that they have on the device.
+    """One layer's blocks on the host, under the device's block numbers.
 
-    A page holds the block's part of each region of the device's cache, one after the other (keys,
-    then values; with MLA kv_c, then k_pe), and ends with its seal.
+    A page holds the block's part of each region of the device's cache (keys, then values; with MLA
+    kv_c, then k_pe) and ends with its checksum.
 
     parts: the layer's cache, of any dtype, each [num_blocks, ...] and contiguous
     """
@@ -49,15 +49,15 @@ class HostPages:
                 start = end
 
     def seal(self, blocks: torch.Tensor, digests: torch.Tensor) -> None:
-        """Writes the seals of pages whose copies have ended.
+        """Writes the checksums of pages whose copies have completed.
 
         blocks:  int64 [num_pages]
-        digests: int64 [num_pages], of the prefix that ends with each
+        digests: int64 [num_pages], of the prefix that ends with each block
         """
         self._words[blocks, self._num_words] = self._seals(blocks, digests)
 
     def sealed(self, blocks: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:
-        """Whether each page is whole and holds these tokens: bool [num_pages]."""
+        """Checks that each page is complete and holds these tokens: bool [num_pages]."""
         return self._words[blocks, self._num_words] == self._seals(blocks, digests)
 
     def _seals(self, blocks: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ def store_sealed(
     blocks: Mapping[str, Sequence[int]],
     digests: Mapping[str, Sequence[int]],
 ) -> None:
-    """Copies requests' blocks of all layers to the host and seals them. The host waits for them.
+    """Copies requests' blocks of all layers to the host and adds checksums. The host waits for it.
 
     blocks, digests: by request; digests of the prefixes that end with each block
     """
@@ -87,7 +87,7 @@ def store_sealed(
 
 
 def are_sealed(pages: Sequence[HostPages], blocks: Sequence[int], digests: Sequence[int]) -> bool:
-    """Whether a request's blocks of all layers are whole and hold its tokens."""
+    """True if a request's blocks of all layers are complete and hold its tokens."""
     if len(blocks) != len(digests):
         return False
     of_blocks, expected = torch.tensor(blocks), torch.tensor(digests)
@@ -99,7 +99,8 @@ def _pinned(num_rows: int, row_bytes: int) -> torch.Tensor:
         return torch.zeros(num_rows, row_bytes, dtype=torch.int8, pin_memory=True)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"The host has no {num_rows * row_bytes / 2**30:.2f} GiB of memory to pin for a "
-            "layer's KV cache: disaggregation keeps a copy of the whole cache on the host. Give a "
-            "smaller --kv-cache-memory-bytes or --gpu-memory-utilization."
+            f"--kv-transfer-config needs {num_rows * row_bytes / 2**30:.2f} GiB of pinned memory "
+            "for each layer, which the host does not have: disaggregation keeps a copy of the "
+            "whole KV cache there. Give a smaller --kv-cache-memory-bytes or "
+            "--gpu-memory-utilization."
         ) from error

@@ -1,4 +1,4 @@
-"""Transfers that were given up, and the pages that they may still write into."""
+"""Transfers that timed out, and the pages that they may still write."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -6,12 +6,12 @@ from typing import Any
 
 
 class LateTransfers:
-    """Reads that NIXL has not ended.
+    """Reads that NIXL has not completed.
 
-    NIXL releases one that is under way, and its bytes come all the same. They come into pages on
-    the host; the blocks of the device with the same numbers are not touched.
+    If NIXL releases an active read, its bytes still arrive, in pages on the host; the device's
+    blocks of the same numbers are not touched.
 
-    agent: NIXL's, which the transfers belong to
+    agent: NIXL's agent that owns the transfers
     """
 
     def __init__(self, agent: Any) -> None:
@@ -19,31 +19,31 @@ class LateTransfers:
         self._blocks: dict[int, frozenset[int]] = {}  # handle -> numbers of its pages
 
     def add(self, handles: Sequence[int], blocks: Sequence[int]) -> None:
-        """Keeps these handles, which together write into the pages of these blocks."""
+        """Records these handles, which together write the pages of these blocks."""
         self._blocks |= dict.fromkeys(handles, frozenset(blocks))
 
     def blocks(self) -> frozenset[int]:
-        """Blocks whose pages nothing else may be received into."""
+        """Blocks whose pages must not receive other transfers."""
         return frozenset().union(*self._blocks.values())
 
     def drop_ended(self) -> None:
-        """Forgets the transfers that have ended by now, well or not."""
+        """Removes the transfers that have completed or failed."""
         for handle in list(self._blocks):
             if not self._is_under_way(handle):
                 self._release(handle)
 
     def release(self) -> None:
-        """Releases all: to be called when the pages are freed."""
+        """Releases all transfers; call it when the pages are freed."""
         for handle in list(self._blocks):
             self._release(handle)
 
     def _is_under_way(self, handle: int) -> bool:
         try:
             return bool(self._agent.check_xfer_state(handle) == "PROC")
-        except Exception:  # NIXL's errors have no common class; each says that the peer is gone
+        except Exception:  # NIXL's errors have no common class; each means that the peer has ended
             return False
 
     def _release(self, handle: int) -> None:
-        with suppress(Exception):  # of a peer that is gone: nothing is left to release
+        with suppress(Exception):  # its peer has ended: nothing is left to release
             self._agent.release_xfer_handle(handle)
         del self._blocks[handle]

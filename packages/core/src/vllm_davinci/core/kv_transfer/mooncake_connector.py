@@ -1,4 +1,4 @@
-"""vLLM's Mooncake connector for caches whose keys and values lie apart."""
+"""vLLM's Mooncake connector for caches with separate keys and values."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NPUMooncakeConnector(MooncakeConnector):
-    """An engine of prefills writes the blocks of a prompt to the engine of decodes that asks."""
+    """A prefill engine writes a prompt's blocks to the decode engine that asks for them."""
 
     def __init__(
         self,
@@ -37,5 +37,5 @@ class NPUMooncakeConnector(MooncakeConnector):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
-        """Any: pages are put together on the host."""
+        """None, so any layout: pages are assembled on the host."""
         return None

@@ -1,4 +1,4 @@
-"""The scheduler's side of transfers over Mooncake: which tokens the blocks of a request hold."""
+"""The scheduler's side of transfers over Mooncake: which tokens a request's blocks hold."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NPUMooncakeMetadata(MooncakeConnectorMetadata):
-    """vLLM's, and for each request that is sent or received the digests of its blocks."""
+    """vLLM's metadata, with the digests of the blocks of each request sent or received."""
 
     digests: dict[str, list[int]]
 
@@ -35,10 +35,10 @@ class NPUMooncakeMetadata(MooncakeConnectorMetadata):
 
 
 class NPUMooncakeScheduler(MooncakeConnectorScheduler):
-    """Sends and asks for blocks that hold tokens of the prompt, and for no others.
+    """Sends and requests only blocks that hold tokens of the prompt.
 
-    A request may have more, for tokens that are drafted or generated. vLLM pairs the last blocks of
-    both engines, so one more on either side would bring all of them to a wrong place.
+    A request may have more blocks, for drafted or generated tokens. vLLM pairs the last blocks of
+    both engines, so one extra block on either side would misplace all of them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A worker's side of transfers over Mooncake: pages on the host, sealed and checked."""
+"""A worker's side of transfers over Mooncake: pages on the host, with checksums."""
 
 import asyncio
 from collections.abc import Collection
@@ -32,9 +32,9 @@ logger = init_logger(__name__)
 class NPUMooncakeWorker(MooncakeConnectorWorker):
     """Writes from host pages into those of the engine that asks.
 
-    The writer does not know whether the request still waits: it may be late, and its page another
-    request's by then. So a page's seal is checked once the page is on the device. Until then the
-    blocks there are this request's alone, and nothing reads them.
+    The writer does not know whether the request still waits: its page may belong to another request
+    by then. So a page's checksum is verified after the page is on the device. Until then only this
+    request owns the blocks, and nothing reads them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     ) -> None:
         if TransferEngine is None:
             raise ConfigurationError(
-                f"MooncakeConnector: the package is there, and does not load. {MOONCAKE.how_to_get}"
+                f"MooncakeConnector: the package does not load. {MOONCAKE.how_to_get}"
             )
         super().__init__(vllm_config, engine_id, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
@@ -57,7 +57,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         )
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """`kv_caches` names the layers; those that share another's cache have none of their own."""
+        """Registers host pages of the layers in `kv_caches`; layers that share a cache have none"""
         pages = {
             name: HostPages(self._layers[name].kv_cache.parts)
             for name in kv_caches
@@ -71,22 +71,24 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         self._save(metadata)
         for asked in metadata.reqs_to_recv.values():
             for name, meta in asked.items():
-                if any(meta.local_block_ids):  # else it only releases blocks of the other engine
+                if any(
+                    meta.local_block_ids
+                ):  # otherwise it only releases blocks of the other engine
                     self._receiving[name] = meta, metadata.digests[name]
         super().start_load_kv(metadata)
 
     # --- sending ---------------------------------------------------------------------------------
 
     def _save(self, metadata: NPUMooncakeMetadata) -> None:
-        """Copies finished prompts to the host and seals them, which waits for them."""
+        """Copies finished prompts to the host with checksums, and waits for it."""
         saved = {
             name: blocks[0] for name, (_, blocks) in metadata.reqs_to_send.items() if any(blocks)
         }
         store_sealed(self._pages, saved, metadata.digests)
 
     async def record_send_reqs(self, metadata: MooncakeConnectorMetadata) -> None:
-        """vLLM's; who waits for a prompt that is given up is told so, instead of waiting on."""
-        metadata.reqs_not_processed &= self.reqs_need_send.keys()  # else it never began
+        """vLLM's; also tells waiting engines about dropped prompts, so that they stop waiting."""
+        metadata.reqs_not_processed &= self.reqs_need_send.keys()  # otherwise it never began
         given_up = [self.reqs_need_send[name] for name in metadata.reqs_not_processed]
         await super().record_send_reqs(metadata)
         for meta in given_up:
@@ -95,7 +97,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     # --- receiving -------------------------------------------------------------------------------
 
     def get_finished(self) -> tuple[set[str] | None, set[str] | None]:
-        """vLLM's; what has come is on the device by then, or its blocks are told as failed."""
+        """vLLM's; received pages are then on the device, or their blocks are reported as failed."""
         sent, received = super().get_finished()
         come = {name: self._receiving.pop(name) for name in received or ()}
         whole = {name: each for name, each in come.items() if not each[0].failed}
@@ -107,7 +109,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         for name, (meta, digests) in whole.items():
             if not are_sealed(self._pages, meta.local_block_ids[0], digests):
                 logger.warning(
-                    "unsealed: what came for %s is of other tokens, or was overwritten", name
+                    "unsealed: pages received for %s hold other tokens, or were overwritten", name
                 )
                 self.xfer_stats.record_failed_recv()
                 self._invalid_block_ids.put(set(meta.local_block_ids[0]))
@@ -119,7 +121,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
             self._handle_failed_recv(
                 pull_metas,
                 list(pull_metas),
-                f"the engine of prefills has --tensor-parallel-size {ranks}, and this one "
+                f"the prefill engine has --tensor-parallel-size {ranks}, and this one "
                 f"{self.tp_size}: start both with the same",
             )
             return
@@ -128,7 +130,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     async def handle_new_engine_id(
         self, remote_engine_id: str, pull_metas: dict[str, PullReqMeta]
     ) -> None:
-        """vLLM's, within the limit. What comes of it later is of use to the next request."""
+        """vLLM's, with a timeout. A late result serves the next request."""
         asks = asyncio.create_task(super().handle_new_engine_id(remote_engine_id, pull_metas))
         if not (await asyncio.wait({asks}, timeout=self._limit_s))[0]:
             self._handle_failed_recv(pull_metas, list(pull_metas), self._late)
@@ -136,7 +138,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     async def receive_kv_from_single_worker(
         self, worker_addr: str, pull_metas: dict[str, PullReqMeta]
     ) -> None:
-        """vLLM's, which waits for a worker that is gone as for one that is slow."""
+        """vLLM's, which otherwise waits as long for an ended worker as for a slow one."""
         receives = asyncio.create_task(
             super().receive_kv_from_single_worker(worker_addr, pull_metas)
         )
@@ -150,19 +152,19 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
             ends.cancel()
         if receives in done:
             return
-        why = self._late if not done else "the engine of prefills has ended"
-        # Ranks of both engines are as many: each is received from one worker.
+        why = self._late if not done else "the prefill engine has ended"
+        # Both engines have the same number of ranks: each receives from one worker.
         unanswered = [name for name, meta in pull_metas.items() if meta.pull_tasks_count > 0]
         self._handle_failed_recv(pull_metas, unanswered, why)
 
     @property
     def _late(self) -> str:
-        return f"not there within {self._limit_s:g} s"
+        return f"timed out after {self._limit_s:g} s"
 
     def _handle_failed_recv(
         self, pull_metas: dict[str, PullReqMeta], req_ids: Collection[str], reason: str
     ) -> None:
-        """vLLM's; workers of that engine are looked up again, as another may be there since."""
+        """vLLM's; also looks up that engine's workers again, which may have been replaced."""
         engines = {pull_metas[name].remote_engine_id for name in req_ids if name in pull_metas}
         super()._handle_failed_recv(pull_metas, req_ids, reason)
         for engine in engines:
@@ -170,7 +172,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
 
 
 async def _end_of(worker_addr: str) -> None:
-    """Returns when nothing listens there any more. ZeroMQ would connect again and wait."""
+    """Returns when nothing listens there any more. ZeroMQ would reconnect and wait."""
     place = urlsplit(worker_addr)
     while True:
         try:
@@ -178,5 +180,5 @@ async def _end_of(worker_addr: str) -> None:
         except OSError:
             return
         with suppress(OSError):
-            await reader.read()  # ZeroMQ closes connections that say nothing after a while
+            await reader.read()  # ZeroMQ closes connections that stay silent for a while
         writer.close()

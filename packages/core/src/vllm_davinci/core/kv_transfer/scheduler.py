@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NPUNixlMetadata(NixlConnectorMetadata):
-    """vLLM's, and for each request that is sent or received the digests of its blocks."""
+    """vLLM's metadata, with the digests of the blocks of each request sent or received."""
 
     digests: dict[str, list[int]]
 
@@ -33,10 +33,10 @@ class NPUNixlMetadata(NixlConnectorMetadata):
 
 
 class NPUNixlScheduler(NixlPullConnectorScheduler):
-    """Sends a prompt's blocks when the last of its tokens is computed.
+    """Sends a prompt's blocks when its last token is computed.
 
-    vLLM sends each block with the piece of the prompt for which it was allocated. A block that
-    this piece ends in gets the rest of its tokens from the next one.
+    vLLM sends each block with the chunk of the prompt for which it was allocated. If a chunk ends
+    inside a block, the next chunk fills the rest.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class NPUNixlScheduler(NixlPullConnectorScheduler):
     ) -> None:
         require_served_blocks(kv_cache_config)
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        # Blocks so far of each prompt that is being computed here.
+        # Blocks so far of each prompt being computed here.
         self._blocks_to_save: dict[str, list[int]] = {}
         self._digests: dict[str, list[int]] = {}
 

@@ -1,7 +1,7 @@
-"""Seals of transferred pages: which tokens a page holds, and that all of it has arrived.
+"""Checksums of transferred KV pages: each proves that the page is complete and has these tokens.
 
-A page may be read late, after the engine of prefills has given its block to another request, or
-while it does so. The transfer itself succeeds then.
+A page may be read late, while or after the prefill engine gives its block to another request. The
+transfer itself succeeds then.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-# Keeps the pages that follow aligned for DMA.
+# Keeps the following pages aligned for DMA.
 SEAL_BYTES = 64
 _DIGEST_BYTES = 8
 
@@ -21,7 +21,7 @@ _DIGEST_BYTES = 8
 def prefix_digests(request: "Request", block_size: int) -> list[int]:
     """Digest of all tokens up to the end of each block of a prompt, as signed 64-bit integers.
 
-    block_size: tokens of a block; the last one may be in part
+    block_size: tokens per block; the last one may be partial
     """
     # Not read for requests without token ids, which the configuration refuses.
     tokens = request.prompt_token_ids or []
@@ -35,7 +35,7 @@ def prefix_digests(request: "Request", block_size: int) -> list[int]:
 
 
 def page_seals(pages: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:
-    """Seals of pages: the wrapping sum of a page's 64-bit words and its prefix's digest.
+    """Checksums of pages: the wrapping sum of a page's 64-bit words and its prefix's digest.
 
     pages:   int64 [num_pages, words], on the host
     digests: int64 [num_pages]

@@ -1,4 +1,4 @@
-"""Which caches' blocks are transferred."""
+"""The caches whose blocks can be transferred."""
 
 from typing import TYPE_CHECKING
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def require_served_blocks(kv_cache_config: "KVCacheConfig") -> None:
-    """Raises UnsupportedFeatureError unless all layers keep a whole context in the same blocks."""
+    """Raises UnsupportedFeatureError unless all layers hold a whole context in the same blocks."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
         raise UnsupportedFeatureError(
-            f"not available in {RELEASE}: disaggregated prefill of a model whose layers keep "
-            "different parts of the context. Start without --kv-transfer-config."
+            f"--kv-transfer-config (disaggregated prefill) is not supported in {RELEASE} for a "
+            "model whose layers cache different parts of the context. Remove it."
         )
     if groups[0].kv_cache_spec.block_size != BLOCK_SIZE_TOKENS:
         raise UnsupportedFeatureError(
-            f"not available in {RELEASE}: disaggregated prefill with --block-size "
-            f"{groups[0].kv_cache_spec.block_size}; {BLOCK_SIZE_TOKENS} is."
+            f"--kv-transfer-config (disaggregated prefill) is not supported in {RELEASE} with "
+            f"--block-size {groups[0].kv_cache_spec.block_size}. Use {BLOCK_SIZE_TOKENS}."
         )

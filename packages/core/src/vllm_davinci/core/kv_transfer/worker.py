@@ -1,4 +1,4 @@
-"""A worker's side of transfers: pages on the host, sealed when sent and checked when received."""
+"""A worker's side of transfers: host pages with checksums, verified on receipt."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class NPUNixlWorker(NixlPullConnectorWorker):
     """Sends from host pages and receives into them.
 
-    Pages hold keys and values of a block together, as vLLM's transfers expect; on the device they
-    lie apart.
+    Pages hold a block's keys and values together, as vLLM's transfers expect; on the device they
+    are separate.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
     ) -> None:
         if NixlWrapper is None:
             raise ConfigurationError(
-                f"NixlConnector: the nixl package is there, and does not load. {NIXL.how_to_get}"
+                f"NixlConnector: the nixl package does not load. {NIXL.how_to_get}"
             )
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._layers = vllm_config.compilation_config.static_forward_context
@@ -50,7 +50,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         )
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """`kv_caches` names the layers; those that share another's cache have none of their own."""
+        """Registers host pages of the layers in `kv_caches`; layers that share a cache have none"""
         super().register_kv_caches({name: kv_caches[name] for name in self._layer_specs})
 
     def initialize_host_xfer_buffer(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -61,7 +61,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
     # --- sending ---------------------------------------------------------------------------------
 
     def save_kv_to_host(self, metadata: NixlConnectorMetadata) -> None:
-        """Copies this step's finished prompts to the host and seals them, which waits for them."""
+        """Copies this step's finished prompts to the host with checksums, and waits for it."""
         assert isinstance(metadata, NPUNixlMetadata)
         saved = {name: meta.local_block_ids[0] for name, meta in metadata.reqs_to_save.items()}
         store_sealed(self._pages, saved, metadata.digests)
@@ -71,7 +71,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         assert isinstance(metadata, NPUNixlMetadata)
         if metadata.reqs_to_recv or not self._ready_requests.empty():
-            # What is received now may come into pages that an earlier copy still reads.
+            # Receiving may overwrite pages that an earlier copy still reads.
             self._loaded.synchronize()
             self._digests = {
                 name: digests
@@ -81,14 +81,14 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         super().start_load_kv(metadata)
 
     def sync_recved_kv_to_device(self, req_id: str, meta: ReqMeta) -> None:
-        """Starts the copy of received pages; what the stream gets next comes after it."""
+        """Starts copying received pages to the device; later work on the stream waits for it."""
         for pages in self._pages:
             pages.load(meta.local_block_ids[0])
         self._loaded.record()
 
     def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
         if self._late.blocks() & {block for group in meta.local_block_ids for block in group}:
-            # A transfer that was given up may still write there.
+            # A transfer that timed out may still write there.
             self._handle_failed_transfer(
                 req_id, None, self._recv_failures, record_failed_transfer=False
             )
@@ -96,7 +96,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         super()._read_blocks_for_req(req_id, meta)
 
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
-        """vLLM's, with the transfers that took too long or brought other tokens among the failed.
+        """vLLM's; also reports as failed the transfers that timed out or received other tokens.
 
         A failed request is computed again or answered with an error (kv_load_failure_policy).
         """
@@ -122,13 +122,13 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         return not blocks or are_sealed(self._pages, blocks, digests)
 
     def _give_up_late(self, transfers: dict[str, list[int]]) -> set[str]:
-        """Takes away what has not come within the limit. Returns the names of its requests."""
+        """Drops transfers that timed out. Returns the names of their requests."""
         now = time.monotonic()
         late = set()
         for name, handles in transfers.items():
             if handles and now - self._begun.setdefault(name, now) >= self._limit_s:
                 late.add(name)
-                self._log_failure("late", name, f"Not there within {self._limit_s:g} s")
+                self._log_failure("late", name, f"Timed out after {self._limit_s:g} s")
                 self.xfer_stats.record_failed_transfer()
                 blocks = self._recving_metadata[name].local_block_ids[0]
                 self._late.add(handles, blocks)
@@ -136,7 +136,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         return late
 
     def shutdown(self) -> None:
-        if hasattr(self, "_late"):  # else its start has failed
+        if hasattr(self, "_late"):  # otherwise its start has failed
             self._late.release()
         super().shutdown()
 
@@ -147,7 +147,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
     ) -> None:
         if remote_tp_size != self.world_size:
             raise UnsupportedFeatureError(
-                f"The engine of prefills has --tensor-parallel-size {remote_tp_size}, and this one "
+                f"The prefill engine has --tensor-parallel-size {remote_tp_size}, and this one "
                 f"{self.world_size}: start both with the same."
             )
         super()._validate_remote_agent_handshake(nixl_agent_meta, remote_tp_size, *args, **kwargs)

@@ -11,9 +11,9 @@ class NPUSiluAndMul(SiluAndMul):
     """silu(x[..., :d]) * x[..., d:] in one launch."""
 
     def forward_oot(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., 2 * d]. Returns [..., d], quantized per token when x is an int8 product's sums.
+        """x: [..., 2 * d]. Returns [..., d], quantized per token if x holds an int8 product's sums.
 
-        Scaling the sums and quantizing are in the same launch; nothing is rounded between.
+        One launch scales the sums and quantizes; no rounding in between.
         """
         if isinstance(x, QuantizedActivation):
             integers, scales = torch_npu.npu_dequant_swiglu_quant(
@@ -30,7 +30,7 @@ class NPUSiluAndMul(SiluAndMul):
 
 
 class NPUSiluAndMulWithClamp(SiluAndMulWithClamp):
-    """The same of a gate that is capped and of factors that are clipped, in one launch."""
+    """Like NPUSiluAndMul, with a capped gate and clipped factors, in one launch."""
 
     def forward_oot(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., 2 * d]. Returns [..., d]: gate * sigmoid(alpha * gate) * (up + beta)."""

@@ -1,4 +1,4 @@
-"""Token embedding divided over the ranks by vocabulary."""
+"""Token embedding, divided over the ranks by vocabulary."""
 
 import torch
 from vllm.distributed import tensor_model_parallel_all_reduce
@@ -12,10 +12,10 @@ from vllm_davinci.core.components.fused_ops import fused_op
 
 
 class NPUVocabParallelEmbedding(VocabParallelEmbedding):
-    """The look-up without vLLM's compiled masking function, which costs seconds at start."""
+    """The lookup without vLLM's compiled masking function, which costs seconds at start."""
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
-        """Rows of the tokens; every rank returns all of them.
+        """The embeddings of tokens; every rank returns all of them.
 
         input_: [num_tokens], int32 or int64
         Returns [num_tokens, embedding_dim].

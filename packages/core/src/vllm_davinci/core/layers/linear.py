@@ -1,4 +1,4 @@
-"""Linear layers: the weight is prepared once after loading, then each call is one launch."""
+"""Linear layers: prepare the weight once after loading; each call is one launch."""
 
 from typing import Any
 
@@ -28,14 +28,14 @@ class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
         super().process_weights_after_loading(layer)
         weight = layer.get_parameter("weight").detach().as_subclass(torch.Tensor)
         if weight.dim() != 2:
-            return  # a convolution's, which a linear layer holds only to be divided among ranks
+            return  # a convolution's weight, held here only to divide it among ranks
         weight_t = weight.t()
         loaded = self._weight_t
         if loaded is None or loaded.shape != weight_t.shape or loaded.dtype != weight_t.dtype:
             self._weight_t = weight_t
         elif loaded.data_ptr() != weight_t.data_ptr():
-            # vLLM loads anew into a layer of its own, whose values it copies to where graphs and
-            # views read them: there is the memory that stays.
+            # On reload vLLM loads into a new layer and copies the values to the memory that graphs
+            # and views read, which stays.
             loaded.copy_(weight_t)
 
     def apply(
@@ -49,9 +49,9 @@ class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
 
 
 def plain_weight(layer: Any) -> torch.Tensor | None:
-    """[in_features, out_features] of a linear layer that is one product and nothing else.
+    """[in_features, out_features] of a linear layer that is exactly one product.
 
-    None for a quantized layer, one with a bias, and one whose weight is not loaded.
+    None for a quantized layer, one with a bias, or one whose weight is not loaded.
     """
     method = getattr(layer, "quant_method", None)
     if type(method) is not NPUUnquantizedLinearMethod or layer.bias is not None:
@@ -60,12 +60,12 @@ def plain_weight(layer: Any) -> torch.Tensor | None:
 
 
 def prepare_weight(layer: Any) -> None:
-    """Lets an unquantized layer use the method above; before its weights are loaded.
+    """Makes an unquantized layer use the method above; call it before its weights are loaded.
 
-    Layers that NPU classes replace do so themselves. vLLM's own subclasses of linear layers are not
-    replaced, and whoever uses one asks here.
+    Layers replaced by NPU classes do so themselves; callers that use vLLM's own subclasses of
+    linear layers call this.
     """
-    # Exactly vLLM's own: what a quantization configuration chose stays.
+    # Exactly vLLM's own class: a quantization configuration's choice stays.
     if type(layer.quant_method) is UnquantizedLinearMethod:
         layer.quant_method = NPUUnquantizedLinearMethod()
 
@@ -74,13 +74,13 @@ class _PreparedWeight:
     """Mix-in ahead of one of vLLM's linear layers: unquantized layers use the method above."""
 
     quant_method: Any
-    num_loads = 0  # of tensors into the layer, for whoever keeps what follows from them
+    num_loads = 0  # number of loads into the layer, for tensors derived from it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         prepare_weight(self)
 
-    # vLLM binds a loader's arguments by these names, and gives it another `param`.
+    # vLLM binds a loader's arguments by these names and replaces `param`.
     def weight_loader(self, param: Any, loaded_weight: Any, *shard: Any, **options: Any) -> Any:
         self.num_loads += 1
         return super().weight_loader(param, loaded_weight, *shard, **options)  # type: ignore[misc]

@@ -25,8 +25,9 @@ from vllm_davinci.core.layers.quantized_activation import (
 class NPURMSNorm(RMSNorm):
     """One launch, with or without the residual addition, and one for a bias.
 
-    Where all readers of a norm after a residual addition quantize it alike, a compiled operator
-    does both in one call: `output` is set once, after loading (`quantization.resolve_outputs`).
+    If all readers of a norm after a residual addition quantize it alike, a compiled operator does
+    both
+    in one call: `output` is set once, after loading (`quantization.resolve_outputs`).
 
     A quantized checkpoint whose outliers were moved into the norms has biases for some of them.
     """
@@ -37,34 +38,34 @@ class NPURMSNorm(RMSNorm):
         self._has_loaded_bias = False
         vllm_config = get_current_vllm_config_or_none()
         quantization = None if vllm_config is None else vllm_config.quant_config
-        # vLLM gives norms no quantization configuration; ours has this attribute.
+        # vLLM passes norms no quantization configuration; ours has this attribute.
         if self.has_weight and getattr(quantization, "has_norm_biases", False):
             self.bias = torch.nn.Parameter(torch.zeros_like(self.weight), requires_grad=False)
             set_weight_attrs(self.bias, {"weight_loader": self._load_bias})
 
     def _load_bias(self, parameter: torch.nn.Parameter, loaded: torch.Tensor) -> None:
-        """Loads the bias and remembers that this norm has one: only the checkpoint knows."""
+        """Loads the bias and records that this norm has one: only the checkpoint knows."""
         default_weight_loader(parameter, loaded)
         self._has_loaded_bias = True
 
     @property
     def loaded_bias(self) -> torch.Tensor | None:
-        """[hidden_size], or None when the checkpoint has none for this norm."""
+        """[hidden_size]; None if the checkpoint has no bias for this norm."""
         return self.bias.data if self._has_loaded_bias else None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one norm with a weight, over all of the last dimension, and no more."""
+        """True if it is exactly one norm with a weight, over the whole last dimension."""
         return self.covers_rows and self.loaded_bias is None
 
     @property
     def covers_rows(self) -> bool:
-        """Whether it has a weight and is over all of the last dimension; perhaps with a bias."""
+        """True if it has a weight and covers the whole last dimension; a bias is allowed."""
         return self.variance_size_override is None and self.has_weight
 
     def can_return(self, kind: OutputKind | InputScale) -> bool:
-        """Whether `forward_oot` of x + residual can have that output."""
-        if kind is OutputKind.PER_TOKEN:  # that operator takes no bias
+        """True if `forward_oot` of x + residual can return that kind of output."""
+        if kind is OutputKind.PER_TOKEN:  # that operator supports no bias
             return self.is_plain
         return isinstance(kind, InputScale) and self.covers_rows
 
@@ -75,8 +76,8 @@ class NPURMSNorm(RMSNorm):
 
         x:        [..., hidden_size]
         residual: shape and dtype of x, or None
-        Returns the normalized tensor, or that and the sum. Accumulates in fp32. The normalized
-        tensor is a QuantizedActivation where `output` says so.
+        Returns the normalized tensor; with a residual also the sum. Accumulates in fp32. The
+        normalized tensor is a QuantizedActivation if `output` says so.
         """
         if self.variance_size_override is not None or not self.has_weight:
             return self.forward_native(x, residual)
@@ -94,7 +95,7 @@ class NPURMSNorm(RMSNorm):
     def _of_sum_for_readers(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of x + residual as `output` says, and that sum."""
+        """The norm of x + residual in the form of `output`, and the sum."""
         output = self.output
         if isinstance(output, Readers):
             normalized, total = self._of_sum(x, residual)
@@ -119,7 +120,7 @@ class NPURMSNorm(RMSNorm):
         return self._of_sum(x, residual)
 
     def _of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of x + residual in floats, and that sum."""
+        """The norm of x + residual in floats, and the sum."""
         if add_norm := fused_op(operators.add_rms_norm):
             normalized, total = add_norm(
                 x=x, residual=residual, weight=self.weight, epsilon=self.variance_epsilon

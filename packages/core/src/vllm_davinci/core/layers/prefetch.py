@@ -1,4 +1,4 @@
-"""Weights on their way into the cache before the products that read them."""
+"""Prefetches weights into the cache before the products that read them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,58 +10,57 @@ from vllm.forward_context import get_forward_context
 from vllm_davinci.core.components.protocols import StreamScheduler
 from vllm_davinci.core.config.sized_choices import SizedChoices
 
-MAX_BYTES = 16 << 20  # more would push out what the steps before it need
+MAX_BYTES = 16 << 20  # more would evict what previous steps left for later ones
 SIDE = "prefetch"
 
 
 def prefetch(weight: torch.Tensor, max_bytes: int = MAX_BYTES) -> None:
-    """Begins to read `weight` when the current stream has done its work so far.
+    """Starts to read `weight` when the current stream has done its work so far.
 
-    max_bytes: at most so many; 0 or less reads all. No result depends on it.
+    max_bytes: most bytes to read; 0 or less reads all. Results do not depend on it.
     """
     size = weight.untyped_storage().nbytes()
     torch_npu.npu_prefetch(weight, None, min(max_bytes, size) if max_bytes > 0 else size)
 
 
 class Ahead(NamedTuple):
-    """A weight that a layer will read, of which the first `num_bytes` are fetched at most."""
+    """A weight that a layer will read; at most its first `num_bytes` are prefetched."""
 
     weight: torch.Tensor
     num_bytes: int
 
 
 class PrefetchLimit:
-    """The most bytes that a step fetches of one weight, by its tokens; shared by all layers."""
+    """Most bytes that a step prefetches of one weight, by its tokens; shared by all layers."""
 
     def __init__(self, max_bytes: int, by_size: SizedChoices | None = None) -> None:
         self._max_bytes, self._by_size = max_bytes, by_size
 
     def of_step(self, num_tokens: int) -> int:
-        """0 where such a step fetches nothing."""
+        """The limit for a step of `num_tokens` tokens; 0 prefetches nothing."""
         chosen = None if self._by_size is None else self._by_size.at(num_tokens)
         return self._max_bytes if chosen is None else chosen
 
     def fix(self, max_bytes: int) -> None:
-        """All steps fetch so much from now on."""
+        """Sets one limit for all steps."""
         self._max_bytes, self._by_size = max_bytes, None
 
     def choose(self, by_size: SizedChoices | None) -> None:
-        """Steps fetch by these choices from now on."""
+        """Sets the limits of steps from these choices."""
         self._by_size = by_size
 
 
 class WeightPrefetch:
-    """The weights of the layer after a reduction, fetched while the reduction has the links.
+    """Prefetches the next layer's weights during an all-reduce, which leaves memory idle.
 
-    `begin` stands before a layer's sum over ranks, during which nothing else reads memory. The
-    weights come on a stream of their own, so that nobody waits for them; a product that begins
-    before its weight is there reads the rest itself.
+    Call `begin` before a layer's all-reduce. The weights are read on a side stream, so that no
+    other stream waits for them; a product that starts earlier reads the rest itself.
 
     weights:   in the order of their use
-    attention: name of an attention layer, whose metadata says what kind of step it is
-    limit:     of the bytes of each weight
-    is_last:   of the layers that run: the step's stream then waits for all that was fetched, as a
-               captured graph needs it
+    attention: name of an attention layer, whose metadata tells decodes from prefills
+    limit:     in bytes, of each weight
+    is_last:   True for the last layer that runs: the step's stream then waits for all prefetches,
+               as a captured graph requires
     """
 
     def __init__(
@@ -79,15 +78,15 @@ class WeightPrefetch:
         self.is_last = is_last
 
     def is_on(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens fetches anything, where it is one that may."""
+        """True if a step of `num_tokens` tokens prefetches weights, given that it only decodes."""
         return self._limit.of_step(num_tokens) > 0
 
     def fetches(self, num_tokens: int) -> bool:
-        """Whether such a step fetches what the next layer reads."""
+        """True if such a step prefetches the next layer's weights."""
         return bool(self._weights) and self.is_on(num_tokens)
 
     def begin(self) -> None:
-        """In a step of decodes that is not split; elsewhere products hide what they read."""
+        """Prefetches in decode-only steps that are not split; other products hide their reads."""
         metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict) or not metadata[self._attention].is_decode_everywhere:
             return

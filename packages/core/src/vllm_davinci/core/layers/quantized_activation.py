@@ -1,8 +1,8 @@
-"""Activations as integers with scales, on their way from the operator that quantized them.
+"""Quantized activations: integers with scales, passed from the quantizing operator to readers.
 
 A norm or a projection whose readers all quantize their input does it for them, in its own launch.
-Which ones do is found by dummy runs of all kinds of steps (`quantization.resolve_outputs`), in
-which they return a TracedActivation; from then on each has one output kind.
+Dummy runs of all kinds of steps find these (`quantization.resolve_outputs`): they return a
+TracedActivation; from then on each operator has one output kind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 
 @dataclass(frozen=True)
 class InputScale:
-    """The scale and offset of a checkpoint by which a layer quantizes: round(x / scale + offset).
+    """A checkpoint's scale and offset with which a layer quantizes: round(x / scale + offset).
 
     scale:  [1] fp32, on the device
     offset: [1] int32, on the device
-    values: both, on the host; what is compared
+    values: both, on the host, for comparison
     """
 
     scale: torch.Tensor = field(compare=False)
@@ -38,7 +38,7 @@ class InputScale:
 
 
 class OutputKind(Enum):
-    """In which form an operator returns its output; an InputScale is another one."""
+    """The form of an operator's output; an InputScale is another form."""
 
     FLOAT = "the model's dtype"
     PER_TOKEN = "int8 with a scale per row"
@@ -46,14 +46,14 @@ class OutputKind(Enum):
 
 
 class QuantizedActivation(torch.Tensor):
-    """Integers and their scales where vLLM's models pass a tensor on.
+    """Integers and their scales in place of a tensor that vLLM's models pass on.
 
-    Has the shape, the device and the float dtype of the values that it stands for. `quantize`,
-    `map_rows` and NPUSiluAndMul take it; every other operator raises UnsupportedFeatureError.
+    Has the shape, device and float dtype of the dequantized values. `quantize`, `map_rows` and
+    NPUSiluAndMul accept it; every other operator raises UnsupportedFeatureError.
 
     integers:     [num_tokens, features] int8, or int32 sums
-    scales:       [num_tokens] fp32; None where the reader's own InputScale was used
-    weight_scale: [features] fp32 of sums, which are to be multiplied by it too; None of int8
+    scales:       [num_tokens] fp32; None if the reader's own InputScale was used
+    weight_scale: [features] fp32 for sums, which must be multiplied by it too; None for int8
     """
 
     integers: torch.Tensor
@@ -90,15 +90,15 @@ class QuantizedActivation(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         raise UnsupportedFeatureError(
-            f"{func} would read an activation that is kept as integers. In the dummy runs of the "
-            "start only quantized layers read it, and this step of the model does something else "
-            "with it. Serve the model's float checkpoint, and report the model with the options "
-            "of the start."
+            f"{func} would read an activation that is stored as integers. In the dummy runs at "
+            "start only quantized layers read it, and this step of the model uses it differently."
+            " Serve the model's float checkpoint, and report the model with the options of the "
+            "start."
         )
 
 
 class Readers:
-    """The readers of an output, collected in dummy runs; during those in place of its kind."""
+    """The readers of an output, collected in dummy runs; replaces its output kind meanwhile."""
 
     def __init__(self) -> None:
         self._inputs: list[OutputKind | InputScale] = []  # the forms that readers compute with
@@ -114,7 +114,7 @@ class Readers:
         return readers
 
     def kind(self) -> OutputKind | InputScale:
-        """The form that every reader takes: FLOAT where they differ, or where there is none."""
+        """The form that every reader supports: FLOAT if they differ or there is none."""
         if self._activations:
             is_fused = all(each.kind() is OutputKind.PER_TOKEN for each in self._activations)
             return OutputKind.SUMS if is_fused and not self._inputs else OutputKind.FLOAT
@@ -128,7 +128,7 @@ Output: TypeAlias = OutputKind | InputScale | Readers
 
 
 class TracedActivation(torch.Tensor):
-    """A float output during a dummy run, which tells its producer's `readers` who reads it.
+    """A float output during a dummy run that registers its readers with its producer.
 
     floats: the output, a plain tensor
     """
@@ -168,7 +168,7 @@ class TracedActivation(torch.Tensor):
 
 
 def read_as_floats(*activations: torch.Tensor) -> None:
-    """Tells the producers of these, in a dummy run, of a reader that other steps have."""
+    """During a dummy run, registers with the producers a float reader that other steps have."""
     for x in activations:
         if isinstance(x, TracedActivation):
             x.readers.add(OutputKind.FLOAT)
@@ -177,7 +177,7 @@ def read_as_floats(*activations: torch.Tensor) -> None:
 def quantize(
     x: torch.Tensor, input_scale: InputScale | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The input of an int8 product: the one way in which readers quantize.
+    """Quantizes the input of an int8 product; all readers use this function.
 
     x:           [..., features]
     input_scale: None for a scale per row
@@ -201,7 +201,7 @@ def quantize(
 
 
 def map_rows(x: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """`move` of an activation's rows, as integers where it is kept as integers.
+    """Applies `move` to an activation's rows, as integers if it is stored as integers.
 
     move: [num_rows, ...] -> [other number of rows, ...]; slices, gathers, permutes or copies rows.
           Called for integers and for scales.

@@ -1,10 +1,10 @@
-"""Several residual streams per token, which a sublayer reads as one row and writes back to all.
+"""Several residual streams per token: a sublayer reads them as one row and writes back to all.
 
     x, mixing = connection.collapse(streams)       # [T, n, D] -> [T, D]
     streams = connection.expand(sublayer(x), streams, mixing)
 
 DeepSeek-V4 and GLM-5.3 mix the streams by a matrix whose rows and columns sum to one, HY-V4 keeps
-them apart: what a family does is a row of FAMILIES.
+them separate: FAMILIES has one row per family.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class StreamFamily:
     """The differences between model families.
 
     is_mixed:      a doubly stochastic matrix mixes the streams between two sublayers
-    adds_post_eps: eps is added to the weights by which a sublayer's output is written
-    learned_head:  the last streams are collapsed with learned weights; else their mean is taken
+    adds_post_eps: adds eps to the weights with which a sublayer's output is written
+    learned_head:  collapses the last streams with learned weights; otherwise takes their mean
     """
 
     is_mixed: bool = True
@@ -40,10 +40,10 @@ FAMILIES = {
 class StreamRule:
     """The streams of one model.
 
-    post_factor:    upper limit of the weights by which a sublayer's output is written
-    sinkhorn_steps: passes over columns, with those over rows between them
-    eps:            added to weights and to sums that are divided by
-    norm_eps:       of the root mean square of a token's streams
+    post_factor:    upper limit of the weights with which a sublayer's output is written
+    sinkhorn_steps: passes over columns, with passes over rows in between
+    eps:            added to weights and to divisors
+    norm_eps:       eps of the root mean square of a token's streams
     """
 
     family: StreamFamily
@@ -56,7 +56,7 @@ class StreamRule:
 
     @classmethod
     def of_model(cls, config: Any) -> "StreamRule":
-        """config: of the text model, with transformers' names"""
+        """The rule of a model. config: of the text model, with transformers' names"""
         return cls(
             family=FAMILIES[config.model_type],
             num_streams=config.hc_mult,
@@ -69,7 +69,7 @@ class StreamRule:
 
 
 class StreamMixing(NamedTuple):
-    """How a sublayer's output is written, both fp32.
+    """Weights with which a sublayer's output is written, both fp32.
 
     post: [num_tokens, num_streams]
     comb: [num_tokens, num_streams, num_streams], from (first) and to; None: streams are not mixed
@@ -80,8 +80,8 @@ class StreamMixing(NamedTuple):
 
 
 class StreamConnection(nn.Module):
-    """Reads and writes the streams for one sublayer. Parameters are fp32, as released files name
-    them: `fn`, `base` and `scale`; their rows are those of pre, post and comb."""
+    """Reads and writes the streams for one sublayer. Parameters are fp32, named as in released
+    files: `fn`, `base` and `scale`; their rows are those of pre, post and comb."""
 
     def __init__(self, rule: StreamRule) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class StreamConnection(nn.Module):
         self.scale = _fp32(len(self._sizes))
 
     def collapse(self, streams: torch.Tensor) -> tuple[torch.Tensor, StreamMixing]:
-        """The input of the sublayer, and how to write its output.
+        """The input of the sublayer, and the weights for writing its output.
 
         streams: [num_tokens, num_streams, hidden_size]
         Returns [num_tokens, hidden_size] in the dtype of streams; sums are fp32.
@@ -133,7 +133,7 @@ class StreamConnection(nn.Module):
 
 
 class StreamHead(nn.Module):
-    """The hidden state after the last layer: one row of each token's streams."""
+    """Collapses the streams after the last layer into one hidden state per token."""
 
     def __init__(self, rule: StreamRule) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def doubly_stochastic(logits: torch.Tensor, steps: int, eps: float) -> torch.Ten
 def _normed_products(streams: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Products of the normed streams of each token with rows of a weight: [num_tokens, rows]."""
     flat = streams.flatten(1).float()
-    # The products' factor, in place of a copy of the streams that is normed.
+    # Scales the products instead of normalizing a copy of the streams.
     factor = flat.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt()
     return nn.functional.linear(flat, weight).mul_(factor)
 

@@ -21,16 +21,17 @@ from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import (
 from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 
-# What npu_mrope asks of the size of a head and of the number of rotated entries in it, by bytes per
+# Constraints of npu_mrope on the head size and on the number of rotated entries, by bytes per
 # element. Source: the operator's documentation, head_size and rotary_dim.
 SIZE_MULTIPLE = {4: 16, 2: 32}
-# Rotation by one position per token. Given, because npu_mrope reads its own default after that is
-# gone: `value_or(at::IntArrayRef{0, 0, 0})` in op-plugin's RopeWithSinCosCacheKernelNpuOpApi.cpp.
+# Rotation by one position per token. Passed explicitly, because npu_mrope reads its own default
+# after that is freed: `value_or(at::IntArrayRef{0, 0, 0})` in op-plugin's
+# RopeWithSinCosCacheKernelNpuOpApi.cpp.
 PLAIN = [0, 0, 0]
 
 
 class NPURotaryEmbedding(RotaryEmbedding):
-    """Rotates the first `rotary_dim` entries of every head, with the cos and sin vLLM computed."""
+    """Rotates the first `rotary_dim` entries of every head, with vLLM's cos and sin."""
 
     def forward_oot(
         self,
@@ -76,7 +77,7 @@ class NPURotaryEmbedding(RotaryEmbedding):
 
 
 # vLLM replaces a layer by the class registered under the layer's own class name, so each scaling
-# variant, which differs only in how it fills the cache of cos and sin, needs a class of its own.
+# variant needs its own class, although it differs only in filling the cache of cos and sin.
 VARIANTS: dict[str, type[RotaryEmbedding]] = {
     variant.__name__: type(f"NPU{variant.__name__}", (NPURotaryEmbedding, variant), {})
     for variant in (

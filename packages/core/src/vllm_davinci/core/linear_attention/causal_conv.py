@@ -11,9 +11,9 @@ from vllm_davinci.core.linear_attention.chunk_plan import ChunkPlan
 class Conv(NamedTuple):
     """A layer's convolution.
 
-    weight: [width, channels], fp32, of the oldest token first
+    weight: [width, channels], fp32, oldest token first
     bias:   [channels], fp32
-    ends_in_silu: whether SiLU follows
+    ends_in_silu: whether SiLU is applied to the result
     """
 
     weight: torch.Tensor
@@ -21,7 +21,7 @@ class Conv(NamedTuple):
     ends_in_silu: bool = True
 
     def finished(self, sums: torch.Tensor) -> torch.Tensor:
-        """Results from the sums over the taps, in their memory where it can be."""
+        """Results from the sums over the taps, in place if possible."""
         if self.bias is not None:
             sums += self.bias
         return silu(sums) if self.ends_in_silu else sums
@@ -33,8 +33,8 @@ def conv_of_decodes(
     """One token of each of n requests.
 
     x:    [n, channels], in the model's dtype
-    kept: [n, width - 1, channels], inputs of the tokens before, the oldest first, dtype of x
-    Returns [n, channels] in fp32, and what is kept for the next token, like `kept`.
+    kept: [n, width - 1, channels], inputs of the previous tokens, oldest first, dtype of x
+    Returns [n, channels] in fp32, and the inputs kept for the next token, like `kept`.
     """
     seen = torch.cat([kept, x.unsqueeze(1)], dim=1)
     return conv.finished((seen.float() * conv.weight).sum(dim=1)), seen[:, 1:]
@@ -47,8 +47,8 @@ def conv_of_prefills(
 
     x:    [tokens, channels], in vLLM's order
     kept: [n, width - 1, channels] in the plan's order, zero for a request without a state
-    Returns [places in the chunks, channels] in fp32, in padding what the bias makes of zeros, and
-    the new `kept`.
+    Returns [slots in the chunks, channels] in fp32 (in padding: the result for zeros), and the new
+    `kept`.
     """
     rows = torch.cat([kept.flatten(0, 1), x, x.new_zeros(1, x.shape[1])])
     sum_ = rows.index_select(0, plan.taps[0]).float() * conv.weight[0]

@@ -1,11 +1,11 @@
-"""The selective scan of the first Mamba in torch: each channel has its own steps.
+"""Mamba1's selective scan in torch: each channel has its own step sizes.
 
 For each channel, with a state h of [state size], a step d >= 0 and rates A < 0:
 
     h_t = exp(d_t A) h_{t-1} + d_t x_t B_t,    y_t = h_t C_t
 
-The decay differs between channels and entries, so that tokens of a chunk are no product of
-matrices: they are computed one after the other, in fp32, those of all requests at once.
+The decay differs between channels and entries, so a chunk cannot be computed as matrix products:
+tokens are computed one after another, in fp32, for all requests at once.
 Source: Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.
 """
 
@@ -46,11 +46,11 @@ def recurrent_scan(scan: Scan, state: torch.Tensor) -> torch.Tensor:
 
 
 def stepwise_scan(scan: Scan, state: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
-    """All new tokens of several requests, one after the other.
+    """All new tokens of several requests, token by token.
 
     scan:  with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order
     state: [requests in the plan's order, channels, state size], fp32, updated in place
-    Returns [T, channels], fp32; rows of padding mean nothing.
+    Returns [T, channels], fp32; rows of padding are undefined.
     """
     outputs = []
     for begin, end in plan.steps:

@@ -1,4 +1,4 @@
-"""Matrices of [tokens, tokens] inside of chunks: what a token sees of those before it."""
+"""[tokens, tokens] matrices within chunks: how each token depends on earlier ones."""
 
 from functools import cache
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class _Masks(NamedTuple):
 
     later:    bool, columns after the row
     identity: fp32
-    joining:  fp32, per level: where blocks of 1, 2, 4, ... tokens are joined with the next one
+    joining:  fp32, per level: entries that join blocks of 1, 2, 4, ... tokens with the next block
     """
 
     later: torch.Tensor
@@ -39,26 +39,28 @@ def _masks(device: torch.device) -> _Masks:
 
 
 def decay_between(decay: torch.Tensor) -> torch.Tensor:
-    """exp(g_i - g_j) where token j is not after i, else 0.
+    """exp(g_i - g_j) if token j is not after i, else 0.
 
-    decay: [..., tokens], the logarithm g, summed up from the chunk's first token
+    decay: [..., tokens], the logarithm g, accumulated from the chunk's first token
     Returns [..., tokens, tokens].
     """
-    # Above the diagonal the difference is positive, and its exponential perhaps infinite.
+    # Above the diagonal the difference is positive, and its exponential may be infinite.
     difference = decay.unsqueeze(-1) - decay.unsqueeze(-2)
     return difference.masked_fill(_masks(decay.device).later, -torch.inf).exp()
 
 
 def products_between(rows: torch.Tensor, keys: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
-    """The sum over channels c of r_ic k_jc exp(g_ic - g_jc), where token j is not after i, else 0.
+    """Sum over channels c of r_ic k_jc exp(g_ic - g_jc) if token j is not after i, else 0.
 
     A product of r exp(g) and k exp(-g) would overflow. Blocks of 1, 2, 4, ... tokens are joined
-    with the next one: rows of the second see columns of the first by way of its last token, from
-    which no exponent is positive.
+    with
+    the next block: rows of the second combine with columns of the first by way of its last token,
+                    so
+    that no exponent is positive.
 
     rows:  [..., tokens, channels], fp32
-    keys:  the same, or broadcast to it
-    decay: likewise, the logarithm g, summed up from the chunk's first token
+    keys:  the same, or broadcastable to it
+    decay: likewise, the logarithm g, accumulated from the chunk's first token
     Returns [..., tokens, tokens].
     """
     products = (rows * keys).sum(dim=-1)
@@ -83,10 +85,10 @@ def products_between(rows: torch.Tensor, keys: torch.Tensor, decay: torch.Tensor
 
 
 def unit_lower_inverse(lower: torch.Tensor) -> torch.Tensor:
-    """The inverse of I + the part of `lower` [..., tokens, tokens] below the diagonal.
+    """Inverts I + the part of `lower` [..., tokens, tokens] below the diagonal.
 
-    Inverses of diagonal blocks X, Y of which L is below make that of both: -Y L X is below. It is
-    as exact as substitution row by row, in 6 rounds in place of 63; a series of powers is not.
+    Combines the inverses X, Y of two diagonal blocks with L below them: the new block below is -Y L
+    X. As exact as row-by-row substitution, in 6 rounds instead of 63; a series of powers is not.
     """
     masks = _masks(lower.device)
     inverse = masks.identity - lower * masks.joining[0]  # of blocks of two tokens

@@ -1,4 +1,4 @@
-"""Where the tokens of a step's prefills go: rows of the convolution, chunks of the delta rule."""
+"""Layout of a step's prefills: rows of the convolution, chunks of the delta rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-CHUNK_TOKENS = 64  # of the models' definitions
+CHUNK_TOKENS = 64  # from the models' definitions
 
 
 @dataclass(frozen=True)
 class ChunkPlan:
     """The order in which the prefills of a step are computed.
 
-    Requests stand in the order of their numbers of chunks, most first. The first chunks of all
-    requests come first, then the second ones of those that have one, and so on: what a step of the
-    recurrence takes is a slice.
+    Requests are sorted by their number of chunks, largest first. All first chunks come first, then
+    all second ones, and so on, so that each step of the recurrence reads a slice.
 
-    Rows of the convolution's input: 3 (its width less one) kept rows of each request, then the
-    step's tokens in vLLM's order, then a row of zeros.
+    Rows of the convolution's input: 3 (width - 1) kept rows of each request, then the step's tokens
+    in vLLM's order, then a row of zeros.
 
-    order:      [n], int64, of the device: request in vLLM's order
-    is_fresh:   [n], int64, of the device: 1 for a request that has no state yet, else 0
+    order:      [n], int64, on the device: request in vLLM's order
+    is_fresh:   [n], int64, on the device: 1 for a request without a state yet, else 0
     num_chunks: of all requests
-    steps:      per step of the recurrence, its first chunk and the one after its last
-    taps:       [width, num_chunks * CHUNK_TOKENS], int64, of the device: rows that make a token's
-                convolution, the oldest first
-    kept:       [n * (width - 1)], int64, of the device: rows that are kept for the next step
-    tokens:     [num_chunks * CHUNK_TOKENS], int64, of the device: token, or their number in padding
-    places:     [tokens], int64, of the device: place in the chunks of each token
+    steps:      per step of the recurrence, its first chunk and one past its last
+    taps:       [width, num_chunks * CHUNK_TOKENS], int64, on the device: input rows of a token's
+                convolution, oldest first
+    kept:       [n * (width - 1)], int64, on the device: rows kept for the next step
+    tokens:     [num_chunks * CHUNK_TOKENS], int64, on the device: token; number of tokens in
+                padding
+    places:     [tokens], int64, on the device: slot of each token in the chunks
     """
 
     order: torch.Tensor
@@ -45,10 +45,10 @@ class ChunkPlan:
 def plan_chunks(
     lengths: Sequence[int], is_fresh: Sequence[bool], width: int, device: torch.device
 ) -> ChunkPlan:
-    """Plans a step's prefills. Touches the device by one copy, which nothing waits for.
+    """Plans a step's prefills. Starts one copy to the device, without waiting.
 
     lengths:  new tokens of each request, at least 1
-    is_fresh: per request, whether these are its first
+    is_fresh: per request, whether these tokens are its first
     width:    tokens that a convolution sees
     """
     length = np.asarray(lengths)
@@ -61,7 +61,7 @@ def plan_chunks(
     begins = np.cumsum([0, *active])
     steps = tuple(zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True))
 
-    # Of each place in the chunks: its request in the plan's order, and its token in the request.
+    # Request (in the plan's order) and token in the request, of each slot in the chunks.
     rows = np.concatenate([np.arange(count) for count in active])
     step = np.repeat(np.arange(len(active)), active)
     position = (step[:, None] * CHUNK_TOKENS + np.arange(CHUNK_TOKENS)).reshape(-1)

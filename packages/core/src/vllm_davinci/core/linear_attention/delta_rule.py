@@ -5,8 +5,8 @@ channel of its keys, and a rate beta in (0, 1):
 
     S_t = S_{t-1} diag(exp(g_t)) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,    o_t = S_t q_t
 
-All is computed in fp32, whatever dtype the states are kept in.
-Sources: Yang et al. 2024, "Gated Delta Networks", eq. 10, and appendix for the form in chunks; Kimi
+Computes in fp32, whatever dtype the states are stored in.
+Sources: Yang et al. 2024, "Gated Delta Networks", eq. 10, and appendix for the chunked form; Kimi
 Team 2025, "Kimi Linear", for a decay of each channel.
 """
 
@@ -21,7 +21,7 @@ from vllm_davinci.core.linear_attention.chunk_matrices import (
 )
 from vllm_davinci.core.linear_attention.chunk_plan import CHUNK_TOKENS, ChunkPlan
 
-L2_EPSILON = 1e-6  # beside the sum of squares; of the models' definitions
+L2_EPSILON = 1e-6  # added to the sum of squares; from the models' definitions
 
 
 class Heads(NamedTuple):
@@ -41,7 +41,7 @@ class Heads(NamedTuple):
 
 
 def l2_normalized(x: torch.Tensor) -> torch.Tensor:
-    """Each last dimension divided by its length. x: [..., size], fp32"""
+    """Divides each last dimension by its length. x: [..., size], fp32"""
     return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + L2_EPSILON)
 
 
@@ -63,14 +63,14 @@ def recurrent_delta_rule(heads: Heads, state: torch.Tensor) -> torch.Tensor:
 def chunked_delta_rule(heads: Heads, state: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
     """All new tokens of several requests, CHUNK_TOKENS at a time.
 
-    Within a chunk everything is a product of matrices, of all chunks at once. From one chunk of a
-    request to its next goes the state alone, for all requests that have as many chunks at once.
+    Within chunks everything is matrix products, computed for all chunks at once. Only the state
+    passes from a request's chunk to its next one, for all requests that still have chunks at once.
 
-    heads: with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order; rows of padding have a
-           rate, a decay and a key of 0, and change nothing
+    heads: with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order; rows of padding have
+           rate, decay and key 0, and change nothing
     state: [requests in the plan's order, num_key_heads, repeats, value size, key size], fp32,
            updated in place
-    Returns [T, num_key_heads, repeats, value size], fp32; rows of padding mean nothing.
+    Returns [T, num_key_heads, repeats, value size], fp32; rows of padding are undefined.
     """
     of_chunks = (plan.num_chunks, CHUNK_TOKENS)
     # [chunks, key heads, 1 or repeats, tokens, size]
@@ -104,7 +104,7 @@ def chunked_delta_rule(heads: Heads, state: torch.Tensor, plan: ChunkPlan) -> to
 def _products_of_tokens(
     query: torch.Tensor, key: torch.Tensor, decay: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's query, and its key, with the keys of those not after it, decayed since.
+    """Products of each token's query, and of its key, with the decayed keys up to that token.
 
     Both are [chunks, key heads, repeats, tokens, tokens].
     """

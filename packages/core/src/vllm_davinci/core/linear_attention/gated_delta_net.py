@@ -79,7 +79,7 @@ class GatedDeltaRule(StatefulLayer):
         )
 
     def _per_key_head(self, x: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """Divides the dimension of value heads by key heads: [.., num_key_heads, repeats, ..]."""
+        """Splits the dimension of value heads by key heads: [.., num_key_heads, repeats, ..]."""
         return x.unflatten(dim, (-1, self.num_v_heads // self.num_k_heads))
 
 
@@ -87,7 +87,7 @@ class NPUQwenGatedDeltaNetAttention(GatedDeltaRule, QwenGatedDeltaNetAttention):
     """vLLM's layer, with its projections and weights."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size]. Returns as much. On the current stream."""
+        """hidden_states: [num_tokens, hidden_size]. Returns the same shape, on the current stream"""
         qkvz, _ = self.in_proj_qkvz(hidden_states)
         ba, _ = self.in_proj_ba(hidden_states)
         if self.gqa_interleaved_layout:

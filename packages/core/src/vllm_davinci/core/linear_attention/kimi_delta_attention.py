@@ -1,4 +1,4 @@
-"""Kimi delta attention in a model (Kimi Linear): vLLM's layer on torch's operators."""
+"""Kimi delta attention in a model (Kimi Linear): vLLM's layer on torch operators."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ from vllm_davinci.core.linear_attention.layer import StatefulLayer
 
 
 class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
-    """vLLM's layer, with its projections and weights; the stages between them are here.
+    """vLLM's layer; the stages between its projections are replaced.
 
-    The delta rule of one value head to a key head, with a decay of each channel of the keys. Its
-    gates are the logarithms of these decays, head by head, then each head's rate.
+    The delta rule with one value head per key head and a decay per key channel. Its gates are the
+    logarithms of these decays, head by head, then each head's rate.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
         }
         if named := [what for what, is_asked in refused.items() if is_asked]:
             raise UnsupportedFeatureError(
-                f"{self.prefix} needs {' and '.join(named)}, which {RELEASE} does not compute. "
+                f"{self.prefix} needs {' and '.join(named)}, which {RELEASE} does not support. "
                 "Choose Kimi-Linear, which has neither."
             )
 
@@ -44,9 +44,9 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
     def forward(
         self, hidden_states: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size]. Returns as much. On the current stream.
+        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. On the current stream.
 
-        positions: not read: the rule sees the order of tokens
+        positions: unused: the rule depends only on the order of tokens
         """
         projected, _ = self.in_proj_qkvgfab(hidden_states)
         mixed, rate, compressed = projected.split(
@@ -61,7 +61,7 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
         return self.o_proj(self._gated_norm(out, z).to(hidden_states.dtype).flatten(1))[0]
 
     def _gated_norm(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """out: [num_tokens, heads, head size], fp32; z: the same shape. In fp32."""
+        """The gated norm in fp32. out: [num_tokens, heads, head size], fp32; z: the same shape"""
         norm = self.o_norm
         out = out * torch.rsqrt(out.square().mean(dim=-1, keepdim=True) + norm.eps)
         return out * norm.weight.float() * z.float().sigmoid()

@@ -1,4 +1,4 @@
-"""The step of every layer with a short convolution and a recurrent state."""
+"""Base of layers with a short convolution and a recurrent state."""
 
 from abc import abstractmethod
 from typing import Any
@@ -22,9 +22,8 @@ from vllm_davinci.core.linear_attention.verification import Verification
 class StatefulLayer:
     """Mix-in ahead of one of vLLM's layers: its states, decodes and prefills.
 
-    Nothing in it reads from the device. pages: None until the runner has allocated the cache
-    Gates are fp32, one row per token; rows of zeros stand for padding, and must leave a state as
-    it is.
+    Never reads from the device. pages: None until the runner has allocated the cache
+    Gates are fp32, one row per token; rows of zeros are padding and must leave a state unchanged.
     """
 
     prefix: str
@@ -37,13 +36,13 @@ class StatefulLayer:
         super().__init__(*args, **kwargs)
         if self.activation not in ("silu", "swish", None):
             raise UnsupportedFeatureError(
-                f"The convolution of {self.prefix} ends in {self.activation!r}, and {RELEASE} "
-                "computes SiLU. Choose another model."
+                f"The convolution of {self.prefix} uses activation {self.activation!r}, and "
+                f"{RELEASE} supports SiLU. Choose another model."
             )
 
     @abstractmethod
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of what the convolution keeps, [width - 1, channels], and of a state, if any."""
+        """Shapes of the convolution's kept inputs, [width - 1, channels], and of any state."""
 
     @abstractmethod
     def _decoded(self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -56,7 +55,7 @@ class StatefulLayer:
     def _prefilled(
         self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor, plan: ChunkPlan
     ) -> torch.Tensor:
-        """All tokens of a plan, by their places in the chunks; else like `_decoded`."""
+        """All tokens of a plan, in their slots of the chunks; otherwise like `_decoded`."""
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return LinearAttentionBackend
@@ -65,15 +64,15 @@ class StatefulLayer:
         self.pages = kv_cache
 
     def run_step(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """The convolution and the recurrence of a step, with its states.
+        """Runs a step's convolution and recurrence, and updates their states.
 
         mixed: [num_tokens, channels], as projected
         gates: [num_tokens, ...]
-        Returns [num_tokens, heads, size], fp32; zero in rows that are padding.
+        Returns [num_tokens, heads, size], fp32; zero in rows of padding.
         """
         by_layer: Any = get_forward_context().attn_metadata
         metadata = by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
-        if metadata is None:  # a profile run: the most memory that a step takes, no states
+        if metadata is None:  # a profile run: the most memory of a step, without states
             return self._profile(mixed, gates)
         assert isinstance(metadata, LinearAttentionMetadata)
         parts, num_tokens = [], mixed.shape[0]
@@ -99,10 +98,10 @@ class StatefulLayer:
         assert self.pages is not None
         pages = self.pages.gather(blocks)
         kept, state = self._states(pages)
-        # Padding of a graph writes to the null block what it holds: zeros.
+        # A graph's padding writes the null block's own content back: zeros.
         is_request = blocks.ne(0).unsqueeze(1)
         x, newly_kept = conv_of_decodes(mixed * is_request, kept, self._conv())
-        own = state.float()  # itself where it is in fp32
+        own = state.float()  # the tensor itself if it is fp32
         outputs = self._decoded(x, gates * is_request, own)
         self._keep(pages, kept, newly_kept, state, own)
         self.pages.scatter(blocks, pages)
@@ -115,9 +114,9 @@ class StatefulLayer:
         blocks: torch.Tensor,
         plan: Verification,
     ) -> torch.Tensor:
-        """Up to `plan.width` tokens of each request. blocks: [n, pages]"""
+        """Computes up to `plan.width` tokens of each request. blocks: [n, pages]"""
         assert self.pages is not None
-        if plan.tokens is not None:  # rows of zeros in padding, which leave states as they are
+        if plan.tokens is not None:  # rows of zeros in padding, which leave states unchanged
             mixed, gates = (
                 pad(rows, (0, 0, 0, 1)).index_select(0, plan.tokens) for rows in (mixed, gates)
             )
@@ -133,7 +132,7 @@ class StatefulLayer:
             outputs.append(self._decoded(x, gates[:, token], own))
             self._keep(pages, kept, newly_kept, state, own)
             if own.data_ptr() != state.data_ptr():
-                own = state.float()  # as it is when the next step begins with it
+                own = state.float()  # its content when the next step begins with it
             self.pages.scatter(targets[:, token], pages)
         rows = torch.stack(outputs, dim=1).flatten(0, 1)
         return rows if plan.places is None else rows.index_select(0, plan.places)
@@ -141,19 +140,19 @@ class StatefulLayer:
     def _prefill(
         self, mixed: torch.Tensor, gates: torch.Tensor, blocks: torch.Tensor, plan: ChunkPlan
     ) -> torch.Tensor:
-        """blocks: in the plan's order"""
+        """Computes the prefills. blocks: in the plan's order"""
         assert self.pages is not None
         pages = self.pages.gather(blocks).masked_fill_(plan.is_fresh.bool().unsqueeze(1), 0)
         kept, state = self._states(pages)
         own = state.float()
         outputs, newly_kept = self._compute_prefill(mixed, gates, kept, own, plan)
         self._keep(pages, kept, newly_kept, state, own)
-        # Steps that serve no requests have the null block, which keeps its zeros.
+        # Steps without requests use the null block, which keeps its zeros.
         self.pages.scatter(blocks, pages.masked_fill_(blocks.eq(0).unsqueeze(1), 0))
         return outputs
 
     def _states(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of what the convolution sees again, and of the state, which may be empty."""
+        """Views of the convolution's kept inputs, and of the state, which may be empty."""
         assert self.pages is not None
         kept, *state = self.pages.states(pages)
         return kept, state[0] if state else pages.new_empty(len(pages), 0)
@@ -166,7 +165,7 @@ class StatefulLayer:
         state: torch.Tensor,
         new_state: torch.Tensor,
     ) -> None:
-        """Writes into copies of pages; kept and state are views of them."""
+        """Writes new values into copies of pages, of which kept and state are views."""
         kept.copy_(newly_kept)
         if new_state.data_ptr() != state.data_ptr():
             state.copy_(new_state)
@@ -179,14 +178,14 @@ class StatefulLayer:
         state: torch.Tensor,
         plan: ChunkPlan,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns [tokens, heads, size] in vLLM's order, and the rows that are kept."""
+        """Returns [tokens, heads, size] in vLLM's order, and the kept rows."""
         x, newly_kept = conv_of_prefills(mixed, kept, self._conv(), plan)
         gates = pad(gates, (0, 0, 0, 1)).index_select(0, plan.tokens)
         outputs = self._prefilled(x, gates, state, plan)
         return outputs.index_select(0, plan.places), newly_kept
 
     def _profile(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """A prefill of one request of all tokens."""
+        """Computes a prefill of one request with all tokens."""
         plan = plan_chunks([mixed.shape[0]], [True], self.conv_kernel_size, mixed.device)
         kept, *state = self.get_state_shape()
         zeros = mixed.new_zeros(1, *kept), gates.new_zeros(1, *(state[0] if state else (0,)))

@@ -1,4 +1,4 @@
-"""Mamba, the first one, in a model (Falcon-Mamba, Jamba): vLLM's layer on torch's operators."""
+"""Mamba1 in a model (Falcon-Mamba, Jamba): vLLM's layer on torch operators."""
 
 import torch
 from torch.nn.functional import silu, softplus
@@ -10,9 +10,9 @@ from vllm_davinci.core.linear_attention.layer import StatefulLayer
 
 
 class NPUMambaMixer(StatefulLayer, MambaMixer):
-    """vLLM's layer, with its projections, weights and norms; the stages between them are here.
+    """vLLM's layer; the stages between its projections are replaced.
 
-    Steps follow from tokens after the convolution, so that its gates are factors of them alone: 1.
+    Step sizes follow from tokens after the convolution, so the gates only mark them: factors of 1.
     """
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
@@ -20,7 +20,7 @@ class NPUMambaMixer(StatefulLayer, MambaMixer):
         return (self.conv_kernel_size - 1, channels), (channels, self.ssm_state_size)
 
     def forward(self, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
-        """hidden_states: [num_tokens, hidden_size]; output: as much, written. Current stream."""
+        """hidden_states: [num_tokens, hidden_size]; output: likewise, written. Current stream."""
         mixed, gate = self.in_proj(hidden_states)[0].chunk(2, dim=-1)
         gates = mixed.new_ones(len(mixed), 1, dtype=torch.float32)
         out = self.run_step(mixed, gates).squeeze(1) * silu(gate.float())
@@ -47,5 +47,5 @@ class NPUMambaMixer(StatefulLayer, MambaMixer):
         return Scan(x * steps, write.float(), read.float(), steps, self.A.detach().float())
 
     def _with_skipped(self, outputs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Adds what goes past the state to the output, D x."""
+        """Adds the skip connection D x to the output."""
         return (outputs + x * self.D.float()).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Mamba2 in a model (Nemotron-H, Granite 4): vLLM's layer on torch's operators."""
+"""Mamba2 in a model (Nemotron-H, Granite 4): vLLM's layer on torch operators."""
 
 import torch
 from torch.nn.functional import softplus
@@ -10,9 +10,9 @@ from vllm_davinci.core.linear_attention.selective_scan import Scan, chunked_scan
 
 
 class NPUMambaMixer2(StatefulLayer, MambaMixer2):
-    """vLLM's layer, with its projections, weights and norm; the stages between them are here.
+    """vLLM's layer; the stages between its projections are replaced.
 
-    Its gates are the steps of all heads.
+    Its gates are the step sizes of all heads.
     """
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
@@ -22,9 +22,9 @@ class NPUMambaMixer2(StatefulLayer, MambaMixer2):
     def forward(
         self, hidden_states: torch.Tensor, mup_vector: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size]. Returns as much. On the current stream.
+        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. On the current stream.
 
-        mup_vector: [entries of the projection], factors of them; or None
+        mup_vector: [entries of the projection], factors of the projection; or None
         """
         projected, _ = self.in_proj(hidden_states)
         if mup_vector is not None:
@@ -47,7 +47,7 @@ class NPUMambaMixer2(StatefulLayer, MambaMixer2):
         return (chunked_scan(scan, self._per_group(state), plan) + skipped).flatten(1, 2)
 
     def _scan(self, x: torch.Tensor, gates: torch.Tensor) -> tuple[Scan, torch.Tensor]:
-        """The scan's inputs, and what goes past the state to the output, D x."""
+        """The scan's inputs, and the skip connection D x."""
         value, write, read = self.split_hidden_states_B_C_fn(x)
         value = self._per_group(value.unflatten(-1, (-1, self.head_dim)))
         steps = self._per_group(gates)
@@ -63,6 +63,6 @@ class NPUMambaMixer2(StatefulLayer, MambaMixer2):
         return scan, value * skip.unsqueeze(-1)
 
     def _per_group(self, x: torch.Tensor) -> torch.Tensor:
-        """Divides the dimension of heads, which is the second one, by groups."""
+        """Splits the dimension of heads, the second one, by groups."""
         groups = self.n_groups // self.tp_size
         return x.unflatten(1, (groups, -1))

@@ -1,4 +1,4 @@
-"""The inputs of one step's linear attention, and the backend that builds them."""
+"""Inputs of one step's linear attention, and the backend that builds them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -25,17 +25,16 @@ from vllm_davinci.core.linear_attention.verification import Verification, Verifi
 
 @dataclass
 class LinearAttentionMetadata(AttentionMetadata):
-    """Inputs of one step and one cache group. Decodes stand first.
+    """Inputs of one step and one cache group. Decodes come first.
 
-    num_decodes:  requests that have a state, of one token, or under speculation of up to as many
-                  as are verified at once; with those that are padding of a graph, whose block is
-                  the null block
+    num_decodes:  requests with a state and one token, or with speculation up to all verified
+                  tokens; includes a graph's padding requests, whose block is the null block
     num_decode_tokens:  their tokens
     num_prefill_tokens: tokens of the other requests, which come next; later rows are padding
     blocks:       [num_reqs, pages], int32, on the device: pages of each request's states
-    prefill:      how the other requests are computed; None without any
-    verification: how the decodes are, under speculation; else None
-    host_lengths: set while a graph is captured; linear attention has no lengths in it
+    prefill:      plan of the other requests; None without any
+    verification: plan of the decodes, with speculation; else None
+    host_lengths: set while a graph is captured; linear attention adds no lengths to it
     """
 
     num_decodes: int
@@ -47,18 +46,18 @@ class LinearAttentionMetadata(AttentionMetadata):
     host_lengths: HostLengths | None = None
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
-        """None: no launch of a graph has lengths of the host."""
+        """Empty lists: no launch of a graph uses lengths from the host."""
         return [], []
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of it that the device reads in a graph."""
+        """The tensors that the device reads in a graph."""
         return (self.blocks, *(self.verification.read if self.verification else ()))
 
 
 class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
-    """Turns vLLM's batch description into a plan of the host. Never reads from the device.
+    """Turns vLLM's batch description into a plan on the host. Never reads from the device.
 
-    One of vLLM's builders in name: these alone are told which drafts were kept.
+    Subclasses one of vLLM's builders, because vLLM tells only these which drafts were accepted.
     """
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
@@ -77,7 +76,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
         num_drafts = vllm_config.num_speculative_tokens
         self._num_pages = 1 + num_drafts
         self.reorder_batch_threshold = self._num_pages  # decodes first
-        # What graphs read of drafts is in memory of the builder, which another one does not fill.
+        # What graphs read of drafts is in this builder's memory, which another one does not fill.
         self.supports_update_block_table = not num_drafts
         self._verifications: Verifications | None = None
         if num_drafts:
@@ -92,7 +91,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
         num_decode_draft_tokens_cpu: torch.Tensor | None = None,
         fast_build: bool = False,
     ) -> LinearAttentionMetadata:
-        """num_accepted_tokens: [num_reqs], int32, on the device, kept of the step before
+        """num_accepted_tokens: [num_reqs], int32, on the device, accepted in the previous step
 
         num_decode_draft_tokens_cpu: [num_reqs], drafts of each request, negative without any
         """
@@ -109,7 +108,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
     def build_for_cudagraph_capture(
         self, common_attn_metadata: CommonAttentionMetadata
     ) -> LinearAttentionMetadata:
-        """All of a graph's requests decode, whatever lengths a capture gives them."""
+        """Treats all requests of a graph as decodes, whatever their lengths in the capture."""
         num_reqs, pages = common_attn_metadata.num_reqs, self._num_pages
         return self._build(
             common_attn_metadata, [pages] * num_reqs, [False] * num_reqs, [pages - 1] * num_reqs
@@ -134,7 +133,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
             prefill = plan_chunks(lengths[others], is_fresh[others], self._conv_width, self.device)
             num_decode_tokens = sum(lengths[:num_decodes])
         else:
-            # Those of no tokens are a graph's padding, of as many rows as others.
+            # Requests without tokens are a graph's padding; they have as many rows as others.
             num_decodes, num_decode_tokens = num_reqs, sum(new or pages for new in lengths)
         if self._verifications is not None and num_decodes:
             verification = self._verifications.plan(lengths[:num_decodes], drafts[:num_decodes])
@@ -158,7 +157,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
 
 
 class LinearAttentionBackend(AttentionBackend):
-    """States in place of keys and values: one page per request."""
+    """Recurrent states instead of keys and values: one page per request."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 

@@ -4,7 +4,7 @@ For each head, with a state S of [head size, state size], a step d >= 0 and a ra
 
     S_t = exp(d_t A) S_{t-1} + d_t x_t B_t^T,    y_t = S_t C_t
 
-All is computed in fp32, whatever dtype the states are kept in.
+Computes in fp32, whatever dtype the states are stored in.
 Source: Dao and Gu 2024, "Transformers are SSMs", eq. 2 and section 6.
 """
 
@@ -46,11 +46,11 @@ def recurrent_scan(scan: Scan, state: torch.Tensor) -> torch.Tensor:
 def chunked_scan(scan: Scan, state: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
     """All new tokens of several requests, CHUNK_TOKENS at a time, as `chunked_delta_rule` does.
 
-    scan:  with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order; rows of padding have a
-           value and a decay of 0, and change nothing
+    scan:  with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order; rows of padding have
+           value and decay 0, and change nothing
     state: [requests in the plan's order, groups, repeats, head size, state size], fp32, updated in
            place
-    Returns [T, groups, repeats, head size], fp32; rows of padding mean nothing.
+    Returns [T, groups, repeats, head size], fp32; rows of padding are undefined.
     """
     of_chunks = (plan.num_chunks, CHUNK_TOKENS)
     value = scan.value.unflatten(0, of_chunks).permute(0, 2, 3, 1, 4)

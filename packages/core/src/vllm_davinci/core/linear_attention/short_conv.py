@@ -1,4 +1,4 @@
-"""A short convolution between two gates in a model (LFM2): vLLM's layer on torch's operators."""
+"""A short convolution between two gates in a model (LFM2): vLLM's layer on torch operators."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from vllm_davinci.core.linear_attention.layer import StatefulLayer
 
 
 class NPUShortConv(StatefulLayer, ShortConv):
-    """vLLM's layer, with its projections and weights. All of its state is what it convolves."""
+    """vLLM's layer with its projections and weights. Its state is the convolution's inputs."""
 
     activation = None
 
@@ -22,7 +22,7 @@ class NPUShortConv(StatefulLayer, ShortConv):
         return ((self.conv_kernel_size - 1, self.conv1d.weight.shape[0]),)
 
     def forward(self, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
-        """hidden_states: [num_tokens, hidden_size]; output: as much, written. Current stream."""
+        """hidden_states: [num_tokens, hidden_size]; output: likewise, written. Current stream."""
         before, after, x = self.in_proj(hidden_states)[0].chunk(3, dim=-1)
         mixed = before * x
         convolved = self.run_step(mixed, mixed.new_zeros(len(mixed), 1)).squeeze(1)

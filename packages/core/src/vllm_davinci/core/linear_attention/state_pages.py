@@ -1,4 +1,4 @@
-"""The states of one layer's requests, in the pages that its cache group shares with attention."""
+"""One layer's recurrent states, in pages that its cache group shares with attention."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,13 +9,13 @@ import torch_npu
 
 
 class StatePages:
-    """Pages of one layer. A page holds the states one after the other, then padding.
+    """Pages of one layer. A page holds the states one after another, then padding.
 
-    Whole pages are read and written: their rows are contiguous, where those of one state would not
-    be, and an operator on rows that are not may copy all of the cache.
+    Reads and writes whole pages: their rows are contiguous, a single state's rows are not, and an
+    operator on strided rows may copy the whole cache.
 
-    parts: [num_blocks, size] each, fp32 in name alone: words of 4 bytes. A page is a row of each
-           one after the other.
+    parts: [num_blocks, size] each, nominally fp32: words of 4 bytes. A page is a row of each part,
+           one after another.
     """
 
     def __init__(

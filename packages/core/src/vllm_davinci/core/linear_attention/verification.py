@@ -1,7 +1,7 @@
-"""Decodes of several tokens, of which the last ones are drafts that may be rejected.
+"""Decodes of several tokens, the last of which are drafts that may be rejected.
 
-A request has a page for the states after each token of a step: the one after its last kept token is
-where the next step begins. Requests are computed token by token, all of them at once.
+A request has a page for the states after each token of a step; the next step begins with the states
+after the last accepted token. Requests are computed token by token, all at once.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 @dataclass(frozen=True)
 class Verification:
-    """How the decodes of a step are computed whose requests have up to `width` tokens.
+    """Plan of a step's decodes with up to `width` tokens per request.
 
-    accepted: [num_decodes], int32, on the device: tokens of the step before that were kept, of each
-              request; its states are in the page of that number
-    columns:  [num_decodes, width], int64, of the device: page of the states after each token
-    tokens:   [num_decodes * width], int64, of the device: rows of the step's decodes, or their
-              number in padding. None: they are these rows
-    places:   [rows of the step's decodes], int64, of the device: where the outputs of each stand.
-              None: likewise
+    accepted: [num_decodes], int32, on the device: each request's accepted tokens of the previous
+              step; its states are in the page of that number
+    columns:  [num_decodes, width], int64, on the device: page of the states after each token
+    tokens:   [num_decodes * width], int64, on the device: rows of the step's decodes; in padding
+              the number of rows. None: the identity
+    places:   [rows of the step's decodes], int64, on the device: index of each row's output. None:
+              the identity
     """
 
     width: int
@@ -33,14 +33,14 @@ class Verification:
 
     @property
     def read(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of it that the device reads in a graph."""
+        """The tensors that the device reads in a graph."""
         return self.accepted, self.columns
 
 
 class Verifications:
-    """Plans the decodes of one cache group. What graphs read is in memory that stays.
+    """Plans the decodes of one cache group. What graphs read stays at its address.
 
-    num_pages: of a request, one more than it has drafts at most
+    num_pages: of a request, one more than its maximum number of drafts
     """
 
     def __init__(self, num_requests: int, num_pages: int, device: torch.device) -> None:
@@ -51,18 +51,18 @@ class Verifications:
         self._columns = torch.tensor(self._columns_on_host, dtype=torch.int64, device=device)
 
     def take_accepted(self, accepted: torch.Tensor) -> None:
-        """Takes what was kept of the step before. accepted: [num_requests], on the device"""
+        """Stores the previous step's accepted counts. accepted: [num_requests], on the device"""
         self._accepted[: accepted.shape[0]].copy_(accepted)
 
     def plan(self, lengths: Sequence[int], num_drafts: Sequence[int]) -> Verification:
-        """Plans a step's decodes. Copies to the device, which nothing waits for.
+        """Plans a step's decodes. Copies to the device without waiting.
 
-        lengths:    tokens of each request; 0 in requests that are a graph's padding
-        num_drafts: how many of them are drafts; negative for tokens that are known, of a prompt or
-                    of a request that was preempted, of which only the last one's states are needed
+        lengths:    tokens of each request; 0 in a graph's padding requests
+        num_drafts: how many of them are drafts; negative for known tokens, of a prompt or a
+                    preempted request, of which only the last one's states are needed
         """
         length, count = np.asarray(lengths), len(lengths)
-        # A request without drafts counts as one that kept one token: its last states belong there.
+        # A request without drafts counts as one accepted token: its last states belong there.
         back = np.where(np.asarray(num_drafts) < 0, np.maximum(length - 1, 0), 0)
         columns = (np.arange(self._num_pages) - back[:, None]) % self._num_pages
         if not np.array_equal(columns, self._columns_on_host[:count]):

@@ -1,4 +1,4 @@
-"""Whether an adapter fits the layers that take adapters, tensor by tensor."""
+"""Checks, tensor by tensor, that an adapter fits the model's layers."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from vllm.model_executor.models.utils import PPMissingLayer
 
-MOST_NAMED = 3  # layers in one error
+MOST_NAMED = 3  # layers named in one error
 
 
 def reasons_against(
@@ -25,11 +25,11 @@ def reasons_against(
     packed: Mapping[str, list[str]],
     max_rank: int,
 ) -> list[str]:
-    """Why the adapter cannot be served, layer by layer; empty when all of it can.
+    """Reasons why the adapter cannot be served, layer by layer; empty if it can.
 
-    layers: those that take adapters, by name
-    packed: name of such a layer -> names that checkpoints have for its parts
-    Layers of other pipeline stages are those stages' to check.
+    layers: those that accept adapters, by name
+    packed: name of such a layer -> checkpoint names of its parts
+    Layers of other pipeline stages are checked there.
     """
     sizes: dict[str, tuple[int, int]] = {}
     for name, layer in layers.items():
@@ -41,7 +41,7 @@ def reasons_against(
         elif _is_on_another_stage(model, name):
             against = None
         else:
-            against = f"no layer here takes an adapter of this name ({_class_of(model, name)})"
+            against = f"no layer here accepts an adapter of this name ({_class_of(model, name)})"
         if against is not None:
             reasons.append(f"{name}: {against}")
     return reasons
@@ -52,9 +52,9 @@ def complete_experts(
     layers: Mapping[str, BaseLayerWithLoRA],
     packed: Mapping[str, list[str]],
 ) -> None:
-    """Gives zeros to experts that the adapter leaves alone beside others: vLLM wants all or none.
+    """Fills in zeros for experts that the adapter omits: vLLM requires all experts or none.
 
-    Only to those of this rank, whose tensors alone are read.
+    Only for experts of this rank, which alone are read.
     """
     for name, layer in layers.items():
         if not isinstance(layer, FusedMoEWithLoRA):
@@ -113,10 +113,10 @@ def _misfit(weights: LoRALayerWeights, size_in: int, size_out: int, max_rank: in
     shapes = tuple(a.shape), tuple(b.shape)
     if shapes != ((rank, size_in), (size_out, rank)):
         return (
-            f"shapes {list(shapes[0])} and {list(shapes[1])}, where the layer takes "
-            f"[rank, {size_in}] and [{size_out}, rank]"
+            f"shapes {list(shapes[0])} and {list(shapes[1])}; the layer needs [rank, {size_in}] "
+            f"and [{size_out}, rank]"
         )
-    # A step multiplies all slots and keeps each row's own: 0 * inf would reach other requests.
+    # A step multiplies all slots and zeroes foreign columns: 0 * inf would reach other requests.
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return "values that are not finite"
     return None

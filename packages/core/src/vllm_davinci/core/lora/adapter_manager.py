@@ -1,4 +1,4 @@
-"""vLLM's managers of adapters, with our layout of weights and a check of every tensor."""
+"""vLLM's adapter managers, with our weight layout and a check of every tensor."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,17 +23,17 @@ from vllm_davinci.core.lora.wrapping import connect_attention, wrap_others
 
 logger = init_logger(__name__)
 
-# As vLLM names the layer in its models.
+# The layer's name in vLLM's models.
 ROUTED_EXPERTS = "experts"
 
 
 class NPULoRAModelManager(LRUCacheLoRAModelManager):
-    """Wraps the model's layers, and holds the adapters in host memory and in slots."""
+    """Wraps the model's layers and stores the adapters in host memory and in slots."""
 
     modules: dict[str, BaseLayerWithLoRA]
 
     def _create_lora_modules(self) -> None:
-        """vLLM's, after the layers that it does not wrap. An adapter of a layer that takes none is
+        """vLLM's method, after wrapping the layers it skips. An adapter for an unsupported layer is
         refused by the layer's name."""
         self._leave_out_experts()
         wrap_others(self.model, self._takes_adapters, self.lora_config, self.model.config)
@@ -46,15 +46,15 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
         self.modules = layers
 
     def _leave_out_experts(self) -> None:
-        """Routed experts take adapters in all layers, or in none."""
+        """Excludes routed experts unless all layers' experts support adapters."""
         reason = self._reason_against_experts()
         if reason is None:
             return
         targets = self.lora_config.target_modules or ()
         if ROUTED_EXPERTS in targets:
             raise UnsupportedFeatureError(
-                f"not available in {RELEASE}: adapters of routed experts (--lora-target-modules "
-                f"{ROUTED_EXPERTS}), because {reason}."
+                f"--lora-target-modules {ROUTED_EXPERTS} (adapters of routed experts) is not "
+                f"supported in {RELEASE}, because {reason}."
             )
         logger.info("Adapters of routed experts are refused: %s.", reason)
         self.supported_lora_modules: list[str] = [
@@ -70,11 +70,11 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
         return named[0] if named else None
 
     def _takes_adapters(self, name: str, layer: nn.Module) -> bool:
-        """Whether vLLM would wrap the layer if it could."""
+        """True if vLLM would wrap the layer if it could."""
         if isinstance(layer, MergedColumnParallelLinear):
             parts = self.packed_modules_mapping.get(name.rpartition(".")[2], ())
             if len(parts) != len(layer.output_sizes):
-                return False  # which of an adapter's tensors are whose is not known
+                return False  # the owner of an adapter's tensors is unknown
         if self.lora_config.target_modules is None:
             return bool(is_supported_lora_module(name, layer, self.supported_lora_modules))
         return bool(self._match_target_modules(name))
@@ -85,7 +85,7 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
 
 
 class NPUWorkerLoRAManager(LRUCacheWorkerLoRAManager):
-    """Loads adapters for one worker. None is served whose tensors would not all be used."""
+    """Loads adapters for one worker. Refuses an adapter unless all its tensors would be used."""
 
     _manager_cls = NPULoRAModelManager
 
@@ -110,7 +110,7 @@ class NPUWorkerLoRAManager(LRUCacheWorkerLoRAManager):
 
     @contextmanager
     def logits_of(self, adapter_id: int) -> Iterator[None]:
-        """Inside, all rows whose logits are computed are of this adapter; 0 for none."""
+        """Inside, all rows whose logits are computed use this adapter; 0 for none."""
         manager = self._adapter_manager
         slot = manager.lora_index_to_id.index(adapter_id) if adapter_id else -1
         with ExitStack() as stack:

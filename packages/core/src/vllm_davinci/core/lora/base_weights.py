@@ -1,8 +1,8 @@
-"""New weights of a model whose layers are in wrappers that take adapters.
+"""Loads new weights into a model whose layers are wrapped for adapters.
 
-vLLM's models find parameters by the names that checkpoints have, and a wrapper puts `base_layer`
-between: some loaders go through wrappers, others raise KeyError. Trainers that know of wrappers put
-`base_layer` into names themselves (verl), which the former do not find.
+vLLM's models find parameters by checkpoint names, into which a wrapper inserts `base_layer`: some
+loaders look through wrappers, others raise KeyError. Trainers that know of wrappers insert
+`base_layer` themselves (verl), and the former loaders do not find those names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,10 +18,10 @@ _IN_WRAPPER = ".base_layer."
 
 
 def load_past_wrappers(model: Any) -> None:
-    """Lets `load_weights` of this model of vLLM find its layers, whatever wrappers they are in.
+    """Makes `load_weights` of this vLLM model find its layers in spite of wrappers.
 
-    It takes names with `base_layer` and without. What wrappers hold stays: adapters' tensors are
-    none of the model's parameters, and forwards with adapters go on to read the same layers.
+    It accepts names with and without `base_layer`. The wrappers' own tensors stay: adapters are not
+    among the model's parameters, and forwards with adapters still read the same layers.
     """
     load = model.load_weights
 
@@ -35,7 +35,7 @@ def load_past_wrappers(model: Any) -> None:
 
 @contextmanager
 def _without_wrappers(model: nn.Module) -> Iterator[None]:
-    """Inside, the model holds its layers themselves, and names its parameters as checkpoints do."""
+    """Inside, wrappers are removed, so that parameters have checkpoint names."""
     places = [
         (parent, name, child)
         for parent in list(model.modules())

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts, each under the adapter of its request."""
+"""Log-probabilities of prompts, each with the adapter of its request."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,11 @@ from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 def prompt_logprobs(
     runner: Any, adapters: NPUWorkerLoRAManager, compute: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Computes those that the step has to give, one request at a time.
+    """Computes the step's prompt log-probabilities, one request at a time.
 
-    runner:  vLLM's model runner; its `num_prompt_logprobs` says which requests want how many
-    compute: vLLM's own computation, of the requests in `num_prompt_logprobs`
+    runner:  vLLM's model runner; `num_prompt_logprobs` maps requests to numbers of
+             log-probabilities
+    compute: vLLM's own computation, for the requests in `num_prompt_logprobs`
     """
     wanted = runner.num_prompt_logprobs
     found: dict[str, Any] = {}

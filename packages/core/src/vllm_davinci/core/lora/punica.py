@@ -1,7 +1,7 @@
-"""Adapters' deltas for the rows of a step: one product with all slots, foreign ones set to zero.
+"""Adapters' deltas for a step's rows: one product with all slots, other slots' columns zeroed.
 
-Shapes depend on the number of rows alone, nothing is read back, and a row without an adapter gets
-exact zeros: it may share a step, and a captured graph, with rows of any adapters.
+Shapes depend only on the number of rows, nothing is read back, and a row without an adapter gets
+exact zeros, so it may share a step, and a captured graph, with rows of any adapters.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class NPUPunicaWrapper(PunicaWrapperBase):
-    """Which slot each row of the running step uses, and the products with the slots' weights.
+    """The slot of each row in the running step, and the products with the slots' weights.
 
     max_num_batched_tokens: rows of the largest step
     max_batches:            requests of the largest step
     lora_config:            vLLM's, by keyword
     """
 
-    no_lora: bool  # no row of the step has an adapter
+    no_lora: bool  # no row of the step uses an adapter
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
         config = kwargs["lora_config"]
         slots, rank = config.max_loras, config.max_lora_rank
-        # What vLLM's layer adds to token ids: a table's row has all slots.
+        # vLLM's layer adds it to token ids; zero here, since a table's row holds all slots.
         self._embeddings_indices.zero_()
         self._slot_of_column = torch.arange(slots, device=device, dtype=torch.int32)
         self._slot_of_column = self._slot_of_column.repeat_interleave(rank)  # [slots * rank]
@@ -54,7 +54,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         self.no_lora = True
 
     def keep_slots(self) -> None:
-        """Lets `slots` work from the next step on."""
+        """Enables `slots` from the next step on."""
         if self._slot_of_token is None:
             num_tokens = self._foreign_to_token.shape[0]
             shape = (num_tokens,)
@@ -63,19 +63,19 @@ class NPUPunicaWrapper(PunicaWrapperBase):
     def slots(self, num_tokens: int) -> torch.Tensor:
         """[num_tokens], int32: the slots of the first tokens, -1 for no adapter.
 
-        Of the step, or of the ubatch that runs, as in `foreign_to`.
+        Of the step, or of the running ubatch, as in `foreign_to`.
         """
         assert self._slot_of_token is not None, "keep_slots"
         first = first_token_of_ubatch() or 0
         return self._slot_of_token[first : first + num_tokens]
 
     def foreign_to(self, rows: slice) -> torch.Tensor:
-        """[rows, slots * rank], bool: columns that are not of the slots of these tokens."""
+        """[rows, slots * rank], bool: True in columns of slots other than the token's."""
         first = first_token_of_ubatch() or 0
         return self._foreign_to_token[first + rows.start : first + rows.stop]
 
     def foreign_to_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """The same for rows of any order. slots: [rows], int32"""
+        """Like `foreign_to`, for rows in any order. slots: [rows], int32"""
         return torch.ne(slots.unsqueeze(1), self._slot_of_column)
 
     def update_metadata(
@@ -86,9 +86,9 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         vocab_size: int,
         **kwargs: Any,
     ) -> None:
-        """Notes the slots of a step's tokens and sampled rows; two launches and one copy.
+        """Stores the slots of a step's tokens and sampled rows; two launches and one copy.
 
-        vLLM calls it when they are not those of the step before.
+        vLLM calls it when they differ from the previous step's.
         """
         slot_of = {each: slot for slot, each in enumerate(lora_index_to_id) if each is not None}
         num_tokens = len(mapping.index_mapping)
@@ -177,28 +177,29 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         shrunk.masked_fill_(
             self._foreign_to_sample[: x.shape[0]] if foreign is None else foreign, 0
         )
-        # Logits have rows of the padded vocabulary where the head is divided.
+        # Logits have rows of the padded vocabulary if the head is divided.
         _add_product(y[:, : lora_b_stacked.shape[2]], shrunk, columns(lora_b_stacked))
         return y
 
-    # --- what a start with these refuses, see core.features.lora ------------------------------
+    # --- refused at start, see core.features.lora ---------------------------------------------
 
     def add_shrink(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        raise UnsupportedFeatureError(f"not available in {RELEASE}: --fully-sharded-loras")
+        raise UnsupportedFeatureError(f"--fully-sharded-loras is not supported in {RELEASE}")
 
     def add_expand(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        raise UnsupportedFeatureError(f"not available in {RELEASE}: --fully-sharded-loras")
+        raise UnsupportedFeatureError(f"--fully-sharded-loras is not supported in {RELEASE}")
 
     def apply_lora_full_linear(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         raise UnsupportedFeatureError(
-            f"not available in {RELEASE}: adapters of classification heads"
+            f"adapters of classification heads are not supported in {RELEASE}"
         )
 
 
 def _add_product(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Adds x @ weight.T to y in place. weight: [out, in]
 
-    Not addmm_: the sum inside it may depend on the number of rows, and with it a row's bits on what
-    else is in its step.
+    Not addmm_: its inner sum may depend on the number of rows, so a row's bits would depend on the
+                rest
+    of its step.
     """
     return y.add_(torch.mm(x, weight.t()))

@@ -1,4 +1,4 @@
-"""Adapters of routed experts: vLLM's wrapper, and the deltas of rows that are at their experts."""
+"""Adapters of routed experts: vLLM's wrapper, and the deltas of dispatched rows."""
 
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -17,28 +17,28 @@ GATE_AND_UP = 2
 
 
 def reason_against_experts(runner: MoERunner) -> str | None:
-    """Why a layer's routed experts take no adapters, a clause; None where they do."""
+    """The reason why a layer's routed experts support no adapters, a clause; None if they do."""
     routed = runner.routed_experts
     method = routed.quant_method
     if not isinstance(method, NPUFusedMoEMethodBase) or method.moe_forward is None:
-        return f"experts of {type(method).__name__} take none"
+        return f"experts of {type(method).__name__} support none"
     forward = method.moe_forward
     if not forward.experts.takes_adapters:
         return f"{type(forward.experts).__name__} take none"
     if forward.physical_experts is not None:
-        return "experts do not lie in order on the ranks (expert_map_path, round robin)"
+        return "experts are not in order on the ranks (expert_map_path, round robin)"
     if forward.weight_on_input:
-        return "weights are on the experts' inputs"
+        return "weights are applied to the experts' inputs"
     if forward.dispatchers is not None:
-        return "tokens travel between ranks (data parallelism, moe_communication)"
+        return "tokens are sent between ranks (data parallelism, moe_communication)"
     return None
 
 
 class NPUFusedMoEWithLoRA(FusedMoEWithLoRA):
-    """vLLM's wrapper of routed experts, whose products are ours.
+    """vLLM's wrapper of routed experts, with our products.
 
-    vLLM's tensors are views of one matrix per expert and product, in which slots lie beside each
-    other: W is max_loras * max_lora_rank, and a slice of the first product is gate or up.
+    vLLM's tensors are views of one matrix per expert and product, in which slots are adjacent: W is
+    max_loras * max_lora_rank, and a slice of the first product is gate or up.
     """
 
     gate_up_a: torch.Tensor  # [num_local, hidden_size, slices * W]
@@ -47,7 +47,7 @@ class NPUFusedMoEWithLoRA(FusedMoEWithLoRA):
     down_b: torch.Tensor  # [num_local, W, hidden_size]
 
     def __init__(self, base_layer: MoERunner) -> None:
-        # vLLM's own constructor takes the layer's kernel, and ours has none.
+        # vLLM's own constructor needs the layer's kernel; ours has none.
         BaseLayerWithLoRA.__init__(self)
         self.base_layer = base_layer
         self.moe_config = base_layer.moe_config
@@ -86,7 +86,7 @@ class NPUFusedMoEWithLoRA(FusedMoEWithLoRA):
         return torch.zeros(self.local_num_experts, *shape, dtype=dtype, device=self.device)
 
     def set_mapping(self, punica_wrapper: Any) -> None:
-        """Lets the layer's forward ask here for deltas."""
+        """Registers this wrapper as the source of deltas in the layer's forward."""
         BaseLayerWithLoRA.set_mapping(self, punica_wrapper)
         method = self.base_layer.routed_experts.quant_method
         assert isinstance(method, NPUFusedMoEMethodBase) and method.moe_forward is not None
@@ -95,7 +95,7 @@ class NPUFusedMoEWithLoRA(FusedMoEWithLoRA):
         method.moe_forward = replace(method.moe_forward, adapters=deltas)
 
 
-# vLLM's manager looks for its wrapper by name where it makes adapters for the warm-up.
+# vLLM's manager looks up its wrapper by name when it makes adapters for the warm-up.
 NPUFusedMoEWithLoRA.__name__ = FusedMoEWithLoRA.__name__
 
 
@@ -117,7 +117,7 @@ class RoutedExpertDeltas:
 
 @dataclass(frozen=True)
 class DeltasOfRows:
-    """Deltas of rows that are sorted by expert, in four launches for each product.
+    """Deltas of rows sorted by expert, in four launches per product.
 
     foreign: [num_rows, W], bool: columns of other slots than the row's
     """

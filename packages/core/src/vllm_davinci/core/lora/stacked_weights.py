@@ -1,4 +1,4 @@
-"""Adapters' weights of one layer as two matrices, of which vLLM's stacked tensors are views."""
+"""One layer's adapter weights as two matrices, of which vLLM's stacked tensors are views."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 
 class StackedSlices(tuple[torch.Tensor, ...]):
-    """vLLM's tuple of stacked tensors, one per output slice, with the matrix they are views of.
+    """vLLM's tuple of stacked tensors, one per output slice, with their underlying matrix.
 
     A [max_loras, 1, rank, in] each: matrix [slices * max_loras * rank, in].
     B [max_loras, 1, out, rank] each: matrix [sum of out, slices * max_loras * rank], zero outside
@@ -24,9 +24,9 @@ class StackedSlices(tuple[torch.Tensor, ...]):
 
 
 def stack_weights(layer: BaseLayerWithLoRA) -> None:
-    """Gives a wrapped layer, which holds no adapter yet, its two matrices.
+    """Gives a wrapped layer, which has no adapter yet, its two matrices.
 
-    Raises NotImplementedError for a wrapper that keeps other tensors, by its class name.
+    Raises NotImplementedError, with the class name, for a wrapper with other tensors.
     """
     kept: Any = layer
     if isinstance(layer, LogitsProcessorWithLoRA | VocabParallelEmbeddingWithLoRA):
@@ -34,7 +34,7 @@ def stack_weights(layer: BaseLayerWithLoRA) -> None:
         if isinstance(layer, VocabParallelEmbeddingWithLoRA):
             kept.lora_a_stacked_2d, kept.lora_a_stacked = _table(kept.lora_a_stacked)
     elif isinstance(layer, FusedMoEWithLoRA):
-        return  # made with its matrices
+        return  # created with its matrices
     elif isinstance(layer, BaseLinearLayerWithLoRA):
         kept.lora_a_stacked = _stack_a(kept.lora_a_stacked)
         kept.lora_b_stacked = _stack_b(kept.lora_b_stacked)
@@ -49,14 +49,14 @@ def columns(stacked: torch.Tensor) -> torch.Tensor:
 
 
 def _columns_by_slot(stacked: torch.Tensor) -> torch.Tensor:
-    """The same shape and zeros, with a slot's columns beside each other, as `columns` views it."""
+    """Zeros of the same shape, with a slot's columns adjacent in memory, as `columns` views it."""
     max_loras, _, out, rank = stacked.shape
     return _slots(stacked.new_zeros(out, max_loras * rank), max_loras, rank)
 
 
 def _table(stacked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A table [vocabulary, max_loras * rank] of zeros, where a token finds all slots in one row,
-    and the view of it that has the shape of `stacked`, [max_loras, vocabulary, rank]."""
+    """A zero table [vocabulary, max_loras * rank], one row per token for all slots, and its view
+    shaped like `stacked`, [max_loras, vocabulary, rank]."""
     max_loras, vocabulary, rank = stacked.shape
     table = stacked.new_zeros(vocabulary, max_loras * rank)
     return table, table.unflatten(1, (max_loras, rank)).permute(1, 0, 2)

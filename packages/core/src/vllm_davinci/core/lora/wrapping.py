@@ -1,7 +1,7 @@
-"""Wrappers of layers that vLLM's own search for layers passes over.
+"""Wraps the layers that vLLM's own search skips.
 
 vLLM wraps instances of the linear classes that a platform registers. Its models' own subclasses of
-linear layers are none, and its wrapper of routed experts wants a kernel of its own.
+linear layers are not among them, and its wrapper of routed experts needs a kernel.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def wrap_others(
     lora_config: LoRAConfig,
     model_config: PreTrainedConfig,
 ) -> None:
-    """Wraps these layers of `model` in place, wherever it holds them.
+    """Wraps these layers of `model` in place.
 
     takes_adapters: by a layer's full name, and the layer
     """
@@ -58,10 +58,11 @@ def _wrapper_of(layer: nn.Module) -> Callable[[nn.Module], BaseLayerWithLoRA] | 
 
 
 def connect_attention(model: nn.Module, step: NPUPunicaWrapper) -> list[BaseLayerWithLoRA]:
-    """Lets MLA blocks compute with their wrapped projections. Call it after all are wrapped.
+    """Makes MLA blocks compute with their wrapped projections. Call it after all are wrapped.
 
-    Returns wrappers that can have no adapter: a norm's bias is added to attention's result as the
-    base's kv_b_proj makes of it.
+    Returns wrappers that must not have an adapter: attention adds a norm's bias as transformed by
+                                                    the
+    base weight of kv_b_proj.
     """
     refused: list[BaseLayerWithLoRA] = []
     for block in model.modules():

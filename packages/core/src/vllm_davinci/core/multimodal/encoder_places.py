@@ -1,4 +1,4 @@
-"""Which of a step's tokens are an encoder's, told without waiting for the device."""
+"""Finds a step's encoder tokens without waiting for the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,10 +10,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 
 class EncoderPlaces:
-    """Tells a model by number, not by a mask, which tokens of a step are an encoder's.
+    """Passes a model indices instead of a mask of a step's encoder tokens.
 
-    vLLM gives a mask of the host. Indexing a tensor of the device with one finds the numbers on the
-    host too, and then waits for their copy, three times for each tensor that is written.
+    vLLM passes a mask on the host. Indexing a device tensor with it computes the indices on the
+    host and waits for their copy, three times per written tensor.
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
@@ -21,11 +21,10 @@ class EncoderPlaces:
         self._device = device
 
     def of_step(self, embeddings: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-        """The places of an encoder's outputs, [tokens, hidden_size] each, in the step.
+        """Indices of an encoder's outputs, [tokens, hidden_size] each, in the step.
 
-        mask: [tokens], whether a token is an encoder's; returned where the model needs it
-        Returns int64 numbers on the device. Raises ValueError where the two do not have as many
-        tokens.
+        mask: [tokens], True for an encoder's token; returned as it is if the model needs it
+        Returns int64 indices on the device. Raises ValueError if the numbers of tokens differ.
         """
         if not embeddings or not self._takes_places:
             return mask
@@ -33,25 +32,26 @@ class EncoderPlaces:
 
 
 def places_of(embeddings: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-    """Numbers of the tokens that a mask [tokens] names, int64, on the host.
+    """Indices of the tokens in a mask [tokens], int64, on the host.
 
-    Raises ValueError where `embeddings`, [tokens, hidden_size] each, are not as many.
+    Raises ValueError if `embeddings`, [tokens, hidden_size] each, have another number of tokens.
     """
     places = mask.nonzero().squeeze(1)
     if (num_embeddings := sum(map(len, embeddings))) != len(places):
         raise ValueError(
             f"the encoder's outputs of this step have {num_embeddings} tokens, and the prompts "
-            f"have places for {len(places)}: the model's processor and its encoder do not agree on "
+            f"have {len(places)} placeholders: the model's processor and its encoder disagree on "
             "the size of an image or video"
         )
     return places
 
 
 def takes_places(model: torch.nn.Module) -> bool:
-    """Whether a model only indexes with what says which tokens are an encoder's.
+    """True if a model uses the mask of encoder tokens only for indexing.
 
-    vLLM's common definition of `embed_input_ids` does, unless tokens of images are beyond the
-    vocabulary. A model with another says so: `indexes_multimodal_tokens`.
+    vLLM's common definition of `embed_input_ids` does, unless image tokens are beyond the
+    vocabulary. A
+    model with another definition declares it: `indexes_multimodal_tokens`.
     """
     if not isinstance(model, SupportsMultiModal) or model._has_oov_mm_tokens:
         return False
@@ -60,10 +60,10 @@ def takes_places(model: torch.nn.Module) -> bool:
 
 
 def in_order_of_batch(step: SchedulerOutput, rows: Mapping[str, int]) -> SchedulerOutput:
-    """The step with the inputs of its encoder in the order of the batch.
+    """The step with its encoder inputs in batch order.
 
-    A decoder's slots for what it attends to have that order. vLLM's scheduler has the one in which
-    it chose the requests, which is another where a preempted request returns beside new ones.
+    A decoder's slots for encoder outputs are in batch order. vLLM's scheduler orders inputs as it
+    chose the requests, which differs if a preempted request returns together with new ones.
 
     rows: of requests in the batch
     """

@@ -1,11 +1,11 @@
-"""Encoders copy to the device and read back without waiting for it.
+"""Lets encoders copy to the device, and read back, without waiting for it.
 
-Definitions of encoders make tables on the host (positions, masks) and copy them to the device from
-memory that is not pinned, which waits until the device has done all that it was given. Or they read
-back what had been copied there a moment before, or what follows from it: how many patches an image
-has. Both are done here, in a mode of torch around the encoder's call: copies go through pinned
-memory, and integers that came from the host are known there too, with what follows from them by the
-operations of FOLLOWED.
+Encoders make tables on the host (positions, masks) and copy them to the device from unpinned
+memory, which waits for all of the device's work. Or they read back values that were just copied
+there, or derived ones such as an image's number of patches. A torch mode around the encoder's call
+avoids
+both waits: copies go through pinned memory, and integers from the host stay known there, with
+everything derived from them by the operations of FOLLOWED.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 from vllm.utils.torch_utils import async_tensor_h2d
 
-# Elements of what is known on the host: sizes, counts, lengths, masks of sequences, never pixels.
+# Most elements of a value known on the host: sizes, counts, lengths, masks, never pixels.
 MAX_KNOWN = 1 << 16
 
-# Operations whose results are known where all their tensors are. None of them writes in place.
+# Operations whose results are known if all their tensors are. None of them writes in place.
 FOLLOWED = frozenset(
     [
         *("__getitem__", "unbind", "view", "reshape", "flatten", "squeeze", "unsqueeze", "expand"),
@@ -38,24 +38,24 @@ IN_PLACE = frozenset(
 )
 
 
-# Whose encoders read back or copy so. Others are called without the mode, which takes the host some
-# microseconds for each of their operations.
+# Models whose encoders read back or copy in this way. Others run without the mode, which costs the
+# host some microseconds per operation.
 DEFINITIONS = frozenset(("PixtralHFVisionModel", "Qwen2AudioForConditionalGeneration"))
 
 
 def host_values(
     model: torch.nn.Module, device: torch.device
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes what stands around calls of the model's encoder: HostValues where it waits without."""
+    """The context for calls of the model's encoder: HostValues if it would otherwise wait."""
     if any(type(module).__name__ in DEFINITIONS for module in model.modules()):
         return partial(HostValues, device)
     return nullcontext
 
 
 class HostValues(TorchFunctionMode):
-    """Copies to `device` from pinned memory, and answers reads of what follows from the host.
+    """Copies to `device` from pinned memory, and answers reads of values derived from the host.
 
-    A known value goes with its tensor, and when anything is written in place to its memory.
+    A known value is forgotten with its tensor, and when its memory is written in place.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,7 +98,7 @@ class HostValues(TorchFunctionMode):
         return device is not None and torch.device(device).type == self._device.type
 
     def _to(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Tensor.to, which does not wait for a copy between the host and the device."""
+        """Tensor.to without waiting for copies between host and device."""
         source = args[0]
         device, dtype = _meant(source, args[1:], kwargs)
         known = self._known.get(source)
@@ -107,7 +107,7 @@ class HostValues(TorchFunctionMode):
         if source.device.type == "cpu" and self._is_here(device) and "memory_format" not in kwargs:
             host = source.to(dtype)
             if host is source and source.is_pinned() and not kwargs.get("non_blocking"):
-                host = source.clone()  # which nobody writes to while it is copied
+                host = source.clone()  # which is not written to during the copy
             return self._copied(host)
         result = func(*args, **kwargs)
         if known is not None and result is not source:
@@ -117,7 +117,7 @@ class HostValues(TorchFunctionMode):
     def _copied(self, host: torch.Tensor) -> torch.Tensor:
         copied = async_tensor_h2d(host, self._device)
         if host.numel() <= MAX_KNOWN:
-            self._know(copied, host.clone())  # the host may be written to afterwards
+            self._know(copied, host.clone())  # the caller may write to the host tensor afterwards
         return copied
 
     def _know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
@@ -125,7 +125,7 @@ class HostValues(TorchFunctionMode):
             self._known[tensor] = host
 
     def _places(self, args: tuple[Any, ...]) -> torch.Tensor | None:
-        """The rows that a known mask chooses, on the device; None of any other index."""
+        """The rows chosen by a known mask, on the device; None for any other index."""
         rows, mask = args
         if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
             return None
@@ -139,7 +139,7 @@ class HostValues(TorchFunctionMode):
     def _follow(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Computes on the host too what follows from known tensors."""
+        """Also computes on the host what follows from known tensors."""
         results = result if isinstance(result, tuple | list) else (result,)
         if not all(_is_small(each, self._device) for each in results):
             return
@@ -156,7 +156,7 @@ class HostValues(TorchFunctionMode):
             self._know(each, host)
 
     def _on_host(self, argument: Any) -> Any:
-        """The argument with known tensors in place of the device's. Raises for another tensor."""
+        """The argument with device tensors replaced by known ones. Raises for an unknown tensor."""
         if isinstance(argument, torch.Tensor) and argument.device.type == self._device.type:
             known = self._known.get(argument)
             if known is None:
@@ -186,8 +186,8 @@ class _UnknownError(Exception):
 def _written(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterable[Any]:
-    """Returns what the call may write to."""
-    schema = getattr(func, "_schema", None)  # of an operator that is called by torch.ops
+    """The tensors that the call may write to."""
+    schema = getattr(func, "_schema", None)  # of an operator called through torch.ops
     if schema is not None:
         return (*args, *kwargs.values()) if schema.is_mutable else ()
     if (out := kwargs.get("out")) is not None:
@@ -199,7 +199,7 @@ def _written(
 
 
 def _is_masked_fill(args: tuple[Any, ...]) -> bool:
-    """Whether __setitem__ gives one number to all that a mask of the target's shape chooses."""
+    """True if __setitem__ writes one number wherever a mask of the target's shape is True."""
     target, mask, value = args
     return (
         isinstance(mask, torch.Tensor)
@@ -223,7 +223,7 @@ def _is_small(result: Any, device: torch.device) -> bool:
 def _meant(
     source: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.device, torch.dtype]:
-    """Device and dtype that Tensor.to is asked for."""
+    """Target device and dtype of a Tensor.to call."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     other = kwargs.get("other")
     for each in (*args, *(() if other is None else (other,))):

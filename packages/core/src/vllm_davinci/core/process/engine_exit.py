@@ -1,4 +1,4 @@
-"""How the processes that vLLM starts for an engine end: quickly, whole, and without noise."""
+"""Ends the processes that vLLM starts for an engine: quickly, completely and silently."""
 
 import atexit
 import gc
@@ -9,20 +9,21 @@ import threading
 
 import tqdm
 
-# Its C++ objects are in cycles. Where the collector has not taken them by the end, the library
-# prints a list of them.
+# Its C++ objects are in cycles. If the collector has not freed them by the end, the library prints
+# a list of them.
 LISTS_WHAT_IS_LEFT = "triton._C.libtriton"
-# How vLLM names the processes that it starts with multiprocessing.
+# vLLM's names of the processes that it starts with multiprocessing.
 ENGINE_PROCESSES = ("EngineCore", "VllmWorker")
 _THREADS_LOCK = type(threading.RLock())
 
 
 def settle_heap_at_exit() -> None:
-    """Chooses what the garbage collector does at this process's end. Idempotent.
+    """Configures the garbage collector for this process's end. Idempotent.
 
-    vLLM excludes the heap of servers and workers from collection (`gc.freeze`). The interpreter
-    collects once more when it ends, which takes seconds over all that vLLM imports. In an engine's
-    own processes there is nothing to gain from it: their memory goes with them.
+    vLLM excludes the heap of servers and workers from collection (`gc.freeze`). The interpreter's
+    final collection takes seconds over everything that vLLM imports, and in an engine's own
+    processes it is
+    useless: their memory is freed with them.
     """
     atexit.unregister(_settle_heap)
     atexit.register(_settle_heap)
@@ -36,26 +37,27 @@ def _settle_heap() -> None:
 
 
 def finish_teardown() -> None:
-    """From here on SIGTERM does not end an engine's own process: it is ending in order.
+    """Makes an engine's own process ignore SIGTERM from here on, because it is ending normally.
 
-    Ctrl-C reaches a server and its engine. Each begins to end, and the server sends the engine
-    SIGTERM on top of it, for which vLLM's engine has put the default action back by then. What
-    takes too long is still killed: SIGKILL cannot be ignored.
+    Ctrl-C reaches both a server and its engine. Both begin to end, and the server also sends the
+    engine SIGTERM, for which vLLM's engine has restored the default action by then. Slow processes
+    are still
+    killed: SIGKILL cannot be ignored.
     """
     if is_of_engine() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def keep_no_semaphore() -> None:
-    """Progress bars of an engine's own process take turns by a lock of its threads. Idempotent.
+    """Makes progress bars of an engine's process use a thread lock. Idempotent.
 
-    tqdm's own lock has a named semaphore, which stays behind where a signal ends the process: its
-    parent then warns of a leak when the server ends.
+    tqdm's own lock has a named semaphore, which a signal leaves behind: the parent process then
+    warns of a leak when the server ends.
     """
     if is_of_engine() and not isinstance(getattr(tqdm.tqdm, "_lock", None), _THREADS_LOCK):
         tqdm.tqdm.set_lock(threading.RLock())
 
 
 def is_of_engine() -> bool:
-    """Whether this process is one that vLLM has started for an engine, not the user's own."""
+    """True if vLLM started this process for an engine; False for the user's own process."""
     return multiprocessing.current_process().name.startswith(ENGINE_PROCESSES)

@@ -1,8 +1,8 @@
-"""Why an engine died, from the rank that failed to the clients of the server.
+"""Passes the cause of an engine's death from the failed rank to the server's clients.
 
-vLLM tells clients that its engine died, in words that are always the same. The rank that knows the
-cause leaves it in a file whose name only the server's processes know; a middleware of the server
-(process.middleware) puts it into the answers.
+vLLM tells clients only that its engine died. The rank that knows the cause writes it to a file
+whose name only the server's processes know; a middleware of the server (process.middleware) adds it
+to the responses.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from vllm_davinci.core.config.environment_variables import FAULT_REPORT
 
 
 def name_file() -> None:
-    """Names the file to all processes of this server, which removes it when it ends."""
+    """Names the file for all processes of this server, which removes it at its end."""
     if FAULT_REPORT.key not in os.environ:
         file = Path(tempfile.gettempdir(), f"vllm-davinci-fault-{secrets.token_hex(16)}")
         os.environ[FAULT_REPORT.key] = str(file)
@@ -24,7 +24,7 @@ def name_file() -> None:
 
 
 def leave_report(cause: str) -> None:
-    """Writes the cause where a server has asked for it; the first rank's stays."""
+    """Writes the cause if a server has requested it; only the first rank's report is stored."""
     if file := os.environ.get(FAULT_REPORT.key):
         with suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -33,7 +33,7 @@ def leave_report(cause: str) -> None:
 
 
 def read() -> str:
-    """The cause; empty where no rank has left one."""
+    """The cause; empty if no rank has reported one."""
     try:
         return Path(os.environ[FAULT_REPORT.key]).read_text()
     except (KeyError, FileNotFoundError):
@@ -41,5 +41,5 @@ def read() -> str:
 
 
 def _remove(file: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not a process forked from it
+    if os.getpid() == owner:  # not in a process forked from it
         file.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Who notices that a process has ended or stopped, and what follows for those that wait for it.
+"""Detects processes that have ended or stopped, and ends what would wait for them.
 
 | gone | noticed by | then |
 | --- | --- | --- |
-| the server or program, without a word | a worker, once a second | its engine ends |
+| the server or program, killed or crashed | a worker, once a second | its engine ends |
 | an engine's process | its workers, once a second | they end, in the middle of a step too |
 | another engine of the same server | the first rank of each engine, at once | all engines end |
 | a rank that is stopped | the others on its host, once a second | `StoppedRanks` reports it |
@@ -33,10 +33,10 @@ logger = init_logger(__name__)
 
 ENGINE = "EngineCore"
 LOOKS_EVERY_S = 1.0
-# How long an engine without a program has to end in order.
+# Time for an engine without a program to end normally.
 ENGINE_ENDS_WITHIN_S = 5.0
-# How long a worker without an engine has: vLLM ends those that are in no step, and the step guard
-# those of several ranks.
+# Time for a worker without an engine: vLLM ends workers outside of steps, and the step guard those
+# of several ranks.
 WORKER_ENDS_WITHIN_S = 6.0
 
 
@@ -44,11 +44,11 @@ WORKER_ENDS_WITHIN_S = 6.0
 
 
 def end_with_program() -> None:
-    """Starts to look after this worker's engine and its program, from a thread of its own.
+    """Starts a thread that watches this worker's engine and its program.
 
-    vLLM's workers notice that their engine's process has ended, when their step is over. The engine
-    does not notice the end of the server or program that has started it: killed, aborted, out of
-    memory. Does nothing where the engine has no process beside the program's.
+    vLLM's workers notice the end of their engine's process when their step is over. The engine does
+    not notice the end of the server or program that started it: killed, aborted, out of memory.
+    Does nothing if the engine runs in the program's process.
     """
     own = multiprocessing.current_process()
     if own.name.startswith(ENGINE):
@@ -69,7 +69,7 @@ def _watch(engine: int, program: int) -> None:
         time.sleep(LOOKS_EVERY_S)
     if parent is not None:
         logger.error(
-            "The program of this engine (pid %d) has ended without a word, so the engine (pid %d) "
+            "The program of this engine (pid %d) was killed or crashed, so the engine (pid %d) "
             "ends too. The program's own output, or the kernel's log, says why.",
             program,
             engine,
@@ -83,13 +83,13 @@ def _watch(engine: int, program: int) -> None:
 
 
 def _parent_of(pid: int) -> int | None:
-    """The number of its parent; None where the process has ended."""
+    """The parent's pid; None if the process has ended."""
     state, *rest = status_of(pid)
     return int(rest[0]) if state not in ("", "Z", "X") else None
 
 
 def _is_engine(pid: int) -> bool:
-    """By the title that vLLM gives it."""
+    """True if the process has the title that vLLM gives engines."""
     try:
         return ENGINE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -97,7 +97,7 @@ def _is_engine(pid: int) -> bool:
 
 
 def leave_at_once(status: int = 1, exit: Callable[[int], None] = os._exit) -> None:
-    """Ends this process without its handlers at exit; what it has said is flushed."""
+    """Ends this process without exit handlers, after flushing its output."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -108,9 +108,9 @@ def leave_at_once(status: int = 1, exit: Callable[[int], None] = os._exit) -> No
 
 
 def end_with_other_engines(parallel: ParallelConfig, rank: int) -> EngineRing | None:
-    """Makes this process end when that of another engine does. None where nobody has to.
+    """Ends this process when another engine's process does. None if it need not.
 
-    rank: of this process in its engine, for which the first one speaks
+    rank: of this process in its engine; only the first one joins the ring
     """
     if rank != 0 or size_of_ring(parallel) == 1 or not is_of_engine():
         return None
@@ -119,32 +119,33 @@ def end_with_other_engines(parallel: ParallelConfig, rank: int) -> EngineRing | 
 
 def _end(lost: Fault) -> None:
     cause = (
-        f"{lost}. The server gives a part of its requests to that data-parallel engine, and would "
-        "wait for their answers, so all engines end."
+        f"{lost}. The server sends a part of its requests to that data-parallel engine and "
+        "would wait for it, so all engines end."
     )
     leave_report(cause)
     logger.error("%s", cause)
     leave_at_once()
 
 
-# --- ranks that are stopped -----------------------------------------------------------------
+# --- stopped ranks --------------------------------------------------------------------------
 
 
 class StoppedRanks:
-    """Finds a rank that was stopped before it can have answered a call, and stays so.
+    """Finds a rank that was stopped before it could answer a call, and stays stopped.
 
-    A collective names a rank that does not come. Where no rank waits in one, as between stages of a
-    pipeline, or where the stopped rank is the one that replies to vLLM, nothing would before vLLM's
-    own limit, which cannot say for whom it has waited.
+    A collective names a rank that does not come. If no rank waits in one, as between pipeline
+    stages, or if the stopped rank is the one that replies to vLLM, only vLLM's own timeout would
+    end the wait, without naming the rank.
 
-    All ranks of an engine are given the same calls: one that this rank was given after the other
-    one had stopped waits for that one too, and so may one of the second before it was seen. A
-    stopped rank that nobody waits for is left alone.
+    All ranks of an engine get the same calls: a call that this rank got after the other one had
+                                               stopped
+    waits for that rank too, as may a call of the second before the stop was noticed. A stopped rank
+    that blocks no call is left alone.
 
-    now:     those that are stopped
-    calls:   how many calls this rank has begun
-    is_busy: whether it is in one
-    on_late: called in this thread with a fault that says for how long which rank was waited for
+    now:     the stopped ranks
+    calls:   number of calls that this rank has begun
+    is_busy: whether it is in a call
+    on_late: called in this thread with a fault that names the rank and the time waited for it
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class StoppedRanks:
             self.look(time.monotonic())
 
     def look(self, at_s: float) -> None:
-        """Looks once. at_s: the time by a clock that goes on evenly"""
+        """Checks once. at_s: the time by a monotonic clock"""
         calls = self._calls()
         seen: dict[int, tuple[int, float | None]] = {}
         for rank in self._now():

@@ -1,7 +1,7 @@
-"""ASGI middleware of vLLM's server, which a parser's default of --middleware brings in.
+"""ASGI middleware of vLLM's server, added through the default of --middleware.
 
-It says at the start whether requests need a key, puts the cause of an engine's death into answers,
-and ends the requests that are open when the server is told to end.
+It logs at start whether requests need a key, adds the cause of an engine's death to responses, and
+ends open requests when the server shuts down.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 ENDS = "The server is shutting down, and has ended this request. Send it to another server."
-# How often a server that drains its requests is asked whether its engine has ended.
+# Interval at which a draining server is asked whether its engine has ended.
 LOOKS_EVERY_S = 0.1
 
 
 def add_to_server(parser: "FlexibleArgumentParser") -> None:
-    """Gives a server that is started with this parser the middleware, and its ranks the report."""
+    """Adds the middleware to servers started with this parser, and the report to their ranks."""
     middleware = parser.get_default("middleware")
-    if middleware is None:  # another command than a server
+    if middleware is None:  # not a server's command
         return
     names = [f"{each.__module__}.{each.__qualname__}" for each in MIDDLEWARE]
     if not set(names) & set(middleware):
@@ -41,7 +41,7 @@ def add_to_server(parser: "FlexibleArgumentParser") -> None:
 
 
 class AccessNotice:
-    """Says whether requests need a key: vLLM's log has the address alone. Changes no request."""
+    """Logs whether requests need a key; vLLM logs only the address. Changes no request."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -49,8 +49,8 @@ class AccessNotice:
             logger.info("Requests to /v1 need an API key (--api-key, VLLM_API_KEY).")
         else:
             logger.info(
-                "Requests need no API key: whoever reaches the server's address may use it. Ask "
-                "for one with --api-key, or listen on this host alone with --host 127.0.0.1."
+                "Requests need no API key: anyone who reaches the server's address may use it. "
+                "Require one with --api-key, or listen on this host only with --host 127.0.0.1."
             )
 
     async def __call__(self, *call: Any) -> None:
@@ -58,14 +58,14 @@ class AccessNotice:
 
 
 def _layers(app: Any) -> Iterator[Any]:
-    """The application and what it wraps, from outside to inside."""
+    """The application and the applications it wraps, outermost first."""
     while app is not None:
         yield app
         app = getattr(app, "app", None) or getattr(app, "_app", None)
 
 
 class CauseInErrors:
-    """Puts the cause into vLLM's answers about a dead engine, which are always the same."""
+    """Adds the cause to vLLM's responses about a dead engine, which never name it."""
 
     def __init__(self, app: App) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError  # vLLM imports this module first
@@ -74,7 +74,7 @@ class CauseInErrors:
         self._words = str(EngineDeadError()).encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        held: list[Message] = []  # the start of an error's answer, which has its length
+        held: list[Message] = []  # the start of an error response, which includes its length
 
         async def send_with_cause(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 500:
@@ -101,11 +101,11 @@ def _set_length(starts: list[Message], length: int) -> None:
 
 
 class EndedRequests:
-    """Ends open requests with an error as soon as the server is told to end.
+    """Ends open requests with an error as soon as the server shuts down.
 
-    vLLM 0.33 ends its engine and the task that passes tokens on, and then waits without a limit
-    for the connections of requests that wait for tokens. With --shutdown-timeout open requests
-    have that time to finish.
+    vLLM 0.33 ends its engine and the task that passes tokens on, then waits without a timeout for
+    the connections of requests that wait for tokens. With --shutdown-timeout open requests have
+    that time to finish.
     """
 
     def __init__(self, app: App) -> None:
@@ -115,7 +115,7 @@ class EndedRequests:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" and threading.current_thread() is threading.main_thread():
-            # vLLM has put its signal handlers into place just before.
+            # vLLM has just installed its signal handlers.
             self._follow_signals(scope["app"].state)
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -157,7 +157,7 @@ class EndedRequests:
 
 
 class _Answer:
-    """The answer to one request: what has been sent of it, and its end as an error."""
+    """The response to one request: what has been sent, and its end as an error."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._send = send
@@ -173,7 +173,7 @@ class _Answer:
         await self._send(message)
 
     async def end(self) -> None:
-        """Sends the error: as the answer, or as the last event of a stream that has begun."""
+        """Sends the error as the response, or as the last event of a stream that has begun."""
         if self._headers is None:
             body = self._error()
             headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
@@ -200,5 +200,5 @@ class _Answer:
         return b"data: " + self._error() + b"\n\ndata: [DONE]\n\n"
 
 
-# The last one is outermost.
+# The last one added is outermost.
 MIDDLEWARE = (CauseInErrors, AccessNotice, EndedRequests)

@@ -1,4 +1,4 @@
-"""Errors of configuration in vLLM's commands: one line and what to do, without a traceback.
+"""Prints configuration errors of vLLM's commands in one line, with advice and no traceback.
 
 VLLM_LOGGING_LEVEL=DEBUG shows the tracebacks.
 """
@@ -17,19 +17,18 @@ import vllm.envs as envs
 from vllm_davinci.core.errors import CoreError, RankFaultError
 from vllm_davinci.core.process.engine_exit import is_of_engine
 
-# What vLLM runs in a command before it starts an engine (the second looks a model up where
-# HF_HUB_OFFLINE is set), and which logger says that one has not started. In the engine's own
-# process vLLM raises the error once more, and Python prints it again.
+# The functions that vLLM runs in a command before it starts an engine (the second looks a model up if
+# HF_HUB_OFFLINE is set), and the logger that reports a failed start. In the engine's own process
+# vLLM raises the error again, and Python prints it again.
 CONFIGURES = {"create_engine_config", "from_cli_args"}
 ENGINE_LOGGER = "vllm.v1.engine.core"
 NOT_STARTED = "EngineCore failed to start."
 ENGINE_FAILED = "Engine core initialization failed."
-ENGINE_FAILED_WORDS = "The engine did not start, for the reason that stands above."
-# How an engine of several ranks learns that one of them has failed, and which calls of a worker
-# belong to a start.
+ENGINE_FAILED_WORDS = "The engine did not start, for the reason above."
+# The report of a failed rank in an engine of several, and the worker calls that belong to a start.
 WORKER_LOGGER = "vllm.v1.executor.multiproc_executor"
 WORKER_FAILED = ("Worker failed with error", "WorkerProc initialization failed")
-WORKER_FAILED_WORDS = "A worker did not start, for the reason that stands above."
+WORKER_FAILED_WORDS = "A worker did not start, for the reason above."
 STARTS_WORKER = {
     *("init_device", "load_model", "determine_available_memory"),
     *("initialize_from_config", "compile_or_warm_up_model"),
@@ -38,19 +37,20 @@ TRACEBACK = "VLLM_LOGGING_LEVEL=DEBUG shows the traceback."
 
 
 def shorten_errors_of_commands() -> None:
-    """Prints errors of configuration in a line each. For processes that are a command of vLLM's.
+    """Prints configuration errors in one line each. For processes that run a vLLM command.
 
-    Other errors have their traceback, and nothing below it: torch_npu adds a line about an unknown
-    exception of the application to each.
+    Other errors keep their traceback, without the line that torch_npu adds to each, about an
+    unknown exception of the application.
     """
     if not is_debugging():
         sys.excepthook = _print_error
 
 
 def shorten_errors_of_engines() -> None:
-    """Makes an engine that cannot start, for a setting, say so in a line, and end. Idempotent.
+    """Makes an engine that fails to start because of a setting report it in one line and end.
+    Idempotent.
 
-    A program calls it, too: vLLM does not load plugins again in an engine that is its fork.
+    A program calls it, too: vLLM does not load plugins again in an engine forked from it.
     """
     if not is_debugging():
         logging.getLogger(ENGINE_LOGGER).addFilter(_say_and_end)
@@ -73,16 +73,16 @@ def _print_error(
 
 
 def words_of(error: BaseException, trace: TracebackType | None) -> str:
-    """One line for an error of configuration; empty for any other error."""
+    """The text of a configuration error in one line; empty for any other error."""
     text = str(error)
     if text.startswith(ENGINE_FAILED):
         return ENGINE_FAILED_WORDS
     if not isinstance(error, CoreError) and not CONFIGURES & set(_functions(trace)):
         return ""
     if isinstance(error, AssertionError | ImportError | AttributeError | NameError | TypeError):
-        return ""  # of code, not of settings
+        return ""  # errors of code, not of settings
     validated: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
-    if callable(validated):  # pydantic's, of one setting or more
+    if callable(validated):  # pydantic's, about one or more settings
         told = [_setting(each) for each in validated()]
         text = "; ".join(told)
     return " ".join(f"{text} {advice_on(text)}".split())
@@ -95,14 +95,14 @@ def _setting(found: dict[str, Any]) -> str:
 
 
 def advice_on(text: str) -> str:
-    """Advice for an error of vLLM's that gives none."""
+    """Advice for an error of vLLM that gives none."""
     if heads := re.search(r"attention heads \((\d+)\) must be divisible by tensor parallel", text):
         count = int(heads[1])
         sizes = ", ".join(str(size) for size in range(1, count + 1) if count % size == 0)
         return f"Start with --tensor-parallel-size and one of: {sizes}."
     for path in re.findall(r"'([./~][^']*)'", text):
         if not Path(path).expanduser().exists():
-            return f"There is no {path} on this host: name a folder with a config.json."
+            return f"There is no {path} on this host: name a directory with a config.json."
     return ""
 
 
@@ -118,7 +118,7 @@ def _command() -> list[str]:
 
 
 def _say_and_end(record: logging.LogRecord) -> bool:
-    """A filter: an engine that did not start for an error of its settings ends here."""
+    """A filter: ends an engine here that did not start because of a configuration error."""
     error = record.exc_info[1] if record.exc_info else None
     words = " ".join(str(error).split())
     if words.startswith(WORKER_FAILED):
@@ -147,7 +147,7 @@ def _end_workers(trace: TracebackType | None) -> None:
 
 
 def _shorten_of_worker(record: logging.LogRecord) -> bool:
-    """A filter: a worker that refuses its settings while it starts says so in a line."""
+    """A filter: a worker that refuses its settings at start reports it in one line."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, CoreError) or isinstance(error, RankFaultError):
         return True

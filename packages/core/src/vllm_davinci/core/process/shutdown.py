@@ -1,7 +1,7 @@
-"""How processes end: after a signal, in time, whole, without noise, and with which status.
+"""Ends processes after a signal: within a limit, completely, silently, and with the right status.
 
-Of the user's own process and of API servers; an engine's own processes: process.engine_exit. The
-order of events and the limits are in docs/guides/ending.md.
+Covers the user's own process and API servers; for an engine's processes see process.engine_exit.
+The order of events and the limits are in docs/guides/ending.md.
 """
 
 import atexit
@@ -27,18 +27,18 @@ from vllm_davinci.core.process.engine_exit import ENGINE_PROCESSES
 # --- a server and a program: signals --------------------------------------------------------
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# How long everything has to end after a signal, beside --shutdown-timeout. vLLM's own limits are
-# below it: 5 s for an engine of a program, which is then killed.
+# Time for everything to end after a signal, in addition to --shutdown-timeout. vLLM's own limits
+# are shorter: 5 s for a program's engine, which is then killed.
 ENDS_WITHIN_S = 10.0
-# How long API servers of a server that has several have to answer before vLLM kills them.
+# Time for a server's several API servers to answer before vLLM kills them.
 ANSWERS_WITHIN_S = 2.0
-# A Ctrl-C reaches some processes twice, from the terminal and from what has started them.
+# A Ctrl-C reaches some processes twice, from the terminal and from their parent.
 REPEATED_AFTER_S = 0.1
-# How long processes that were killed have to be gone.
+# Time for killed processes to be gone.
 KILLED_WITHIN_S = 2.0
-# Returns shared memory when all others have ended.
+# Frees shared memory when all others have ended.
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
-# The modules of vLLM whose handlers of SIGTERM tell which server starts in this process.
+# vLLM's modules whose SIGTERM handlers show which server starts in this process.
 ONE_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 SEVERAL_SERVERS = HEADLESS = "vllm.entrypoints.cli.serve"
 API_SERVER = "ApiServer"
@@ -47,10 +47,10 @@ API_SERVER = "ApiServer"
 def take_over_signals(drains_s: float) -> None:
     """Handles SIGINT and SIGTERM of a process that starts servers or engines. Idempotent.
 
-    Does nothing outside the main thread, in an engine's own processes, or where a program handles
+    Does nothing outside the main thread, in an engine's own processes, or if a program handles
     SIGINT itself.
 
-    drains_s: what open requests have to finish (--shutdown-timeout)
+    drains_s: time for open requests to finish (--shutdown-timeout)
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -64,13 +64,13 @@ def take_over_signals(drains_s: float) -> None:
     elif multiprocessing.parent_process() is None:
         atexit.unregister(_end_engines)
         atexit.register(_end_engines)
-        # The second: of a `vllm` command that has imported vLLM (meta.vllm_command).
+        # The second is the one of a `vllm` command that has imported vLLM (meta.vllm_command).
         if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
             signal.signal(signal.SIGINT, interrupt)
 
 
 class SignalledEnd:
-    """Stands before the handlers of SIGINT and SIGTERM that this process has, and calls them.
+    """Wraps this process's handlers of SIGINT and SIGTERM.
 
     The first signal begins the end, which has a limit. A second Ctrl-C ends everything at once.
 
@@ -106,16 +106,16 @@ class SignalledEnd:
         self._leave(0, f"{words} with all of its processes.")
 
     def _leave(self, status: int, words: str) -> NoReturn:
-        # The log's own locks may be held by what the signal has interrupted.
+        # The signal may have interrupted code that holds the log's own locks.
         os.write(2, f"vllm-davinci: {words}\n".encode())
         (self._remains or Remains(psutil.Process().children())).end()
         os._exit(status)
 
 
 class Remains:
-    """Remains of some processes, and of those below them, if they were killed.
+    """What killed processes, and their descendants, leave behind.
 
-    Shared memory returns by itself: multiprocessing's tracker of it outlives them.
+    multiprocessing's tracker outlives them and frees shared memory.
     """
 
     def __init__(self, roots: Iterable[psutil.Process]) -> None:
@@ -133,7 +133,7 @@ class Remains:
         atexit.register(self.remove_sockets)
 
     def end(self) -> None:
-        """Kills the processes that have not ended, and removes their sockets' files."""
+        """Kills the processes that have not ended, and removes their socket files."""
         for process in self.processes:
             with suppress(psutil.NoSuchProcess):
                 self.processes += [
@@ -144,14 +144,14 @@ class Remains:
         self.remove_sockets()
 
     def remove_sockets(self) -> None:
-        """Removes the files of sockets, whose connections stay; not in a fork of this process."""
+        """Removes socket files; open connections stay. Does nothing in a fork of this process."""
         for file in self._sockets if os.getpid() == self._owner else ():
             if file.is_socket():
                 file.unlink(missing_ok=True)
 
 
 def _end_api_servers() -> None:
-    """Lets the API servers of this server answer; vLLM would kill them at once."""
+    """Lets this server's API servers answer; vLLM would kill them at once."""
     servers = [
         each for each in multiprocessing.active_children() if each.name.startswith(API_SERVER)
     ]
@@ -163,11 +163,11 @@ def _end_api_servers() -> None:
 
 
 def _begin_nothing() -> None:
-    """vLLM gives servers and engines the time of --shutdown-timeout."""
+    """Does nothing: vLLM gives servers and engines the time of --shutdown-timeout."""
 
 
 def _end_engines() -> None:
-    """The program ends: its engines have a limit, and none after another Ctrl-C."""
+    """Ends the program's engines with a limit; at once after another Ctrl-C."""
     children = multiprocessing.active_children()
     engines = [each.pid for each in children if each.name.startswith(ENGINE_PROCESSES)]
     if not engines:
@@ -193,33 +193,33 @@ def _after(seconds: float, work: Callable[[], None]) -> None:
 
 WAIT_THAT_SWALLOWS = "wait_for_engine_startup"
 CLIENT = "vllm/v1/engine/core_client.py"
-# How long the repetition looks for the second wait, and how often.
+# Duration and interval of the repetition's search for the second wait.
 LIMIT_S = 10.0
 INTERVAL_S = 0.2
 
 
 def interrupt(signal_number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt, and sees to it that the start ends when vLLM swallows it."""
+    """Raises KeyboardInterrupt, and makes sure that the start ends if vLLM swallows it."""
     if any(name == WAIT_THAT_SWALLOWS for _, name in callers(frame)):
         threading.Thread(target=repeat, name="repeat_interrupt", daemon=True).start()
     raise KeyboardInterrupt
 
 
 def repeat() -> None:
-    """Interrupts the main thread once more when it has got to the client's second wait."""
+    """Interrupts the main thread again when it has reached the client's second wait."""
     main = threading.main_thread().ident
     assert main is not None
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         time.sleep(INTERVAL_S)
         if waits_for_ready_engine(callers(sys._current_frames().get(main))):
-            # To the thread, whose wait in C ends with it.
+            # Sent to the thread, so that its wait in C ends.
             signal.pthread_kill(main, signal.SIGINT)
             return
 
 
 def waits_for_ready_engine(stack: list[tuple[str, str]]) -> bool:
-    """Whether a stack, innermost first, is that of the client's second wait."""
+    """True if a stack, innermost first, is in the client's second wait."""
     if not stack or stack[0][1] != "poll":
         return False
     outside = [caller for caller in stack if caller[1] != "poll"]
@@ -227,7 +227,7 @@ def waits_for_ready_engine(stack: list[tuple[str, str]]) -> bool:
 
 
 def callers(frame: FrameType | None) -> list[tuple[str, str]]:
-    """File and function of a frame and of those that called it, innermost first."""
+    """File and function of a frame and its callers, innermost first."""
     found = []
     while frame is not None:
         found.append((frame.f_code.co_filename, frame.f_code.co_name))
@@ -239,21 +239,21 @@ def callers(frame: FrameType | None) -> list[tuple[str, str]]:
 
 
 def tell_waiting_callers() -> None:
-    """Raises EngineDeadError in the calls of this process that wait for dead engines.
+    """Raises EngineDeadError in this process's calls that wait for dead engines.
 
-    vLLM's client of an offline engine sets a flag when the engine's process has gone, for later
-    calls. A call that waits already is only woken by the engine's own last message, which a process
-    that was killed, or that aborted, has not sent.
+    vLLM's client of an offline engine sets a flag for later calls when the engine's process has
+    ended. A call that is already waiting is woken only by the engine's last message, which a killed
+    or aborted process has not sent.
 
-    An engine also ends when its program does, and then a thread that still runs here is stopped
-    for good where it stands, with all that it holds: never more than the clients, so that the rest
-    of the heap goes in order.
+    An engine also ends with its program, and a thread that still runs here is then stopped for good
+    with
+    all references it holds: never more than the clients, so that the rest of the heap is freed.
     """
     from vllm.v1.engine.core_client import SyncMPClient  # imports this package's platform
     from vllm.v1.engine.exceptions import EngineDeadError
 
     for kind in (SyncMPClient, *SyncMPClient.__subclasses__()):
-        # By its type: isinstance asks proxies too, of which one may be of what has gone.
+        # By its type: isinstance would also ask proxies, one of which may refer to a freed object.
         clients = [each for each in gc.get_referrers(kind) if type(each) is kind]
         for client in clients:
             if not client.resources.engine_dead:
@@ -266,19 +266,19 @@ def tell_waiting_callers() -> None:
 
 # --- a server: with which status it leaves --------------------------------------------------
 
-# Imported by vLLM's servers and by nothing else.
+# Imported only by vLLM's servers.
 SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
 ENGINE_CLIENT = "vllm.v1.engine.core_client"
 OUTPUT_HANDLER = "vllm.v1.engine.async_llm"
-# Ctrl-C reaches the engine too, which may end, and be missed, before the server has noticed.
+# Ctrl-C also reaches the engine, whose end may be noticed before the server handles the signal.
 SIGNAL_DELAY_S = 5
 
 
 def fail_when_engine_dies() -> None:
     """Makes a server whose engine died end with status 1. Idempotent.
 
-    vLLM's server answers every request with an error then, shuts down in order, and exits with
-    status 0, which tells a supervisor not to start it again.
+    vLLM's server then answers every request with an error, shuts down and exits with status 0,
+    which tells a supervisor not to restart it.
     """
     death = _engine_death()
     logging.getLogger("vllm").addHandler(death)
@@ -290,10 +290,10 @@ def fail_when_engine_dies() -> None:
 
 
 class EngineDeath(logging.Handler):
-    """Remembers that vLLM reported the death of its engine, and that it was told to end.
+    """Records that vLLM reported the death of its engine, and that it was told to end.
 
-    vLLM has no callback for either event. The engine's client and the server report them in words,
-    and who waits for the engine by the exception.
+    vLLM has no callback for either event. The engine's client and the server only log them, and
+    waiting callers get an exception.
     """
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class EngineDeath(logging.Handler):
         atexit.register(self.leave)
 
     def hear_signal(self) -> None:
-        """The server was told to end by a signal."""
+        """Records that a signal told the server to end."""
         if self._told_at is None:
             self._told_at = time.time()
 
@@ -317,7 +317,7 @@ class EngineDeath(logging.Handler):
             self._hear_of_headless(record)
             return
         of_client = record.getMessage() if record.name == ENGINE_CLIENT else ""
-        if "[shutdown]" in of_client:  # its engine's death is reported for the first one alone
+        if "[shutdown]" in of_client:  # only the first engine's death is reported
             tell_waiting_callers()
         if self._died_at is None and (
             _is_engine_dead_error(record) or "engine core exited unexpectedly" in of_client
@@ -325,7 +325,7 @@ class EngineDeath(logging.Handler):
             self._died_at = record.created
 
     def _hear_of_headless(self, record: logging.LogRecord) -> None:
-        """Engines without a server end when one of them has died, or after a signal, in words."""
+        """Recognizes, from log text, the end of engines without a server: one died, or a signal."""
         words = record.getMessage()
         self._is_headless |= words.startswith("Launching")
         if words.startswith("Waiting up to"):
@@ -336,20 +336,20 @@ class EngineDeath(logging.Handler):
     def is_news(self, record: logging.LogRecord) -> bool:
         """A filter: once the server was told to end, the engine's death is no error.
 
-        vLLM closes the engine's output before it ends the task that waits for it, which now and
-        then has the time to report that with a traceback.
+        vLLM closes the engine's output before it ends the task that waits for it, which sometimes
+        has time to log that with a traceback.
         """
         return self._told_at is None or not _is_engine_dead_error(record)
 
     @property
     def is_failure(self) -> bool:
-        """Whether the engine died although nobody had told the server to end."""
+        """True if the engine died although the server was not told to end."""
         if self._died_at is None:
             return False
         return self._told_at is None or self._told_at > self._died_at + SIGNAL_DELAY_S
 
     def leave(self) -> None:
-        """Ends the process when it is such a server. Nothing else can set the status by now."""
+        """Ends such a server with status 1; nothing else can still set the status."""
         if self.is_failure and (self._is_headless or SERVER_MODULE in sys.modules):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -358,7 +358,7 @@ class EngineDeath(logging.Handler):
 
 @cache
 def _engine_death() -> EngineDeath:
-    """The record of this process, which leaves once."""
+    """This process's record, registered once as its exit handler."""
     return EngineDeath()
 
 

@@ -1,9 +1,9 @@
 """One rank's error ends the step of all ranks, or the engine.
 
-vLLM logs an exception of a rank that does not reply, and goes on. That rank's next collective would
-then meet the one that the others still wait in, one step behind, and tokens would be wrong. So a
-rank that raises tells the others (core.distributed.fault_channel) and launches nothing more until
-every rank has raised at the same point. Where one has not, all ranks end: decisions/0013.
+vLLM logs an exception of a rank that does not reply, and continues. That rank's next collective
+would then match the one in which the others still wait, one step behind, and tokens would be wrong.
+So a rank that raises tells the others (core.distributed.fault_channel) and launches nothing more
+until every rank has raised at the same point. If one does not, all ranks end: decisions/0013.
 """
 
 import os
@@ -32,40 +32,39 @@ from vllm_davinci.core.process.liveness import StoppedRanks, leave_at_once
 
 logger = init_logger(__name__)
 
-# How long ranks wait for each other to raise alike: by which one may be ahead of another. Less than
+# Time that ranks wait for each other to raise alike, since one may be ahead of another. Less than
 # the 5 s after which torch_npu's watchdog ends a process whose collective has failed.
 SETTLE_S = 3.0
-# How long the rank that failed has to reply with its error before its process ends.
+# Time for the failed rank to reply with its error before its process ends.
 REPLY_S = 2.0
-# The others end later: a device that notices that a rank has gone lets them reply with the cause.
+# The others end later: a device that notices the end of a rank lets them reply with the cause.
 PEERS_REPLY_S = 4.0
-# How long a rank that is in a step waits for vLLM to end an engine of which a process has gone.
+# Time that a rank in a step waits for vLLM to end an engine after one of its processes has ended.
 LOSS_S = 5.0
-# An operator's name in the message of an error of CANN's or torch_npu's.
+# An operator's name in an error message of CANN or torch_npu.
 OPERATOR = re.compile(r"\b(?:aclnn|aclrt|Hccl|npu_)\w+")
 
 T = TypeVar("T")
 
 
 class StepGuard:
-    """Stands around every call of a worker that launches a step or waits for its tokens.
+    """Wraps every worker call that launches or awaits a step, start-up included, so that one rank's
+    error stops all.
 
-    So it does around those of the start, where the others may wait on the host for one that failed.
+    All ranks of the world make it once, at the same point of their start.
 
-    All ranks of the world make it, once, at the same place of their start.
-
-    engine: number of the data-parallel engine; its ranks are given the same calls
+    engine: number of the data-parallel engine; its ranks get the same calls
     exit:   ends the process at once, with a status
     """
 
     def __init__(self, engine: int, exit: Callable[[int], None] = os._exit) -> None:
         self._engine, self._exit = engine, exit
-        self._calls = 0  # begun
+        self._calls = 0  # calls begun
         self._ended_calls = 0
-        self._outputs = 0  # waited for
-        self._change = threading.Condition()  # of everything below
-        self._error: RankFaultError | None = None  # why there are no calls any more
-        self._first: Fault | None = None  # of those that are not settled
+        self._outputs = 0  # calls waited for
+        self._change = threading.Condition()  # protects everything below
+        self._error: RankFaultError | None = None  # the reason why calls are refused
+        self._first: Fault | None = None  # unsettled faults
         self._heard: dict[int, deque[Fault]] = {}
         self._missing: Fault | None = None  # a process that has ended
         self._channel = FaultChannel(self._hear, self._miss)
@@ -75,9 +74,9 @@ class StepGuard:
             )
 
     def call(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Runs a call of the worker, and raises what it raises where every rank has raised it.
+        """Runs a call of the worker; raises its error if every rank has raised the same.
 
-        Raises RankFaultError where one has not, and in every call from then on.
+        Raises RankFaultError otherwise, and in every later call.
         """
         if self._missing is not None:
             self._end(self._missing)
@@ -96,16 +95,16 @@ class StepGuard:
         return output
 
     def output(self, output: Any) -> Any:
-        """Returns what a call returned; tokens that are on the device only through `receive`."""
+        """Returns a call's output; tokens on the device pass through `receive`."""
         return GuardedOutput(output, self) if isinstance(output, AsyncModelRunnerOutput) else output
 
     def receive(self, output: AsyncModelRunnerOutput) -> Any:
-        """Waits for tokens. Raises RankFaultError instead of them once a rank has failed."""
+        """Waits for tokens. Raises RankFaultError instead once a rank has failed."""
         self._outputs += 1
         try:
             received = output.get_output()
         except Exception as error:
-            # The device may say that a rank has gone before this process has heard why.
+            # The device may report that a rank has gone before this process has received the cause.
             with self._change:
                 self._change.wait_for(lambda: self._error or self._missing, REPLY_S)
             if self._missing is not None:
@@ -118,8 +117,8 @@ class StepGuard:
         return received
 
     def close(self) -> None:
-        """The engine ends in order: what the other ranks do now is of no interest."""
-        if self._error is not None:  # vLLM has had the reply, and ends its processes
+        """The engine ends normally: ignores the other ranks from now on."""
+        if self._error is not None:  # vLLM has the reply and ends its processes
             self._end_stopped()
         self._channel.close()
 
@@ -130,7 +129,7 @@ class StepGuard:
     # --- this rank has failed ----------------------------------------------------------------
 
     def _settle(self, name: str, error: Exception) -> None:
-        """Returns when every rank has failed alike; else raises RankFaultError."""
+        """Returns when every rank has failed at the same point; otherwise raises RankFaultError."""
         own = self._own_fault(name, error)
         self._channel.tell(own)
         with self._change:
@@ -149,7 +148,7 @@ class StepGuard:
         self._raise_error(error)
 
     def _is_decided(self, own: Fault) -> bool:
-        """Whether all ranks have failed, or one in another way."""
+        """True if all ranks have failed, or one at another point."""
         unlike = any(faults and not own.is_like(faults[0]) for faults in self._heard.values())
         return unlike or self._is_shared(own)
 
@@ -177,11 +176,11 @@ class StepGuard:
             collectives=self._channel.launched_collectives(),
         )
 
-    # --- another rank has --------------------------------------------------------------------
+    # --- another rank has failed -------------------------------------------------------------
 
     def _hear(self, fault: Fault, teller: int) -> None:
-        """In the thread of the channel."""
-        # Which has gone on, and says so; or has failed for want of a rank that is missed here.
+        """Records another rank's fault; called in the channel's thread."""
+        # That rank has continued and reports it, or has failed because of a rank missing here.
         if teller != fault.rank or self._missing is not None:
             self._end(fault)
             return
@@ -193,7 +192,7 @@ class StepGuard:
         _after(SETTLE_S, self._end_if_pending, fault)
 
     def _end_if_passed(self, fault: Fault) -> None:
-        """Ends where this rank has gone through the call in which the other one failed."""
+        """Ends if this rank has passed the call in which the other one failed."""
         if fault.engine == self._engine and self._ended_calls >= fault.call:
             self._end_if_pending(fault)
 
@@ -204,7 +203,7 @@ class StepGuard:
             self._end(fault)
 
     def _miss(self, ended: Fault) -> None:
-        """In another thread of the channel: the process of a rank has ended, or its host failed."""
+        """Records, in another thread of the channel, that a rank's process or host has ended."""
         with self._change:
             self._missing = ended
             self._change.notify_all()
@@ -213,18 +212,18 @@ class StepGuard:
         _after(LOSS_S, self._end_if_busy, ended)
 
     def _root_of(self, fault: Fault) -> Fault:
-        """The fault of the rank whose process has ended, where another one has only missed it.
+        """The fault of the rank whose process has ended, if another rank only reported its absence.
 
-        gloo and devices tell that to all who wait for such a rank.
+        gloo and devices report it to all ranks that wait for it.
         """
         if self._missing is None:
             return fault
         if self._first is not None and self._first.rank == self._missing.rank:
-            return self._first  # told before it ended
+            return self._first  # reported before it ended
         return fault if fault.rank == self._missing.rank else self._missing
 
     def _end_if_busy(self, ended: Fault) -> None:
-        """Where there is no step, the engine may be ending in order."""
+        """Ends if this rank is in a step; otherwise the engine may be ending normally."""
         if self._is_busy():
             self._end(ended)
 
@@ -234,14 +233,14 @@ class StepGuard:
     # --- the end -----------------------------------------------------------------------------
 
     def _end(self, fault: Fault) -> None:
-        """Refuses all calls from here on, and ends the process when it can have said why."""
+        """Refuses all later calls, and ends the process once it can have reported why."""
         fault = self._root_of(fault)
         is_own = fault.rank == self._channel.rank
         reason = (
             "At least one other rank has not failed at the same point. Tokens of ranks that are a "
             "step apart would be wrong"
             if fault.name
-            else "None of the others can compute without it"
+            else "No other rank can compute without it"
         )
         with self._change:
             if self._error is not None or self._channel.is_closed:
@@ -257,7 +256,7 @@ class StepGuard:
             self._channel.stop_device()
         if is_of_engine():
             _after(REPLY_S if is_own else PEERS_REPLY_S, self._leave)
-        else:  # the program's own process, which has the error as soon as its step comes back
+        else:  # the program's own process, which gets the error as soon as its step returns
             _after(SETTLE_S, self._leave_if_busy)
 
     def _leave_if_busy(self) -> None:
@@ -265,19 +264,19 @@ class StepGuard:
             self._leave()
 
     def _end_stopped(self) -> None:
-        """Ends what cannot hear that the engine ends; vLLM would wait for it."""
+        """Kills stopped processes, which cannot notice the engine's end, so vLLM need not wait."""
         if is_of_engine():
             self._channel.end_stopped_siblings()
 
     def _leave(self) -> None:
         if self._channel.is_closed:
-            return  # in order, which vLLM sees to
+            return  # normally, by vLLM
         self._end_stopped()
         leave_at_once(1, self._exit)
 
 
 class GuardedOutput(AsyncModelRunnerOutput):
-    """Tokens that are on their way to the host."""
+    """Tokens being copied to the host."""
 
     def __init__(self, output: AsyncModelRunnerOutput, guard: StepGuard) -> None:
         self._output, self._guard = output, guard

@@ -1,4 +1,4 @@
-"""The schemes of compressed-tensors that layers here compute."""
+"""The schemes of compressed-tensors that layers here support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAY_OUT = "Run vllm-davinci quantize on the float checkpoint and serve what it w
 
 
 def refusal(weights: Any, activations: Any, is_expert: bool = False) -> str | None:
-    """Why layers of a scheme cannot be computed, or None when they can.
+    """The reason why layers of a scheme are not supported, or None if they are.
 
     weights, activations: QuantizationArgs of the format, or None
     """

@@ -1,4 +1,4 @@
-"""`--quantization ascend`: what the checkpoint says about a layer -> how the layer computes."""
+"""`--quantization ascend`: chooses each layer's computation from the checkpoint's description."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ logger = init_logger(__name__)
 
 NAME = "ascend"
 DESCRIPTION = "quant_model_description.json"
-# Earlier exports put the type into the file's name.
+# Earlier exports put the type into the file name.
 DESCRIPTIONS = "quant_model_description*.json"
 
 
 class AscendQuantizationConfig(QuantizationConfig):
-    """Layers by the format of their checkpoint. vLLM makes one per engine.
+    """Selects layers by the checkpoint's format. vLLM makes one per engine.
 
-    format: the checkpoint's description, in the names of its files; read with the model's
-            configuration where it is None
+    format: the checkpoint's description, with checkpoint names; None: read with the model's
+            configuration
     """
 
     def __init__(self, format: Format | None = None) -> None:
         super().__init__()
         self.format = format
         self.named: dict[str, Any] = {}  # config.json's section
-        self._renamed: Format | None = None  # in the names of the model's modules
+        self._renamed: Format | None = None  # under the names of the model's modules
         self._missing: dict[str, None] = {}  # layers without an entry, in order
-        self._has_own_head = True  # not the embedding once more, which no file has an entry for
+        self._has_own_head = True  # except the tied embedding, for which no file has an entry
 
     # --- what vLLM asks ----------------------------------------------------------------------
 
@@ -69,18 +69,18 @@ class AscendQuantizationConfig(QuantizationConfig):
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        return []  # read by maybe_update_config, which knows the model and can say what is missing
+        return []  # read by maybe_update_config, which knows the model and can name what is missing
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AscendQuantizationConfig:
-        """config: what config.json holds as `quantization_config`. The description decides."""
+        """config: `quantization_config` of config.json. The description file decides."""
         return cls()
 
     @classmethod
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """This method's name where config.json names another one, left over from the source."""
+        """This method's name if config.json still names another one, from the source."""
         if user_quant == NAME:
             return NAME
         model = getattr(hf_config, "_name_or_path", None)
@@ -94,14 +94,14 @@ class AscendQuantizationConfig(QuantizationConfig):
         hf_config: PretrainedConfig | None = None,
         revision: str | None = None,
     ) -> None:
-        """Reads the model's description. Raises CheckpointError when there is none."""
+        """Reads the model's description. Raises CheckpointError if there is none."""
         if self.format is None:
             named = self.named or getattr(hf_config, "quantization_config", None) or {}
             self.format = find_format(Checkpoint(model_name, revision, named), self.get_name())
         if self.format is None:
             raise CheckpointError(
-                f"--quantization {NAME} needs {DESCRIPTION} beside the weights of {model_name}, "
-                "and there is none. Copy it from the export, leave the option out for a checkpoint "
+                f"--quantization {NAME} needs {DESCRIPTION} next to the weights of {model_name}, "
+                "and there is none. Copy it from the export, remove the option for a checkpoint "
                 "that is not quantized, or make one: vllm-davinci quantize SOURCE DESTINATION."
             )
         self._has_own_head = not getattr(hf_config, "tie_word_embeddings", False)
@@ -110,13 +110,13 @@ class AscendQuantizationConfig(QuantizationConfig):
         self._renamed = self.description.renamed(hf_to_vllm_mapper.apply_dict)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """The method of a layer, from the type of `<prefix>.weight` or of all its parts."""
+        """The method of a layer, by the type of `<prefix>.weight` or of all its parts."""
         if isinstance(layer, LinearBase):
             return self._linear_method(prefix)
         if isinstance(layer, RoutedExperts):
             return self._experts_method(layer, prefix)
         if isinstance(layer, VocabParallelEmbedding):
-            # Some models name no prefix, and a head that is the embedding has no tensor.
+            # Some models pass no prefix, and a tied head has no tensor.
             is_stored = prefix and (self._has_own_head or not isinstance(layer, ParallelLMHead))
             kind = self.scheme_of(prefix).name if is_stored else FLOAT
             if kind != FLOAT:
@@ -131,20 +131,20 @@ class AscendQuantizationConfig(QuantizationConfig):
 
     @property
     def description(self) -> Format:
-        """The checkpoint's description, in the names of the model's modules."""
+        """The checkpoint's description, under the names of the model's modules."""
         if self._renamed is not None:
             return self._renamed
         if self.format is None:
             raise CheckpointError(
-                "The checkpoint's description has not been read: build this from one, or let vLLM "
-                "build it through its engine configuration."
+                "The checkpoint's description has not been read: create this object from one, or "
+                "let vLLM create it through its engine configuration."
             )
         return self.format
 
     def settle_for_decodes(self) -> bool:
-        """Takes the types of an engine that gets its prompts from another one. Whether any differ.
+        """Switches to the types of a decode engine (disaggregated prefill). True if any differ.
 
-        Before layers are made.
+        Call it before layers are made.
         """
         given = self.format
         if given is not None:
@@ -153,11 +153,11 @@ class AscendQuantizationConfig(QuantizationConfig):
 
     @property
     def has_norm_biases(self) -> bool:
-        """Whether norms may have a bias in the checkpoint: NPURMSNorm makes room for it."""
+        """True if norms may have a bias in the checkpoint: NPURMSNorm then allocates it."""
         return self.description.has_norm_biases
 
     def scheme_of(self, prefix: str) -> Scheme:
-        """The scheme of a layer. Without an entry FLOAT, which `log_missing` mentions."""
+        """The scheme of a layer; FLOAT without an entry, which `log_missing` reports."""
         scheme = self.description.of_layer(prefix, self.packed_modules_mapping)
         if scheme is None:
             self._missing[prefix] = None
@@ -165,7 +165,7 @@ class AscendQuantizationConfig(QuantizationConfig):
         return scheme
 
     def log_missing(self) -> None:
-        """Says once which of the model's layers the description does not mention."""
+        """Logs once which of the model's layers have no entry in the description."""
         if self._missing:
             logger.warning(
                 "%s has no entry for %s: loaded as %s.",
@@ -188,7 +188,7 @@ class AscendQuantizationConfig(QuantizationConfig):
         scheme = self.description.of_experts(prefix)
         if scheme is None:
             self._missing[prefix] = None
-            return None  # vLLM takes the unquantized method
+            return None  # vLLM uses the unquantized method
         method: QuantizeMethodBase | None = scheme.experts(
             layer.moe_config, prefix, self._settings()
         )
@@ -199,7 +199,7 @@ class AscendQuantizationConfig(QuantizationConfig):
 
 
 def is_described(directory: Path) -> bool:
-    """Whether a checkpoint carries a description, which goes before what config.json says."""
+    """True if a checkpoint has a description file, which takes precedence over config.json."""
     return any(directory.glob(DESCRIPTIONS))
 
 

@@ -1,4 +1,4 @@
-"""Loading of quantized experts' tensors, so that a bad checkpoint names its tensor."""
+"""Loads quantized experts' tensors, and names the tensor in errors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.loading import TensorLoader
 from vllm_davinci.core.quantization.tensors import Extent
 
-# vLLM's names for the parts of an expert that one of its tensors holds.
+# vLLM's names for an expert's parts within one tensor.
 SHARDS = {"w13": ("w1", "w3"), "w2": ("w2",)}
 
 
 class ExpertTensorLoader(TensorLoader):
-    """Remembers which parts of which experts came."""
+    """Records which parts of which experts were loaded."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        # (expert's number in the checkpoint, w1 | w2 | w3) -> the value, of tensors of one
+        # (expert number in the checkpoint, w1 | w2 | w3) -> the value, for tensors of one value
         self.parts: dict[tuple[int, str], float | None] = {}
 
     def __call__(
@@ -31,7 +31,7 @@ class ExpertTensorLoader(TensorLoader):
         expert_id: int,
         return_success: bool = False,
     ) -> bool | None:
-        # vLLM has a case for one value per expert, and knows it by this name.
+        # vLLM handles one value per expert under this name.
         is_one = self._spec.extent is Extent.ONE
         known_name = weight_name.replace(self._spec.name, "input_scale") if is_one else weight_name
         is_local: bool = self._put(
@@ -49,19 +49,19 @@ class ExpertTensorLoader(TensorLoader):
         return is_local if return_success else None
 
     def missing(self, num_local: int, shards: tuple[str, ...]) -> str | None:
-        """The parts that did not come for this rank's experts, for a message; None if all did."""
+        """The parts not loaded for this rank's experts, for a message; None if all were."""
         absent = num_local * len(shards) - len(self.parts)
         if not absent:
             return None
         return f"{self.tensor} ({absent} of {num_local * len(shards)} parts)"
 
     def require_agreement(self) -> None:
-        """Raises CheckpointError when gate and up of an expert have different values of one."""
+        """Raises CheckpointError if gate and up of an expert have different single values."""
         for (expert, shard), value in self.parts.items():
             other = self.parts.get((expert, "w3"), value) if shard == "w1" else value
             if value != other:
                 raise CheckpointError(
                     f"{self.tensor} of expert {expert} is {value} for gate_proj and {other} for "
-                    "up_proj, which are one product of one input. Export the model with one input "
-                    "scale for both."
+                    "up_proj, which form one product with one input. Export the model with one "
+                    "input scale for both."
                 )

@@ -1,4 +1,4 @@
-"""Base of the methods of quantized experts: makes, fills and checks their tensors."""
+"""Base of quantized expert methods: creates, fills and checks their tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
-    """Experts in integers, with the tensors of their scheme.
+    """Quantized experts with the tensors of their scheme.
 
     prefix:  name of the layer, for messages
-    tensors: those of an expert's projection where the format has others than the scheme
+    tensors: of an expert's projection, if the format has other tensors than the scheme
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Registers w13_* and w2_*: a projection's tensors with experts in front.
+        """Registers w13_* and w2_*: a projection's tensors with a leading expert dimension.
 
-        Raises UnsupportedFeatureError for weights that the grouped product does not take.
+        Raises UnsupportedFeatureError for weights that the grouped product does not support.
         """
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
@@ -85,14 +85,13 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
                 set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": scale_kind})
 
     def takes_as_it_is(self, part: str) -> bool:
-        """Whether the layer's parameter of that name is none of the type's tensors."""
+        """True if the layer's parameter of that name is not one of the type's tensors."""
         return part not in self._loaders
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """See NPUFusedMoEMethodBase.
 
-        Raises CheckpointError for tensors that did not come, UnsupportedFeatureError for
-        asymmetric weights.
+        Raises CheckpointError for missing tensors, UnsupportedFeatureError for asymmetric weights.
         """
         if self.settings.is_loaded:
             self._check_loaded(layer)
@@ -101,7 +100,7 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
             loader.is_closed = True
 
     def arranged(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """A loaded weight [experts, out, in] as grouped products take it: [experts, in, out]."""
+        """Converts a loaded weight [experts, out, in] for grouped products: [experts, in, out]."""
         if self.settings.use_nz:
             return arrange_weight(parameter, use_nz=True)
         return transposed_in_memory(parameter)

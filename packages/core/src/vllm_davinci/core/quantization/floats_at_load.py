@@ -1,4 +1,4 @@
-"""Quantized weights that are needed as floats, which are computed once."""
+"""Quantized weights that are converted to floats once, after loading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBa
 
 
 class FloatsAtLoadLinearMethod(QuantizedLinearMethodBase):
-    """A layer of which MLA derives its absorbed matrices: `kv_b_proj`."""
+    """A layer from which MLA derives its absorbed matrices: `kv_b_proj`."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)

@@ -45,29 +45,29 @@ class Checkpoint(NamedTuple):
         return path if path.is_dir() else None
 
     def tensor_names(self) -> list[str]:
-        """The tensors of the checkpoint, by its headers, or on the hub by its index."""
+        """The tensors of the checkpoint, from its headers, or on the hub from its index."""
         if self.directory is not None:
             files = tensor_files(self.directory)
             return [name for path in files for name in read_header(path)]
         index = get_hf_file_to_dict("model.safetensors.index.json", self.model, self.revision)
         if index is None:
             raise CheckpointError(
-                f"{self.model} has no model.safetensors.index.json, by which to find its quantized "
-                "weights. Download it and name the directory."
+                f"{self.model} has no model.safetensors.index.json, which is needed to find its "
+                "quantized weights. Download it and name the directory."
             )
         return list(index["weight_map"])
 
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """The description of one checkpoint: read once per engine, asked layer by layer.
+    """The description of one checkpoint: read once per engine, queried per layer.
 
-    A subclass in a file of `formats`, decorated with `FORMATS.register`, is all that a format
-    needs; one that vLLM is to find by a name of its own has a quantization configuration there.
+    A format needs only a subclass in a file of `formats`, decorated with `FORMATS.register`; a
+    format with its own name in vLLM also has a quantization configuration there.
 
-    types:  tensor name -> name of its scheme; a layer's is that of its weight
-    source: the file or model that says so, for messages
-    layout: how the exporter stores what several store in several ways
+    types:  tensor name -> name of its scheme; a layer has its weight's scheme
+    source: the file or model that contains it, for messages
+    layout: the exporter's storage layout, if exporters differ
     """
 
     types: Mapping[str, str]
@@ -81,47 +81,47 @@ class Format(ABC):
     """vLLM's names of the methods that serve it."""
 
     has_own_file: ClassVar[bool] = False
-    """Whether a file of the checkpoint describes it, which goes before what config.json says."""
+    """True if a file of the checkpoint describes it, which takes precedence over config.json."""
 
     @classmethod
     @abstractmethod
     def find(cls, checkpoint: Checkpoint, quantization: str | None) -> Format | None:
         """The description of a checkpoint, or None for one of another format.
 
-        quantization: the one of `quantizations` that serves it; None where it is only checked
+        quantization: the entry of `quantizations` that serves it; None if it is only checked
         Raises CheckpointError or UnsupportedFeatureError for a description that cannot be served.
         """
 
     @abstractmethod
     def converted(self, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that the model's loader takes, in place of those in the files.
+        """The tensors for the model's loader, converted from those in the files.
 
         dtype: of the model
         """
 
     @abstractmethod
     def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
-        """Adds an issue for every tensor that is missing, left over, or not as it must be."""
+        """Adds an issue for every tensor that is missing, unexpected or invalid."""
 
     def whole(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """With the names and shapes that weights have as floats."""
+        """The tensors under the names and shapes that float weights have."""
         return dict(tensors)
 
     @property
     def label(self) -> str:
-        """The format and where it is said, for reports."""
+        """The format and its source, for reports."""
         return f"{self.name} (config.json)"
 
     def loads_as(self, prefix: str) -> str:
-        """The type that a layer is loaded as, for reports."""
+        """The type as which a layer is loaded, for reports."""
         return self.name
 
     def renamed(self, rename: Callable[[dict[str, str]], dict[str, str]]) -> Format:
-        """With the names of the model's modules in place of the checkpoint's."""
+        """A copy with the names of the model's modules instead of the checkpoint's."""
         return replace(self, types=rename(dict(self.types)))
 
     def of_decodes(self) -> Format:
-        """With the types that layers have in an engine that takes its prompts from another one."""
+        """A copy with the layer types of a decode engine (disaggregated prefill)."""
         types = {
             name: SCHEMES[kind].in_decodes
             for name, kind in self.types.items()
@@ -131,23 +131,23 @@ class Format(ABC):
 
     @property
     def has_norm_biases(self) -> bool:
-        """Whether outliers were moved out of the activations, which gives norms a bias."""
+        """True if outliers were moved out of the activations, which gives norms a bias."""
         return any(name.endswith(("norm.bias", "norm.module.bias")) for name in self.types)
 
     @cached_property
     def quantizes_inputs(self) -> bool:
-        """Whether some layers multiply integers, which the producers of their inputs may emit."""
+        """True if some layers multiply integers, which the producers of their inputs may emit."""
         kinds = {kind for name, kind in self.types.items() if name.endswith(".weight")}
         return any(SCHEMES[kind].quantizes_input for kind in kinds & SCHEMES.keys())
 
     def of_layer(
         self, prefix: str, fused: Mapping[str, Sequence[str]] | None = None
     ) -> Scheme | None:
-        """The scheme that computes the layer of that name, or None without an entry for it.
+        """The scheme of the layer of that name, or None without an entry.
 
         fused: layers that consist of several in the checkpoint -> their names
-        Raises CheckpointError when parts of one layer have different types, and
-        UnsupportedFeatureError for a type that is not known.
+        Raises CheckpointError if parts of one layer have different types, and
+        UnsupportedFeatureError for an unknown type.
         """
         own = self.types.get(f"{prefix}.weight")
         if own is not None:
@@ -162,8 +162,8 @@ class Format(ABC):
     def of_experts(self, prefix: str) -> Scheme | None:
         """The scheme of all routed experts under `<prefix>.<number>`, or None without an entry.
 
-        Some models of vLLM name their experts otherwise than the checkpoint does (MiniMax-M2:
-        `mlp`, stored as `block_sparse_moe`): the decoder layer's only experts are meant then.
+        Some models of vLLM name their experts differently from the checkpoint (MiniMax-M2: `mlp`,
+        stored as `block_sparse_moe`): then the decoder layer's only experts are used.
         """
         found = self._expert_types.get(prefix)
         if found is None and (layer := _DECODER_LAYER.match(prefix)):
@@ -175,7 +175,7 @@ class Format(ABC):
     def _expert_types(self) -> dict[str, dict[str, str | None]]:
         """Name of a layer's experts -> the type of every part of every expert.
 
-        None stands for a part without an entry that another expert of the layer has.
+        None marks a part without an entry that another expert of the layer has.
         """
         found: dict[str, dict[str, dict[str, str]]] = {}
         for name, value in self.types.items():
@@ -184,7 +184,7 @@ class Format(ABC):
                 own.setdefault(match["number"], {})[match["part"]] = value
         completed = {}
         for experts, by_number in found.items():
-            # Numbers that are absent show only below a count that is plausible.
+            # Absent numbers are found only below a plausible count.
             numbers = {str(number) for number in range(len(by_number))} | by_number.keys()
             parts = dict.fromkeys(part for own in by_number.values() for part in own)
             completed[experts] = {
@@ -212,7 +212,7 @@ class Format(ABC):
                 for kind, names in named.items()
             )
             raise CheckpointError(
-                f"{prefix} is one product, and {self.source} gives its parts different types: "
+                f"{prefix} is one product, and its parts have different types in {self.source}: "
                 f"{listed}. Export the model again with one type for all of them."
             )
         return next(iter(schemes.values()), None)
@@ -222,7 +222,7 @@ FORMATS: Registry[type[Format]] = Registry("formats")
 
 
 def find_format(checkpoint: Checkpoint, quantization: str | None = None) -> Format | None:
-    """The description of a checkpoint by the first format that has one, or None.
+    """The description by the first format that recognizes the checkpoint, or None.
 
     quantization: vLLM's name of the method that serves it; None: any
     """
@@ -234,8 +234,8 @@ def find_format(checkpoint: Checkpoint, quantization: str | None = None) -> Form
                 if isinstance(error, CoreError):
                     raise
                 raise CheckpointError(
-                    f"{checkpoint.model} describes its quantization in a way that does not read "
-                    f"as {kind.name}: {type(error).__name__} {error}. Copy config.json again."
+                    f"{checkpoint.model} has a quantization description that cannot be read as "
+                    f"{kind.name}: {type(error).__name__} {error}. Copy config.json again."
                 ) from error
             if found is not None:
                 return found

@@ -1,4 +1,4 @@
-"""fp8 weights, which no NPU multiplies, as floats or as the tensors of W8A8_DYNAMIC."""
+"""Converts fp8 weights, which no NPU multiplies, to floats or to the tensors of W8A8_DYNAMIC."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.tensors import dtype_name
 
 DTYPE = torch.float8_e4m3fn
-INTEGERS = "W8A8_DYNAMIC"  # the scheme of fp8 weights that become integers
-# Endings of the names of scales, behind the name of a weight.
+INTEGERS = "W8A8_DYNAMIC"  # scheme of fp8 weights converted to integers
+# Suffixes of scale names, after the weight's name.
 SCALES = ("_scale_inv", "_scale")
-INPUT_SCALE = "input_scale"  # of a product of fp8, which is not computed here
-_NAN = 0x7F  # and with the sign
+INPUT_SCALE = "input_scale"  # input scale of an fp8 product, which is not computed here
+_NAN = 0x7F  # including the sign
 _SIGN_AND_NUMBER = 0x87F0 - 0x10000  # of a bf16 number's 16 bits
 _ROWS_AT_ONCE = 128  # of a weight with a scale per row
 
 
 class Block(NamedTuple):
-    """The size of the blocks that have one scale each."""
+    """The size of the blocks that share one scale."""
 
     rows: int
     columns: int
@@ -38,9 +38,9 @@ class Block(NamedTuple):
 def block_of_scale(
     shape: Sequence[int], scale_shape: Sequence[int], blocks: Block | None
 ) -> Block | None:
-    """The blocks of a weight [out, in] whose scales have that shape, or None where they do not fit.
+    """Blocks of a weight [out, in] with scales of that shape, or None if they do not fit.
 
-    blocks: those that config.json says; without any a scale is for the tensor, or for each row
+    blocks: from config.json; None: a scale for the tensor, or for each row
     """
     count = 1
     for size in scale_shape:
@@ -54,7 +54,7 @@ def block_of_scale(
 
 
 def weight_of(name: str) -> str | None:
-    """The name of the weight whose scales have that name, or None for no scales of a weight."""
+    """The name of the weight whose scales have that name; None if it is no weight's scales."""
     for ending in SCALES:
         weight = name.removesuffix(ending)
         if weight != name and weight.endswith(("weight", "_proj")):
@@ -63,17 +63,17 @@ def weight_of(name: str) -> str | None:
 
 
 def is_scale(name: str) -> bool:
-    """Whether a tensor of that name holds the scales of an fp8 weight or of its input."""
+    """True if a tensor of that name holds the scales of an fp8 weight or of its input."""
     return name.endswith(INPUT_SCALE) or weight_of(name) is not None
 
 
 def scale_of(name: str, names: Container[str]) -> str | None:
-    """The name of a weight's scales among others, or None without any."""
+    """The name of a weight's scales among `names`, or None."""
     return next((f"{name}{ending}" for ending in SCALES if f"{name}{ending}" in names), None)
 
 
 def fits(shape: tuple[int, ...], scale: tuple[int, ...], blocks: Block | None) -> bool:
-    """Whether scales of one shape belong to a weight of another, also of several experts."""
+    """True if scales of that shape belong to a weight of that shape; several experts included."""
     if len(shape) == 3:
         has_all = bool(scale) and scale[0] == shape[0]
         return has_all and block_of_scale(shape[1:], scale[1:], blocks) is not None
@@ -97,7 +97,7 @@ def require_scale(
     scale: torch.Tensor | None,
     blocks: Block | None,
 ) -> None:
-    """Raises CheckpointError for an fp8 weight whose scales are absent or of another shape."""
+    """Raises CheckpointError for an fp8 weight whose scales are missing or have a wrong shape."""
     if scale is None:
         raise CheckpointError(
             f"{name} holds fp8, and {scale_name} is in no file: without its scales the weight has "
@@ -115,7 +115,7 @@ def require_scale(
 def dequantized(
     weight: torch.Tensor, scale: torch.Tensor, block: Block
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The rows of some blocks after those of others, as fp32 [rows, in]: little memory at a time.
+    """Yields a few blocks' rows at a time as fp32 [rows, in], to save memory.
 
     weight: [out, in] fp8; scale: [out blocks, in blocks]
     """
@@ -136,9 +136,9 @@ def as_floats(
 ) -> torch.Tensor:
     """The weight in the model's dtype, each value rounded once.
 
-    weight: [out, in], or [experts, out, in] with experts in front of the scale as well
+    weight: [out, in], or [experts, out, in], with a leading expert dimension in scale as well
     scale:  any floating dtype; see `block_of_scale`
-    spares: whose memory the result may take, of one that no other tensor has
+    spares: tensors whose memory the result may reuse, if no other tensor shares it
     """
     if weight.dim() == 3:
         return torch.stack(
@@ -170,9 +170,9 @@ def as_integers(
     blocks: Block | None,
     spares: Sequence[torch.Tensor] = (),
 ) -> dict[str, torch.Tensor]:
-    """The tensors of W8A8_DYNAMIC, rounded from the values that the fp8 weight stands for.
+    """The tensors of W8A8_DYNAMIC, rounded from the dequantized fp8 weight.
 
-    Arguments as for `as_floats`, of a matrix.
+    Arguments as for `as_floats`, for a matrix.
     """
     block = block_of_scale(weight.shape, scale.shape, blocks)
     assert block is not None, "require_scale"
@@ -200,10 +200,10 @@ def as_integers(
 
 
 def _exact(weight: torch.Tensor) -> torch.Tensor:
-    """fp8 as bf16, which holds all of its values.
+    """Converts fp8 to bf16, which holds all of its values.
 
-    By its bits, a tenth of the time of torch's conversion: sign and seven bits of exponent and
-    mantissa are those of a bf16 number whose exponent counts from 127 in place of 7.
+    Works on the bits, in a tenth of the time of torch's conversion: sign and the seven bits of
+    exponent and mantissa become those of a bf16 number, whose exponent bias is 127 instead of 7.
     """
     stored = weight.view(torch.int8)
     if bool(((stored == _NAN) | (stored == _NAN - 128)).any()):

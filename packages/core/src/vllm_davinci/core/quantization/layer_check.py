@@ -1,4 +1,4 @@
-"""The check of one layer of a checkpoint: the tensors of its scheme, and no other's."""
+"""Checks one layer of a checkpoint: it must have the tensors of its scheme and no others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_davinci.core.weight_files.layer_names import VOCABULARY, shortened
 
 
 def extra_names() -> frozenset[str]:
-    """The last parts of the names of tensors that some scheme has beside a weight."""
+    """Suffixes of tensor names that some scheme has in addition to a weight."""
     known = (spec.name for kind in SCHEMES.values() for spec in kind().stored(Layout()))
     return frozenset(known) - {"weight"} | {"weight_scale_second", "weight_offset_second"}
 
@@ -25,13 +25,13 @@ def check_layer(
     tensors: Mapping[str, StoredTensor],
     report: CheckReport,
 ) -> None:
-    """scheme: as which the layer is stored"""
+    """Checks a layer. scheme: of the stored layer"""
     specs = scheme.stored(layout)
     if scheme.name == FLOAT and not weight.dtype.is_floating_point:
         report.problem(
             f"{prefix}.weight",
-            f"holds {dtype_name(weight.dtype)} and would be loaded as {FLOAT}: its scales "
-            "would be left out. Give it its type in the description",
+            f"holds {dtype_name(weight.dtype)} and would be loaded as {FLOAT}: its scales would be"
+            " ignored. Give it its type in the description",
         )
     others = extra_names() - {spec.name for spec in specs}
     if left := sorted(f"{prefix}.{name}" for name in others if f"{prefix}.{name}" in tensors):

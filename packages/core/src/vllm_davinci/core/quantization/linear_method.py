@@ -1,4 +1,4 @@
-"""The tensors of a quantized linear layer: made as vLLM's parameters, filled, checked."""
+"""Creates a quantized linear layer's tensors as vLLM's parameters, fills and checks them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from vllm_davinci.core.quantization.tensors import Extent, TensorSpec, device_dt
 
 
 class QuantizedLinearMethodBase(LinearMethodBase):
-    """The tensors of one scheme: made, filled from the checkpoint, checked.
+    """The tensors of one scheme: created, filled from the checkpoint, checked.
 
     prefix: name of the layer, for messages
 
-    `quant_matmul` has the operands for a stage that multiplies by itself, once weights are loaded.
-    None for a layer that is more than a product.
+    After loading, `quant_matmul` has the operands for stages that multiply themselves; None for a
+    layer that is more than a product.
     """
 
     quant_matmul: QuantMatmul | None = None
@@ -63,7 +63,7 @@ class QuantizedLinearMethodBase(LinearMethodBase):
     ) -> None:
         """Registers the scheme's parameters on the layer.
 
-        Raises UnsupportedFeatureError for weights that the product does not take.
+        Raises UnsupportedFeatureError for weights that the product does not support.
         """
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
@@ -87,15 +87,15 @@ class QuantizedLinearMethodBase(LinearMethodBase):
             )
 
     def takes_as_it_is(self, part: str) -> bool:
-        """Whether the layer's parameter of that name is none of the scheme's tensors, and used."""
+        """True if the layer's parameter of that name is used but not a tensor of the scheme."""
         return part not in self._loaders and not self.scheme.folds_bias
 
     def can_return(self, kind: OutputKind | InputScale) -> bool:
-        """Whether `apply` can have that output; of a layer whose weights are loaded."""
+        """True if `apply` can return that kind of output; call it after loading."""
         return False
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Raises CheckpointError for a tensor that is missing or that the format rules out."""
+        """Raises CheckpointError for a missing or invalid tensor."""
         if not self.settings.is_loaded:
             return
         parts = _parts(layer)
@@ -114,7 +114,7 @@ def plain_tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:
 
 
 def _parts(layer: torch.nn.Module) -> Sequence[Any]:
-    """The shard ids under which a checkpoint's tensors come for this layer."""
+    """The shard ids of the checkpoint's tensors for this layer."""
     if isinstance(layer, QKVParallelLinear):
         return ("q", "k", "v")
     count = len(getattr(layer, "output_partition_sizes", [0]))
@@ -129,7 +129,7 @@ def _parameter(
     group_size: int,
     loader: RecordingLoader,
 ) -> BasevLLMParameter:
-    """The vLLM parameter that divides a tensor over ranks as its extent says."""
+    """The vLLM parameter that divides a tensor over ranks according to its extent."""
     is_one = spec.extent is Extent.ONE
     shape = (num_parts,) if is_one else spec.extent.shape(*matrix, group_size)
     data = torch.zeros(shape, dtype=dtype)

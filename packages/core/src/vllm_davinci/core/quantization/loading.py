@@ -1,4 +1,4 @@
-"""Loading of a quantized layer's tensors, so that a bad checkpoint names its tensor."""
+"""Loads a quantized layer's tensors, and names the tensor in errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vllm_davinci.core.quantization.tensors import (
 from vllm_davinci.core.weight_files.layer_names import shortened
 
 SCALES = frozenset({"weight_scale", "input_scale", "deq_scale", "weight_scale_inv", "scales"})
-CHECK_COMMAND = "vllm-davinci check-model DIRECTORY lists everything that is wrong with it"
+CHECK_COMMAND = "vllm-davinci check-model DIRECTORY lists all its problems"
 
 
 class TensorLoader:
-    """vLLM's weight loader of a layer, for one tensor. Subclasses remember what came.
+    """vLLM's weight loader of a layer, for one tensor. Subclasses record what was loaded.
 
     tensor:       its name, for messages
     spec:         what a checkpoint may hold for it
@@ -41,43 +41,43 @@ class TensorLoader:
         self._spec = spec
         self._convert = conversion(spec, params_dtype)
         self.tensor = tensor
-        self.is_closed = False  # once the layer has made of its tensors what it multiplies with
+        self.is_closed = False  # True once the layer has derived its operands from its tensors
 
     def _put(
         self, part: str, parameter: torch.Tensor, loaded: torch.Tensor, *place: Any, **options: Any
     ) -> Any:
-        """Calls vLLM's loader. Raises CheckpointError when the tensor does not fit.
+        """Calls vLLM's loader. Raises CheckpointError if the tensor does not fit.
 
-        part: which part of the tensor this is, for that message
+        part: part of the tensor, for the message
         """
         if self.is_closed:
             raise UnsupportedFeatureError(
-                f"not available in {RELEASE}: new weights for {self.tensor}, which is quantized "
-                "and prepared already. Start the engine anew with the new checkpoint, or update a "
+                f"New weights are not supported in {RELEASE} for {self.tensor}, which is quantized"
+                " and already prepared. Restart the engine with the new checkpoint, or update a "
                 "model that is not quantized."
             )
-        # A parameter would take any dtype and round it to its own.
+        # A parameter would accept any dtype and round it to its own.
         if not self._spec.accepts(loaded.dtype):
             raise CheckpointError(
                 f"{self.tensor}{part} holds {dtype_name(loaded.dtype)} in the checkpoint and must "
-                f"hold {self._spec.accepted()}: its file and its entry in the description do not "
-                f"belong together. Export the model again: {CHECK_COMMAND}."
+                f"hold {self._spec.accepted()}: its file does not match its entry in the "
+                f"description. Export the model again: {CHECK_COMMAND}."
             )
         try:
             converted = loaded if self._convert is None else self._convert(loaded)
             return self._load(parameter, converted, *place, **options)
         except (AssertionError, RuntimeError, IndexError) as error:
             raise CheckpointError(
-                f"{self.tensor}{part} has shape {list(loaded.shape)} in the checkpoint, which does "
-                f"not fit its place of shape {list(parameter.shape)} on this rank ({error}). The "
-                f"checkpoint does not belong to its config.json: {CHECK_COMMAND}."
+                f"{self.tensor}{part} has shape {list(loaded.shape)} in the checkpoint, which does"
+                f" not fit its parameter of shape {list(parameter.shape)} on this rank ({error}). "
+                f"The checkpoint does not match its config.json: {CHECK_COMMAND}."
             ) from error
 
 
 class RecordingLoader(TensorLoader):
-    """Remembers the parts of a linear layer's tensor.
+    """Records the loaded parts of a linear layer's tensor.
 
-    Parts of a fused layer come one by one, each with a shard id; None stands for all of it.
+    Parts of a fused layer are loaded one by one, each with a shard id; None means all of it.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -91,7 +91,7 @@ class RecordingLoader(TensorLoader):
         self.shards.update(ids)
 
     def missing(self, expected: Sequence[Any]) -> list[str]:
-        """Parts among `expected` that did not come, as text for a message."""
+        """Those of the `expected` parts that were not loaded, as text for a message."""
         if None in self.shards:
             return []
         if not self.shards:
@@ -100,7 +100,7 @@ class RecordingLoader(TensorLoader):
 
 
 def require_loaded(prefix: str, scheme: Scheme, missing: Sequence[str]) -> None:
-    """Raises CheckpointError when tensors of the layer did not come from the checkpoint."""
+    """Raises CheckpointError if tensors of the layer are missing in the checkpoint."""
     if missing:
         raise CheckpointError(
             f"{prefix} is quantized as {scheme.name}, and the checkpoint lacks "
@@ -109,7 +109,7 @@ def require_loaded(prefix: str, scheme: Scheme, missing: Sequence[str]) -> None:
 
 
 def require_symmetric(prefix: str, scheme: Scheme, offset: str, values: torch.Tensor) -> None:
-    """Raises UnsupportedFeatureError when a weight's offsets are not zero.
+    """Raises UnsupportedFeatureError if a weight's offsets are not zero.
 
     offset: name of the tensor that holds them
     """
@@ -121,7 +121,7 @@ def require_symmetric(prefix: str, scheme: Scheme, offset: str, values: torch.Te
 
 
 def require_usable(name: str, tensor: torch.Tensor) -> None:
-    """Raises CheckpointError for values of a scale or an offset that stand for nothing.
+    """Raises CheckpointError for invalid values of a scale or an offset.
 
     A scale must be positive and finite, an input's offset an int8.
     """

@@ -1,13 +1,14 @@
-"""Integers that are packed into int32, as AWQ, GPTQ and compressed-tensors write them.
+"""Integers packed into int32, in the layouts of AWQ, GPTQ and compressed-tensors.
 
-For a layer X of [out, in], with 4-bit integers eight of which lie in one of int32:
-    AWQ                 X.qweight [in, out / 8], the eight in an order of its own;
+For a layer X of [out, in], with eight 4-bit integers per int32:
+    AWQ                 X.qweight [in, out / 8], in AWQ's own order of the eight;
                         X.scales [groups, out]; X.qzeros [groups, out / 8]
-    GPTQ                X.qweight [in / 8, out]; X.scales and X.qzeros as there, in plain order and,
+    GPTQ                X.qweight [in / 8, out]; X.scales and X.qzeros as in AWQ, in plain order
+    and,
                         in its first format, one less; X.g_idx [in], the group of each input
     compressed-tensors  X.weight_packed [out, in / 8]; X.weight_scale [out, groups];
                         X.weight_zero_point [out / 8, groups]; X.weight_shape [2]
-While they are read they become the tensors of W4A16 or W8A16 (see `weight_only`), one by one.
+Reading converts them one by one to the tensors of W4A16 or W8A16 (see `weight_only`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from vllm_davinci.core.weight_files.issues import CheckReport
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 ACT_ORDER = "Quantize the model again without activation order (desc_act false, actorder none)"
 KINDS = {4: "W4A16", 8: "W8A16"}
-# Where each of eight neighbours lies among the halves of AWQ's four bytes.
+# Index of each of eight adjacent integers among the halves of AWQ's four bytes.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _FLOATS = ("scales", "weight_scale")
 
@@ -44,9 +45,9 @@ _FLOATS = ("scales", "weight_scale")
 class PackedWeights(Format):
     """A checkpoint with packed weights. A subclass reads config.json (`of`).
 
-    bits:            of an integer, 4 or 8
-    has_zero_points: whether the integer of zero is in the files, or half of the range
-    zero_shift:      added to a zero point of the files
+    bits:            per integer, 4 or 8
+    has_zero_points: whether files contain zero points; otherwise zero is half of the range
+    zero_shift:      added to a zero point from the files
     """
 
     bits: int
@@ -54,7 +55,7 @@ class PackedWeights(Format):
     zero_shift: int = 0
 
     method: ClassVar[str]
-    """AWQ, GPTQ or COMPRESSED, as config.json says it."""
+    """AWQ, GPTQ or COMPRESSED, as in config.json."""
 
     @property
     def label(self) -> str:
@@ -65,10 +66,10 @@ class PackedWeights(Format):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
-        """The format without its layers, or None where config.json says another one.
+        """The format without its layers, or None if config.json names another one.
 
         config: `quantization_config` of config.json
-        Raises UnsupportedFeatureError for what the products do not take.
+        Raises UnsupportedFeatureError for settings that the products do not support.
         """
         raise NotImplementedError
 
@@ -79,7 +80,7 @@ class PackedWeights(Format):
 
     @classmethod
     def made(cls, bits: int, group_size: int, **zeros: Any) -> Self:
-        """Raises UnsupportedFeatureError for widths and groups that the products do not take."""
+        """Makes the format. Raises UnsupportedFeatureError for unsupported widths and groups."""
         if bits not in KINDS:
             raise unavailable(cls.method, f"weights of {bits} bits; those of 4 and 8 are available")
         if reason := refusal_of_groups(group_size):
@@ -94,11 +95,11 @@ class PackedWeights(Format):
 
     @property
     def weight(self) -> str:
-        """The last part of a packed weight's name."""
+        """Suffix of a packed weight's name."""
         return "weight_packed" if self.method == COMPRESSED else "qweight"
 
     def tensors(self, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
-        """The last parts of the names of a layer's tensors -> their shapes."""
+        """Suffixes of the names of a layer's tensors -> their shapes."""
         each = 32 // self.bits
         groups = in_features // self.layout.group_size if self.layout.group_size else 1
         if self.method == COMPRESSED:
@@ -120,7 +121,7 @@ class PackedWeights(Format):
         return made
 
     def matrix(self, stored: tuple[int, ...]) -> tuple[int, int]:
-        """[out, in] of a packed weight of that shape."""
+        """[out, in] of a packed weight with that stored shape."""
         rows, columns = stored
         each = 32 // self.bits
         if self.method == AWQ:
@@ -128,7 +129,7 @@ class PackedWeights(Format):
         return (columns, rows * each) if self.method == GPTQ else (rows, columns * each)
 
     def described(self, checkpoint: Checkpoint) -> Self:
-        """With the schemes of a checkpoint's layers, by the names of its tensors."""
+        """A copy with the schemes of a checkpoint's layers, found by its tensor names."""
         ending, listed = f".{self.weight}", checkpoint.tensor_names()
         types = {
             f"{name.removesuffix(ending)}.weight": self.kind
@@ -139,7 +140,7 @@ class PackedWeights(Format):
         return replace(self, types=types, source=checkpoint.model)
 
     def converted(self, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """See Format. Raises UnsupportedFeatureError for groups that are not of neighbours."""
+        """See Format. Raises UnsupportedFeatureError for groups that are not contiguous."""
         for name, tensor in weights:
             prefix, _, part = name.rpartition(".")
             if part == self.weight:
@@ -158,7 +159,7 @@ class PackedWeights(Format):
                 yield name, tensor
 
     def _weight(self, packed: torch.Tensor) -> torch.Tensor:
-        """int8 [out, in], or of 4 bits [out, in / 2]."""
+        """Unpacks a weight to int8 [out, in]; with 4 bits [out, in / 2]."""
         if self.method == AWQ:
             return packed_columns(self._in_order(packed).t().contiguous())
         rows = packed if self.method == COMPRESSED else packed.t().contiguous()
@@ -170,7 +171,7 @@ class PackedWeights(Format):
         return (self._in_order(rows).float() + self.zero_shift).t().contiguous()
 
     def _in_order(self, packed: torch.Tensor) -> torch.Tensor:
-        """int8 [rows, columns] of int32 [rows, columns / 8]; signed, half of the range less."""
+        """Unpacks int32 [rows, columns / 8] to int8 [rows, columns], minus half of the range."""
         integers = _signed_bytes(packed, self.bits)
         if self.bits == 4:
             integers = unpacked_columns(integers)
@@ -184,8 +185,8 @@ class PackedWeights(Format):
         expected = number // size if size else torch.zeros_like(number)
         if not torch.equal(g_idx.long(), expected):
             raise UnsupportedFeatureError(
-                f"{name} puts inputs that are no neighbours into one group, which the product does "
-                f"not take. {ACT_ORDER}."
+                f"{name} has groups that are not contiguous, which the product does not support. "
+                f"{ACT_ORDER}."
             )
 
     def whole(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -198,7 +199,7 @@ class PackedWeights(Format):
         return found
 
     def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
-        """Whether every packed weight's other tensors are there and fit it."""
+        """Checks that every packed weight's other tensors exist and fit it."""
         ending = f".{self.weight}"
         others = set(self.tensors(32, 32)) - {self.weight}
         for name in tensors:
@@ -227,15 +228,15 @@ class PackedWeights(Format):
 
 
 def _signed_bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [..., n] as int8 [..., 4 n], in which each integer of `bits` has its sign.
+    """Converts int32 [..., n] to int8 [..., 4 n], in which each integer of `bits` is signed.
 
-    Integers from 0 become those from -half of the range: its highest bit is turned.
+    Flips the highest bit: integers from 0 become integers from minus half of the range.
     """
     return packed.contiguous().view(torch.int8) ^ (-0x78 if bits == 4 else -0x80)
 
 
 def number(method: str, config: Mapping[str, Any], *names: str) -> int:
-    """The first of some settings that config.json has."""
+    """The first of the named settings in config.json."""
     for name in names:
         if isinstance(value := config.get(name), int):
             return value
@@ -249,7 +250,7 @@ def unavailable(method: str, reason: str) -> UnsupportedFeatureError:
 
 
 class PackedWeightsConfig(AscendQuantizationConfig):
-    """vLLM's method for one of these formats, over the layers of `ascend`."""
+    """# vLLM's"""
 
     name: ClassVar[str]  # vLLM's
     kind: ClassVar[type[PackedWeights]]
@@ -265,8 +266,7 @@ class PackedWeightsConfig(AscendQuantizationConfig):
         if cls.kind.of(config) is None:
             raise UnsupportedFeatureError(
                 f"--quantization {cls.name} is for checkpoints whose config.json has quant_method "
-                f"{cls.kind.method!r}, and this one has {config.get('quant_method')!r}. Leave it "
-                "out."
+                f"{cls.kind.method!r}, and this one has {config.get('quant_method')!r}. Remove it."
             )
         made = cls()
         made.named = config

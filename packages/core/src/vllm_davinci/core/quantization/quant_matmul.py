@@ -17,12 +17,12 @@ FRACTAL_NZ = 29  # aclFormat: 16 x 32 tiles, the matrix unit's own order
 
 
 class QuantMatmul(NamedTuple):
-    """(integers @ weight + bias) * scale, times the rows' scales where they have some.
+    """Computes (integers @ weight + bias) * scale, times the rows' scales if they have any.
 
     weight:      [in_features, out_features] int8, also in the NZ layout
-    scale:       [out_features] fp32; with an input_scale in an FP16 model its bits as int64
+    scale:       [out_features] fp32; with an input_scale in an FP16 model: its bits as int64
     bias:        [out_features] int32, or None
-    input_scale: how the input is quantized, or None when every row has a scale of its own
+    input_scale: quantizes the input; None if every row has its own scale
     """
 
     weight: torch.Tensor
@@ -31,14 +31,14 @@ class QuantMatmul(NamedTuple):
     input_scale: InputScale | None
 
     def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The input as this product takes it: int8 rows [num_tokens, in_features], their scales.
+        """Quantizes the input: int8 rows [num_tokens, in_features], and their scales.
 
         x: [..., in_features]. See `layers.quantized_activation.quantize`.
         """
         return quantize(x, self.input_scale)
 
     def quantizes_as(self, other: QuantMatmul) -> bool:
-        """Whether rows that were quantized for one can be multiplied by the other."""
+        """True if rows quantized for one product can be multiplied by the other."""
         return self.input_scale == other.input_scale
 
 
@@ -50,7 +50,7 @@ def per_token_quant_matmul(
 ) -> torch.Tensor:
     """(integers of x * weight) * scales of x * weight_scale + bias, rounded once. Two launches.
 
-    x:            [..., in_features]; every row is quantized with its own scale
+    x:            [..., in_features]; quantized with a scale per row
     weight:       [in_features, out_features] int8
     weight_scale: [out_features] fp32
     bias:         [out_features], dtype of x, or None
@@ -64,7 +64,7 @@ def per_token_quant_matmul(
 
 
 class Int8Scheme(Scheme):
-    """Base of the schemes whose products are of int8."""
+    """Base of the schemes with int8 products."""
 
     quantizes_input = True
     is_written = True
@@ -75,7 +75,7 @@ class Int8Scheme(Scheme):
 
 
 def require_sizes(prefix: str, in_features: int, out_features: int) -> None:
-    """Raises UnsupportedFeatureError where the product takes no weight of these sizes on a rank.
+    """Raises UnsupportedFeatureError if the product does not support such a weight on a rank.
 
     prefix: name of the layer
     """
@@ -83,12 +83,12 @@ def require_sizes(prefix: str, in_features: int, out_features: int) -> None:
         if (said := _refusal_of_weight(columns, rows)) is not None:
             raise UnsupportedFeatureError(
                 f"{prefix} has an int8 weight of {in_features} x {out_features} on each rank, "
-                "which the product of this device and CANN does not take. Start with a larger "
+                "which the product of this device and CANN does not support. Start with a larger "
                 f"--tensor-parallel-size. It says: {said}"
             )
 
 
-# Of the side that is not asked about: what is asked takes little memory.
+# Size of the side that is not tested, small to save memory.
 _SIDE = 32
 
 
@@ -106,12 +106,12 @@ def _refusal_of_weight(in_features: int, out_features: int) -> str | None:
 
 
 def arrange_weight(parameter: torch.nn.Parameter | torch.Tensor, use_nz: bool) -> torch.Tensor:
-    """The weight as the product takes it: [..., in, out].
+    """Lays a weight out for the product: [..., in, out].
 
     parameter: [..., out, in] int8; keeps its shape, and with `use_nz` becomes a view of the result,
-               so that no second copy of the weight stays
+               so that no second copy remains
     Returns a view of the same memory, or with `use_nz` of a copy in the NZ layout. Raises
-    DeviceError when the chip's libraries do not convert.
+    DeviceError if the chip's libraries do not convert.
     """
     transposed = parameter.detach().as_subclass(torch.Tensor).transpose(-1, -2)
     if not use_nz:
@@ -133,11 +133,11 @@ def arrange_weight(parameter: torch.nn.Parameter | torch.Tensor, use_nz: bool) -
 
 
 def _in_tiles(weight: torch.Tensor) -> torch.Tensor:
-    """A copy in the NZ layout. torch_npu makes tensors of such layouts only while told to."""
+    """A copy in the NZ layout. torch_npu makes such tensors only while a global flag is set."""
     torch_npu.npu.set_option({"ALLOW_INTERNAL_FORMAT": "enable"})
     try:
         tiles: torch.Tensor = torch_npu.npu_format_cast(weight, FRACTAL_NZ)
-        torch.accelerator.synchronize()  # the conversion's error comes with the next wait
+        torch.accelerator.synchronize()  # the conversion's error is raised by the next wait
     finally:
         torch_npu.npu.set_option({"ALLOW_INTERNAL_FORMAT": "disable"})
     return tiles

@@ -1,4 +1,4 @@
-"""Entries found by name: each is a class in a file of its own, imported when it is asked for."""
+"""Finds entries by name: each is a class in its own file, imported on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 class Named(Protocol):
-    """A class that says its own name."""
+    """A class with a name."""
 
     name: ClassVar[str]
 
@@ -21,7 +21,7 @@ Entry = TypeVar("Entry", bound=type[Named])
 
 
 class Registry(Mapping[str, Entry]):
-    """The classes that the files of one folder register, by their names.
+    """The classes registered by the files of one folder, by name.
 
     folder: of this package
     """
@@ -32,17 +32,17 @@ class Registry(Mapping[str, Entry]):
         self._entries: dict[str, Entry] = {}
 
     def register(self, entry: Entry) -> Entry:
-        """Decorates a class. Raises ValueError where another one has the name."""
+        """Decorates a class. Raises ValueError if another one has the name."""
         other = self._entries.setdefault(entry.name, entry)
         if other is not entry:
             raise ValueError(
                 f"{entry.__module__} registers {entry.name}, which {other.__module__} has "
-                "registered. Give it a name of its own."
+                "registered. Choose another name."
             )
         return entry
 
     def nearest(self, name: str) -> str | None:
-        """The entry whose name is closest to one that is unknown, or None without a close one."""
+        """The entry with the closest name to an unknown one, or None."""
         close = difflib.get_close_matches(name, list(self), n=1)
         return close[0] if close else None
 
@@ -56,7 +56,7 @@ class Registry(Mapping[str, Entry]):
         return len(self.read())
 
     def read(self) -> dict[str, Entry]:
-        """The entries, once the folder's files are imported."""
+        """The entries; imports the folder's files first."""
         if not self._is_read:
             self._is_read = True
             package = import_module(f"{_PACKAGE}.{self._folder}")

@@ -1,8 +1,9 @@
-"""Finds, at the start, the norms and projections that quantize for their readers.
+"""Finds, at start, the norms and projections that quantize for their readers.
 
-A step reads an output in one of several ways: that of few tokens or of many, of decodes, prefills
-or neither, with padding or without. Dummy runs show them all before the first step: those without
-attention before memory is measured, those with it once there is a KV cache.
+The readers of an output depend on the step: few or many tokens, decodes, prefills or neither, with
+                                             or
+without padding. Dummy runs cover all cases before the first step: those without attention before
+memory is measured, those with attention once there is a KV cache.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Producer(Protocol):
 
 
 class OutputPlan:
-    """The output kind of every producer of a model whose weights are loaded and processed.
+    """The output kinds of all producers in a loaded model.
 
-    A producer whose output is read by quantization alone, in one way, quantizes in its own launch;
-    one whose output any other operator reads, or nothing, returns floats.
+    A producer whose readers all quantize alike quantizes in its own launch; a producer with any
+    other reader, or none, returns floats.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -44,7 +45,7 @@ class OutputPlan:
         self._readers = {name: Readers() for name in self._producers}
 
     def resolve(self, dummy_runs: Iterable[Callable[[], object]]) -> list[str]:
-        """Sets the kinds by the readers of these runs and of all that were resolved before.
+        """Sets the kinds by the readers in these runs and in all earlier ones.
 
         dummy_runs: each runs the model once; every rank does so at the same time
         Returns the names of producers that quantized until now and must return floats.
@@ -70,7 +71,7 @@ class OutputPlan:
     def check_with_attention(
         self, vllm_config: VllmConfig, longest: int, dummy_run: Callable[..., object]
     ) -> None:
-        """Holds against steps with attention what steps without it have told of the outputs.
+        """Checks the plan, made from steps without attention, against steps with attention.
 
         longest:   tokens of the longest prefill that a dummy run may have
         dummy_run: vLLM's `_dummy_run`, which every rank calls at the same time
@@ -84,7 +85,7 @@ class OutputPlan:
         )
 
     def check(self, dummy_runs: Iterable[Callable[[], object]]) -> None:
-        """`resolve`, of a plan that memory was measured with; says what has changed."""
+        """Like `resolve`, after memory was measured with the plan; logs what has changed."""
         if self._producers and (changed := self.resolve(dummy_runs)):
             logger.warning(
                 "Steps with attention read as floats what other steps read as integers: %s. These "
@@ -96,7 +97,7 @@ class OutputPlan:
 def resolved_plan(
     vllm_config: VllmConfig, model: torch.nn.Module, dummy_run: Callable[..., object]
 ) -> OutputPlan | None:
-    """The plan of a model of quantized inputs, by steps without attention; None of another model.
+    """The plan of a model with quantized inputs, from steps without attention; else None.
 
     dummy_run: vLLM's `_dummy_run`, which every rank calls at the same time
     """
@@ -114,11 +115,11 @@ def resolved_plan(
 
 
 def step_sizes(vllm_config: VllmConfig) -> list[int]:
-    """Tokens of dummy runs that take every way through a model which depends on their number.
+    """Token counts of dummy runs that cover every path which depends on the number of tokens.
 
-    One token; a number that ranks pad to share it; the first that is no step of decodes, whose
-    tokens may reach experts in another way; the first that runs sequence parallel, and one that is
-    padded then.
+    One token; a number that ranks pad to share it; the first one that is not decode-only, which may
+    use another dispatch method; the first one that runs sequence parallel, and one that is then
+    padded.
     """
     scheduler, ranks = vllm_config.scheduler_config, vllm_config.parallel_config
     sizes = {1, ranks.tensor_parallel_size + 1}

@@ -1,4 +1,4 @@
-"""Round-to-nearest: from float weights and observed ranges to integers and scales."""
+"""Round-to-nearest: converts float weights and observed ranges to integers and scales."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class InputRange:
-    """The smallest and the largest value that a layer's input had."""
+    """The smallest and the largest value of a layer's input."""
 
     low: float
     high: float
@@ -20,7 +20,7 @@ class InputRange:
 
 @dataclass(frozen=True)
 class FloatLayer:
-    """A linear layer, or one expert's projection, that is to be rounded.
+    """A linear layer, or one expert's projection, to be rounded.
 
     weight: [out, in]
     dtype:  of the model
@@ -35,14 +35,14 @@ class FloatLayer:
 
 
 def scale_and_offset(seen: InputRange) -> tuple[float, float]:
-    """The step and the integer of zero that map a range on -128 to 127."""
+    """The step and the zero point that map a range to -128 to 127."""
     low, high = min(seen.low, 0.0), max(seen.high, 0.0)  # zero stays representable
     scale = (high - low) / 255 or 1.0
     return scale, float(max(-128, min(127, round(-128 - low / scale))))
 
 
 def rounded_per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [out, in] and the scale of each row, fp32 [out, 1]."""
+    """Rounds to int8 [out, in]; also returns the scale of each row, fp32 [out, 1]."""
     wide = weight.to(torch.float32)
     scale = wide.abs().amax(1, keepdim=True) / 127
     # A channel of zeros has no range; any scale serves it.
@@ -51,6 +51,6 @@ def rounded_per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def stored_per_channel(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that symmetric int8 weights with a scale per channel are stored as."""
+    """The stored tensors of symmetric int8 weights with a scale per channel."""
     integers, scale = rounded_per_channel(weight)
     return {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}

@@ -1,4 +1,4 @@
-"""The int8 kernel that vLLM's own formats, such as compressed-tensors, choose on the NPU.
+"""The int8 kernel of vLLM's own formats, such as compressed-tensors, on the NPU.
 
 With o and s the zero point and the scale of the activations:
     xq = clamp(round(x / s) + o, -128, 127)
@@ -20,7 +20,7 @@ from vllm_davinci.core.quantization.tensors import bits_from_float
 
 
 class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
-    """Weights with a scale per channel or per part; activations of every kind of the format."""
+    """Weights with a scale per channel or per part; all activation types of the format."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -58,7 +58,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
             self._quant_bias = (-self._input_offset.cpu() * self._weight_sums).to(device)
 
     def floats(self) -> torch.Tensor:
-        """[out_features, in_features] fp32, the values that the weights stand for."""
+        """[out_features, in_features] fp32, the dequantized weights."""
         return self._weight.t().float() * self._weight_scale.unsqueeze(1)
 
     def apply_weights(
@@ -84,7 +84,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         return result if bias is None else result.add_(bias)
 
     def _asymmetric_product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The tokens' zero points are not integers, so their share is taken off in fp32."""
+        """Subtracts the zero points' part in fp32: tokens' zero points are not integers."""
         integers, scales, offsets = torch_npu.npu_dynamic_quant_asymmetric(x)
         sums = torch_npu.npu_quant_matmul(
             integers, self._weight, self._weight_scale, output_dtype=torch.int32

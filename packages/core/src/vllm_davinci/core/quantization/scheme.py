@@ -21,10 +21,10 @@ FLOAT = "FLOAT"
 
 @dataclass(frozen=True)
 class Layout:
-    """How an exporter stores tensors that several generations store in several ways.
+    """An exporter's storage layout, where generations of exporters differ.
 
     version:    of the export's format; empty for exporters before 1.0.0
-    group_size: entries of the input that share a scale of a weight-only layer; 0: all
+    group_size: input entries that share a scale of a weight-only layer; 0: all
     """
 
     version: str = ""
@@ -32,10 +32,10 @@ class Layout:
 
 
 class LayerSettings(NamedTuple):
-    """The settings of the engine that is being built, as its layers need them.
+    """Settings of the engine under construction that its layers need.
 
-    is_loaded:  whether tensors come through weight loaders, so that a missing one can be told
-    use_nz:     whether int8 weights take the NZ layout
+    is_loaded:  whether weight loaders load the tensors, so that a missing one can be reported
+    use_nz:     whether int8 weights use the NZ layout
     group_size: see Layout
     """
 
@@ -49,7 +49,7 @@ class WeightSize(NamedTuple):
 
     prefix:     name of the layer, for messages
     group_size: see Layout
-    is_expert:  whether the weight is one of routed experts
+    is_expert:  whether the weight belongs to routed experts
     """
 
     prefix: str
@@ -60,10 +60,10 @@ class WeightSize(NamedTuple):
 
 
 class Scheme:
-    """How the layers of one quantization type are stored, converted and computed.
+    """Defines how layers of one quantization type are stored, converted and computed.
 
-    A subclass in a file of `schemes`, decorated with `SCHEMES.register`, is all that a scheme
-    needs: formats, checks, loading, serving and `vllm-davinci quantize` ask it by its name.
+    A scheme needs only a subclass in a file of `schemes`, decorated with `SCHEMES.register`:
+    formats, checks, loading, serving and `vllm-davinci quantize` find it by its name.
     """
 
     name: ClassVar[str]
@@ -73,45 +73,44 @@ class Scheme:
     """The scheme whose methods compute these layers; empty: this one."""
 
     in_decodes: ClassVar[str] = ""
-    """The scheme of linear layers in an engine that takes its prompts from another one; empty:
-    this one."""
+    """The scheme of linear layers in a decode engine (disaggregated prefill); empty: this one."""
 
     keeps_experts: ClassVar[bool] = False
-    """Whether routed experts are computed by this one whatever `computed_as` says."""
+    """True if this scheme computes routed experts whatever `computed_as` says."""
 
     parameters: ClassVar[tuple[TensorSpec, ...]]
-    """The tensors that a layer keeps on the device. The first is the weight."""
+    """A layer's tensors on the device. The first is the weight."""
 
     linear_method: ClassVar[type[Any] | None] = None
     """The method of linear layers, made from the scheme, the layer's name and the settings."""
 
     experts_method: ClassVar[type[Any] | None] = None
-    """The method of routed experts, made like `experts` calls it."""
+    """The method of routed experts; see `experts` for its arguments."""
 
     quantizes_input: ClassVar[bool] = False
-    """Whether producers of the input should emit integers (`layers.quantized_activation`)."""
+    """True if producers of the input should emit integers (`layers.quantized_activation`)."""
 
     is_symmetric: ClassVar[bool] = True
-    """Whether `weight_offset`, where a layer has one, must be zero."""
+    """True if a layer's `weight_offset`, if any, must be zero."""
 
     has_groups: ClassVar[bool] = False
-    """Whether a weight may have a scale per group of inputs (`Layout.group_size`)."""
+    """True if a weight may have a scale per group of inputs (`Layout.group_size`)."""
 
     folds_bias: ClassVar[bool] = False
-    """Whether a layer's bias is in another of its tensors, so that `bias` is left out."""
+    """True if a layer's bias is folded into another tensor, so that `bias` is ignored."""
 
     is_written: ClassVar[bool] = False
-    """Whether `vllm-davinci quantize` writes it, by `rounded`."""
+    """True if `vllm-davinci quantize` can write it, with `rounded`."""
 
     needs_input_range: ClassVar[bool] = False
-    """Whether `rounded` needs the range that calibration finds for the layer's input."""
+    """True if `rounded` needs the calibrated range of the layer's input."""
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
-        """The tensors of a layer in a checkpoint. The first is the weight."""
+        """A layer's tensors in a checkpoint. The first is the weight."""
         return self.parameters
 
     def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:
-        """One of `parameters` from one of the stored tensors, or None for one that is left out.
+        """Converts a stored tensor to one of `parameters`; None for one that is not used.
 
         part: the last part of the tensor's name
         """
@@ -120,14 +119,14 @@ class Scheme:
     def converted_of_expert(
         self, part: str, tensor: torch.Tensor, layout: Layout
     ) -> torch.Tensor | None:
-        """The same of a projection of a routed expert."""
+        """Like `converted`, for a projection of a routed expert."""
         return self.converted(part, tensor, layout)
 
     def require_sizes(self, size: WeightSize) -> None:
-        """Raises UnsupportedFeatureError where the device takes no such weight on a rank."""
+        """Raises UnsupportedFeatureError if the device does not support such a weight on a rank."""
 
     def refusal_of_groups(self, group_size: int) -> str | None:
-        """Why weights with groups of that size are not taken, or None when they are."""
+        """The reason why weights with groups of that size are not supported, or None."""
         return None
 
     def linear(self, prefix: str, settings: LayerSettings) -> Any:
@@ -145,22 +144,22 @@ class Scheme:
     ) -> Any:
         """The method of routed experts; None for vLLM's own.
 
-        tensors: those of a projection where the format has others than `parameters`
+        tensors: of a projection, if the format has others than `parameters`
         """
         if self.experts_method is None:
             raise self._unavailable(prefix, "how to compute routed experts (experts_method)")
         return self.experts_method(self, moe, prefix, settings, tensors)
 
     def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """fp32 [out, in], the values that a layer stands for. tensor: a parameter by its name"""
+        """fp32 [out, in], a layer's dequantized weight. tensor: returns a parameter by its name"""
         raise self._unavailable("A layer that is needed as floats", "its values (floats)")
 
     def seen(self, inputs: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """fp32, the values that a layer multiplies in place of its inputs; see `floats`."""
+        """fp32, a layer's inputs after their quantization; see `floats`."""
         return inputs
 
     def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
-        """The tensors of a layer as they are stored."""
+        """Rounds a layer to its stored tensors."""
         raise self._unavailable("A float weight", "how to round it (rounded)")
 
     def _unavailable(self, subject: str, what: str) -> UnsupportedFeatureError:
@@ -174,7 +173,7 @@ SCHEMES: Registry[type[Scheme]] = Registry("schemes")
 
 
 def find_scheme(name: str, tensor: str) -> Scheme:
-    """The scheme of that name. Raises UnsupportedFeatureError, which names the tensor, for none."""
+    """The scheme of that name. Raises UnsupportedFeatureError, naming the tensor, if unknown."""
     if name in SCHEMES:
         return SCHEMES[name]()
     close = SCHEMES.nearest(str(name))

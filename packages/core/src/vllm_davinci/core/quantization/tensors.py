@@ -1,4 +1,4 @@
-"""The vocabulary in which a scheme states a layer's tensors: names, dtypes, shapes, conversions."""
+"""Describes a layer's tensors for schemes: names, dtypes, shapes, conversions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Extent(Enum):
     """The shape of a layer's tensor, before it is divided over ranks."""
 
     MATRIX = "[out, in]"
-    PACKED_ROWS = "[out / 2, in]"  # two rows of 4-bit integers in each of int8
-    PACKED_COLUMNS = "[out, in / 2]"  # two columns of them
+    PACKED_ROWS = "[out / 2, in]"  # two rows of 4-bit integers per int8
+    PACKED_COLUMNS = "[out, in / 2]"  # two columns per int8
     CHANNELS = "[out]"
     CHANNEL_COLUMN = "[out, 1]"
     GROUPS = "[out, groups of in]"
     ONE = "[1]"
-    PER_PART = "[out, 1 or 16]"  # one per part of the input that a rank may have
+    PER_PART = "[out, 1 or 16]"  # one per part of the input that a rank may hold
 
     def shape(self, out_features: int, in_features: int, group_size: int = 0) -> tuple[int, ...]:
-        """group_size: entries of the input that share a scale; 0: all"""
+        """The tensor's shape. group_size: input entries that share a scale; 0: all"""
         return {
             Extent.MATRIX: (out_features, in_features),
             Extent.PACKED_ROWS: (out_features // 2, in_features),
@@ -37,16 +37,18 @@ class Extent(Enum):
     def shapes(
         self, out_features: int, in_features: int, group_size: int = 0
     ) -> tuple[tuple[int, ...], ...]:
-        """All that a checkpoint may have."""
+        """All shapes that a checkpoint may have."""
         one = self.shape(out_features, in_features, group_size)
         if self is Extent.PER_PART:
             return one, (out_features, 16)
-        if self is Extent.GROUPS and not group_size:  # exporters before format 1.0.0: the second
+        if (
+            self is Extent.GROUPS and not group_size
+        ):  # exporters before format 1.0.0 write the second
             return one, (out_features,)
         return (one,)
 
     def matrix(self, stored: tuple[int, int]) -> tuple[int, int]:
-        """[out, in] of a weight that a checkpoint stores with that shape."""
+        """[out, in] of a weight with that stored shape."""
         rows, columns = stored
         if self is Extent.PACKED_ROWS:
             return 2 * rows, columns
@@ -57,11 +59,11 @@ class Extent(Enum):
 class TensorSpec:
     """One tensor of a layer.
 
-    dtypes:      what a checkpoint may hold; empty for any floating dtype
-    is_optional: whether exporters of some generations leave it out
+    dtypes:      allowed in a checkpoint; empty for any floating dtype
+    is_optional: whether some exporters omit it
     loaded_as:   dtype on the device; None for the first of `dtypes`, or else fp32
-    has_bits:    whether it holds fp32 values that may be kept as their bits in int64, which is how
-                 the product of an FP16 model takes them
+    has_bits:    whether it holds fp32 values that may be stored as their bits in int64, as the
+                 product of an FP16 model requires
     """
 
     name: str
@@ -102,7 +104,7 @@ def deq_scale_as_float(deq_scale: torch.Tensor) -> torch.Tensor:
 
 
 def bits_from_float(values: torch.Tensor) -> torch.Tensor:
-    """The bit patterns of fp32 values as int64, which is how FP16 models keep `deq_scale`."""
+    """The bit patterns of fp32 values as int64, in which FP16 models store `deq_scale`."""
     return values.to(torch.float32).contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
@@ -116,7 +118,7 @@ def device_dtype(spec: TensorSpec, params_dtype: torch.dtype) -> torch.dtype:
 def conversion(
     spec: TensorSpec, params_dtype: torch.dtype
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """From what the checkpoint holds to what the parameter holds, where a cast is not enough."""
+    """Converts a checkpoint's tensor to the parameter's content; None if a cast is enough."""
     if not spec.has_bits:
         return None
     as_bits = params_dtype == torch.float16

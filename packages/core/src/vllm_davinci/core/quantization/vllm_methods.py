@@ -1,4 +1,4 @@
-"""Makes quantization known to vLLM, and chooses it for a checkpoint that carries a description."""
+"""Registers quantization with vLLM, and selects it for a checkpoint with a description."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def register() -> None:
 
 
 def choose_quantization(vllm_config: VllmConfig) -> None:
-    """Sets the engine's quantization to that of a checkpoint that carries a description.
+    """Selects the quantization of a checkpoint that has a description.
 
-    An option that the user gave stays. Raises what reading the description raises.
+    An option given by the user stays. Raises the errors of reading the description.
     """
     model = vllm_config.model_config
     if model is None or model.quantization is not None or vllm_config.quant_config is not None:

@@ -1,8 +1,8 @@
-"""Products of 16-bit rows with weights of integers, which the operator turns into 16-bit floats.
+"""Products of 16-bit rows with integer weights, which the operator converts to 16-bit floats.
 
 y = x @ ((weight + offset) * scale) + bias, where (weight + offset) * scale is rounded to the dtype
 of x and sums are fp32. A checkpoint's offset has the other sign: (weight - weight_offset) *
-weight_scale. Limits are those of aclnnWeightQuantBatchMatmulV2 on Atlas A2 and A3.
+weight_scale. Limits: aclnnWeightQuantBatchMatmulV2 on Atlas A2 and A3.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ WAY_OUT = (
 )
 _LARGEST = 65535
 _GROUP_UNIT = 32
-_PACKED = 8  # integers of 4 bits in one of int32
-_LARGEST_OFFSET = 256  # up to which bf16 holds every integer
+_PACKED = 8  # 4-bit integers per int32
+_LARGEST_OFFSET = 256  # bf16 holds every integer up to this one
 
 
 def refusal_of_groups(group_size: int) -> str | None:
-    """Why the operator does not take groups of that size, or None when it does.
+    """The reason why the operator does not support groups of that size, or None.
 
-    group_size: entries of the input that share a scale; 0: all
+    group_size: input entries that share a scale; 0: all
     """
     if group_size and (group_size < _GROUP_UNIT or group_size % _GROUP_UNIT):
         return (
-            f"weights with a scale per {group_size} entries are not available; those with one per "
-            f"multiple of {_GROUP_UNIT}, or per channel, are"
+            f"a scale per {group_size} entries of a weight is not supported; use a multiple of "
+            f"{_GROUP_UNIT}, or one per channel"
         )
     return None
 
@@ -40,36 +40,37 @@ def refusal_of_groups(group_size: int) -> str | None:
 def refusal(
     bits: int, group_size: int, in_features: int, out_features: int, is_expert: bool = False
 ) -> str | None:
-    """Why the operators do not take a rank's weight of these sizes, or None when they do."""
+    """The reason why the operators do not support a rank's weight of these sizes, or None."""
     if reason := refusal_of_groups(group_size):
         return reason
     if group_size and in_features % group_size:
         return (
-            f"{in_features} inputs on a rank are not divided by groups of {group_size}: choose "
-            "another number of ranks"
+            f"{in_features} inputs on a rank are not a multiple of the group size {group_size}: "
+            "choose another number of ranks"
         )
     # Source: CheckOptionalTensorList in ops-transformer's aclnn_grouped_matmul.cpp.
     if is_expert and bits == 8 and 0 < group_size < in_features:
         return (
-            f"experts' 8-bit weights with a scale per {group_size} entries are not available: the "
-            "grouped product takes groups of 4-bit weights, and 8-bit ones per channel"
+            f"a scale per {group_size} entries of experts' 8-bit weights is not supported: the "
+            "grouped product supports groups for 4-bit weights only, and 8-bit weights per "
+            "channel"
         )
     if max(in_features, out_features) > _LARGEST:
         return f"weights of {in_features} x {out_features}: the most on a side is {_LARGEST}"
     packed = out_features if is_expert or 0 < group_size < in_features else in_features
     if bits == 4 and packed % _PACKED:
-        return f"4-bit weights of {in_features} x {out_features}: {packed} is not divided by 8"
+        return f"4-bit weights of {in_features} x {out_features}: {packed} is not a multiple of 8"
     return None
 
 
 class WeightOnlyMatmul(NamedTuple):
     """The operands of one product.
 
-    weight:     [in, out] int8, or int32 with eight 4-bit integers in each, along the dimension
-                that is contiguous
+    weight:     [in, out] int8, or int32 with eight 4-bit integers each, along the contiguous
+                dimension
     scale:      [out], or [groups, out] with a group_size; dtype of the rows
     offset:     as scale, or None for symmetric weights
-    group_size: entries of the input that share a scale; 0: all
+    group_size: input entries that share a scale; 0: all
     """
 
     weight: torch.Tensor
@@ -78,7 +79,7 @@ class WeightOnlyMatmul(NamedTuple):
     group_size: int
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One launch. bias: [out], fp32 beside bf16 rows and fp16 beside fp16 ones, or None.
+        """One launch. bias: [out], fp32 for bf16 rows and fp16 for fp16 rows, or None.
 
         x: [..., in]. Returns [..., out] of the same dtype.
         """
@@ -100,10 +101,10 @@ def arranged(
     bits: int,
     dtype: torch.dtype,
 ) -> WeightOnlyMatmul:
-    """A loaded layer's tensors as the product takes them.
+    """Lays a loaded layer's tensors out for the product.
 
     weight:        [out, in] int8; of W4A16 [out, in / 2], the first of two integers in the low half
-    scale, offset: [out, groups], as a checkpoint has them
+    scale, offset: [out, groups], as in a checkpoint
     dtype:         of the model
     """
     groups = scale.shape[1]
@@ -129,13 +130,13 @@ def arranged_experts(
     bits: int,
     is_loaded: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The tensors of a projection of all experts as the grouped product takes them.
+    """Lays a projection's tensors of all experts out for the grouped product.
 
-    Arguments as in `arranged`, with experts in front. is_loaded: False where the weights mean
-    nothing (--load-format dummy), so that the host need not lay them out.
+    Arguments as in `arranged`, with a leading expert dimension. is_loaded: False if the weights are
+    undefined (--load-format dummy), so that the host need not lay them out.
     Returns the weight [experts, in, out] int8 or [experts, in, out / 8] int32, scale and offset
-    [experts, out] or [experts, groups, out] in the dtype of `scale`; the grouped product takes no
-    weight without an offset.
+    [experts, out] or [experts, groups, out] in the dtype of `scale`; the grouped product requires
+    an offset.
     """
     if bits == 4:
         pack = _packed if is_loaded else _packed_zeros
@@ -153,7 +154,7 @@ def _turned(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
-    """int32 [in, out / 8] where `is_turned`, else [out, in / 8], as the operators read it."""
+    """int32 [in, out / 8] if `is_turned`, else [out, in / 8], in the operators' order."""
     integers = unpacked_columns(weight.cpu())
     if is_turned:
         integers = integers.t()
@@ -163,14 +164,14 @@ def _packed(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
 
 
 def _packed_zeros(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
-    """The same of a weight of zeros, whose values are not looked at."""
+    """Like `_packed`, for a weight of zeros, whose values are not read."""
     rows, columns = weight.shape[0], 2 * weight.shape[1]
     outer, inner = (columns, rows) if is_turned else (rows, columns)
     return torch.zeros(outer, inner // 8, dtype=torch.int32, device=weight.device)
 
 
 def unpacked_columns(packed: torch.Tensor) -> torch.Tensor:
-    """4-bit integers, of which a byte has those of two columns, the first in its low half.
+    """Unpacks 4-bit integers of two columns per byte, the first in the low half.
 
     packed: [..., in / 2] int8
     Returns [..., in] int8, from -8 to 7.
@@ -187,7 +188,7 @@ def packed_columns(integers: torch.Tensor) -> torch.Tensor:
 def floats_of(
     weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int
 ) -> torch.Tensor:
-    """fp32 [out, in], the values that a layer's tensors stand for; arguments as in `arranged`."""
+    """fp32 [out, in], a layer's dequantized weight; arguments as in `arranged`."""
     integers = unpacked_columns(weight) if bits == 4 else weight
     wide = integers.float().unflatten(1, (scale.shape[1], -1))
     values: torch.Tensor = (wide - offset.float().unsqueeze(2)) * scale.float().unsqueeze(2)
@@ -195,19 +196,19 @@ def floats_of(
 
 
 def require_exact_offset(name: str, offset: torch.Tensor) -> None:
-    """Raises UnsupportedFeatureError for offsets that 16-bit floats do not hold.
+    """Raises UnsupportedFeatureError for offsets that 16-bit floats cannot hold exactly.
 
     name: of the tensor
     """
     if bool(((offset != offset.round()) | (offset.abs() > _LARGEST_OFFSET)).any()):
         raise UnsupportedFeatureError(
-            f"{name} holds offsets that are no integers of 8 bits, and the product takes them in "
-            f"16 bits. {WAY_OUT}."
+            f"{name} holds offsets that are not 8-bit integers, and the product reads them in 16 "
+            f"bits. {WAY_OUT}."
         )
 
 
 def unpacked_rows(packed: torch.Tensor) -> torch.Tensor:
-    """4-bit integers, of which a byte has those of two rows, the first in its low half.
+    """Unpacks 4-bit integers of two rows per byte, the first in the low half.
 
     packed: [..., out / 2, in] int8
     Returns [..., out, in] int8, from -8 to 7.

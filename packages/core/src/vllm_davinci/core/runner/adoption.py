@@ -1,4 +1,4 @@
-"""Components that vLLM's runner makes, taken over as it assigns them."""
+"""Replaces components of vLLM's runner when it assigns them to its attributes."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -7,11 +7,11 @@ Component = TypeVar("Component")
 
 
 class adopted(Generic[Component]):  # noqa: N801  a decorator
-    """Makes an attribute of a runner what a method makes of each value that is assigned to it.
+    """Descriptor that passes each value assigned to a runner's attribute through a method.
 
-    vLLM's runner names its classes in its code and stores what it makes of them in attributes. The
-    decorated method gets such an object and returns the one that is stored: every reader sees that,
-    in vLLM's method that has just assigned it too. None is stored as it is.
+    vLLM's runner names its classes in its code and stores their objects in attributes. The
+    decorated method gets such an object and returns the one to store: every reader sees it, even in
+    the vLLM method that has just assigned it. None is stored unchanged.
     """
 
     def __init__(self, adopt: Callable[[Any, Any], Component]) -> None:
@@ -39,5 +39,5 @@ class adopted(Generic[Component]):  # noqa: N801  a decorator
 
 
 def behind(ours: type[Any], theirs: type[Any]) -> type[Any]:
-    """A class whose objects are ours first, and then of the class that vLLM has chosen."""
+    """A class that inherits from ours first, then from the class that vLLM has chosen."""
     return type(f"NPU{theirs.__name__}", (ours, theirs), {})

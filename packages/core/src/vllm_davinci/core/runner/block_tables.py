@@ -1,4 +1,4 @@
-"""Block tables of the V2 runner, kept and read on the host."""
+"""Block tables of the V2 runner, stored and read on the host."""
 
 from typing import Any, NamedTuple
 
@@ -13,20 +13,20 @@ from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
 
 
 class HostCounts(NamedTuple):
-    """Blocks of each request: [groups, slots of requests] int32, on the host alone."""
+    """Blocks of each request: [groups, slots of requests] int32, only on the host."""
 
     np: np.ndarray
 
 
 class NPUBlockTables(BlockTables):
-    """Blocks of all requests on the host; what a step needs of them on the device.
+    """Stores all requests' blocks on the host, and copies each step's part to the device.
 
-    vLLM keeps the tables on the device and computes there which rows and slots a step has. The host
-    knows the step's requests and positions, so here that is a few numpy calls and a copy each.
+    vLLM stores the tables on the device and computes a step's rows and slots there. The host knows
+    the step's requests and positions, so a few numpy calls and one copy each do here.
 
     rows:            by cache group, [slots of requests, blocks] int32: a request's blocks
-    slots_per_block: by cache group, from the first slot of a block to that of the next one
-    stripes:         which tokens this rank keeps, of groups that ranks divide
+    slots_per_block: by cache group, number of slots in one block
+    stripes:         tokens that this rank holds, for groups that ranks divide
     """
 
     rows: list[np.ndarray]
@@ -35,7 +35,7 @@ class NPUBlockTables(BlockTables):
 
     @classmethod
     def taking_over(cls, tables: BlockTables) -> "NPUBlockTables":
-        """The same object under this class; its buffers of a step stay, the tables go."""
+        """Converts the object to this class; keeps its step buffers and drops its tables."""
         is_divided = tables.dcp_sharded.tolist()
         tables.__class__ = cls
         assert isinstance(tables, cls)
@@ -54,7 +54,7 @@ class NPUBlockTables(BlockTables):
         tables._version, tables._gathered = 0, None
         return tables
 
-    # What `input_block_tables` hold: requests' slots, padded rows, and version of `rows`.
+    # Contents of `input_block_tables`: requests' slots, padded rows, and version of `rows`.
     _version: int
     _num_dirty_rows: int  # vLLM's: rows that a dummy step clears
     _gathered: tuple[bytes, int, int] | None
@@ -73,19 +73,19 @@ class NPUBlockTables(BlockTables):
                     f"has room for {len(row)}."
                 )
             row[start:end] = 0 if self.redirect_writes_to_null_block else block_ids
-            if overwrite:  # what a drafter writes behind the end goes to the null block
+            if overwrite:  # what a drafter writes past the end goes to the null block
                 row[end:] = 0
             counts[group, req_index] = end
         self._version += 1
 
     def apply_staged_writes(self) -> None:
-        """Nothing is staged: `gather` copies what a step needs."""
+        """Does nothing: `gather` copies what a step needs."""
 
     def gather(self, slots: np.ndarray, num_padded: int) -> tuple[torch.Tensor, ...]:
         """Each group's blocks of a step's requests, then rows of the null block.
 
-        slots: [num_reqs], places of the requests
-        Returns [num_padded, blocks] int32 on the device by group, in the same memory always.
+        slots: [num_reqs], slots of the requests
+        Returns [num_padded, blocks] int32 on the device by group, always in the same memory.
         """
         now = slots.tobytes(), num_padded, self._version
         tables = self.input_block_tables
@@ -102,11 +102,11 @@ class NPUBlockTables(BlockTables):
         return tuple(table[:num_padded] for table in tables)
 
     def slots_of(self, slots: np.ndarray, positions: np.ndarray, num_padded: int) -> torch.Tensor:
-        """Each token's place in the cache; PAD_SLOT_ID where this rank or group keeps none.
+        """Each token's cache slot; PAD_SLOT_ID if this rank or group does not cache the token.
 
-        slots:     [num_tokens], the place of each token's request
-        positions: [num_tokens], its position there
-        Returns [groups, num_padded] int64 on the device, in the same memory always.
+        slots:     [num_tokens], the slot of each token's request
+        positions: [num_tokens], position of each token in its request
+        Returns [groups, num_padded] int64 on the device, always in the same memory.
         """
         places = torch.empty(
             (self.num_kv_cache_groups, num_padded), dtype=torch.int64, pin_memory=True
@@ -114,7 +114,7 @@ class NPUBlockTables(BlockTables):
         for group, of_group in enumerate(places.numpy()):
             self._write_slots(group, slots, positions, of_group)
         mappings = self.slot_mappings[:, :num_padded]
-        if self.num_kv_cache_groups > 1:  # rows that are apart would be one copy each
+        if self.num_kv_cache_groups > 1:  # separate rows would need one copy each
             places = places.to(self.device, non_blocking=True)
         return mappings.copy_(places, non_blocking=True)
 
@@ -137,14 +137,14 @@ class NPUBlockTables(BlockTables):
             of_tokens[stripes.owners(offset) != stripes.rank] = PAD_SLOT_ID
 
     def prefixes(self, slots: np.ndarray, num_computed_tokens: np.ndarray) -> CachedPrefixes:
-        """The blocks and tokens that a step's requests have. num_computed_tokens: [num_reqs]"""
+        """A step's blocks and tokens that are already cached. num_computed_tokens: [num_reqs]"""
         groups = zip(self.rows, self.block_sizes, strict=True)
         return CachedPrefixes(
             [BlockIds(rows[slots], size) for rows, size in groups], num_computed_tokens
         )
 
     def gather_block_tables(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        raise AssertionError("The host knows which rows a step has: `gather`.")
+        raise AssertionError("Use `gather`: the host knows the rows of a step.")
 
     def compute_slot_mappings(
         self,
@@ -154,10 +154,11 @@ class NPUBlockTables(BlockTables):
         num_tokens_padded: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`slots_of` a drafter's pass, whose positions the device has: over the gathered rows.
+        """Like `slots_of`, for a drafter's pass over the gathered rows, with positions on the
+        device.
 
-        idx_mapping:     [num_reqs] int64; -1: the request keeps nothing
-        query_start_loc: [num_reqs + 1 or more] int32, the first token of each request, and the end
+        idx_mapping:     [num_reqs] int64; -1: the request caches nothing
+        query_start_loc: [num_reqs + 1 or more] int32, the first token of each request, then the end
         positions:       [num_tokens or more] int64
         Returns [groups, num_tokens_padded] int64, in `out` or always in the same memory.
         """

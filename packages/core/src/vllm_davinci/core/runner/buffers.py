@@ -1,7 +1,7 @@
-"""Tables of requests that are written on the host and read on the device.
+"""Request tables that are written on the host and read on the device.
 
-vLLM's read the host's memory from the device (UVA), which an NPU does not, or copy it as a whole in
-every step. Ours copy what has changed, from pinned memory that torch keeps until the copy is done.
+vLLM's tables are read from host memory by the device (UVA), which an NPU cannot do, or copied whole
+in every step. Ours copy only changes, from pinned memory that torch holds until the copy is done.
 """
 
 from collections.abc import Iterator
@@ -18,18 +18,18 @@ V2_MODULES = "vllm.v1.worker.gpu."
 
 
 class CopiedTensor(UvaBackedTensor):
-    """A table whose rows the host writes. Its tensor on the device stays where it is.
+    """A table whose rows the host writes. Its device tensor keeps its address.
 
-    np:  what the host writes
-    gpu: as of the last `copy_to_uva`
+    np:  written by the host
+    gpu: content as of the last `copy_to_uva`
     """
 
-    pool: Any  # vLLM's buffers, which are given up
+    pool: Any  # vLLM's buffers, now unused
     _copied: np.ndarray | None
 
     @classmethod
     def take_over(cls, table: UvaBackedTensor) -> None:
-        """Makes vLLM's table one of these, in its place."""
+        """Converts vLLM's table to this class, in place."""
         table.__class__ = cls
         assert isinstance(table, cls)
         del table.pool
@@ -37,7 +37,7 @@ class CopiedTensor(UvaBackedTensor):
         table.copy_to_uva()
 
     def copy_to_uva(self, n: int | None = None) -> torch.Tensor:
-        """Copies what has changed since the last time, all or nothing. Returns the first n rows."""
+        """Copies the table if it has changed since the last call. Returns the first n rows."""
         if self._copied is None or not np.array_equal(self._copied, self.np):
             self._copied = self.np.copy()
             async_tensor_h2d(self._copied, out=self.gpu)
@@ -45,17 +45,17 @@ class CopiedTensor(UvaBackedTensor):
 
 
 class IndexedWrites(StagedWriteTensor):
-    """A table on the device that gets runs of elements from the host, at the begin of a step."""
+    """A device table into which the host writes runs of elements at the beginning of a step."""
 
     @classmethod
     def take_over(cls, table: StagedWriteTensor) -> None:
-        """Makes vLLM's table one of these, in its place."""
+        """Converts vLLM's table to this class, in place."""
         table.__class__ = cls
         for pool in ("write_indices", "write_starts", "write_cu_lens", "write_contents"):
             vars(table).pop(pool, None)
 
     def apply_write(self) -> None:
-        """Writes all runs that are staged. No element is in two of them."""
+        """Writes all staged runs, which must not overlap."""
         if not self._staged_write_indices:
             return
         rows, starts, ends = (
@@ -80,7 +80,7 @@ class IndexedWrites(StagedWriteTensor):
 
 
 def take_over_tables(*holders: Any) -> None:
-    """Takes over every table of these objects of vLLM's runner, and of the objects they hold."""
+    """Converts every table of these objects of vLLM's runner, and of objects they hold."""
     seen: set[int] = set()
     for holder in holders:
         for table in _tables(holder, seen):
@@ -105,9 +105,9 @@ def _tables(holder: Any, seen: set[int]) -> Iterator[UvaBackedTensor | StagedWri
 
 
 def leave_out_uva() -> None:
-    """Makes vLLM's answer "no" where it asks whether the device reads the host's memory.
+    """Makes vLLM believe that the device cannot read host memory (UVA).
 
-    vLLM takes all pinned memory for readable, and keeps the answer of each question. Idempotent.
+    vLLM assumes that all pinned memory is readable, and caches each answer. Idempotent.
     """
     answers = platform_utils.is_pin_memory_available, platform_utils.is_uva_available
     for answer in answers:

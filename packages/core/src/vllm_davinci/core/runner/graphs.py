@@ -1,4 +1,4 @@
-"""The graphs of the V2 runner: vLLM's manager chooses among them, torch_npu's graphs hold them."""
+"""Graphs of the V2 runner: vLLM's manager selects them, torch_npu's graphs hold them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ CreateForward = Callable[..., Callable[[CUDAGraphMode], None]]
 
 @dataclass(frozen=True)
 class _Captured:
-    """One size's graph. replayed: recorded after each replay; nothing of it changes before that."""
+    """One size's graph. replayed: recorded after each replay; before it nothing may change."""
 
     graph: Any
     groups: list[Group]
@@ -49,20 +49,21 @@ class _Captured:
 
 
 class _OnNPU(CudaGraphManager):
-    """vLLM's manager of graphs, between it and what it knows of a model's graphs.
+    """Mix-in for vLLM's graph managers: captures and replays on torch_npu.
 
-    What follows on the step's lengths is updated before each replay, on a stream of its own.
+    Launches that depend on the step's lengths are updated before each replay, on a stream of its
+    own.
     """
 
     graphs: dict[BatchExecutionDescriptor, _Captured]
-    state: NPUModelState  # has the metadata of the step that is captured or replayed
+    state: NPUModelState  # holds the metadata of the captured or replayed step
     replays: Counter[int]  # tokens of a graph -> steps
     _create_forward: CreateForward
     _update_stream: Any = None
     _updated: Any = None
 
     def capture(self, create_forward_fn: CreateForward, *args: Any, **kwargs: Any) -> None:
-        """Keeps what makes a size's forward; `capture_size` calls it."""
+        """Stores the factory of a size's forward; `capture_size` calls it."""
         self._create_forward = create_forward_fn
 
     def capture_size(self, descriptor: BatchExecutionDescriptor) -> None:
@@ -105,21 +106,21 @@ class _OnNPU(CudaGraphManager):
         return parts(self.state.newest_metadata)
 
     def forget(self, descriptor: BatchExecutionDescriptor) -> None:
-        """Gives up the graph of a size, if there is one.
+        """Drops the graph of a size, if it exists.
 
-        torch_npu refuses to capture into a pool whose graphs have all gone while it has memory.
+        torch_npu refuses to capture into a pool that has memory but no graph left.
         """
         self.graphs.pop(descriptor, None)
         if not self.graphs:
             self.pool = current_platform.graph_pool_handle()
 
     def clear(self) -> None:
-        """Gives up all graphs."""
+        """Drops all graphs."""
         for descriptor in list(self.graphs):
             self.forget(descriptor)
 
     def use_sizes(self) -> None:
-        """Pads steps to the sizes of its configuration alone; without any, all are eager."""
+        """Pads steps only to the configured sizes; without sizes, all steps are eager."""
         self.cudagraph_mode = self.compilation_config.cudagraph_mode
         self._candidates.clear()
         self._capture_descs.clear()
@@ -137,7 +138,7 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
 
     @classmethod
     def taking_over(cls, manager: ModelCudaGraphManager, state: NPUModelState) -> "NPUGraphManager":
-        """The same object under this class. state: has the metadata of each step"""
+        """Converts the object to this class. state: holds the metadata of each step"""
         manager.__class__ = cls
         assert isinstance(manager, cls)
         manager.state, manager.replays = state, Counter()
@@ -150,7 +151,7 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
         return parts(self.state.as_run)
 
     def take_forward(self, runner: Any) -> None:
-        """Takes from vLLM what a graph of each size holds. runner: vLLM's"""
+        """Gets the content of each size's graph from vLLM. runner: vLLM's"""
         self.capture(
             runner.model,
             runner.model_state,
@@ -166,9 +167,9 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
 
 
 class _CapturedWhenAsked(_OnNPU):
-    """A manager that captures as soon as it is given what makes the forwards.
+    """A manager that captures as soon as it gets the factory of forwards.
 
-    failed: tokens -> why a graph could not be captured, on all ranks
+    failed: tokens -> the reason why some rank could not capture a graph
     """
 
     failed: dict[int, str]
@@ -194,13 +195,13 @@ class _CapturedWhenAsked(_OnNPU):
 
 
 class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
-    """The graphs of one kind of a drafter's passes."""
+    """Graphs of one kind of drafter pass."""
 
     @classmethod
     def taking_over(
         cls, manager: SpeculatorCudaGraphManager, state: NPUModelState
     ) -> "NPUDraftGraphManager":
-        """The same object under this class, with sizes of its own. state: see `NPUGraphManager`"""
+        """Converts the object to this class, with its own sizes. state: see `NPUGraphManager`"""
         manager.__class__ = cls
         assert isinstance(manager, cls)
         manager.state, manager.replays, manager.failed = state, Counter(), {}
@@ -210,7 +211,7 @@ class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
         return manager
 
     def use_requests(self, counts: Iterable[int]) -> None:
-        """Pads passes to these numbers of requests alone."""
+        """Pads passes only to these numbers of requests."""
         sizes = sorted(count * self.decode_query_len for count in counts)
         self.compilation_config.cudagraph_capture_sizes = sizes
         self.compilation_config.max_cudagraph_capture_size = max(sizes, default=0)
@@ -218,12 +219,12 @@ class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
 
 
 class DraftPassGraphs:
-    """The graphs of a drafter with a model, by kind of pass.
+    """Graphs of a drafter model, by kind of pass.
 
-    managers:  of the kinds of passes that have graphs
+    managers:  of the kinds of passes with graphs
     drafter:   captures them
-    query_len: tokens of a request in the step that it drafts after
-    run_step:  tokens -> runs a step of decodes that serve no request, and its drafter
+    query_len: tokens per request in the target's step
+    run_step:  tokens -> runs a decode step without requests, and its drafter
     """
 
     def __init__(
@@ -250,7 +251,7 @@ class DraftPassGraphs:
         if failed:
             self._use([count for count in sizes if count not in failed])
         for manager in self._managers:
-            manager.replays.clear()  # those so far were no steps
+            manager.replays.clear()  # replays so far were no steps
         return {count * self._query_len: f"of the drafter, {why}" for count, why in failed.items()}
 
     def _use(self, counts: list[int]) -> None:
@@ -258,7 +259,7 @@ class DraftPassGraphs:
             manager.use_requests(counts)
 
     def _failure(self, count: int) -> str | None:
-        """Why the passes of a number of requests have no graph on all ranks; None if they have."""
+        """The reason why some rank has no graph for this number of requests; None if all have."""
         for manager in self._managers:
             if count * manager.decode_query_len in manager.failed:
                 return manager.failed[count * manager.decode_query_len]
@@ -272,7 +273,7 @@ class DraftPassGraphs:
         if not least_of_all_ranks(failure is None):
             return failure or "another rank could not; see its log"
         if any(not each.replays[count * each.decode_query_len] for each in self._managers):
-            return "its passes never came to a graph"
+            return "its passes never reached a graph"
         return None
 
     def replays(self) -> dict[int, int]:
@@ -284,9 +285,9 @@ class DraftPassGraphs:
 
 
 class StepGraphs(GraphCapture):
-    """Which graphs of steps there are, what they take, how often they ran.
+    """The graphs of steps: sizes, resources, and numbers of replays.
 
-    runner: makes the manager of graphs anew for each KV cache
+    runner: creates a new graph manager for each KV cache
     """
 
     def __init__(self, runner: Any, vllm_config: VllmConfig, limits: GraphLimits) -> None:
@@ -318,7 +319,7 @@ class StepGraphs(GraphCapture):
             return self.capture(layers, ubatches, self._drafter_to_capture())
 
     def _drafter_to_capture(self) -> DraftPassGraphs | None:
-        """The graphs of the drafter's passes; None where they run eagerly."""
+        """The graphs of the drafter's passes; None if they run eagerly."""
         runner: Any = self._runner
         drafter, asked = runner.speculator, self._vllm_config.speculative_config
         managers = getattr(drafter, "graph_managers", [])

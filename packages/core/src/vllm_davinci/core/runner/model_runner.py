@@ -1,4 +1,4 @@
-"""A thin subclass of vLLM's V2 runner, which takes over the parts of a step as vLLM makes them."""
+"""A thin subclass of vLLM's V2 runner that replaces the parts of a step as vLLM makes them."""
 
 import gc
 from collections.abc import Callable
@@ -56,17 +56,17 @@ from vllm_davinci.core.ubatch.step_facts import BatchFacts
 
 
 class NPUModelRunner(AdapterRunner, GPUModelRunner):
-    """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
+    """Runs one step: vLLM prepares the batch and samples, the parts here run it on the NPU.
 
-    vLLM's runner assigns its parts to attributes; those under `adopted` are taken over there. The
-    overridden methods stand in the order in which vLLM's `execute_model` and `sample_tokens` call
+    vLLM's runner assigns its parts to attributes; methods under `adopted` convert them there. The
+    overridden methods are in the order in which vLLM's `execute_model` and `sample_tokens` call
     them.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         leave_out_uva()
-        self._computed_tokens: ComputedTokens | None = None  # where drafts may be rejected
+        self._computed_tokens: ComputedTokens | None = None  # if drafts may be rejected
         limits = soc_of(current_platform.get_device_name()).graphs
         self.graphs = StepGraphs(self, vllm_config, limits)
         super().__init__(vllm_config, device)
@@ -131,7 +131,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @adopted
     def kv_caches(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The parts of all layers' caches, in our layout, in the memory that vLLM has allocated."""
+        """The parts of all layers' caches in our layout, in the memory that vLLM has allocated."""
         memory = None
         if views:
             memory = torch.empty(0, dtype=torch.int8, device=self.device)
@@ -161,7 +161,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's; what follows from the weights follows in the same memory."""
+        """vLLM's method; tensors derived from the weights are updated in the same memory."""
         refuse_new_weights(self.vllm_config)
         super().reload_weights(*args, **kwargs)
 
@@ -169,7 +169,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         return self._kv_cache_memory.operator_specs(super().get_kv_cache_spec())
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, of a model whose operators have their output kinds already."""
+        """vLLM's method, after the operators' output kinds have been resolved."""
         with self.eplb.suppress():
             self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
             super().profile_run(*args, **kwargs)
@@ -184,7 +184,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         return self.plans.split_forward
 
     def measure_steps(self) -> int:
-        """Bytes that the largest steps in ubatches take at most; 0 where none is split."""
+        """Most bytes that the largest steps in ubatches take; 0 if none is split."""
         if not self.splitter.splits:
             return 0
         step = small_kv_cache(self, self.max_num_tokens)
@@ -197,7 +197,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def run_dummy_step(
         self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
     ) -> None:
-        """An eager step of nothing, as ubatches where it is split.
+        """Runs an eager step without requests, in ubatches if it is split.
 
         query_lens: new tokens of each request; seq_lens: all its tokens
         """
@@ -223,7 +223,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def initialize_kv_cache(
         self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any
     ) -> None:
-        """vLLM's. A metadata builder keeps state of its batch, so each ubatch has its own."""
+        """vLLM's method; each ubatch gets its own builders, which keep state of their batch."""
         self.splitter.look_at_cache(kv_cache_config)
         with ExitStack() as stack:
             stack.enter_context(self.splitter.builder_per_ubatch())
@@ -246,7 +246,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         cudagraph_utils._teardown_profiling_state(self)
 
     def _init_kv_zero_meta(self) -> None:
-        """vLLM's looks for tensors among the layers' caches, and would zero nothing of ours."""
+        """Does nothing: vLLM's method searches caches for tensors, and ours are not there."""
         self.kv_block_zeroer = self._kv_cache_memory
 
     def capture_model(self, **kwargs: Any) -> int:
@@ -268,11 +268,11 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             self.plans.begin()
 
     def update_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """Moves requests on: blocks of the cache first, which requests get copies of."""
+        """Updates requests: first the cache blocks, of which requests get copies."""
         super().update_requests(self._kv_cache_memory.copied(scheduler_output))
 
     def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's, which writes the buffers of a step's inputs anew."""
+        """vLLM's method, which overwrites the buffers of a step's inputs."""
         self._plain_steps.forget()
         return super()._dummy_run(*args, **kwargs)
 
@@ -294,7 +294,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @cached_property
     def _has_plain_steps(self) -> bool:
-        """Whether the host knows all of a step but its newest tokens."""
+        """True if the host knows everything of a step except its newest tokens."""
         return (
             self.num_speculative_steps == 0
             and self.pcp_manager is None
@@ -306,7 +306,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def prepare_attn(
         self, input_batch: InputBatch
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Blocks and slots of the step, from what the host knows of it."""
+        """Blocks and slots of the step, computed on the host."""
         slots, lengths = input_batch.idx_mapping_np, input_batch.num_scheduled_tokens
         self._slots_of_step = slots
         if self.splitter.is_needed:
@@ -343,10 +343,10 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def postprocess_sampled(
         self, idx_mapping: torch.Tensor, sampled_tokens: torch.Tensor, *args: Any, **kwargs: Any
     ) -> None:
-        """Keeps a step's tokens on the device: the newest ones, and all of them where needed.
+        """Stores a step's tokens on the device: the newest ones, and all of them if needed.
 
-        A request that is a prompt still gets a token that nothing reads: its last step writes
-        another one.
+        A request still in its prompt gets a token that nothing reads: its last prompt step
+        overwrites it.
         """
         if self._reads_tokens_on_device(self._slots_of_step):
             super().postprocess_sampled(idx_mapping, sampled_tokens, *args, **kwargs)
@@ -356,7 +356,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         self.req_states.last_sampled_tokens.index_copy_(0, idx_mapping, sampled_tokens)
 
     def _reads_tokens_on_device(self, slots: np.ndarray) -> bool:
-        """Whether requests want vLLM's tables of lengths and tokens, or their model does."""
+        """True if requests, or their model, need vLLM's tables of lengths and tokens."""
         return bool(
             not self._has_plain_steps
             or self.use_pp
@@ -368,9 +368,9 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         )
 
     def shutdown(self) -> None:
-        """vLLM's, without its search for garbage: the engine core does one, or the process ends."""
-        # The worker has just unfrozen all that was imported, which takes half a second to walk
-        # through; a forked worker would copy it, too.
+        """vLLM's, without garbage collection: the engine core does it, or the process ends."""
+        # The worker has just unfrozen all imported objects, which take half a second to traverse; a
+        # forked worker would copy them, too.
         gc.freeze()
         self.graphs.destroy()
         self.splitter.log()

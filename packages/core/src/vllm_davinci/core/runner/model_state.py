@@ -1,4 +1,4 @@
-"""A step's view of its model: attention metadata, states, embeddings."""
+"""A step's model state: attention metadata, recurrent states, embeddings."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from vllm_davinci.core.runner.ubatches import StepPlans
 
 
 class NPUModelState(ModelState):
-    """vLLM's state of a model, which keeps the metadata of the newest step for a graph's replay.
+    """vLLM's state of a model; stores the newest step's metadata for a graph's replay.
 
-    is_plain: whether the model has nothing that follows its requests on the device
-    plans:    how the steps of the target are run
+    is_plain: whether no state of the model on the device depends on requests
+    plans:    execution plans of the target's steps
     newest_metadata: by layer, of the whole step, or of a drafter's pass
-    as_run:   the same as the target is run with: of a split step per ubatch
+    as_run:   the metadata with which the target runs: per ubatch in a split step
     """
 
     newest_metadata: dict[str, Any] | None = None
@@ -33,7 +33,7 @@ class NPUModelState(ModelState):
 
     @staticmethod
     def taking_over(state: ModelState, plans: StepPlans) -> "NPUModelState":
-        """The same object, of a class that has vLLM's own for this model behind ours."""
+        """Converts the object to a class with our base first, then vLLM's for this model."""
         plain = type(state) is DefaultModelState
         state.__class__ = behind(NPUModelState, type(state))
         assert isinstance(state, NPUModelState)
@@ -85,7 +85,7 @@ class NPUModelState(ModelState):
 
 
 def _part_of(batch: InputBatch, part: UBatchSlice) -> InputBatch:
-    """vLLM's batch of a ubatch, with lengths in memory of its own."""
+    """vLLM's batch of a ubatch, with its own memory for lengths."""
     ends, lengths = (torch.empty_like(each) for each in (batch.query_start_loc, batch.seq_lens))
     sliced: InputBatch = _slice_input_batch(batch, part, ends, lengths)
     return sliced

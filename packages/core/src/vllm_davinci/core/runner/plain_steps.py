@@ -1,4 +1,4 @@
-"""Inputs of steps without drafts, of which the host knows all but the newest tokens."""
+"""Inputs of steps without drafts, of which the host knows everything except the newest tokens."""
 
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ from vllm_davinci.core.runner.buffers import take_over_tables
 
 
 class NPURequestState(RequestState):
-    """vLLM's tables of requests, with the tokens of their prompts on the host.
+    """vLLM's request tables, with the prompts' tokens on the host.
 
-    prompts: by slot, int32: the tokens that a request came with
-    is_new:  by slot: whether the request has come since the newest step was sampled
+    prompts: by slot, int32: the request's initial tokens
+    is_new:  by slot: whether the request arrived after the newest step was sampled
     """
 
     prompts: list[np.ndarray | None]
@@ -23,7 +23,7 @@ class NPURequestState(RequestState):
 
     @classmethod
     def taking_over(cls, states: RequestState) -> "NPURequestState":
-        """The same object under this class, with tables that are copied where they change."""
+        """Converts the object to this class, with tables that are copied only if changed."""
         states.__class__ = cls
         assert isinstance(states, cls)
         take_over_tables(states)
@@ -41,19 +41,18 @@ class NPURequestState(RequestState):
 
 
 class _Copied(NamedTuple):
-    """The content of a buffer on the device. host: the bytes; on_device: the tensor"""
+    """The content of a device buffer. host: its bytes; on_device: the tensor"""
 
     host: bytes
     on_device: torch.Tensor
 
 
 class PlainSteps:
-    """Prepares a step in few copies, where vLLM computes on the device what the host knows too.
+    """Prepares a step in few copies; vLLM would compute on the device what the host knows too.
 
-    What is in the buffers already is not copied again: in most steps of decodes nothing has moved
-    but positions and lengths.
+    Unchanged buffers are not copied again: in most decode steps only positions and lengths change.
 
-    buffers: of the runner: a step's inputs are at the same addresses always
+    buffers: of the runner: a step's inputs always have the same addresses
     """
 
     def __init__(self, states: NPURequestState, buffers: InputBuffers) -> None:
@@ -64,16 +63,16 @@ class PlainSteps:
         self._zeros = torch.zeros(most, dtype=torch.int32, device=device)
         self._starts: bytes | None = None
         self._slots: _Copied | None = None
-        self._masked: tuple[int, int] | None = None  # rows that count, and all
+        self._masked: tuple[int, int] | None = None  # real rows, and all rows
 
     def forget(self) -> None:
-        """To be called where somebody else has written the buffers."""
+        """Call it after other code has written the buffers."""
         self._starts = self._masked = None
 
     def prepare(
         self, batch: Any, descriptor: BatchExecutionDescriptor, has_grammars: bool
     ) -> InputBatch:
-        """The batch of a step. batch: vLLM's facts of it on the host, in its order"""
+        """Prepares the batch of a step. batch: vLLM's facts about it on the host, in its order"""
         buffers, states = self._buffers, self._states
         num_reqs, num_tokens = len(batch.req_ids), int(batch.num_tokens)
         num_padded = max(num_tokens, descriptor.num_tokens)
@@ -132,7 +131,7 @@ class PlainSteps:
     def _write_lengths(
         self, lengths: np.ndarray, computed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Writes and returns each request's first row, and all its tokens; then the end, and 0."""
+        """Writes and returns each request's first row and total tokens; then the end, and 0."""
         buffers, num_reqs = self._buffers, len(lengths)
         starts = np.zeros(buffers.max_num_reqs + 1, dtype=np.int32)
         np.cumsum(lengths, out=starts[1 : num_reqs + 1])
@@ -146,7 +145,7 @@ class PlainSteps:
         return starts, seq_lens
 
     def _on_device(self, slots: np.ndarray) -> torch.Tensor:
-        """The requests' slots, [num_reqs] int64; the tensor of the step before if it has them."""
+        """The requests' slots, [num_reqs] int64; reuses the previous step's tensor if equal."""
         host = slots.tobytes()
         if self._slots is None or self._slots.host != host:
             pinned = torch.from_numpy(slots.astype(np.int64)).pin_memory()
@@ -162,7 +161,7 @@ class PlainSteps:
         computed: np.ndarray,
         num_tokens: int,
     ) -> None:
-        """Tokens of prompts from the host, and the newest ones of all other requests."""
+        """Writes prompts' tokens from the host, and the newest tokens of other requests."""
         ids, newest = self._buffers.input_ids, self._states.last_sampled_tokens[:, 0]
         is_output = computed >= batch.prefill_len_np
         num_outputs = int(np.count_nonzero(is_output))
@@ -176,7 +175,7 @@ class PlainSteps:
             _copy(tokens, ids[:num_tokens])
         if num_outputs == 0:
             return
-        if is_output[:num_outputs].all():  # vLLM puts them first, each with one row
+        if is_output[:num_outputs].all():  # vLLM puts them first, one row each
             ids[:num_outputs].copy_(newest.index_select(0, slots[:num_outputs]))
             return
         rows = np.flatnonzero(is_output)
@@ -193,5 +192,5 @@ class PlainSteps:
 
 
 def _copy(values: np.ndarray, to: torch.Tensor) -> None:
-    """Copies to the device from pinned memory, which torch keeps until the copy is done."""
+    """Copies to the device from pinned memory, which torch holds until the copy is done."""
     to.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)

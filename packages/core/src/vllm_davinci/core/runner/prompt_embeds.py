@@ -1,4 +1,4 @@
-"""Embeddings that came with a request in place of its prompt's tokens, written into a step's."""
+"""Writes prompt embeddings, given instead of token ids, into a step's embeddings."""
 
 import numpy as np
 import torch
@@ -9,17 +9,17 @@ from vllm.v1.worker.gpu.model_states.prompt_embeds import PromptEmbedsState
 
 
 class NPUPromptEmbeds(PromptEmbedsState):
-    """vLLM's state without its tables of addresses: the host knows which rows a step takes.
+    """vLLM's state without its address tables: the host knows which rows a step needs.
 
     embeds: request -> its embeddings [tokens, hidden_size] on the device, and which of its tokens
-            have none (they came as token ids), [tokens] bool on the host; None of all have
+            have none (they came as token ids), [tokens] bool on the host; None if all have
     """
 
     embeds: dict[str, tuple[torch.Tensor, np.ndarray | None]]
 
     @classmethod
     def taking_over(cls, state: PromptEmbedsState) -> "NPUPromptEmbeds":
-        """The same object under this class."""
+        """Converts the object to this class."""
         state.__class__ = cls
         assert isinstance(state, cls)
         for table in ("gpu_tensors", "embeds_ptrs", "mask_ptrs", "embeds_lens"):
@@ -40,7 +40,7 @@ class NPUPromptEmbeds(PromptEmbedsState):
         self.embeds.pop(req_id, None)
 
     def apply_staged_writes(self) -> None:
-        """Nothing is staged."""
+        """Does nothing: no writes are staged."""
 
     def apply(
         self,

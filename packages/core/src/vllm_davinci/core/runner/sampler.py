@@ -16,13 +16,13 @@ from vllm_davinci.core.triton_kernels.verification import keep_greedy
 
 
 class NPUSampler(Sampler):
-    """The same tokens as vLLM's. Where nothing changes the greatest logit, its index alone."""
+    """Samples the same tokens as vLLM's. Takes only the index of an unchanged greatest logit."""
 
     _counts: torch.Tensor  # [2, most requests] int32: ones, and zeros
 
     @classmethod
     def taking_over(cls, sampler: Sampler) -> "NPUSampler":
-        """The same object under this class, with tables that are copied where they change."""
+        """Converts the object to this class, with tables that are copied only if changed."""
         sampler.__class__ = cls
         assert isinstance(sampler, cls)
         take_over_tables(sampler)
@@ -50,7 +50,7 @@ class NPUSampler(Sampler):
         )
 
     def _takes_greatest(self, slots: np.ndarray) -> bool:
-        """Whether each request's token is its greatest logit, and nothing else is asked for."""
+        """True if every request's token is its greatest logit, and nothing else is requested."""
         return not (
             self.needs_logits_processing[slots].any()
             or self.sampling_states.temperature.np[slots].any()
@@ -70,7 +70,7 @@ class NPUSampler(Sampler):
         skip_top_k_top_p: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """vLLM's, with top-k and top-p by torch's operators. Returns [rows, vocabulary]."""
+        """vLLM's method, with top-k and top-p by torch operators. Returns [rows, vocabulary]."""
         slots = expanded_idx_mapping, idx_mapping, idx_mapping_np
         processed: torch.Tensor = super().apply_sampling_params(
             logits, *slots, *args, skip_top_k_top_p=True, **kwargs
@@ -96,7 +96,7 @@ class NPUSampler(Sampler):
         has_topp_only_rows: bool,
         use_fused_sampler: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [rows] int64 and the logits that they were drawn from."""
+        """Sampled tokens [rows] int64, and the logits from which they were drawn."""
         if not self.sampling_states.temperature.np[idx_mapping_np].any():
             return processed_logits.argmax(dim=-1), processed_logits
         if top_k is not None or top_p is not None:
@@ -115,14 +115,14 @@ class NPUSampler(Sampler):
 
 
 class NPURejectionSampler(RejectionSampler):
-    """vLLM's verification of drafts, in few launches where every request takes its greatest logit.
+    """vLLM's verification of drafts, in few launches if all requests sample greedily.
 
-    A draft is kept there if it is the greatest logit, and that is its token in any case.
+    Then a draft is accepted if it is the greatest logit, which is the token in any case.
     """
 
     @classmethod
     def taking_over(cls, sampler: RejectionSampler) -> "NPURejectionSampler":
-        """The same object under this class."""
+        """Converts the object to this class."""
         sampler.__class__ = cls
         assert isinstance(sampler, cls)
         return sampler
@@ -141,8 +141,8 @@ class NPURejectionSampler(RejectionSampler):
         seq_lens_upper_bound_np: np.ndarray,
         verify_draft_sampled: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits as they are after all options; tokens [num_reqs, drafts + 1] int64, and how many
-        of them each request gets: [num_reqs] int32."""
+        """Logits after all options; tokens [num_reqs, drafts + 1] int64; each request's number of
+        them, [num_reqs] int32."""
         slots = expanded_idx_mapping, idx_mapping, idx_mapping_np
         rows = expanded_local_pos, seq_lens_upper_bound_np
         temperatures = self.sampler.sampling_states.temperature.np

@@ -1,4 +1,4 @@
-"""Drafters of the V2 runner, with lengths of their passes on the host."""
+"""Drafters of the V2 runner, whose passes get their lengths from the host."""
 
 from typing import Any
 
@@ -25,10 +25,10 @@ from vllm_davinci.core.runner.plain_steps import NPURequestState
 
 
 class ComputedTokens:
-    """How many tokens of each request are computed, once the device knows which drafts it keeps.
+    """Corrects the host's counts of computed tokens once the device knows the accepted drafts.
 
-    vLLM's scheduler takes all drafts of a step for kept until it has seen that step's tokens, which
-    is after the next step has begun. Lengths and slots are computed on the host here.
+    vLLM's scheduler assumes that all drafts of a step are accepted until it has seen that step's
+    tokens, after the next step has begun. Lengths and slots are computed on the host here.
     """
 
     def __init__(self, states: NPURequestState) -> None:
@@ -37,35 +37,35 @@ class ComputedTokens:
         self._is_copied = CopiedEvent()
 
     def copy(self) -> None:
-        """Begins to copy the device's numbers, after the newest step has changed them."""
+        """Starts to copy the device's counts, after the newest step has changed them."""
         numbers = self._states.num_computed_tokens.gpu
         self._copied = numbers.to("cpu", non_blocking=True)
         self._is_copied.record()
         self._states.is_new[:] = False
 
     def of(self, slots: np.ndarray) -> np.ndarray:
-        """Waits for the numbers of these requests, which the newest step had: [num_reqs] int32."""
+        """Waits for the counts of these requests of the newest step: [num_reqs] int32."""
         assert self._copied is not None
         self._is_copied.synchronize()
         numbers: np.ndarray = self._copied.numpy()[slots]
         return numbers
 
     def settle(self, slots: np.ndarray) -> None:
-        """Corrects the host's numbers of the requests that a step is prepared for."""
+        """Corrects the host's counts of a new step's requests."""
         if self._copied is not None:
             known = slots[~self._states.is_new[slots]]
             self._states.num_computed_tokens_np[known] = self.of(known)
 
 
 class NPUDrafter(DraftModelSpeculator):
-    """A model that drafts. Its passes get the lengths that there are.
+    """A drafter model. Its passes get the corrected lengths.
 
-    The rows of the first pass are those of the target's step, whichever drafts were kept. The
-    others wait for that number, which the host learns while the device runs the first one.
+    The first pass has the rows of the target's step, whichever drafts were accepted. Later passes
+    need the number of accepted drafts, which the host learns while the device runs the first one.
     """
 
     computed: ComputedTokens
-    _slots: np.ndarray | None = None  # of the requests that it drafts for; None in a dummy step
+    _slots: np.ndarray | None = None  # requests of the pass; None in a dummy step
 
     def propose(
         self, input_batch: InputBatch, *args: Any, dummy_run: bool = False, **kwargs: Any
@@ -76,7 +76,7 @@ class NPUDrafter(DraftModelSpeculator):
 
     @property
     def graph_managers(self) -> list[NPUDraftGraphManager]:
-        """One for each kind of pass that may have graphs: a step's first, and the further ones."""
+        """One manager per kind of pass that may have graphs: a step's first pass, later passes."""
         return []
 
     def _build_attn_metadata(
@@ -90,7 +90,7 @@ class NPUDrafter(DraftModelSpeculator):
         **kwargs: Any,
     ) -> dict[str, Any] | None:
         lengths = seq_lens_cpu_upper_bound
-        if step == 0:  # of a draft model, which takes the newest token with the target's rows
+        if step == 0:  # of a draft model, which reads the newest token with the target's rows
             lengths = lengths + 1
         elif self._slots is not None:
             lengths = torch.from_numpy(self.computed.of(self._slots))
@@ -102,7 +102,7 @@ class NPUDrafter(DraftModelSpeculator):
 
 
 class NPUDependentDrafter(NPUDrafter, TargetDependentARSpeculator):
-    """EAGLE, EAGLE-3 and MTP, whose first pass takes the target's hidden states."""
+    """EAGLE, EAGLE-3 and MTP, whose first pass reads the target's hidden states."""
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
@@ -117,11 +117,11 @@ class NPUDependentDrafter(NPUDrafter, TargetDependentARSpeculator):
 
 
 class NPUDraftModel(NPUDrafter, StandaloneARSpeculator):
-    """A smaller model with its own cache. vLLM's has no graphs: ours are of its further passes."""
+    """A smaller model with its own cache. vLLM has no graphs of it; later passes get ours."""
 
     _manager: NPUDraftGraphManager
     _hidden_states: torch.Tensor  # [most requests, hidden_size], of the newest replay
-    _replayed: BatchExecutionDescriptor | None = None  # by the pass that is prepared
+    _replayed: BatchExecutionDescriptor | None = None  # set by the pass being prepared
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         is_full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
@@ -188,9 +188,9 @@ class NPUDraftModel(NPUDrafter, StandaloneARSpeculator):
 
 
 def name_auxiliary_layers(drafter: ModelConfig) -> None:
-    """Puts the layers that EAGLE-3 reads where vLLM's V2 runner looks for them.
+    """Copies the layers that EAGLE-3 reads to where vLLM's V2 runner expects them.
 
-    Some checkpoints have them in `eagle_config`, where vLLM's V1 runner looks, too.
+    Some checkpoints have them in `eagle_config`, which only vLLM's V1 runner reads.
     """
     key, config = "eagle_aux_hidden_state_layer_ids", drafter.hf_config
     layers = (getattr(config, "eagle_config", None) or {}).get(key)
@@ -199,7 +199,7 @@ def name_auxiliary_layers(drafter: ModelConfig) -> None:
 
 
 def on_npu(speculator: BaseSpeculator, computed: ComputedTokens) -> BaseSpeculator:
-    """The same drafter, of a class that has vLLM's own behind ours where it has a model."""
+    """Converts a drafter model to a class with our base first, then vLLM's; others stay."""
     if isinstance(speculator, TargetDependentARSpeculator):
         speculator.__class__ = behind(NPUDependentDrafter, type(speculator))
     elif isinstance(speculator, StandaloneARSpeculator):

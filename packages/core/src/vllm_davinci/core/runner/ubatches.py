@@ -1,4 +1,4 @@
-"""Steps of the V2 runner that are run as ubatches, of which vLLM is not told."""
+"""Runs steps of the V2 runner as ubatches, without vLLM's knowledge."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +23,10 @@ from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 class StepPlans:
     """Plans each step when its metadata is built, and runs the model's forward as planned.
 
-    vLLM's own ubatches run in threads, two of them and equal. Here it sees whole steps always: it
-    gets their metadata, which a drafter takes, too; the model gets that of the parts.
+    vLLM's own ubatches are two equal ones in threads. Here vLLM always sees whole steps and gets
+    their metadata, which a drafter also reads; the model gets the metadata of the ubatches.
 
-    decode_query_len: tokens of a request that decodes
+    decode_query_len: tokens of a decoding request
     """
 
     def __init__(
@@ -39,13 +39,15 @@ class StepPlans:
         )
         self.split_forward = None if scheduler is None else SplitForward(scheduler, vllm_config)
         self._decode_query_len = decode_query_len
-        self._facts: BatchFacts | None = None  # of the step that is being prepared; None: a dummy
+        self._facts: BatchFacts | None = (
+            None  # facts of the step being prepared; None: a dummy step
+        )
         self._planned = WHOLE
-        self._metadata: Any = None  # of the step as it is run
+        self._metadata: Any = None  # metadata of the step as it is run
         self._is_of_drafter = False
 
     def take_model(self, model: Any) -> None:
-        """Has a loaded model's forward run as planned, where any step may be split."""
+        """Makes a loaded model's forward run as planned, if any step may be split."""
         if self.split_forward is None:
             return
         self.split_forward.prepare(model)
@@ -57,17 +59,16 @@ class StepPlans:
         model.forward = run
 
     def take_batch(self, facts: BatchFacts) -> None:
-        """To be called for a step that serves requests, before its metadata is built."""
+        """Call it for a step with requests, before its metadata is built."""
         self._facts = facts
 
     def begin(self) -> None:
-        """To be called before a step: it is whole, and serves nobody, until something else is
-        said."""
+        """Call it before each step, which is whole and without requests unless set otherwise."""
         self._planned, self._facts = WHOLE, None
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Leaves metadata that is built meanwhile whole: it is a drafter's."""
+        """Leaves metadata built inside whole: it is a drafter's."""
         self._is_of_drafter = True
         try:
             yield
@@ -82,11 +83,11 @@ class StepPlans:
         for_capture: bool,
         build: Callable[[int, UBatchSlice], dict[str, Any]],
     ) -> Any:
-        """Plans a step: the same on all data-parallel ranks, each of which calls it once per step.
+        """Plans a step, the same on all data-parallel ranks; each calls it once per step.
 
         metadata: by layer, of the whole step
-        build:    builds that of a part, by its number
-        Returns the metadata that the model is run with: by layer, of a split step per ubatch.
+        build:    builds the metadata of a ubatch, by its number
+        Returns the metadata with which the model runs: by layer; per ubatch in a split step.
         """
         if self._is_of_drafter or not self.splitter.is_needed:
             return metadata
@@ -114,13 +115,13 @@ class StepPlans:
             slot_mapping=self._planned.slots(context.slot_mapping, num_tokens),
         )
         with override_forward_context(of_parts):
-            # Captures leave out embeddings where there are none.
+            # Captures omit embeddings if there are none.
             whole = {"inputs_embeds": None} | inputs
             return self.split_forward.run(split, forward, *args, **whole)
 
 
 class DummyLengths:
-    """Lengths of a dummy step's requests, where vLLM would give all of them as many tokens.
+    """Lengths of a dummy step's requests; vLLM would give all the same number of tokens.
 
     query_lens: [num_reqs], new tokens of each; seq_lens: [num_reqs] int32, all its tokens
     """
@@ -130,7 +131,7 @@ class DummyLengths:
         self._seq_lens = seq_lens
 
     def write(self, batch: InputBatch) -> None:
-        """Puts them into vLLM's batch of as many requests and tokens."""
+        """Writes them into vLLM's batch with the same numbers of requests and tokens."""
         lengths = self._query_lens
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         batch.num_scheduled_tokens = lengths

@@ -1,4 +1,4 @@
-"""A step's tokens, one for each request, written into the batch at once.
+"""Writes a step's tokens, one per request, into the batch at once.
 
 vLLM writes them request by request, which is the longest part of its sampling.
 """
@@ -16,9 +16,9 @@ from vllm_davinci.core.sampling.newest_tokens import PLACEHOLDER
 
 
 def gets_one_token_each(batch: Any, output: SamplerOutput, discarded: np.ndarray) -> bool:
-    """Whether every request of vLLM's input batch gets exactly one token, and keeps it.
+    """True if every request of vLLM's input batch gets exactly one token and keeps it.
 
-    discarded: [num_requests], bool: requests that are still prompts, whose tokens count for nothing
+    discarded: [num_requests], bool: requests still in their prompt, whose tokens are ignored
     """
     return bool(
         not envs.VLLM_COMPUTE_NANS_IN_LOGITS
@@ -36,9 +36,9 @@ def record(
     """Writes the newest token of each request of vLLM's input batch.
 
     output:  its tokens are [num_requests, 1]
-    to_host: waits for tokens and brings them to the host; None where only the device is to know
-             them, and the next step takes them from there: placeholders are written
-    Returns the tokens and their log-probabilities, [] and None where the host does not know them.
+    to_host: waits for tokens and copies them to the host; None if they stay on the device, from
+             where the next step reads them: placeholders are written
+    Returns the tokens and their log-probabilities; [] and None if the host does not know them.
     """
     sampled = output.sampled_token_ids
     if to_host is None:
@@ -54,7 +54,7 @@ def record(
 
 
 def _append(batch: Any, requests: Mapping[str, Any], tokens: list[int]) -> None:
-    """Writes one token after those of each request, in batch order."""
+    """Appends one token to each request, in batch order."""
     ends = batch.num_tokens_no_spec[: batch.num_reqs]
     rows = np.arange(batch.num_reqs)
     batch.token_ids_cpu[rows, ends] = tokens

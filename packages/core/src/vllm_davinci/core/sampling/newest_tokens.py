@@ -1,19 +1,19 @@
-"""Tokens that a step has sampled and the host does not know yet, where the next step needs them."""
+"""Sampled tokens still on the device that the next step's penalties need (async scheduling)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-PLACEHOLDER = -1  # vLLM's, in a request's output, for a token that has not come back
+PLACEHOLDER = -1  # vLLM's placeholder in a request's output for a token that is not yet on the host
 
 
 @dataclass(frozen=True)
 class NewestTokens:
-    """Tokens of the step before, by the rows of this one.
+    """Tokens of the previous step, by the rows of this one.
 
-    tokens: [num_requests] integers on the device; any value where `known` is false
-    known:  for each row whether the step before has sampled for its request
+    tokens: [num_requests] integers on the device; undefined where `known` is false
+    known:  for each row whether the previous step sampled for its request
     """
 
     tokens: torch.Tensor
@@ -21,7 +21,7 @@ class NewestTokens:
 
 
 class _Step(NamedTuple):
-    """Tokens of a step on their way to the host.
+    """A step's tokens being copied to the host.
 
     tokens: [num_requests, 1] on the host, valid after `copied`
     rows:   request -> row
@@ -33,10 +33,10 @@ class _Step(NamedTuple):
 
 
 class TokenHistory:
-    """Fills in what requests' outputs lack without waiting for the newest step.
+    """Completes requests' outputs without waiting for the newest step.
 
-    With asynchronous scheduling the step before still runs when this one samples, and the one
-    before that has ended, since the scheduler has waited for its tokens.
+    With asynchronous scheduling the previous step still runs while this one samples; the step
+    before it has ended, since the scheduler has waited for its tokens.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class TokenHistory:
 
     @staticmethod
     def is_needed_by(batch: Any) -> bool:
-        """Whether a step needs tokens that have not come back, and the sampler can do without.
+        """True if a step needs tokens that the host lacks, and the sampler can do without them.
 
-        Processors of users and thinking budgets read them on the host.
+        Users' logits processors and thinking budgets read them on the host.
         """
         holder = batch.sampling_metadata.thinking_budget_state_holder
         return (
@@ -58,13 +58,13 @@ class TokenHistory:
         )
 
     def forget(self) -> None:
-        """After a step that did not come here."""
+        """Call it after a step that was not recorded here."""
         self._older = None
 
     def settle(self, batch: Any) -> NewestTokens:
-        """Puts the tokens of older steps into `output_token_ids` of vLLM's input batch.
+        """Writes older steps' tokens into `output_token_ids` of vLLM's input batch.
 
-        Leaves a placeholder at the end for each token of the newest step, and returns those.
+        Leaves a placeholder at the end for each token of the newest step, and returns those tokens.
         """
         rows = dict(batch.prev_req_id_to_index)
         older, self._older = (

@@ -1,4 +1,4 @@
-"""Device memory of a step's output, held until the host has its copy."""
+"""Holds the device memory of a step's output until the host has its copy."""
 
 from typing import Any, NamedTuple
 
@@ -9,9 +9,9 @@ from vllm_davinci.core.inputs.copied_event import CopiedEvent
 
 
 class EarlyTokens(NamedTuple):
-    """A step's tokens, whose copy to the host does not wait for the drafter after them.
+    """A step's tokens, copied to the host without waiting for the drafter that follows.
 
-    tokens: [num_requests, 1 + drafts] on the host, once `copied` is reached
+    tokens: [num_requests, 1 + drafts] on the host, valid after `copied`
     """
 
     tokens: torch.Tensor
@@ -19,23 +19,23 @@ class EarlyTokens(NamedTuple):
 
 
 class OutputCopy:
-    """Keeps the newest asynchronous output until the next step.
+    """Holds the newest asynchronous output until the next step.
 
-    A rank whose output nobody asks for drops it at once, and with it device memory that the copy to
-    the host still reads.
+    A rank whose output is not requested would drop it at once, and with it device memory that the
+    copy to the host still reads.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[AsyncGPUModelRunnerOutput, torch.Tensor, Any] | None = None
 
     def keep(self, output: Any, early: EarlyTokens | None = None) -> Any:
-        """Lets the current stream wait for the copy of the step before. Returns the output.
+        """Makes the current stream wait for the previous step's copy. Returns the output.
 
-        early: what the output is answered from, in place of vLLM's copy, which comes after the
-               step's drafts. Logprobs are copied by vLLM alone.
+        early: source of the output's tokens instead of vLLM's copy, which follows the step's
+               drafts. Only vLLM copies logprobs.
         """
         if self._kept is not None:
-            # Not Stream.wait_event: torch's own stream takes no torch_npu event.
+            # Not Stream.wait_event: torch's own stream accepts no torch_npu event.
             self._kept[2].wait()
         self._kept = None
         if not isinstance(output, AsyncGPUModelRunnerOutput):

@@ -1,4 +1,4 @@
-"""vLLM's sampler, which takes the newest tokens of penalties and bad words from the device."""
+"""vLLM's sampler, with the newest tokens of penalties and bad words read from the device."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,16 +22,16 @@ NO_TOKEN = -1
 
 
 class NPUSampler(Sampler):
-    """The same results as vLLM's, without a wait for tokens that only the device knows.
+    """Samples the same as vLLM's, without waiting for tokens that only the device knows.
 
-    newest: what the step before has sampled; None where the host knows all tokens
+    newest: sampled by the previous step; None if the host knows all tokens
     """
 
     newest: NewestTokens | None = None
 
     @contextmanager
     def knowing(self, newest: NewestTokens) -> Iterator[None]:
-        """Samples inside, after a step whose tokens only the device knows."""
+        """Inside, samples after a step whose tokens only the device knows."""
         self.newest = newest
         try:
             yield
@@ -41,9 +41,9 @@ class NPUSampler(Sampler):
     def forward(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata, *args: Any, **kwargs: Any
     ) -> SamplerOutput:
-        """vLLM's. Where nothing changes the greatest logit, its index without a copy to float32.
+        """vLLM's forward. Takes the index of an unchanged greatest logit without a float32 copy.
 
-        logits: [num_requests, vocabulary], any float: all of a type become float32 exactly
+        logits: [num_requests, vocabulary], any float dtype: all convert to float32 exactly
         """
         if not _takes_greatest(sampling_metadata):
             return super().forward(logits, sampling_metadata, *args, **kwargs)
@@ -96,7 +96,7 @@ class NPUSampler(Sampler):
 
 
 def _takes_greatest(metadata: SamplingMetadata) -> bool:
-    """Whether each request's token is its greatest logit, and nothing else is asked for."""
+    """True if every request's token is its greatest logit, and nothing else is requested."""
     holder = metadata.thinking_budget_state_holder
     return (
         metadata.all_greedy
@@ -111,7 +111,7 @@ def _takes_greatest(metadata: SamplingMetadata) -> bool:
 
 
 def _changes_nothing(processor: object) -> bool:
-    """Whether no request of the batch has asked for a logits processor."""
+    """True if no request of the batch uses a logits processor."""
     if isinstance(processor, MinTokensLogitsProcessor):
         return not processor.min_toks
     if isinstance(processor, LogitBiasLogitsProcessor):
@@ -120,7 +120,7 @@ def _changes_nothing(processor: object) -> bool:
 
 
 class BadWordEnd(NamedTuple):
-    """A token that must not follow. after: the newest token it must not follow, or NO_TOKEN"""
+    """A token that must not follow `after`, the newest token; NO_TOKEN: any."""
 
     row: int
     token: int
@@ -130,10 +130,10 @@ class BadWordEnd(NamedTuple):
 def bad_word_ends(
     bad_words: dict[int, list[list[int]]], outputs: Sequence[Sequence[int]]
 ) -> Iterator[BadWordEnd]:
-    """Last tokens of bad words whose other tokens stand at the end of a request's output.
+    """Last tokens of bad words whose other tokens end a request's output.
 
-    bad_words: row -> words, each its tokens
-    outputs:   of each row; a placeholder at its end stands for the newest token
+    bad_words: row -> words, each a list of tokens
+    outputs:   of each row; a placeholder at the end stands for the newest token
     """
     for row, words in bad_words.items():
         output = outputs[row]
@@ -148,7 +148,7 @@ def bad_word_ends(
 
 
 def _exclude(logits: torch.Tensor, ends: list[BadWordEnd], newest: torch.Tensor) -> None:
-    """Takes these tokens out of the choice, in place.
+    """Excludes these tokens, in place.
 
     logits: [num_requests, vocabulary]; newest: [num_requests]
     """
@@ -166,14 +166,14 @@ def _outputs_on_device(
 ) -> torch.Tensor:
     """[num_requests, longest output + 1]: tokens of each output; elsewhere the vocabulary's size.
 
-    The last column takes what rows without a newest token have in its place.
+    The last column absorbs the writes of rows without a newest token.
     """
     vocabulary = logits.shape[1]
     width = max(map(len, outputs)) + 1
     padded = np.full((len(outputs), width + 1), vocabulary, dtype=np.int64)
     for row, output in enumerate(outputs):
         padded[row, : len(output)] = output
-        # The last column of all is each row's place for its newest token.
+        # The last column receives each row's newest token.
         padded[row, width] = len(output) - 1 if newest.known[row] else width - 1
     padded[:, :width][padded[:, :width] == PLACEHOLDER] = vocabulary
     on_device = _to_device(padded, logits.device)

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with another order: whole prompts first, decodes in steps without prefills."""
+"""vLLM's scheduler in another order: whole prompts first, decodes in steps without prefills."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,16 +18,16 @@ logger = init_logger(__name__)
 
 
 class PrefillFirstScheduler(Scheduler):
-    """Chooses which of the waiting requests vLLM's scheduler sees in a step; the rest is vLLM's.
+    """Chooses the waiting requests that vLLM's scheduler sees in a step; the rest is vLLM's.
 
-    A step prefills or decodes. It prefills while a waiting request fits: the whole prompt, what the
-    prefix cache holds left out, into the step's tokens, and its blocks into the cache. Requests
-    that do not fit into this step's tokens, or would take the cache below the watermark, are passed
-    over and keep their place; one for which there are no blocks ends the choice. Otherwise the step
+    A step prefills or decodes. It prefills while a waiting request fits: its whole prompt, without
+    the cached prefix, into the step's tokens, and its blocks into the cache. Requests that do not
+    fit into this step's tokens, or would take the cache below the watermark, are skipped and keep
+    their position; the first request without free blocks ends the choice. Otherwise the step
     decodes, and a decode without a block preempts the last running request, as in vLLM.
 
-    Only a preempted request may be prefilled in parts, when prompt and output together have grown
-    past the most tokens of a step. A prompt that is too long by itself ends with reason "length".
+    Only a preempted request may be prefilled in chunks, if prompt and output together exceed the
+    maximum tokens of a step. A prompt that is too long by itself ends with reason "length".
     """
 
     waiting: Any
@@ -83,12 +83,12 @@ class PrefillFirstScheduler(Scheduler):
     # --- which requests --------------------------------------------------------------------
 
     def _is_within_interval(self) -> bool:
-        """Whether vLLM defers prefills in this step (--prefill-schedule-interval)."""
+        """True if vLLM defers prefills in this step (--prefill-schedule-interval)."""
         steps = self.num_executed_steps + 1 - self.last_prefill_step
         return bool(steps < self.local_prefill_interval)
 
     def _admissible(self, waiting: Iterable[Request]) -> list[Request]:
-        """Those of the waiting requests that this step prefills, in their order."""
+        """The waiting requests that this step prefills, in order."""
         if self._pause_state == PauseState.PAUSED_ALL:
             return []
         if self._pause_state == PauseState.PAUSED_NEW:
@@ -113,12 +113,12 @@ class PrefillFirstScheduler(Scheduler):
             computed, needed_blocks = self._computed_and_needed(request)
             new_tokens = request.num_tokens - computed
             if request.num_preemptions and new_tokens > self.max_num_scheduled_tokens:
-                new_tokens = self.max_num_scheduled_tokens  # the first of several parts
+                new_tokens = self.max_num_scheduled_tokens  # the first of several chunks
             if new_tokens > tokens:
                 continue
             if needed_blocks > blocks:
                 break
-            is_first = not self.running and not chosen  # vLLM lets it have the whole cache
+            is_first = not self.running and not chosen  # vLLM allows it the whole cache
             if not is_first and needed_blocks + self.kv_cache_manager.watermark_blocks > blocks:
                 continue
             chosen.append(request)
@@ -129,7 +129,7 @@ class PrefillFirstScheduler(Scheduler):
         return chosen
 
     def _is_ready(self, request: Request) -> bool:
-        """Whether nothing else has to come first: a grammar, remote KV, output in flight."""
+        """True if the request waits for nothing else: a grammar, remote KV, output in flight."""
         return self._handle_blocked_waiting_request(request) and bool(
             request.num_stale_output_tokens <= 0 or request.drop_stale_output
         )
@@ -143,7 +143,7 @@ class PrefillFirstScheduler(Scheduler):
         )
 
     def _is_too_long(self, request: Request) -> bool:
-        """Whether a prompt can never be prefilled. A warning says why."""
+        """True if a prompt can never be prefilled. Logs the reason."""
         if request.num_preemptions or request.num_computed_tokens:
             return False
         limits = {
@@ -154,15 +154,15 @@ class PrefillFirstScheduler(Scheduler):
         if request.num_tokens > limits[name]:
             why = f"{name} is {limits[name]}, and prompts are prefilled in one step"
         elif self._blocks_for(request, self.kv_cache_manager.empty_kv_cache_blocks, 0) >= (
-            self.kv_cache_manager.block_pool.num_gpu_blocks  # one of which is never given away
+            self.kv_cache_manager.block_pool.num_gpu_blocks  # one of which is never allocated
         ):
             why = f"the KV cache has {self.kv_cache_manager.block_pool.num_gpu_blocks} blocks"
         else:
             return False
         if request.request_id not in self._too_long:
             logger.warning(
-                "Request %s ends without output: its prompt has %d tokens, %s. Raise the limit, or "
-                "set ascend_scheduler_config.enable_chunked_prefill.",
+                "Request %s ends without output: its prompt has %d tokens, %s. Raise the limit, "
+                "or set ascend_scheduler_config.enable_chunked_prefill.",
                 request.request_id,
                 request.num_tokens,
                 why,
@@ -170,7 +170,7 @@ class PrefillFirstScheduler(Scheduler):
         return True
 
     def _computed_and_needed(self, request: Request) -> tuple[int, int]:
-        """Tokens that are in the cache already, and blocks that the others need."""
+        """Tokens already in the cache, and blocks that the others need."""
         computed_blocks = self.kv_cache_manager.empty_kv_cache_blocks
         computed = request.num_computed_tokens
         if computed == 0:
@@ -178,7 +178,7 @@ class PrefillFirstScheduler(Scheduler):
         return computed, self._blocks_for(request, computed_blocks, computed)
 
     def _blocks_for(self, request: Request, computed_blocks: Any, computed: int) -> int:
-        """Free blocks that a request takes when it is admitted, as allocate_slots counts them."""
+        """Free blocks that admitting a request takes, counted as in allocate_slots."""
         needed = self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,
             num_tokens=min(request.num_tokens + self.num_lookahead_tokens, self.max_model_len),
@@ -193,15 +193,15 @@ class PrefillFirstScheduler(Scheduler):
     # --- what vLLM's scheduler sees ----------------------------------------------------------
 
     def _hold(self, requests: Iterable[Request]) -> None:
-        """Leaves running requests out of the step that is scheduled next."""
+        """Excludes running requests from the next scheduled step."""
         for request in requests:
             request.next_decode_eligible_step = self.current_step + 2
 
     def _is_token_on_its_way(self, request: Request) -> bool:
-        """Whether a request's newest token is known neither here nor to the step before.
+        """True if a request's newest token is known neither to the host nor to the previous step.
 
-        Workers take a token that has not come back from the step before on the device. A request
-        that was held in that step has to wait for its token.
+        Workers read a token that is not yet on the host from the previous step, on the device. A
+        request that was held in that step must wait for its token.
         """
         return (
             request.num_output_placeholders > 0
@@ -209,14 +209,14 @@ class PrefillFirstScheduler(Scheduler):
         )
 
     def _show(self, waiting: Iterable[Request]) -> None:
-        """Makes these the waiting requests; those that hold blocks are vLLM's first choice."""
+        """Makes these the waiting requests; those with blocks come first, as vLLM prefers them."""
         holding, others = FCFSRequestQueue(), FCFSRequestQueue()
         for request in waiting:
             (holding if self._holds_kv_blocks(request) else others).append(request)
         self.kv_holding_waiting, self.waiting = holding, others
 
     def _requeue(self, waiting: list[Request]) -> None:
-        """Puts what was not admitted back in order, after what this step has preempted."""
+        """Returns requests that were not admitted to the queue, after those preempted now."""
         seen = set(waiting)
         preempted = [request for request in self.waiting if request not in seen]
         left = [request for request in waiting if request.status != RequestStatus.RUNNING]
@@ -227,9 +227,9 @@ class PrefillFirstScheduler(Scheduler):
 
 
 class AsyncPrefillFirstScheduler(PrefillFirstScheduler, AsyncScheduler):
-    """The same for asynchronous scheduling, whose next step is chosen while one still runs."""
+    """Like PrefillFirstScheduler, with asynchronous scheduling: chooses while a step runs."""
 
 
 def _missing(request: Request) -> int:
-    """Tokens that are to be computed before a request can decode."""
+    """Number of tokens to compute before a request can decode."""
     return int(request.num_tokens - request.num_computed_tokens)

@@ -1,4 +1,4 @@
-"""vLLM's sleep mode on memory whose addresses stay."""
+"""vLLM's sleep mode on memory with constant addresses."""
 
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
 
@@ -15,9 +15,9 @@ def register() -> None:
 
 
 class NPUSleepModeBackend(SleepModeBackend):
-    """Unmaps weights and KV cache. Both levels keep on the host what no checkpoint has.
+    """Unmaps weights and KV cache. Both levels copy to the host what no checkpoint contains.
 
-    parameters: address ranges that level 2 drops; the worker notes them before it sleeps
+    parameters: address ranges that level 2 drops; the worker sets them before it sleeps
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Speculative decoding: what drafts, how drafts are verified, and what their lengths come to."""
+"""Speculative decoding: drafters, verification of drafts, and the resulting lengths."""

@@ -1,4 +1,4 @@
-"""Lengths of a drafter's passes on the device, for attention that reads them there."""
+"""Lengths of a drafter's passes, for attention that reads them on the device."""
 
 from dataclasses import replace
 
@@ -7,9 +7,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 
 class DeviceLengths:
-    """Holds the lengths of the pass that runs, always in the same place, where a graph reads them.
+    """Holds the running pass's lengths at a constant address, where a graph reads them.
 
-    Attention that takes its lengths from the host needs none of it.
+    Attention with lengths from the host does not need this.
 
     max_num_requests: most requests of a pass
     """
@@ -19,9 +19,9 @@ class DeviceLengths:
         self._lengths = torch.zeros(max_num_requests, dtype=torch.int32, device=device)
 
     def hold(self, common: CommonAttentionMetadata, num_requests: int) -> CommonAttentionMetadata:
-        """The metadata with its lengths here, filled up with requests of no rows.
+        """The metadata with its lengths stored here, padded with requests without rows.
 
-        Copies on the current stream, after whatever has written the lengths there.
+        Copies on the current stream, after the work that has written the lengths.
         """
         own = min(common.num_reqs, common.seq_lens.shape[0])
         ends, lengths = self._ends[: num_requests + 1], self._lengths[:num_requests]

@@ -1,4 +1,4 @@
-"""Passes of a drafter that have a graph: which one a pass replays, and its padded metadata."""
+"""Drafter passes with graphs: selects a pass's graph and pads its metadata."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
@@ -14,9 +14,9 @@ from vllm_davinci.core.spec_decode.device_lengths import DeviceLengths
 
 @dataclass(frozen=True)
 class DraftPass:
-    """One pass over the drafter's model, in which all requests have as many rows.
+    """One pass over the drafter's model, with equally many rows per request.
 
-    is_first: whether it takes the rows of the target's step, or a new token of each request
+    is_first: whether it reads the rows of the target's step; otherwise one new token per request
     """
 
     is_first: bool
@@ -29,12 +29,12 @@ class DraftPass:
 
 
 class DraftPasses:
-    """The passes that a drafter has captured, and the forward that chooses among them.
+    """The captured passes of a drafter, and the forward that selects among them.
 
     first_query_len: rows of a request in a first pass of decodes
-    runs:            by whether a pass is a step's first one, what captures and replays it
-    block_table:     requests -> [requests, blocks] on the device, always in the same place
-    lengths:         where attention reads its lengths on the device; None where the host has them
+    runs:            is_first -> the function that captures and replays the pass
+    block_table:     requests -> [requests, blocks] on the device, always in the same memory
+    lengths:         lengths that attention reads on the device; None if the host has them
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class DraftPasses:
         self._block_table = block_table
         self._lengths = lengths
         self._sizes: list[int] = []  # requests, ascending
-        self.planned: DraftPass | None = None  # the pass that runs next; None for an eager one
-        model.forward = self._run  # vLLM asks for the model's own class, and calls its `forward`
+        self.planned: DraftPass | None = None  # the next pass; None for an eager one
+        model.forward = self._run  # vLLM checks for the model's own class, and calls its `forward`
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         planned = self.planned
@@ -60,15 +60,15 @@ class DraftPasses:
         return run(*args, **kwargs)
 
     def of_size(self, num_requests: int) -> list[DraftPass]:
-        """The passes that are captured for a number of requests."""
+        """The passes captured for a number of requests."""
         return [self._pass(is_first, num_requests) for is_first in self._runs]
 
     def use_sizes(self, sizes: Iterable[int]) -> None:
-        """From now on steps of these numbers of requests, and padded ones, are replayed."""
+        """From now on replays steps of these numbers of requests, padding smaller ones."""
         self._sizes = sorted(sizes)
 
     def plan_first(self, common: CommonAttentionMetadata) -> DraftPass | None:
-        """The graph of a step whose requests all have the rows of a decode; None without one."""
+        """The graph of a step whose requests all have a decode's rows; None without one."""
         length = self._first_query_len
         is_uniform = (
             common.max_query_len == length and common.num_actual_tokens == common.num_reqs * length
@@ -76,15 +76,15 @@ class DraftPasses:
         return self._padded(True, common.num_reqs) if is_uniform else None
 
     def plan_next(self, num_requests: int) -> DraftPass | None:
-        """The graph of a further pass, of one token for each request; None without one."""
+        """The graph of a later pass, with one token per request; None without one."""
         return self._padded(False, num_requests)
 
     def metadata(
         self, planned: DraftPass, common: CommonAttentionMetadata, slots: torch.Tensor
     ) -> CommonAttentionMetadata:
-        """The metadata of a pass, filled up with requests of no rows to the size of its graph.
+        """The metadata of a pass, padded to its graph's size with requests without rows.
 
-        slots: [rows or more] int64, where the drafter has the slots of its rows; -1 in padding
+        slots: [rows or more] int64, the drafter's slots of its rows; -1 in padding
         """
         assert common.seq_lens_cpu_upper_bound is not None
         ends = common.query_start_loc_cpu[: common.num_reqs + 1]
@@ -103,7 +103,7 @@ class DraftPasses:
         )
 
     def dummy_metadata(self, planned: DraftPass, slots: torch.Tensor) -> CommonAttentionMetadata:
-        """Metadata of as many requests as the graph holds, which see and write nothing."""
+        """Metadata with as many requests as the graph holds, which read and write nothing."""
         count, length = planned.num_requests, planned.query_len
         ends = torch.arange(0, planned.num_tokens + 1, length, dtype=torch.int32)
         lengths = torch.full((count,), length, dtype=torch.int32)
@@ -136,7 +136,7 @@ class DraftPasses:
 
 
 class CapturableDrafter(Protocol):
-    """A drafter that replays the passes that it has been given."""
+    """A drafter that replays the passes it has been given."""
 
     model: Any
     passes: DraftPasses | None
@@ -145,11 +145,11 @@ class CapturableDrafter(Protocol):
 
 
 class DrafterToCapture(NamedTuple):
-    """A drafter whose passes can be captured.
+    """A drafter with passes that can be captured.
 
-    query_len:   rows of a request in its first pass after a step of decodes
-    block_table: requests -> [requests, blocks] on the device, always in the same place
-    lengths:     where its attention reads lengths on the device; None where the host has them
+    query_len:   rows of a request in its first pass after a decode step
+    block_table: requests -> [requests, blocks] on the device, always in the same memory
+    lengths:     lengths that its attention reads on the device; None if the host has them
     """
 
     drafter: CapturableDrafter

@@ -1,4 +1,4 @@
-"""Which drafter vLLM's runner is told to make."""
+"""Selects the drafter that vLLM's runner makes."""
 
 from copy import copy
 
@@ -8,7 +8,7 @@ NGRAM = "vllm_davinci.core.spec_decode.ngram.NgramProposer"
 
 
 def with_own_drafter(vllm_config: VllmConfig) -> VllmConfig:
-    """The same configuration for the runner alone, in which n-grams are looked up by our class."""
+    """The configuration for the runner only, in which our class looks up n-grams."""
     asked = vllm_config.speculative_config
     if asked is None or asked.method != "ngram":
         return vllm_config

@@ -1,12 +1,12 @@
-"""Inputs of drafters, in torch's operators: stand-ins for vLLM's kernels between draft passes.
+"""Drafter inputs with torch operators: stand-ins for vLLM's kernels between draft passes.
 
-vLLM calls them with device tensors, and nothing here reads from the device. Parameters are in the
-order of vLLM's kernels (v1/spec_decode/utils.py), whose results these are.
+vLLM calls them with device tensors, and nothing here reads from the device. Parameters have the
+order of vLLM's kernels (v1/spec_decode/utils.py), and results are equal.
 """
 
 import torch
 
-REJECTED = -1  # in the sampled tokens, after those that count
+REJECTED = -1  # in the sampled tokens, after the accepted ones
 
 
 def next_tokens(
@@ -21,11 +21,11 @@ def next_tokens(
     stride: int,
     block_size: int,
 ) -> None:
-    """Writes each request's newest token, and how many tokens it has got in this step.
+    """Writes each request's newest token, and its number of tokens in this step.
 
-    sampled:      [num_requests, num_sampled], REJECTED behind those that count
-    is_discarded: [num_requests or more], requests whose prompt is not at its end
-    known:        [num_requests or more], the token that the host knows for requests without one
+    sampled:      [num_requests, num_sampled], REJECTED after the accepted ones
+    is_discarded: [num_requests or more], requests still in their prompt
+    known:        [num_requests or more], the host's token for requests that sampled none
     next_token, counts: [num_requests], written in place
     """
     sampled = sampled[:num_requests]
@@ -46,10 +46,10 @@ def places_to_sample(
     num_rejected: torch.Tensor,
     num_requests: int,
 ) -> None:
-    """Writes the row of each request's newest token, and how many drafts were not kept.
+    """Writes the row of each request's newest token, and its number of rejected drafts.
 
-    ends:            [num_requests], ends of the drafts of each request among all
-    counts:          [num_requests], tokens that it has got
+    ends:            [num_requests], ends of each request's drafts among all
+    counts:          [num_requests], its number of tokens
     query_start_loc: [num_requests + 1]
     places, num_rejected: [num_requests], written in place
     """
@@ -73,12 +73,12 @@ def next_positions(
     no_slot: int,
     num_requests: int,
 ) -> None:
-    """Moves each request on by one token: position, length and slot of the cache.
+    """Advances each request by one token: position, length and cache slot.
 
     positions: [num_requests]; block_table: [num_requests, num_blocks]
     seq_lens:  [num_requests], in place; moved: [num_requests], the new positions
-    slots:     [rows], those after the requests are padding and become `no_slot`
-    A request at the model's length goes on at position 0 without a slot.
+    slots:     [rows], rows after the requests are padding and get `no_slot`
+    A request at the model's maximum length continues at position 0 without a slot.
     """
     new = positions + 1
     is_beyond = new >= max_model_len
@@ -114,21 +114,21 @@ def with_new_tokens(
     shifts: bool,
     block_size: int,
 ) -> None:
-    """Copies each request's tokens that count, and puts its newest token and mask tokens after.
+    """Copies each request's accepted tokens and appends its newest token and mask tokens.
 
     tokens, positions: [num_tokens] of the target's step
     out_tokens, out_positions, is_rejected, is_masked: the drafter's rows, written in place
     new_places:        [num_requests * num_new], rows of the newest token and of the mask tokens
     hidden_places:     [num_tokens], the row of each of the target's hidden states
-    query_start_loc:   [num_requests + 1]; last_places: [num_requests], the last row that counts
-    shifts:            whether a request's first token is left out, and its rows are one fewer
+    query_start_loc:   [num_requests + 1]; last_places: [num_requests], the last accepted row
+    shifts:            whether a request's first token is dropped, so that it has one row fewer
     """
     num_requests = last_places.shape[0]
     extra = num_new - 1 if shifts else num_new
     total = num_tokens + num_requests * extra
     starts = query_start_loc[:num_requests].to(torch.int64)
     requests = torch.arange(num_requests, device=starts.device)
-    begins = starts + requests * extra  # of each request's rows
+    begins = starts + requests * extra  # per row, of its request
     num_kept = last_places.to(torch.int64) - starts + (0 if shifts else 1)
 
     rows = torch.arange(total, device=starts.device)

@@ -1,4 +1,4 @@
-"""Tokens that the host took for kept, which the device has rejected since."""
+"""Draft tokens that the host assumed accepted and the device rejected."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,12 +8,13 @@ import numpy as np
 
 
 class RejectedDrafts:
-    """Corrects what a step is made of where vLLM prepares it as if all drafts had been kept.
+    """Corrects a step that vLLM prepares as if all drafts had been accepted.
 
-    Under asynchronous scheduling vLLM does so on the device alone, for lengths and cache slots that
-    are computed there. Ours are computed on the host.
+    Under asynchronous scheduling vLLM corrects only on the device, where it computes lengths and
+    cache slots. Ours are computed on the host.
 
-    counts: [max_num_reqs] int32, tokens that the batch counts as computed and that are not
+    counts: [max_num_reqs] int32, tokens that the batch counts as computed although they were
+            rejected
     """
 
     def __init__(self, max_num_reqs: int) -> None:
@@ -23,18 +24,18 @@ class RejectedDrafts:
     def known(
         self, batch: Any, num_drafts: np.ndarray, tokens_of_step: Sequence[int]
     ) -> Iterator[np.ndarray]:
-        """Prepares a step inside, with the counts of its requests: [num_requests].
+        """Inside, a step is prepared; yields the counts of its requests: [num_requests].
 
         batch:          vLLM's input batch
-        num_drafts:     [rows of the step before], drafts that were verified there
-        tokens_of_step: likewise, tokens that each of its requests got
+        num_drafts:     [rows of the previous step], drafts verified there
+        tokens_of_step: likewise, number of tokens that each request got
         """
         counts = self.counts[: batch.num_reqs]
         counts[:] = count_rejected(
             batch.req_ids, batch.prev_req_id_to_index, num_drafts, tokens_of_step
         )
-        # vLLM writes into this one after it has launched the forward, when a device that is behind
-        # may still have to copy from it.
+        # vLLM writes into this buffer after launching the forward, when a slow device may still
+        # have to copy from it.
         shared = batch.num_computed_tokens_cpu_tensor
         batch.num_computed_tokens_cpu_tensor = shared.clone().pin_memory()
         try:
@@ -50,10 +51,10 @@ def count_rejected(
     num_drafts: np.ndarray,
     tokens_of_step: Sequence[int],
 ) -> np.ndarray:
-    """How many drafts of the step before each request lost: [num_requests] int32.
+    """Rejected drafts of each request in the previous step: [num_requests] int32.
 
     requests:    of this step, in its order
-    rows_before: request -> its row in the step before
+    rows_before: request -> its row in the previous step
     """
     rejected = np.zeros(len(requests), dtype=np.int32)
     for row, request in enumerate(requests):

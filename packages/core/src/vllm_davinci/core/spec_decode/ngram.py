@@ -1,4 +1,4 @@
-"""Drafts from the text itself: what followed the newest tokens where they stood before."""
+"""Drafts from the text itself: the tokens after an earlier occurrence of the newest ones."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from vllm.config import VllmConfig
 
 
 class NgramProposer:
-    """Does what vLLM's of this name does, in numpy: that one needs numba, which vLLM leaves out."""
+    """vLLM's class of this name in numpy: vLLM's needs numba, which it does not require."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         config = vllm_config.speculative_config
@@ -25,7 +25,7 @@ class NgramProposer:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafts of each request, none for those that sampled nothing.
+        """Drafts of each request; none for requests that sampled nothing.
 
         num_tokens_no_spec: [num_requests or more], tokens of each request
         token_ids_cpu:      [num_requests or more, max_model_len], the tokens
@@ -44,17 +44,17 @@ class NgramProposer:
         return drafts
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Has none."""
+        """Does nothing: there is no model."""
 
 
 def find_ngram(tokens: np.ndarray, shortest: int, longest: int) -> int | None:
-    """The end of the earliest place where the longest n-gram at the end of `tokens` stands before.
+    """The end of the earliest occurrence of the longest repeated n-gram at the end of `tokens`.
 
     tokens: [num_tokens]; shortest, longest: lengths of an n-gram
     """
     if len(tokens) < 2:
         return None
-    lasts = np.flatnonzero(tokens[:-1] == tokens[-1])  # where the n-gram's last token stands
+    lasts = np.flatnonzero(tokens[:-1] == tokens[-1])  # position of the n-gram's last token
     found, length = None, 1
     while lasts.size:
         if length >= shortest:

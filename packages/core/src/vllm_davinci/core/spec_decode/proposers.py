@@ -1,4 +1,4 @@
-"""vLLM's drafters that run a model, with lengths on the host, and with graphs of their passes."""
+"""vLLM's drafter models, with lengths on the host and graphs of their passes."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -19,11 +19,10 @@ HostCounts = Callable[[torch.Tensor], list[int]]
 
 
 class _HostLengths(SpecDecodeBaseProposer):
-    """Counts on the host which tokens a request has, from the second draft pass on.
+    """Counts each request's tokens on the host, from the second draft pass on.
 
-    The first pass takes the rows of all drafts, whether they were kept or not, and vLLM then
-    corrects the lengths on the device alone. The host learns how many were kept while the device
-    runs that pass.
+    The first pass has rows for all drafts, accepted or not; vLLM then corrects the lengths only on
+    the device. The host learns the number of accepted drafts while the device runs that pass.
     """
 
     _host_counts: HostCounts
@@ -31,7 +30,7 @@ class _HostLengths(SpecDecodeBaseProposer):
 
     @classmethod
     def taking_over(cls, drafter: SpecDecodeBaseProposer, host_counts: HostCounts) -> Self:
-        """The same drafter under this class."""
+        """Converts the drafter to this class, in place."""
         ours = cls.__new__(cls)
         ours.__dict__.update(vars(drafter))
         ours._host_counts = host_counts
@@ -40,7 +39,7 @@ class _HostLengths(SpecDecodeBaseProposer):
     def prepare_next_token_ids_padded(
         self, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # A device that is behind may still copy from the memory of the step before.
+        # A slow device may still copy from the previous step's memory.
         known = self.backup_next_token_ids
         known.cpu = torch.empty_like(known.cpu, pin_memory=True)
         known.np = known.cpu.numpy()
@@ -58,14 +57,14 @@ class _HostLengths(SpecDecodeBaseProposer):
         common, *places = super().prepare_inputs_padded(
             common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
         )
-        # The runner's own must stay as it is.
+        # The runner's own must not change.
         common.seq_lens_cpu_upper_bound = common.seq_lens_cpu_upper_bound.clone()
         self._verified = valid_sampled_tokens_count, spec_decode_metadata.num_draft_tokens
         return common, *places
 
     @property
     def _slots_per_token(self) -> int:
-        """How many slots a block has for each of its tokens: more than 1 where it is a page."""
+        """Slots of a block per token: more than 1 if the block is a shared page."""
         (group, *_) = self.draft_attn_groups
         if not group.kernel_block_stride or group.kernel_block_size is None:
             return 1
@@ -89,7 +88,7 @@ class _HostLengths(SpecDecodeBaseProposer):
                 rejected, dtype=torch.int32
             )
         table = common_attn_metadata.block_table_tensor
-        if self._slots_per_token > 1:  # a block's slots begin at a multiple of all that it has
+        if self._slots_per_token > 1:  # a block's slots begin at a multiple of its total number
             common_attn_metadata.block_table_tensor = table * self._slots_per_token
         moved: torch.Tensor = super()._update_positions_dependent_metadata(
             positions, common_attn_metadata, batch_size, input_batch_size, block_size
@@ -99,15 +98,15 @@ class _HostLengths(SpecDecodeBaseProposer):
 
 
 class _CapturedPasses(SpecDecodeBaseProposer):
-    """Replays a graph for each pass of a step of decodes.
+    """Replays a graph for each pass of a decode step.
 
-    vLLM's drafters know graphs in pieces alone, which need the model compiled. Without captured
-    passes, and for prefills, they run as they are.
+    vLLM's drafters support only piecewise graphs, which need a compiled model. Without captured
+    passes, and for prefills, they run eagerly.
     """
 
     passes: DraftPasses | None = None
     _is_proposing = False
-    _has_first_pass = False  # of the step that is being drafted for
+    _has_first_pass = False  # of the step being drafted for
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._is_proposing, self._has_first_pass = True, False
@@ -136,7 +135,7 @@ class _CapturedPasses(SpecDecodeBaseProposer):
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, use_cudagraphs: bool = True
     ) -> tuple[CUDAGraphMode, int, torch.Tensor | None]:
-        """Rows of the first pass, whose metadata has been built; then those of the others."""
+        """Row counts: of the first pass, whose metadata has been built, then of the others."""
         passes = self.passes
         if passes is not None and self._is_proposing:
             if self._has_first_pass:
@@ -151,7 +150,7 @@ class _CapturedPasses(SpecDecodeBaseProposer):
 
     @torch.inference_mode()
     def run_dummy_pass(self, planned: DraftPass, mode: CUDAGraphMode) -> None:
-        """Runs, captures or replays a pass of nothing."""
+        """Runs, captures or replays a pass without requests."""
         assert self.passes is not None
         count = planned.num_tokens
         self._slot_mapping_buffer[:count].fill_(-1)
@@ -181,7 +180,7 @@ class NPUDraftModelProposer(_HostLengths, _CapturedPasses, DraftModelProposer):
     """A smaller model with its own cache."""
 
     def set_inputs_first_pass(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's, with the new tokens in the lengths of the host, which it leaves out."""
+        """vLLM's method, which also adds the new tokens to the lengths on the host."""
         num_tokens, places, common = super().set_inputs_first_pass(*args, **kwargs)
         common.seq_lens_cpu_upper_bound = (
             common.seq_lens_cpu_upper_bound + self.net_num_new_slots_per_request
@@ -193,6 +192,6 @@ OWN = {EagleProposer: NPUEagleProposer, DraftModelProposer: NPUDraftModelPropose
 
 
 def on_npu(drafter: Any, host_counts: HostCounts) -> Any:
-    """The drafter as our class, where there is one for its own."""
+    """The drafter converted to our class for it; unchanged if there is none."""
     ours = OWN.get(type(drafter))
     return drafter if ours is None else ours.taking_over(drafter, host_counts)

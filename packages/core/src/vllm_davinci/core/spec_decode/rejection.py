@@ -1,22 +1,22 @@
-"""Which drafts are kept, in torch's operators: stand-ins for vLLM's rejection sampler's kernels.
+"""Rejection sampling with torch operators: stand-ins for the kernels of vLLM's rejection sampler.
 
 vLLM calls them with device tensors, and nothing here reads from the device. Drafts of all requests
-stand one after the other, `ends` [num_requests] tells where those of each request end. Parameters
-are in the order of vLLM's kernels (v1/sample/rejection_sampler.py), whose results these are.
+are concatenated; `ends` [num_requests] has the end of each request's drafts. Parameters have the
+order of vLLM's kernels (v1/sample/rejection_sampler.py), and results are equal.
 """
 
 from typing import NamedTuple
 
 import torch
 
-REJECTED = -1  # vLLM's, in the sampled tokens after those that count
+REJECTED = -1  # vLLM's, in the sampled tokens after the accepted ones
 
 
 class _Drafts(NamedTuple):
-    """Places of drafts by request.
+    """Indices of drafts by request.
 
-    places: [num_requests, longest], number of each draft among all; any draft where there is none
-    exist:  [num_requests, longest], whether a request has so many
+    places: [num_requests, longest], index of each draft among all; any index where there is none
+    exist:  [num_requests, longest], whether the request has that draft
     """
 
     places: torch.Tensor
@@ -48,14 +48,15 @@ def keep_greedy(
     rates: torch.Tensor | None,
     is_synthetic: bool,
 ) -> None:
-    """Keeps drafts as long as they are the target's greatest tokens.
+    """Accepts drafts as long as they are the target's greatest tokens.
 
-    output:    [num_requests, longest + 1] int32, written in place where a request is greedy: the
-               drafts that are kept, the target's token after them; REJECTED behind
-    drafts:    [num_drafts]; greatest: likewise, the target's token in each one's place
+    output:    [num_requests, longest + 1] int32, written in place for greedy requests: accepted
+               drafts, then the target's token, then REJECTED
+    drafts:    [num_drafts]; greatest: likewise, the target's token at each draft's position
     bonus:     [num_requests, 1], the target's token after the last draft
-    is_greedy: [num_requests]; None where all are
-    uniform:   [num_drafts], with `rates` [longest or more]: drafts are kept at these rates instead
+    is_greedy: [num_requests]; None if all are greedy
+    uniform:   [num_drafts], with `rates` [longest or more]: drafts are accepted at these rates
+               instead
     """
     if is_synthetic:
         assert uniform is not None and rates is not None
@@ -82,10 +83,11 @@ def keep_random(
     has_no_draft_probs: bool,
     is_synthetic: bool,
 ) -> None:
-    """Keeps a draft with the probability min(1, target / draft). Others as in `keep_greedy`.
+    """Accepts a draft with probability min(1, target / draft). Others as in `keep_greedy`.
 
-    draft_probs, target_probs: [num_drafts, vocabulary]; without the former each draft was certain
-    recovered:                 [num_drafts], the token in place of one that is not kept
+    draft_probs, target_probs: [num_drafts, vocabulary]; without the former, drafts had probability
+                               1
+    recovered:                 [num_drafts], the token that replaces a rejected draft
     uniform:                   [num_drafts], float64 from 0 to 1
     """
     if is_synthetic:
@@ -94,7 +96,7 @@ def keep_random(
     else:
         columns = drafts.clamp(min=0).to(torch.int64).unsqueeze(1)
         ratio = target_probs.gather(1, columns).squeeze(1)
-        # A token that the target never takes is not kept, even where a draw is 0.
+        # Reject tokens of target probability 0 even if the draw is 0.
         kept = (ratio > 0) & (drafts >= 0)
         if draft_probs is not None:
             draft = draft_probs.gather(1, columns).squeeze(1)
@@ -135,7 +137,7 @@ def recover(
     has_no_draft_probs: bool,
     has_float64_noise: bool,
 ) -> None:
-    """Draws the token in place of a draft from what the target has more of than the draft.
+    """Draws the token that replaces a rejected draft from max(target - draft, 0).
 
     output, drafts: [num_drafts] or [num_drafts, 1], the former in place
     inverse_noise: [num_requests, vocabulary], of exponential noise
@@ -154,7 +156,7 @@ def recover(
 def _synthetic(
     ends: torch.Tensor, drafts: torch.Tensor, uniform: torch.Tensor, rates: torch.Tensor
 ) -> torch.Tensor:
-    """Whether each draft is kept at the rate of its place in its request."""
+    """True for each draft that is accepted at the rate of its index in its request."""
     number = torch.arange(drafts.shape[0], device=ends.device, dtype=ends.dtype)
     begins = torch.zeros_like(ends)
     begins[1:] = ends[:-1]
@@ -171,7 +173,7 @@ def _write(
     where: torch.Tensor | None,
     longest: int,
 ) -> None:
-    """Writes each request's tokens up to the first draft that is not kept.
+    """Writes each request's tokens up to the first rejected draft.
 
     kept, tokens: [num_drafts]; where: [num_requests], the rows to write; None for all
     """

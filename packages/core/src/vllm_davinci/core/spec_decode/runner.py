@@ -1,4 +1,4 @@
-"""The steps of vLLM's runner that drafts are part of, with counts on the host."""
+"""Steps of vLLM's runner with drafts, with token counts on the host."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ from vllm_davinci.core.spec_decode.proposers import NPUDraftModelProposer, NPUEa
 
 
 class SpeculatingRunner(GPUModelRunner):
-    """vLLM's runner, which prepares steps after drafts with what was kept of them."""
+    """vLLM's runner, which prepares steps from the number of accepted drafts."""
 
-    # Created anew by vLLM under these names.
+    # vLLM creates them anew under these names.
     input_batch: Any
     sampler: Any
     drafter: Any
@@ -32,10 +32,10 @@ class SpeculatingRunner(GPUModelRunner):
     _early_tokens: EarlyTokens | None = None
 
     def _take_drafter(self) -> None:
-        """Puts our sampler behind the verification of drafts, and our class before the drafter."""
+        """Uses our sampler in the verification of drafts, and our class for the drafter."""
         self._rejected = RejectedDrafts(self.max_num_reqs)
         if self.num_spec_tokens:
-            # vLLM waits for it before every synchronous step, also where it is never recorded.
+            # vLLM waits for it before every synchronous step, even if it is never recorded.
             self.num_accepted_tokens_event = CopiedEvent()
         if self.speculative_config is not None and get_pp_group().is_last_rank:
             self.rejection_sampler = RejectionSampler(
@@ -44,17 +44,19 @@ class SpeculatingRunner(GPUModelRunner):
             self.drafter = on_npu(self.drafter, self._tokens_of_step)
 
     def _drafter_to_capture(self) -> DrafterToCapture | None:
-        """The drafter whose passes can be captured; None where they run eagerly."""
+        """The drafter if its passes can be captured; None if they run eagerly."""
         asked, drafter = self.speculative_config, getattr(self, "drafter", None)
         if (
             asked is None
             or asked.enforce_eager
-            or asked.disable_padded_drafter_batch  # rows that differ from step to step
+            or asked.disable_padded_drafter_batch  # rows differ from step to step
             or self.parallel_config.data_parallel_size > 1  # ranks agree on rows, not on passes
             or not isinstance(drafter, NPUEagleProposer | NPUDraftModelProposer)
         ):
             return None
-        if isinstance(drafter.model, BreakableCUDAGraphWrapper):  # of pieces, which nobody has here
+        if isinstance(
+            drafter.model, BreakableCUDAGraphWrapper
+        ):  # of piecewise graphs, which are never used here
             drafter.model = drafter.model.unwrap()
         query_len = self.uniform_decode_query_len + drafter.net_num_new_slots_per_request
         lengths = None
@@ -82,7 +84,7 @@ class SpeculatingRunner(GPUModelRunner):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """vLLM's, of the tokens that there are."""
+        """vLLM's method, with corrected token counts."""
         if not self._counts_drafts_as_kept():
             return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
         batch, tokens = self.input_batch, self._get_valid_sampled_token_count()
@@ -94,7 +96,7 @@ class SpeculatingRunner(GPUModelRunner):
         return inputs
 
     def _counts_drafts_as_kept(self) -> bool:
-        """Whether vLLM prepares the step before the host knows which drafts were kept."""
+        """True if vLLM prepares a step before the host knows the last step's accepted drafts."""
         return bool(
             self.use_async_spec_decode
             and self.valid_sampled_token_count_gpu is not None
@@ -103,7 +105,7 @@ class SpeculatingRunner(GPUModelRunner):
         )
 
     def _tokens_of_step(self, counts: torch.Tensor) -> list[int]:
-        """Waits for the number of tokens that each request has got in this step.
+        """Waits for each request's number of tokens in this step.
 
         counts: [num_requests] on the device, whose copy vLLM has begun under asynchronous
                 scheduling
@@ -120,16 +122,16 @@ class SpeculatingRunner(GPUModelRunner):
     def _copy_valid_sampled_token_count(
         self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
     ) -> None:
-        """vLLM's, with the tokens themselves, so that the host waits once for both.
+        """vLLM's method; also copies the tokens themselves, so that the host waits once for both.
 
-        The copies are on a stream of their own, for which nothing else keeps what they read.
+        The copies run on their own stream, so their sources are held here until then.
         """
         sampled, self._sampled = self._sampled, None
         stream = self.valid_sampled_token_count_copy_stream
         if stream is None or sampled is None:
             super()._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)
             return
-        # The output of the step before may still wait for the one that there was.
+        # The previous step's output may still wait for the old event.
         self.valid_sampled_token_count_event = copied = CopiedEvent()
         default = torch.cuda.current_stream()
         with torch.cuda.stream(stream):
@@ -141,7 +143,7 @@ class SpeculatingRunner(GPUModelRunner):
         self._early_tokens = EarlyTokens(tokens, copied)
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, on a stream of its own, for which nothing else keeps the drafts."""
+        """vLLM's method; holds the drafts for the copy, which runs on its own stream."""
         super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
         if isinstance(self._draft_token_ids, torch.Tensor):
             self._draft_token_ids.record_stream(self.draft_token_ids_copy_stream)

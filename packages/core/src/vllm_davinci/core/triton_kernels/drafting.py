@@ -1,8 +1,9 @@
-"""Inputs of drafters, in torch's operators.
+"""Drafter inputs with torch operators.
 
 Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/spec_decode/{target_dependent_ar,
-standalone_ar,ngram}/speculator.py), whose parameters they have without `_ptr`. Nothing here reads
-from the device. Shapes: B requests of the step, T rows of the target's step, K drafts, R slots of
+standalone_ar,ngram}/speculator.py), with the same parameters without `_ptr`. Nothing here reads
+from
+the device. Shapes: B requests of the step, T rows of the target's step, K drafts, R slots of
 requests.
 """
 
@@ -34,11 +35,11 @@ def prepare_prefill_inputs(
 ) -> None:
     """Writes the first pass of a drafter that reads the target's hidden states.
 
-    Its rows are those of the target's step, each with the token after it: the next row's, and in
-    the last row that was kept the newest token. Rows of drafts that were rejected stay as they are.
+    It has the rows of the target's step, each with the next row's token; the last accepted row gets
+    the newest token. Rows of rejected drafts stay unchanged.
 
-    last_token_indices: [R] int64, the last row of each request that was kept; then 0
-    draft_current_step: int64, 0 afterwards
+    last_token_indices: [R] int64, the last accepted row of each request; then 0
+    draft_current_step: int64, set to 0
     draft_input_ids:    [T or more] int32; draft_positions: likewise, int64
     draft_query_start_loc: [R + 1] int32, as in the target's step, then the end
     draft_seq_lens:     [R] int32, as in the target's step, then 0
@@ -92,11 +93,11 @@ def prepare_decode_inputs(
     ADVANCE_DRAFT_POSITIONS: bool = True,
     **_: Any,
 ) -> None:
-    """Writes the second pass of a drafter, of one token for each request: the first draft.
+    """Writes the second pass of a drafter, with one token per request: the first draft.
 
     draft_tokens:    [B] int64, the first drafts
-    target_seq_lens: [B or more] int32, with the rows that were rejected
-    input_ids, positions, sample_src_positions, seq_lens: [R], in place; seq_lens 0 behind B
+    target_seq_lens: [B or more] int32, rejected rows included
+    input_ids, positions, sample_src_positions, seq_lens: [R], in place; seq_lens 0 after B
     query_start_loc: [R + 1] int32
     """
     num_reqs = draft_tokens.shape[0]
@@ -131,12 +132,12 @@ def update_draft_inputs(
     ADVANCE_DRAFT_POSITIONS: bool = True,
     **_: Any,
 ) -> None:
-    """Keeps a pass's drafts [B] int64 in their column, and makes them the inputs of the next pass.
+    """Stores a pass's drafts [B] int64 in their column, and makes them the inputs of the next pass.
 
-    After the last pass nothing reads these inputs, so they are written then, too.
+    Writes these inputs after the last pass, too, when nothing reads them.
 
     output_draft_tokens: [R, K] int64, in place at column `current_draft_step` (int64 on the device)
-    next_input_hidden_states: [T, hidden_size], rows of B; hidden_states: [B or more, hidden_size]
+    next_input_hidden_states: [T, hidden_size], B rows; hidden_states: [B or more, hidden_size]
     """
     num_reqs = draft_tokens.shape[0]
     column = current_draft_step.view(1)
@@ -166,10 +167,10 @@ def with_new_tokens(
     max_model_len: int,
     **_: Any,
 ) -> None:
-    """Writes the first pass of a draft model: the target's rows, and one more for each request.
+    """Writes the first pass of a draft model: the target's rows and one more per request.
 
-    The new token follows the rows that were kept; rows behind it have token 0, whose keys and
-    values the next steps overwrite.
+    The new token follows the accepted rows; rows after it have token 0, whose keys and values the
+    next steps overwrite.
 
     out_input_ids: [T + B or more] int32; out_positions: likewise, int64
     last_token_indices: [R] int64, the rows of the new tokens; then 0
@@ -221,7 +222,7 @@ def ngram_scan(
     BLOCK_L: int = 0,
     **_: Any,
 ) -> None:
-    """Finds the longest n-gram at a request's end that stands before, where it stands last.
+    """Finds the last earlier occurrence of the longest repeated n-gram at a request's end.
 
     token_ids: [R, longest request] int32; total_len: [R] int32; num_sampled: [B] int32
     scratch:   [B or more, blocks] int64, written: n * (L + 1) + place + 1, or 0, in column 0
@@ -234,7 +235,7 @@ def ngram_scan(
     last = torch.arange(longest, device=token_ids.device, dtype=torch.int64)
     matches = is_asked & (last < length - 1)
     best = torch.zeros((num_reqs, longest), dtype=torch.int64, device=token_ids.device)
-    for number in range(1, MAX_N + 1):  # tokens that agree, from a place's last one backwards
+    for number in range(1, MAX_N + 1):  # matching tokens, backwards from each position
         place = (length - number).clamp(min=0)
         back = torch.nn.functional.pad(tokens[:, : longest - number + 1], (number - 1, 0))
         matches = matches & (back == tokens.gather(1, place)) & (last >= number - 1)
@@ -263,7 +264,7 @@ def ngram_finalize(
     N_BLOCKS_PO2: int = 0,
     **_: Any,
 ) -> None:
-    """Writes the tokens that followed the n-gram where it stood; else the newest token, K times.
+    """Writes the tokens that followed the n-gram; without one, the newest token K times.
 
     last_sampled: [R] int64; drafts: [B or more, K] int64, written; others: see `ngram_scan`
     """

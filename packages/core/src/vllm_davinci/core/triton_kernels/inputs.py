@@ -1,9 +1,9 @@
-"""A step's inputs and what follows from its tokens, in torch's operators.
+"""A step's inputs, and updates after sampling, with torch operators.
 
-Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/input_batch.py). Parameters have the names
-of the kernels' without `_ptr`; `BLOCK_SIZE` and other options of a launch are left out. Nothing
-here reads from the device. Shapes: B requests of the step, T rows of the buffers, L rows of logits,
-R slots of requests, K drafts. A slot is the place of a request in vLLM's tables of requests.
+Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/input_batch.py). Parameters have the
+kernels' names without `_ptr`; `BLOCK_SIZE` and other launch options are omitted. Nothing here reads
+from the device. Shapes: B requests of the step, T rows of the buffers, L rows of logits,
+R slots of requests, K drafts. A slot is a request's index in vLLM's request tables.
 
 idx_mapping:     [B] int64, the slot of each request
 query_start_loc: [B + 1 or more] int32, the first row of each request, then the end of the last
@@ -24,7 +24,7 @@ def request_of(ends: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def following(values: torch.Tensor) -> torch.Tensor:
-    """The value after each one, and 0 after the last: [rows]."""
+    """Shifts values by one: the following value of each, and 0 for the last: [rows]."""
     return torch.nn.functional.pad(values[1:], (0, 1))
 
 
@@ -43,7 +43,7 @@ def prepare_prefill_inputs(
 ) -> None:
     """Writes the prompts' tokens of a step, and the tokens that follow them.
 
-    input_ids:           [T] int32, in place where a request is a prompt still
+    input_ids:           [T] int32, in place for requests still in their prompt
     next_prefill_tokens: [num_lookahead, R] int32, in place likewise; 0 after the prompt's end
     all_token_ids:       [R, longest request] int32
     prefill_lens, num_computed_tokens: [R] int32
@@ -107,10 +107,10 @@ def combine_sampled_and_draft_tokens(
     NUM_NEW_SAMPLED_TOKENS: int = 1,
     **_: Any,
 ) -> None:
-    """Writes the rows that are sampled, and into them the tokens that only the device knows.
+    """Writes the sampled rows, and their input tokens that only the device knows.
 
-    A request's last rows are sampled. The first of them gets the token that was sampled before,
-    the others get its drafts; a row that is part of the prompt keeps its token.
+    A request's last rows are sampled. The first of them gets the previously sampled token, the
+    others get the drafts; rows of the prompt keep their tokens.
 
     input_ids:           [T] int32, in place
     last_sampled_tokens: [R, 1] int64
@@ -126,7 +126,7 @@ def combine_sampled_and_draft_tokens(
 
     slot = idx_mapping.index_select(0, request)
     starts = cu_num_logits[:num_reqs].index_select(0, request)
-    place = numbers - starts  # among the request's sampled rows
+    place = numbers - starts  # index among the request's sampled rows
     num_rows = cu_ends.index_select(0, request) - starts
     seq_len = seq_lens.index_select(0, request)
     prompt = prefill_len.index_select(0, slot)
@@ -152,9 +152,9 @@ def get_num_sampled_and_rejected(
     prefill_len: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Writes how many tokens each request gets, and how many drafts it loses: [B] int32.
+    """Writes each request's numbers of new tokens and of rejected drafts: [B] int32.
 
-    num_sampled has the tokens that were sampled; a request that is a prompt still gets none.
+    num_sampled holds the sampled tokens at first; a request still in its prompt gets none.
     """
     num_reqs = idx_mapping.shape[0]
     is_prompt = seq_lens[:num_reqs] < prefill_len.index_select(0, idx_mapping)
@@ -182,20 +182,20 @@ def post_update(
     num_draft_tokens: int,
     **_: Any,
 ) -> None:
-    """Appends a step's tokens to their requests and moves these on.
+    """Appends a step's tokens to their requests and advances the requests.
 
-    Each value changes by a difference, which is 0 for a request of the slot -1: its writes go to
-    slot 0 and leave there what is there, whatever else is written.
+    Values change by a difference, which is 0 for a request with slot -1: its writes go to slot 0
+    and leave it unchanged, whatever else is written.
 
-    idx_mapping:         [B] int64; -1: the request is left as it is
+    idx_mapping:         [B] int64; -1: the request is left unchanged
     num_computed_tokens, total_len: [R] int32, in place
     last_sampled_tokens: [R, 1] int64, in place
-    output_bin_counts:   [R, vocabulary] int32, in place; None where nobody counts
+    output_bin_counts:   [R, vocabulary] int32, in place; None without counting
     sampled_tokens:      [B, 1 + K] int64
     num_sampled, num_rejected: [B] int32
     query_start_loc:     None: no token has been computed
     all_token_ids:       [R, longest request] int32, in place
-    draft_tokens:        [B, num_draft_tokens] int64, kept in draft_tokens_out [R, ...]; or None
+    draft_tokens:        [B, num_draft_tokens] int64, stored in draft_tokens_out [R, ...]; or None
     """
     num_reqs, num_columns = idx_mapping.shape[0], sampled_tokens.shape[1]
     exists = idx_mapping >= 0
@@ -233,7 +233,7 @@ def post_update(
 def _keep_drafts(
     kept: torch.Tensor, slot: torch.Tensor, drafts: torch.Tensor, exists: torch.Tensor
 ) -> None:
-    """Writes drafts [B, K] to their requests' rows; those of a request that is left out nowhere."""
+    """Writes drafts [B, K] to their requests' rows; requests that do not exist write nothing."""
     change = (drafts - kept.index_select(0, slot)) * exists.unsqueeze(1)
     kept.index_add_(0, slot, change)
 
@@ -244,7 +244,7 @@ def post_update_num_computed_tokens(
     query_start_loc: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Moves each request on by the tokens that it had in the step. num_computed_tokens: [R]"""
+    """Advances each request by its tokens in the step. num_computed_tokens: [R]"""
     num_reqs = idx_mapping.shape[0]
     lengths = query_start_loc[1 : num_reqs + 1] - query_start_loc[:num_reqs]
     num_computed_tokens.index_add_(0, idx_mapping, lengths)
@@ -257,7 +257,7 @@ def expand_idx_mapping(
     cu_num_logits: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Writes the slot of each row of logits, and its number among its request's: [L]."""
+    """Writes the slot of each row of logits, and the row's index within its request: [L]."""
     num_reqs, num_logits = idx_mapping.shape[0], expanded_idx_mapping.shape[0]
     request = request_of(cu_num_logits[1 : num_reqs + 1], num_logits)
     expanded_idx_mapping.copy_(idx_mapping.index_select(0, request))

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens, in torch's operators.
+"""Log-probabilities of tokens, with torch operators.
 
 Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample/{logprob,prompt_logprob}.py,
-v1/worker/gpu/metrics/logits.py), whose parameters they have without `_ptr`. Nothing here reads from
+v1/worker/gpu/metrics/logits.py), with the same parameters without `_ptr`. Nothing here reads from
 the device. L rows of logits, V entries of the vocabulary, R slots of requests.
 """
 
@@ -40,7 +40,7 @@ def ranks(
     vocab_size: int,
     **_: Any,
 ) -> None:
-    """Writes how many logits are at least that of the row's token: [L] int64. token_ids: [L]"""
+    """Writes the number of logits that are at least the row's token's: [L] int64. token_ids: [L]"""
     of_token = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1))
     output.copy_((logits >= of_token).sum(dim=1))
 
@@ -60,12 +60,12 @@ def fill_logprob_token_ids(
     NUM_TOPK: int = 0,
     **_: Any,
 ) -> None:
-    """Writes whose log-probabilities are wanted: the sampled token's, then the request's own tokens
-    or the likeliest ones.
+    """Writes the requested tokens: the sampled one, then the request's own tokens or the
+    likeliest ones.
 
-    out_token_ids:         [L, 1 + columns] int64, zeros before
-    out_valid_mask:        likewise, bool: which of them are wanted
-    sampled_token_ids:     [L] int64; topk_indices: [L, NUM_TOPK] int32, any without
+    out_token_ids:         [L, 1 + columns] int64, zero-initialized
+    out_valid_mask:        likewise, bool: which of them are requested
+    sampled_token_ids:     [L] int64; topk_indices: [L, NUM_TOPK] int32, anything if NUM_TOPK is 0
     num_per_req_token_ids: [R] int32; per_req_token_ids: [R, most] int32
     """
     num_columns = out_token_ids.shape[1] - 1
@@ -84,7 +84,7 @@ def fill_logprob_token_ids(
 
 
 def _columns(tokens: torch.Tensor, count: int) -> torch.Tensor:
-    """The first columns, with zeros behind the last one."""
+    """The first columns, padded with zeros."""
     missing = count - tokens.shape[1]
     return torch.nn.functional.pad(tokens, (0, missing)) if missing > 0 else tokens[:, :count]
 
@@ -115,5 +115,5 @@ def prompt_logprobs_token_ids(
 def num_nans(
     logits: torch.Tensor, logits_stride: int, num_nans: torch.Tensor, vocab_size: int, **_: Any
 ) -> None:
-    """Writes how many logits [L, V] of each row are no numbers: [L] int32."""
+    """Writes the number of NaNs in each row of logits [L, V]: [L] int32."""
     num_nans.copy_(logits.ne(logits).sum(dim=1))

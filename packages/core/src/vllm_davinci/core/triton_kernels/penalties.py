@@ -1,12 +1,12 @@
-"""Changes of logits that requests ask for: penalties, words, biases, grammars, in torch operators.
+"""Logits processing with torch operators: penalties, bad words, biases, grammars.
 
-Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample, structured_outputs.py), whose
-parameters they have without `_ptr`. Nothing here reads from the device. Shapes: L rows of logits, V
+Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample, structured_outputs.py), with
+the same parameters without `_ptr`. Nothing here reads from the device. Shapes: L rows of logits, V
 entries of the vocabulary, R slots of requests, B requests.
 
 logits:               [L, V] fp32, changed in place
 expanded_idx_mapping: [L] int64, the slot of each row's request
-expanded_local_pos:   [L] int32, the row's number among its request's: drafts stand before it
+expanded_local_pos:   [L] int32, the row's index within its request: the number of drafts before it
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-BITS = 32  # of a word of masks, the lowest first
+BITS = 32  # bits of a mask word, lowest first
 
 
 def bits_of(words: torch.Tensor, size: int) -> torch.Tensor:
@@ -36,12 +36,12 @@ def bincount(
     output_bin_counts_stride: int,
     **_: Any,
 ) -> None:
-    """Notes the tokens of new requests: which their prompts have, how many their outputs have.
+    """Records new requests' tokens: a mask of prompt tokens, and counts of output tokens.
 
     expanded_idx_mapping: [B] int64, their slots
     all_token_ids:        [R, longest request] int32
-    prompt_len, prefill_len: [R] int32; tokens between them are output of a request that came back
-    prompt_bin_mask:      [R, words] int32, a bit per token, 0 for these requests before
+    prompt_len, prefill_len: [R] int32; tokens between them are output of a resumed request
+    prompt_bin_mask:      [R, words] int32, a bit per token, 0 for these requests at first
     output_bin_counts:    [R, V] int32, likewise
     """
     slots, vocabulary = expanded_idx_mapping, output_bin_counts.shape[1]
@@ -86,7 +86,7 @@ def penalties(
     vocab_size: int,
     **_: Any,
 ) -> None:
-    """Makes tokens of prompt and output less likely.
+    """Applies repetition, frequency and presence penalties.
 
     token_ids: [L] int32, the inputs of these rows: drafts, after a request's first row
     repetition_penalty, frequency_penalty, presence_penalty: [R] fp32; 1, 0 and 0 change nothing
@@ -116,9 +116,9 @@ def penalties(
 def _drafts_before(
     expanded_local_pos: torch.Tensor, num_rows: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """For each row, rows whose inputs are the drafts before it: which count, and their numbers.
+    """For each row, the rows whose inputs are the drafts before it: a mask, and row indices.
 
-    Both [L, L]: a row has fewer drafts before it than there are rows. None of one row.
+    Both [L, L]: a row has fewer drafts before it than there are rows. None if there is one row.
     """
     if num_rows == 1:
         return None
@@ -145,10 +145,10 @@ def bad_words(
     expanded_local_pos: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Excludes the last token of each word whose other tokens stand at the end of the output.
+    """Excludes the last token of each bad word whose other tokens end the output.
 
-    bad_word_token_ids: [R, tokens] int32, a request's words one after the other
-    bad_word_offsets:   [R, words + 1] int32, where each begins, then the end of the last
+    bad_word_token_ids: [R, tokens] int32, a request's words, concatenated
+    bad_word_offsets:   [R, words + 1] int32, start of each word, then the end of the last
     num_bad_words, prompt_len, total_len: [R] int32
     input_ids:          [L] int32, the inputs of these rows
     """
@@ -216,12 +216,12 @@ def bias(
     CHECK_ALL_MASKED_ROWS: bool = False,
     **_: Any,
 ) -> None:
-    """Keeps the tokens that are allowed, adds biases, and excludes stop tokens of short outputs.
+    """Applies allowed tokens and biases, and excludes stop tokens of outputs that are too short.
 
-    num_...:  [R] int32, how many of a row count of allowed_token_ids, bias_token_ids with bias
-              (fp32) and stop_token_ids: [R, most] each
-    pos:      [L] int64, the row's position; min_lens: [R] int32, tokens that a request has at least
-    restore_when_all_masked: [R] int32, whether stop tokens come back where nothing else is left
+    num_...:  [R] int32, number of valid entries per row of allowed_token_ids, bias_token_ids with
+              bias (fp32) and stop_token_ids: [R, most] each
+    pos:      [L] int64, the row's position; min_lens: [R] int32, minimum tokens of a request
+    restore_when_all_masked: [R] int32, whether to allow stop tokens again if no other token is left
     """
     slots = expanded_idx_mapping
     allowed = _listed(allowed_token_ids, num_allowed_token_ids, slots, vocab_size)
@@ -247,7 +247,7 @@ def bias(
 def _listed(
     tokens: torch.Tensor, counts: torch.Tensor, slots: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
-    """Which tokens the lists of these slots have: [L, V] bool. tokens: [R, most]; counts: [R]"""
+    """Mask of the tokens in these slots' lists: [L, V] bool. tokens: [R, most]; counts: [R]"""
     columns = torch.arange(tokens.shape[1], device=slots.device, dtype=torch.int32)
     counted = (columns < counts.index_select(0, slots).unsqueeze(1)).to(torch.int32)
     listed = torch.zeros((slots.shape[0], vocab_size), dtype=torch.int32, device=slots.device)
@@ -266,18 +266,18 @@ def apply_grammar_bitmask(
     MASK_STRIDE: int = 1,
     **_: Any,
 ) -> None:
-    """Excludes the tokens that a request's grammar does not take next.
+    """Excludes the tokens that a request's grammar does not allow next.
 
-    logits_indices: [masks] int32, request * MASK_STRIDE + place among its rows
+    logits_indices: [masks] int32, request * MASK_STRIDE + index among its rows
     cu_num_logits:  [B + 1] int32
-    bitmask:        [masks, words] int32, a bit per token that is taken
+    bitmask:        [masks, words] int32, a bit per allowed token
     """
     request = logits_indices // MASK_STRIDE
     place = logits_indices - request * MASK_STRIDE
     first = cu_num_logits.index_select(0, request)
     row = first + place
     exists = row < cu_num_logits.index_select(0, request + 1)
-    # A mask of a row that is not there changes nothing: it leaves out of none of the last row's.
+    # A mask for a missing row changes nothing: it excludes none of the last row's tokens.
     row = row.clamp(max=logits.shape[0] - 1).to(torch.int64)
     refused = ~bits_of(bitmask, vocab_size) & exists.unsqueeze(1)
     excluded = torch.zeros((logits.shape[0], vocab_size), dtype=torch.int32, device=logits.device)

@@ -70,9 +70,9 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 @cache
 def register() -> None:
-    """Gives the table to vLLM, once in a process; it calls them where it would launch kernels."""
+    """Gives the table to vLLM, once per process; vLLM calls it instead of launching kernels."""
     from vllm.triton_utils.dispatcher import register_kernels  # imports modules of the runner
 
-    with warnings.catch_warnings():  # it looks through all modules, at deprecated names too
+    with warnings.catch_warnings():  # it scans all modules, deprecated names included
         warnings.simplefilter("ignore", FutureWarning)
         register_kernels(STAND_INS)

@@ -1,6 +1,6 @@
-"""Temperature, noise and limits of sampling, in torch's operators.
+"""Temperature, noise and limits of sampling, with torch operators.
 
-Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample), whose parameters they have without
+Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample), with the same parameters without
 `_ptr`. Nothing here reads from the device. Shapes: L rows of logits, V entries of the vocabulary, R
 slots of requests.
 
@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-# Of the hash: 32-bit words in int64, which no product below overflows.
+# Constants of the hash: 32-bit words in int64, whose products below do not overflow.
 WORD = 0xFFFFFFFF
-SECOND_DOMAIN = 0x9E3779B9  # of the other 32 bits of a draw with 53
-DRAFT_POSITIONS = 1 << 30  # added to positions of drafts, whose noise differs from their target's
+SECOND_DOMAIN = 0x9E3779B9  # domain of the other 32 bits of a 53-bit draw
+DRAFT_POSITIONS = (
+    1 << 30
+)  # added to positions of drafts, so that their noise differs from their target's
 SMALLEST = 5.960464477539063e-08  # 2 ** -24
 
 
@@ -28,7 +30,7 @@ def temperature(
     vocab_size: int,
     **_: Any,
 ) -> None:
-    """Divides rows by their request's temperature [R] fp32; 0 and 1 leave them as they are."""
+    """Divides rows by their request's temperature [R] fp32; 0 and 1 leave rows unchanged."""
     of_row = temperature.index_select(0, expanded_idx_mapping)
     of_row = of_row.masked_fill(of_row == 0, 1.0).unsqueeze(1)
     logits.copy_(logits.to(torch.float32) / of_row)
@@ -45,7 +47,9 @@ def min_p(
     """Excludes tokens less likely than `min_p` [R] fp32 times the most likely one."""
     of_row = min_p.index_select(0, expanded_idx_mapping).unsqueeze(1)
     threshold = logits.amax(dim=1, keepdim=True).to(torch.float32) + of_row.log_()
-    logits.masked_fill_(logits < threshold, -torch.inf)  # of min_p 0: below -inf is nothing
+    logits.masked_fill_(
+        logits < threshold, -torch.inf
+    )  # threshold for min_p 0: nothing is below -inf
 
 
 def gumbel_sample(
@@ -72,13 +76,13 @@ def gumbel_sample(
     PER_TOKEN_COL: bool = False,
     **_: Any,
 ) -> None:
-    """Draws a token for each row: the greatest logit, with noise where the temperature is not 0.
+    """Draws a token for each row: the greatest logit, with noise if the temperature is not 0.
 
-    local_argmax: [L, n] int64, and local_max: [L, n] fp32 or fp64, written: vLLM takes the argmax
-                  of the column of the greatest maximum. Here the first column has it
-    logits_cache: [R, columns, V], gets the logits of `logits_cache_source` [L, V] before the
-                  temperature, at the row's slot and the column `logits_cache_col`: one for all
-                  rows, or with PER_TOKEN_COL [L]. A row of the slot -1 leaves none
+    local_argmax: [L, n] int64, and local_max: [L, n] fp32 or fp64, written: vLLM uses the argmax
+                  of the column with the greatest maximum. Here that is the first column
+    logits_cache: [R, columns, V], stores the logits of `logits_cache_source` [L, V] before the
+                  temperature, at the row's slot and column `logits_cache_col`: one for all rows, or
+                  with PER_TOKEN_COL [L]. A row with slot -1 stores none
     seeds:        [R] int64; pos: [L] int64; temp: [R] fp32
     """
     slot = expanded_idx_mapping.clamp(min=0)
@@ -104,7 +108,7 @@ def gumbel_sample(
 def _keep(
     cache: torch.Tensor, slots: torch.Tensor, column: torch.Tensor, logits: torch.Tensor
 ) -> None:
-    """Writes logits [L, V] to [slot, column] of a cache; of the slot -1 to nowhere."""
+    """Writes logits [L, V] to [slot, column] of a cache; rows with slot -1 write nothing."""
     num_columns = cache.shape[1]
     rows = cache.view(-1, cache.shape[2])
     places = slots.clamp(min=0) * num_columns + column.to(torch.int64)
@@ -118,7 +122,7 @@ def _keep(
 def gumbel_noise(
     seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int, is_double: bool = False
 ) -> torch.Tensor:
-    """Noise of a request's seed, a position and a token: [L, V] fp32, or fp64.
+    """Noise from a request's seed, a position and a token: [L, V] fp32, or fp64.
 
     seeds, positions: [L] int64
     Source: vLLM's v1/worker/gpu/sample/gumbel.py.
@@ -136,7 +140,7 @@ def gumbel_noise(
 
 
 def log1p_of_negative(value: torch.Tensor) -> torch.Tensor:
-    """log(1 - value) of fp32 from 0 to 1, by eight terms of its series below a quarter."""
+    """log(1 - value) for fp32 from 0 to 1, by eight terms of its series below a quarter."""
     series = torch.full_like(value, 1.0 / 8.0)
     for term in range(7, 0, -1):
         series = 1.0 / term + value * series
@@ -153,7 +157,7 @@ def token_hashes(
     for word in (low & WORD, high & WORD, positions & WORD):
         hashed = _mixed(hashed, _mixed_key(word))
     hashed = _mixed(hashed.unsqueeze(1), _token_keys(vocab_size, seeds.device))
-    hashed = _xor(hashed, 16)  # bytes that were mixed
+    hashed = _xor(hashed, 16)  # number of bytes mixed
     hashed = _times(_xor(hashed, _shifted_right(hashed, 16)), 0x85EBCA6B)
     hashed = _times(_xor(hashed, _shifted_right(hashed, 13)), 0xC2B2AE35)
     return _xor(hashed, _shifted_right(hashed, 16))
@@ -161,7 +165,7 @@ def token_hashes(
 
 @cache
 def _token_keys(vocab_size: int, device: torch.device) -> torch.Tensor:
-    """The keys that tokens are mixed in by: [1, V]; the same in every step."""
+    """The hash keys of tokens: [1, V]; the same in every step."""
     return _mixed_key(torch.arange(vocab_size, device=device, dtype=torch.int64)).unsqueeze(0)
 
 
@@ -174,7 +178,7 @@ def _mixed(hashed: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _xor(one: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:
-    """By operators that CANN documents for int64."""
+    """Exclusive or, composed of operators that CANN documents for int64."""
     return one + other - (one & other) * 2
 
 
@@ -193,7 +197,7 @@ def _high(number: torch.Tensor) -> torch.Tensor:
 
 
 def _times(word: torch.Tensor, factor: int) -> torch.Tensor:
-    """The product's low 32 bits, by halves: the whole one would not fit int64."""
+    """The product's low 32 bits, by halves: the whole product would overflow int64."""
     low, high = word & 0xFFFF, _shifted_right(word, 16)
     return (low * factor + ((high * factor) & 0xFFFF) * (1 << 16)) & WORD
 
@@ -208,10 +212,10 @@ def trace_replay(
     prompt_len: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Replaces tokens by those of the request's trace, while it has some.
+    """Replaces tokens by the request's trace, as far as it reaches.
 
     sampled:         [B] int64, in place
-    idx_mapping:     [B] int64, slots; -1: the request is left as it is
+    idx_mapping:     [B] int64, slots; -1: the request is left unchanged
     trace_token_ids: [R, longest request] int32
     trace_len, total_len, prompt_len: [R] int32
     """
@@ -240,13 +244,14 @@ def compact_sampling_mask(
     ROWS_PER_REQUEST: int = 1,
     **_: Any,
 ) -> None:
-    """Writes which tokens a row of logits allows: those that are finite.
+    """Writes the tokens that a row of logits allows: the finite entries.
 
     cu_num_logits:      [B + 1] int32, the first row of logits of each request
-    num_sampled_tokens: [B] int32; of M = ROWS_PER_REQUEST rows of a request the first so many
-    token_ids:          [B * M, max_num_kept] int32, the first tokens that are allowed
+    num_sampled_tokens: [B] int32; number of valid rows of a request's M = ROWS_PER_REQUEST rows
+    token_ids:          [B * M, max_num_kept] int32, the first allowed tokens
     packed_mask:        [B * M, V / 8] uint8, a bit for each token
-    counts:             [B * M] int32, how many are; 0 in the other rows, which get nothing else
+    counts:             [B * M] int32, number of allowed tokens; 0 in invalid rows, otherwise
+                        unwritten
     """
     rows = torch.arange(counts.shape[0], device=logits.device)
     request = torch.div(rows, ROWS_PER_REQUEST, rounding_mode="floor")

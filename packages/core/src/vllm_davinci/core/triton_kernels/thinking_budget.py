@@ -1,15 +1,15 @@
-"""Ends a request's reasoning at its budget, in torch's operators.
+"""Ends a request's reasoning at its budget, with torch operators.
 
-Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample/thinking_budget.py), whose
-parameters they have without `_ptr`. Nothing here reads from the device. Shapes: B requests with
-budgets or without, L rows of logits, R slots of requests, K drafts of a request.
+Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/sample/thinking_budget.py), with
+the same parameters without `_ptr`. Nothing here reads from the device. Shapes: B requests with
+or without budgets, L rows of logits, R slots of requests, K drafts of a request.
 
 thinking_token_budget: [R] int32, tokens between the markers; negative: the request has no budget
 all_token_ids:         [R, longest request] int32
 total_len:             [R] int32, tokens that a request has
-cached_last_start, cached_last_end: [R] int32, where the last marker begins; -1: none is there
+cached_last_start, cached_last_end: [R] int32, start of the last marker; -1: none
 reasoning_start_token_ids, natural_reasoning_end_token_ids, reasoning_end_token_ids: int32, the
-    markers: of the begin, of the end that models write, and of the end that is forced
+    markers: of the start, of the end as models write it, and of the forced end
 """
 
 from typing import Any
@@ -31,15 +31,15 @@ def update_committed_marker_cache(
     MAX_LEN: int = 1,
     **_: Any,
 ) -> None:
-    """Looks for markers in the tokens that came since the last look. req_ids: [B] int64, slots
+    """Searches for markers in tokens added since the last search. req_ids: [B] int64, slots
 
-    cached_scan_pos: [R] int32, where the next look begins
+    cached_scan_pos: [R] int32, start of the next search
     """
     tokens = all_token_ids.index_select(0, req_ids)
     length = total_len.index_select(0, req_ids)
     begin = cached_scan_pos.index_select(0, req_ids)
     has_budget = thinking_token_budget.index_select(0, req_ids) >= 0
-    is_stale = begin > length  # the slot is another request's
+    is_stale = begin > length  # the slot now belongs to another request
     begin = begin.masked_fill(is_stale, 0)
     for cached, marker in (
         (cached_last_start, reasoning_start_token_ids),
@@ -57,9 +57,9 @@ def update_committed_marker_cache(
 def _last_match(
     tokens: torch.Tensor, marker: torch.Tensor, begin: torch.Tensor, end: torch.Tensor
 ) -> torch.Tensor:
-    """Where a marker begins last among tokens [B, W], at `begin` [B] or later, whole before `end`.
+    """Last start of a marker among tokens [B, W], from `begin` [B] on and ending before `end`.
 
-    Returns [B] int64, -1 where it does not.
+    Returns [B] int64, -1 without a match.
     """
     size = marker.shape[0]
     windows = tokens.unfold(1, size, 1)  # [B, W - size + 1, size]
@@ -86,12 +86,12 @@ def thinking_budget(
     reasoning_end_token_ids: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Raises the logit of the forced marker's next token where the budget is used up.
+    """Raises the logit of the forced marker's next token when the budget is used up.
 
     logits:               [L, V] fp32, in place
     expanded_idx_mapping: [L] int64, the slot of each row
     input_ids:            [L] int32, the token before each row: the newest one, then drafts
-    expanded_local_pos:   [L] int32, the drafts before each row
+    expanded_local_pos:   [L] int32, number of drafts before each row
     """
     start, natural_end, end = (
         reasoning_start_token_ids,
@@ -118,7 +118,7 @@ def thinking_budget(
     is_over = (budget >= 0) & (last_start >= 0) & (last_start > last_end)
     is_over &= num_reasoning >= budget
 
-    done = torch.zeros_like(length)  # tokens of the forced marker that are there already
+    done = torch.zeros_like(length)  # tokens of the forced marker that are already present
     for size in range(1, end.shape[0]):
         places = torch.arange(size, device=end.device) - size + stop.unsqueeze(1)
         is_prefix = (tokens.gather(1, places) == end[:size]).all(dim=1) & (length + local >= size)
@@ -139,7 +139,7 @@ def _newest(
 ) -> torch.Tensor:
     """`margin` tokens of each row's request, then drafts up to the row: [L, margin + L]; -1 before.
 
-    Elements after the row are of another one.
+    Elements after the row belong to another one.
     """
     num_rows = slots.shape[0]
     rows = torch.arange(num_rows, device=slots.device)

@@ -1,7 +1,7 @@
-"""Verification of drafts, in torch's operators.
+"""Verification of drafts, with torch operators.
 
 Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/spec_decode/{rejection_sampler,
-rejection_sampler_utils}.py), whose parameters they have without `_ptr`. Nothing here reads from the
+rejection_sampler_utils}.py), with the same parameters without `_ptr`. Nothing here reads from the
 device. Shapes: B requests of the step, L rows of logits, V entries of the vocabulary, K drafts, R
 slots of requests.
 
@@ -16,7 +16,7 @@ import torch
 from vllm_davinci.core.triton_kernels.inputs import following, request_of
 from vllm_davinci.core.triton_kernels.sampling import gumbel_noise, log1p_of_negative, token_hashes
 
-# Of the hash that decides whether a draft is kept: its noise is that of no token.
+# Domain of the hash that decides acceptance: its noise differs from every token's.
 VERIFICATION = 0x51ED270B
 
 
@@ -56,9 +56,9 @@ def gather_draft_sampled(
 ) -> None:
     """Writes token and position of each row of logits: [L] int32 and int64.
 
-    A draft of a step that begins in the prompt is a placeholder: its token is -1.
+    In a step that begins in the prompt, drafts are placeholders with token -1.
 
-    expanded_idx_mapping: [L] int64, the row's slot; expanded_local_pos: [L] int32, its number there
+    expanded_idx_mapping: [L] int64, the row's slot; expanded_local_pos: [L] int32, its index there
     """
     tokens = input_ids.index_select(0, logits_indices)
     pos.copy_(positions.index_select(0, logits_indices))
@@ -90,7 +90,7 @@ def local_logits_stats(
     num_logits: int,
     **_: Any,
 ) -> None:
-    """Writes what verification takes of each row: argmax, maximum, and sum of exponentials.
+    """Writes verification's inputs for each row: argmax, maximum, and sum of exponentials.
 
     vLLM combines blocks of the vocabulary; here the first block stands for the whole row.
 
@@ -122,7 +122,7 @@ def _write_stats(
 
 
 def _temperatures(temp: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The temperature of each slot, with 1 where it is 0."""
+    """The temperature of each slot; 1 instead of 0."""
     of_slot = temp.index_select(0, slots)
     return of_slot.masked_fill(of_slot == 0, 1.0)
 
@@ -172,15 +172,15 @@ def reject(
     FLY_WINDOW_SIZE: int = 0,
     **_: Any,
 ) -> None:
-    """Keeps drafts up to the first that is rejected, and the greedy token behind them.
+    """Accepts drafts up to the first rejected one, and appends the greedy token.
 
-    A greedy request keeps a draft that is its argmax; another one keeps it with the probability
-    p / q of the target's over the drafter's, where q is 1 without `draft_logits`. With synthetic
-    rates these alone decide.
+    A greedy request accepts a draft that is its argmax; other requests accept it with probability p
+    / q, target over drafter, where q is 1 without `draft_logits`. Synthetic rates, if given, decide
+    instead.
 
-    sampled:        [B, K + 1] int64, written as far as a request has drafts
-    rejected_steps: [B] int32, drafts that are kept
-    *_rejected_logsumexp: [B] fp32, of the row that is rejected
+    sampled:        [B, K + 1] int64, written as far as drafts are accepted
+    rejected_steps: [B] int32, number of accepted drafts
+    *_rejected_logsumexp: [B] fp32, of the rejected row
     seed: [R] int64; pos: [L] int64; synthetic_conditional_rates: [K] fp32
     """
     assert not USE_BLOCK_VERIFICATION and FLY_WINDOW_SIZE == 0, "refused at the start"
@@ -263,13 +263,13 @@ def resample(
     USE_FP64: bool = False,
     **_: Any,
 ) -> None:
-    """Draws the token behind the drafts that were kept, from what their rejection leaves.
+    """Draws the token after the accepted drafts, from the residual distribution.
 
-    That is max(p - q, 0) where a draft was rejected: without `draft_logits` p without the draft.
-    Where all were kept, or the next one is a placeholder, it is p.
+    The distribution is max(p - q, 0) if a draft was rejected (without `draft_logits`: p without the
+    draft), and p if all were accepted or the next one is a placeholder.
 
     resampled_local_argmax, resampled_local_max: [B, blocks]; the first block stands for the row
-    rejected_step: [B] int32, drafts that were kept; others: see `reject`
+    rejected_step: [B] int32, number of accepted drafts; others: see `reject`
     """
     num_rows, num_reqs = target_logits.shape[0], rejected_step.shape[0]
     row = (cu_num_logits[:num_reqs] + rejected_step).to(torch.int64)
@@ -318,7 +318,7 @@ def insert_resampled(
     temp: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Puts the token that was drawn behind the drafts, and counts it; greedy ones stand there.
+    """Appends the drawn token to the drafts and counts it; greedy tokens are already there.
 
     sampled: [B, K + 1] int64, in place; num_sampled: [B] int32, in place
     """
@@ -338,10 +338,10 @@ def insert_resampled(
 def keep_greedy(
     logits: torch.Tensor, draft_sampled: torch.Tensor, cu_num_logits: torch.Tensor, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reject`, `resample` and `insert_resampled` where all requests are greedy.
+    """`reject`, `resample` and `insert_resampled` in one, if all requests are greedy.
 
     logits: [L, V]; most: K
-    Returns tokens [B, K + 1] int64, and how many of them each request gets: [B] int32.
+    Returns tokens [B, K + 1] int64, and each request's number of them: [B] int32.
     """
     starts, ends = cu_num_logits[:-1], cu_num_logits[1:]
     greatest = logits.argmax(dim=1)
@@ -349,7 +349,7 @@ def keep_greedy(
     number = torch.arange(most + 1, device=logits.device, dtype=torch.int64)
     row = (starts.unsqueeze(1) + number).clamp(max=logits.shape[0] - 1)
     is_lost = ~is_kept.index_select(0, row.view(-1)).view(row.shape)
-    is_lost |= number >= (ends - starts - 1).unsqueeze(1)  # the row behind all drafts
+    is_lost |= number >= (ends - starts - 1).unsqueeze(1)  # the row after all drafts
     count = (is_lost.to(torch.int32).cumsum(dim=1) == 0).sum(dim=1) + 1
     tokens = greatest.index_select(0, row.view(-1)).view(row.shape)
     return tokens, count.to(torch.int32)

@@ -1,7 +1,8 @@
 """Data-parallel ranks coordinate a step in one reduction on the host.
 
-vLLM exchanges token counts, and whether to use a graph, before every step. The same message says
-here how each DP rank would split its step; one that would not, an idle one too, is a veto.
+vLLM exchanges token counts, and whether to use a graph, before every step. Here the same message
+also tells how each DP rank would split its step; a rank that would not, even an idle one, vetoes
+the split.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from vllm_davinci.core.errors import DeviceError
 
 @dataclass(frozen=True)
 class RankStep:
-    """The step that one DP rank would run by itself.
+    """The step that one DP rank would run alone.
 
     num_tokens:   its rows, padding included
     graph_mode:   value of its CUDAGraphMode
@@ -36,9 +37,9 @@ class CoordinatedStep:
     """The step that all DP ranks run. Tensors are int32, [dp_size], on the host.
 
     num_tokens:   rows of each DP rank's step
-    graph_mode:   the mode that all of them would use, or None
-    ubatch_sizes: per ubatch, every DP rank's tokens; None when the step stays whole
-    prefills:     whether any of them has a prefill
+    graph_mode:   the mode if all ranks would use the same, or None
+    ubatch_sizes: per ubatch, every DP rank's tokens; None if the step stays whole
+    prefills:     whether any rank has a prefill
     """
 
     num_tokens: torch.Tensor
@@ -50,10 +51,10 @@ class CoordinatedStep:
 def coordinate_across_dp(
     own: RankStep, num_ubatches: int, dp_rank: int, group: ProcessGroup
 ) -> CoordinatedStep:
-    """The same answer on every DP rank. Called by all of them, once per step.
+    """Returns the same step on every DP rank. All ranks call it, once per step.
 
     num_ubatches: of a split step, the same everywhere
-    dp_rank:      this one's place in `group`, whose backend works on the host
+    dp_rank:      this rank's index in `group`, whose backend works on the host
     """
     message = torch.zeros(3 + num_ubatches, dist.get_world_size(group), dtype=torch.int32)
     message[0, dp_rank] = own.num_tokens
@@ -63,10 +64,10 @@ def coordinate_across_dp(
         message[3 + index, dp_rank] = size
     try:
         dist.all_reduce(message, group=group)
-    except RuntimeError as error:  # gloo's, at the group's limit or of a process that has ended
+    except RuntimeError as error:  # gloo's, at the timeout or if a process has ended
         raise DeviceError(
-            f"Data-parallel rank {dp_rank} waited for what the other "
-            f"{dist.get_world_size(group) - 1} would do in this step: {error}. {LONGER_WAIT}"
+            f"Data-parallel rank {dp_rank} timed out waiting for the step of the other "
+            f"{dist.get_world_size(group) - 1}: {error}. {LONGER_WAIT}"
         ) from error
     num_tokens, graph_modes, prefills, *ubatch_sizes = message
     all_split = all(bool((sizes > 0).all()) for sizes in ubatch_sizes)

@@ -1,4 +1,4 @@
-"""The decision whether to split a step, counted and told to the user."""
+"""Decides whether to split a step, counts the decisions and logs them."""
 
 import time
 from collections import Counter
@@ -25,17 +25,17 @@ Counts = dict[str, int]
 
 
 def has_communication(parallel_config: "ParallelConfig") -> bool:
-    """Whether more than one rank computes a layer."""
+    """True if more than one rank computes a layer."""
     return parallel_config.tensor_parallel_size > 1 or parallel_config.data_parallel_size > 1
 
 
 class Decisions:
-    """Decides for every step of one engine, and answers why a step was not split.
+    """Decides for every step of one engine, and reports why steps were not split.
 
-    costs:      file of this engine's durations, or None
-    ways:       of its steps to the experts by their names; None: all that the file has
-    interval_s: how often the log says what was decided; None never
-    publish:    called with the number of decisions by reason after each of them, or None
+    costs:      step-time file of this engine, or None
+    ways:       names of the dispatch methods of its steps; None: all in the file
+    interval_s: seconds between log lines about decisions; None: no log
+    publish:    called with the number of decisions by reason after each decision, or None
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Decisions:
 
     @property
     def policy(self) -> Any:
-        """The scheduler's policy that decides now."""
+        """The scheduler's policy currently in force."""
         return self._policy
 
     def revise(self, **rules: Any) -> None:
-        """Decides by other rules from now on: fields of the scheduler's policy."""
+        """Changes the rules from now on: fields of the scheduler's policy."""
         self._policy = replace(self._policy, **rules)
 
     @contextmanager
     def revised(self, **rules: Any) -> Iterator[None]:
-        """Decides by other rules meanwhile."""
+        """Changes the rules inside the block."""
         policy = self._policy
         self.revise(**rules)
         try:
@@ -97,9 +97,8 @@ class Decisions:
     def decide(self, step: StepFacts, prefixes: CachedPrefixes | None = None) -> Decision:
         """The decision for one step; counts nothing.
 
-        prefixes: what its requests have in the cache; None where none of them can read what another
-                  one fills in this step, as between decodes: blocks that are not full are shared by
-                  nobody
+        prefixes: its requests' cached tokens; None if no request can read blocks that another one
+                  fills in this step, as between decodes: only full blocks are shared
         """
         decision = self._policy.decide(step)
         if decision.split is None or prefixes is None:
@@ -109,7 +108,7 @@ class Decisions:
         return decision.withdrawn("PREFIX_DEPENDENCY")
 
     def count(self, step: StepFacts, decision: Decision) -> None:
-        """Counts the decision that the step runs with; publishes and logs what is due."""
+        """Counts the decision with which the step runs; publishes it and logs if due."""
         self._counted[decision.reason] += 1
         self._examples[decision.reason] = _describe(step, decision)
         if self._publish is not None:
@@ -124,7 +123,7 @@ class Decisions:
         return {reason.name.lower(): count for reason, count in self._counted.items()}
 
     def log(self) -> None:
-        """Writes one line: what was decided since the line before, an example of each reason."""
+        """Logs one line: the decisions since the last line, with an example of each reason."""
         new = self._counted - self._logged
         self._logged = self._counted.copy()
         lines = [
@@ -132,7 +131,7 @@ class Decisions:
             for reason, count in new.most_common()
         ]
         if lines:
-            logger.info("Dual-batch overlap, steps decided on: %s", "; ".join(lines))
+            logger.info("Dual-batch overlap, decisions by step: %s", "; ".join(lines))
 
 
 def _describe(step: StepFacts, decision: Decision) -> str:

@@ -1,4 +1,4 @@
-"""Why a step is split into ubatches or is not, and what would change that."""
+"""Explains why a step is or is not split into ubatches, and what would change that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ _PS_PER_MS = 10**9
 class Explanation:
     """Explains one reason for a decision.
 
-    meaning: what was seen
-    change:  which option, threshold or request would change the decision
+    meaning: what was found
+    change:  the option, threshold or request that would change the decision
     """
 
     meaning: str
     change: str
 
 
-# By the names of multistream's reasons, as log and metrics have them.
+# By the names of multistream's reasons, as in log and metrics.
 EXPLANATIONS = {
     "split": Explanation("the step runs as ubatches", "dbo.enabled = false keeps it whole"),
     "disabled": Explanation(
@@ -46,10 +46,9 @@ EXPLANATIONS = {
         "--tensor-parallel-size, or --data-parallel-size with --enable-expert-parallel",
     ),
     "unsupported": Explanation(
-        "a request has multimodal input for a model that keeps some of it for the step as a whole, "
-        "or the model attends in both directions or takes inputs that belong to the step as a "
-        "whole",
-        "serve such requests apart: one of them keeps its whole step whole",
+        "a request has multimodal input for a model that stores some of it for the whole "
+        "step, or the model attends bidirectionally or has inputs for the whole step",
+        "send such requests separately: one of them prevents the split of its step",
     ),
     "graph_replay": Explanation(
         "the step is replayed from a graph, which holds it whole; the log of the start says why",
@@ -72,22 +71,22 @@ EXPLANATIONS = {
         "a lower dbo.min_decode_tokens_to_split, or more requests at once",
     ),
     "few_prefill_tokens": Explanation(
-        "the step decodes for the most part", "a lower dbo.min_prefill_tokens_to_split"
+        "most tokens of the step are decodes", "a lower dbo.min_prefill_tokens_to_split"
     ),
     "no_gain": Explanation(
-        "by the durations in the file of step_costs the step is faster whole",
+        "by the step times in the file of step_costs, the step is faster whole",
         "more tokens in a step (--max-num-batched-tokens), or step_costs = null: thresholds decide "
         "then",
     ),
     "no_cut": Explanation(
-        "no place to cut: no boundary between requests near enough to equal parts, or no aligned "
-        "cut inside them",
+        "no possible cut: no boundary between requests close enough to equal parts, or no "
+        "aligned cut inside them",
         'dbo.split = "token", which cuts inside requests too; or a larger dbo.imbalance_ratio, or '
         "a smaller dbo.token_alignment",
     ),
     "prefix_dependency": Explanation(
-        "a request before the cut reads cached blocks that one after it fills in this very step",
-        "nothing: the next step finds the blocks filled; --no-enable-prefix-caching has none",
+        "a request before the cut reads cached blocks that one after it fills in the same step",
+        "nothing: the next step finds the blocks filled; --no-enable-prefix-caching avoids it",
     ),
     "vetoed": Explanation(
         "another DP rank did not split its step, and DP ranks split together or not at all",
@@ -95,7 +94,7 @@ EXPLANATIONS = {
     ),
 }
 
-# The options whose values decide, by reason.
+# The options that decide, by reason.
 OPTIONS = {
     "few_tokens": ("min_total_tokens_to_split",),
     "few_decode_tokens": ("min_decode_tokens_to_split",),
@@ -108,12 +107,12 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class StepExplanation:
-    """The decision for a step that was only described.
+    """The split decision for a hypothetical step.
 
     reason:       of `EXPLANATIONS`
-    part_tokens:  tokens of each ubatch; one number when the step stays whole
-    options:      dotted option -> its value on this engine, of those that decided
-    durations:    modelled milliseconds of the step by each schedule that costs are known of, the
+    part_tokens:  tokens of each ubatch; one number if the step stays whole
+    options:      dotted option -> value on this engine, for the options that decided
+    durations:    modelled milliseconds of the step by schedule, for schedules with step times,
                   shortest first
     """
 
@@ -127,18 +126,18 @@ class StepExplanation:
 def explain_step(
     vllm_config: "VllmConfig", query_lens: Sequence[int], is_supported: bool = True
 ) -> StepExplanation:
-    """The decision of an engine of this configuration, by the very policy that it runs.
+    """The decision of an engine with this configuration, by the policy that it runs.
 
     query_lens:   new tokens of each request in batch order, decodes (1 token) first
-    is_supported: no multimodal input for a model that keeps some of it
-    Not looked at: graphs, cached prefixes within the step, other DP ranks. Raises
-    ConfigurationError for an impossible step, ComponentError without a stream scheduler.
+    is_supported: no multimodal input for a model that stores some of it
+    Ignores graphs, cached prefixes within the step, and other DP ranks. Raises ConfigurationError
+    for an impossible step, ComponentError without a stream scheduler.
     """
     config = get_config(vllm_config)
     options = config.dbo
     limits = vllm_config.scheduler_config
     if not query_lens or min(query_lens) < 1:
-        raise ConfigurationError("A step has at least one request, of at least one token each.")
+        raise ConfigurationError("A step needs at least one request, with at least one token each.")
     if sum(query_lens) > limits.max_num_batched_tokens:
         raise ConfigurationError(
             f"No step has {sum(query_lens)} tokens: --max-num-batched-tokens is "

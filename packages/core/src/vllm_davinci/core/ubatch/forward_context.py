@@ -1,4 +1,4 @@
-"""vLLM's forward context: one per ubatch, all of them seen through one object."""
+"""vLLM's forward context: one per ubatch, all accessed through one object."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,20 +13,20 @@ from vllm_davinci.core.inputs.ubatch_tokens import set_first_token
 
 
 class SwitchingContext(ForwardContext):
-    """A forward context with the attributes of the ubatch that runs, to read and to write.
+    """A forward context that reads and writes the attributes of the running ubatch.
 
-    It is entered once for the whole step, so that nothing of vLLM's is replaced at a switch.
+    It is entered once for the whole step, so that switching replaces nothing of vLLM's.
     """
 
     @classmethod
     def showing(cls, part: ForwardContext) -> "SwitchingContext":
-        """One whose attributes are those of `part` at first."""
+        """Creates one that first shows the attributes of `part`."""
         context = cls.__new__(cls)
         context.__dict__ = part.__dict__
         return context
 
     def shower(self, parts: Sequence[ForwardContext]) -> Callable[[int], None]:
-        """A function that shows a part by its number: every hand-over calls it."""
+        """A function that shows a part by its index; called at every switch."""
         attributes = [part.__dict__ for part in parts]
 
         def show(index: int) -> None:

@@ -1,7 +1,7 @@
-"""The largest steps of each kind that an engine can run, and what they take of device memory.
+"""The largest steps of each kind that an engine can run, and their device memory.
 
-vLLM's profile run is a step of prompts, whole and without attention. A step in ubatches holds what
-several ubatches have at one time, gathered rows of one beside those of another; it may take more.
+vLLM's profile run is a step of prompts, whole and without attention. A step in ubatches may take
+more, since it holds the tensors of several ubatches, such as gathered rows, at the same time.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ import torch_npu
 
 from vllm_davinci.core.ubatch.splitter import StepSplitter
 
-# Tokens of the cache that prefills attend to beside their own: more are gathered in chunks.
+# Cached tokens that prefills attend to in addition to their own; more are gathered in chunks.
 CONTEXT_TOKENS = 8192
 
 
 class StepRunner(Protocol):
-    """Stands for what a dummy step takes of vLLM's runner."""
+    """The members of vLLM's runner that a dummy step uses."""
 
     max_num_tokens: int
     max_num_reqs: int
@@ -29,7 +29,7 @@ class StepRunner(Protocol):
     def run_dummy_step(
         self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
     ) -> None:
-        """Runs an eager step, as planned, over the cache that there is."""
+        """Runs an eager step, as planned, over the existing cache."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LargestStep:
 
     query_lens:  new tokens of each request, decodes first
     is_mixed:    all but the last request decode
-    first_share: of the tokens, those of the first ubatch; None: the step is whole
+    first_share: fraction of tokens in the first ubatch; None: the step is whole
     """
 
     query_lens: tuple[int, ...]
@@ -55,7 +55,7 @@ class LargestStep:
         return f"{self.num_tokens} tokens of {kind}, {form}"
 
     def run(self, runner: StepRunner) -> None:
-        """Runs it over the cache that there is, of which it reads block 0 and writes nothing."""
+        """Runs it over the existing cache; reads block 0 and writes nothing."""
         lens = torch.tensor(self.query_lens)
         num_prefills = 1 if self.is_mixed else len(lens)
         context = torch.full_like(lens, -(-CONTEXT_TOKENS // num_prefills))
@@ -70,9 +70,9 @@ class LargestStep:
 
 
 def largest_steps(runner: StepRunner, slots: int | None = None) -> Iterator[LargestStep]:
-    """Whole ones of prompts, and of decodes and a prompt; then those in ubatches, if any are.
+    """Whole steps of prompts, and of decodes with a prompt; then steps in ubatches, if any.
 
-    slots: tokens that the cache holds; None: as many as any step has
+    slots: tokens that the cache holds; None: enough for any step
     """
     most = runner.max_num_tokens if slots is None else min(runner.max_num_tokens, slots)
     for is_mixed in (False, True):
@@ -85,8 +85,8 @@ def largest_steps(runner: StepRunner, slots: int | None = None) -> Iterator[Larg
 
 
 def _query_lens(runner: StepRunner, most: int, is_mixed: bool) -> tuple[int, ...] | None:
-    """The largest step of at most so many tokens, as vLLM's `_dummy_run` deals them out; None
-    where there is none of that kind."""
+    """The largest step of at most `most` tokens, as vLLM's `_dummy_run` deals them out; None if
+    there is no step of that kind."""
     requests, longest = runner.max_num_reqs, runner.max_model_len
     if is_mixed:
         total = min(most, longest + min(requests - 1, longest))
@@ -112,7 +112,7 @@ def _largest_split(
 
 
 def measure_steps(runner: StepRunner) -> int:
-    """Bytes that one of them takes at most, beside what was there before."""
+    """Most bytes that one of these steps allocates."""
     torch.accelerator.empty_cache()
     before = torch.accelerator.memory_allocated()
     torch_npu.npu.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""Overlap decisions on their way from the workers to the server's metrics endpoint.
+"""Exports overlap decisions from the workers to the server's metrics endpoint.
 
 The first worker of each DP rank writes its counts, see core.components.worker_metrics.
 """
@@ -28,11 +28,11 @@ logger = init_logger(__name__)
 
 # Not "vllm:...": vLLM unregisters metrics with its name when an engine starts.
 METRIC = "davinci:overlap_decisions"
-HELP = "Steps by the reason why they were split into ubatches or were not."
+HELP = "Steps by the reason why they were or were not split into ubatches."
 
 
 class CountWriter:
-    """A worker's end. Does nothing while no server reads."""
+    """A worker's writer. Does nothing while no server reads."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._file = MetricsFile(vllm_config, "counter_overlap")
@@ -48,16 +48,16 @@ class CountWriter:
 
 
 class OverlapStatLogger(AggregateStatLoggerBase):
-    """Shows overlap decisions among the server's metrics. vLLM finds it by its entry point.
+    """Adds overlap decisions to the server's metrics. vLLM finds it by its entry point.
 
-    It is the only one that vLLM takes from this plugin, so it watches drafts, too, and shows what
-    the balance of experts has written.
+    vLLM uses only one such logger of this plugin, so it also watches drafts and exports expert
+    balance.
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
         self._acceptance = AcceptanceWatch()
         if not is_resolved(vllm_config):
-            return  # installed beside another platform
+            return  # installed together with another platform
         config = get_config(vllm_config)
         has_files = config.dbo.enabled or config.eplb_config.dynamic_eplb
         if not has_files or os.environ.get(SHARED_DIRECTORY):
@@ -67,8 +67,8 @@ class OverlapStatLogger(AggregateStatLoggerBase):
             directory.mkdir(mode=0o700)
         except FileExistsError:
             logger.warning(
-                "Overlap decisions and experts' balance are not in this server's metrics: %s is "
-                "there already. Remove it when no other server uses it.",
+                "Overlap decisions and expert balance are not in this server's metrics: %s "
+                "already exists. Remove it when no other server uses it.",
                 directory,
             )
             return
@@ -76,12 +76,12 @@ class OverlapStatLogger(AggregateStatLoggerBase):
         self.close = weakref.finalize(self, _remove, collector, directory)  # at exit, too
 
     def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
-        """Watches drafts. Overlap decisions are read when the endpoint is asked."""
+        """Watches drafts. Overlap decisions are read on each request to the endpoint."""
         if scheduler_stats is not None:
             self._acceptance.record(scheduler_stats.spec_decoding_stats)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Does nothing: there is no such message."""
 
 
 def _remove(collector: MultiProcessCollector, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers whose collectives may be switching points."""
+"""Makes collectives in mixture-of-experts layers switching points."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from vllm_davinci.core.components.protocols import StreamScheduler
 
 
 class SlotPerUBatch:
-    """One value for each ubatch, in place of the list that vLLM indexes by its own ubatch."""
+    """One value per ubatch; replaces the list that vLLM indexes by its own ubatch."""
 
     def __init__(self, scheduler: StreamScheduler) -> None:
         self._current_ubatch = scheduler.current_ubatch
@@ -26,17 +26,17 @@ class SlotPerUBatch:
         self._values[self._current_ubatch()] = value
 
     def clear(self) -> None:
-        """Forgets what an interrupted step left."""
+        """Removes the values of an interrupted step."""
         self._values.clear()
 
 
 def let_experts_switch(model: torch.nn.Module, scheduler: StreamScheduler) -> list[SlotPerUBatch]:
-    """Lets ubatches take turns inside the model's mixture-of-experts layers.
+    """Lets ubatches switch inside the model's mixture-of-experts layers.
 
-    A greenlet cannot be left inside a torch operator that is implemented in Python, so the layers
-    are entered by the plain functions that vLLM itself uses on hosts without an accelerator; and
-    the shared experts' result, which a layer keeps between two of its steps, gets one place per
-    ubatch. Changes these instances only. Returns the places, to be cleared after an error.
+    A greenlet cannot switch inside a torch operator that is implemented in Python, so the layers
+    are entered by the plain functions that vLLM uses on hosts without an accelerator. The shared
+    experts' result, which a layer stores between two of its stages, gets one slot per ubatch.
+    Changes only these instances. Returns the slots, to be cleared after an error.
     """
     slots = []
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""How a step is run: whole or as ubatches, and what of it each part is given."""
+"""The execution plan of a step: whole or as ubatches, and the inputs of each ubatch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ P = TypeVar("P")
 class SplitStep:
     """A cut of a step into ubatches.
 
-    split:                how it is cut
+    split:                the cut
     num_tokens_across_dp: per ubatch, every data-parallel rank's tokens, on the host
     """
 
@@ -26,11 +26,11 @@ class SplitStep:
     num_tokens_across_dp: list[torch.Tensor] | None = None
 
     def slices(self) -> list[UBatchSlice]:
-        """The parts in the form in which vLLM builds their attention metadata."""
+        """The ubatches in the form from which vLLM builds their attention metadata."""
         return [UBatchSlice(part.requests, part.tokens) for part in self.split.ubatches]
 
     def padded_slices(self, num_tokens: int) -> list[UBatchSlice]:
-        """Like `slices`; padding rows up to num_tokens belong to the last part."""
+        """Like `slices`; padding rows up to num_tokens belong to the last ubatch."""
         *slices, last = self.slices()
         end = max(last.token_slice.stop, num_tokens)
         return [*slices, UBatchSlice(last.request_slice, slice(last.token_slice.start, end))]
@@ -38,33 +38,33 @@ class SplitStep:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """The way in which all DP ranks run a step.
+    """The execution plan of a step on all DP ranks.
 
     split:             how this rank's step is cut; None: it stays whole
-    any_rank_prefills: whether a DP rank has a prefill; False where no layer asks
+    any_rank_prefills: whether a DP rank has a prefill; False if no layer needs to know
     """
 
     split: SplitStep | None = None
     any_rank_prefills: bool = False
 
     def slots(self, by_layer: dict[str, torch.Tensor] | None, num_tokens: int) -> Any:
-        """The slots [num_tokens] of each layer, by layer; of a split step one dict per ubatch."""
+        """The slots [num_tokens] by layer; in a split step one dict per ubatch."""
         if self.split is None or by_layer is None:
             return by_layer
         slices = [each.token_slice for each in self.split.padded_slices(num_tokens)]
-        # Layers of a group share a tensor: it is cut once.
+        # Layers of a group share a tensor, which is cut once.
         return _cut_once(by_layer, slices, lambda slots, part: slots[part])
 
     def metadata_options(self, decodes: bool) -> dict[str, Any]:
         """Arguments that make vLLM build attention metadata per ubatch of a split step.
 
-        decodes: the step has no prefill. Its requests are whole, and padding of a graph is requests
-                 as well, which vLLM cannot cut: `metadata` does.
+        decodes: the step has no prefill. Requests are then whole, and a graph's padding consists of
+                 requests, too, which vLLM cannot cut: `metadata` does.
         """
         return {} if self.split is None or decodes else {"ubatch_slices": self.split.slices()}
 
     def metadata(self, built: Any, decodes: bool) -> Any:
-        """Each layer's metadata, of a split step one dict per ubatch. built: by vLLM"""
+        """Each layer's metadata; in a split step one dict per ubatch. built: by vLLM"""
         if self.split is not None and decodes:
             parts = self.split.split.ubatches
             built = _cut_once(built, parts, lambda all_, p: all_.of_decodes(p.requests, p.tokens))
@@ -82,11 +82,11 @@ WHOLE = PlannedStep()
 def _cut_once(
     by_layer: dict[str, T], parts: Sequence[P], cut: Callable[[T, P], T]
 ) -> list[dict[str, T]]:
-    """Per part, what each layer has of it; layers that share a whole share its parts."""
+    """Each layer's part, per ubatch; layers that share a whole share its parts."""
     layers_of: dict[int, list[str]] = {}
     for name, whole in by_layer.items():
         layers_of.setdefault(id(whole), []).append(name)
-    cuts: list[dict[str, Any]] = [dict.fromkeys(by_layer) for _ in parts]  # in their order
+    cuts: list[dict[str, Any]] = [dict.fromkeys(by_layer) for _ in parts]  # in order
     for names in layers_of.values():
         whole = by_layer[names[0]]
         for each, part in zip(cuts, parts, strict=True):

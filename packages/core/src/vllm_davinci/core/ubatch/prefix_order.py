@@ -1,9 +1,10 @@
-"""May a step be cut here? The rule that keeps cached prefixes exact.
+"""Checks that a cut of a step keeps cached prefixes exact.
 
 Requests of one step may share cache blocks: the scheduler lets a request hit a block that another
-one fills in this very step. Whole, a step writes all keys and values of a layer before any token
-attends. Cut, the ubatches run layer by layer in order, so that one thing goes wrong: a token
-before a cut reads a block that a token after it fills.
+                                             one
+fills in the same step. A whole step writes all keys and values of a layer before any token attends.
+In a cut step, the ubatches run layer by layer in order, so the only error is a token before a cut
+that reads a block filled by a token after it.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class CachedPrefixes(NamedTuple):
 
 
 def is_in_order(prefixes: CachedPrefixes, query_lens: np.ndarray, cuts: Sequence[int]) -> bool:
-    """Whether no token before a cut reads a block that a token at or after the cut fills.
+    """True if no token before a cut reads a block that a token at or after the cut fills.
 
     query_lens: [num_reqs], new tokens of each request, in batch order
     cuts:       tokens of the step at which ubatches begin
@@ -53,7 +54,7 @@ def is_in_order(prefixes: CachedPrefixes, query_lens: np.ndarray, cuts: Sequence
         last = num_computed_tokens[writers] + query_lens[writers]
         for table, block_size in groups:
             written = _blocks(table, writers, first // block_size, -(-last // block_size))
-            # Whole blocks only: a prefix ends inside one that belongs to the reader alone.
+            # Only whole blocks: a prefix ends within a block that belongs to the reader alone.
             whole = num_computed_tokens[readers] // block_size
             read = _blocks(table, readers, np.zeros_like(whole), whole)
             if np.isin(read, written).any():

@@ -1,4 +1,4 @@
-"""The forward of a step as ubatches: parts of its inputs, their run, the merge of outputs."""
+"""Runs the forward of a step as ubatches: splits the inputs and merges the outputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +25,8 @@ Forward = Callable[..., Any]
 class SplitForward:
     """Runs the forward of split steps, one at a time.
 
-    Norms may take so many vector cores as `dbo.norm_vector_cores` says, or else as the durations of
-    this engine's steps do for each size. Raises ConfigurationError where the device has fewer.
+    Norms may use `dbo.norm_vector_cores` vector cores, or, if unset, the number that this engine's
+    step times choose for each size. Raises ConfigurationError if the device has fewer.
     """
 
     def __init__(self, scheduler: StreamScheduler, vllm_config: VllmConfig) -> None:
@@ -47,19 +47,19 @@ class SplitForward:
         self._slots = let_experts_switch(model, self._scheduler)
 
     def limit_norms(self, vector_cores: int | None) -> None:
-        """Gives norms so many vector cores from now on; None stands for all."""
+        """Sets the vector cores of norms from now on; None: all."""
         check_vector_cores("dbo.norm_vector_cores", vector_cores)
         self._norm_vector_cores = vector_cores
         self._norm_cores_by_size: SizedChoices | None = None
 
     def limit_norms_by(self, by_size: SizedChoices | None) -> None:
-        """Gives norms of each step the cores of these choices from now on; None: as before."""
+        """Sets the vector cores of norms by step size from now on; None: as before."""
         for cores in () if by_size is None else by_size.choices:
             check_vector_cores(f"step_costs: {NORM_VECTOR_CORES}", cores)
         self._norm_cores_by_size = by_size
 
     def norm_vector_cores(self, num_tokens: int) -> int | None:
-        """Vector cores that norms take in a split step of so many tokens; None stands for all."""
+        """Vector cores of norms in a split step of `num_tokens` tokens; None: all."""
         if self._norm_cores_by_size is None:
             return self._norm_vector_cores
         return self._norm_cores_by_size.at(num_tokens)
@@ -84,9 +84,9 @@ class SplitForward:
         forward: the model's, with the arguments below
         input_ids:            [num_tokens], or None when inputs_embeds are given
         positions:            [num_tokens] or [3, num_tokens]
-        intermediate_tensors: what the pipeline stage before this one made, rows as input_ids
+        intermediate_tensors: output of the previous pipeline stage, rows as in input_ids
         inputs_embeds:        [num_tokens, hidden_size], or None
-        model_kwargs:         passed to every ubatch as they are
+        model_kwargs:         passed to every ubatch unchanged
         Must be called in vLLM's forward context of the step. Raises the first error of any part.
         """
         split = step.split
@@ -127,7 +127,7 @@ class SplitForward:
         return _merge(split, outputs)
 
     def _labelled(self, show: Callable[[int], None]) -> Callable[[int], None]:
-        """`show`, and on a timeline the number of the ubatch that runs."""
+        """`show`, which also labels the timeline with the index of the running ubatch."""
         label = self._label
         if label is None:
             return show
@@ -140,7 +140,7 @@ class SplitForward:
 
 
 def _forward_of_part(index: int, forward: Forward, **inputs: Any) -> Callable[[], Any]:
-    """The forward of one ubatch, with a workspace that no other ubatch writes to."""
+    """The forward of one ubatch, with a workspace of its own."""
 
     def call() -> Any:
         with use_workspace_lane(index):
@@ -162,7 +162,7 @@ def _slice_intermediate_tensors(
 
 
 def _merge(split: Split, outputs: list[Any]) -> Any:
-    """Rows of all parts in order, in the structure that the model returned."""
+    """Concatenates the ubatches' rows in order, in the structure that the model returned."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return split.merge(outputs)

@@ -1,4 +1,4 @@
-"""Whether and how each step is split into ubatches, the same on all data-parallel ranks."""
+"""Decides whether each step is split into ubatches, and where, alike on all data-parallel ranks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,18 +29,18 @@ from vllm_davinci.core.ubatch.metrics import CountWriter
 from vllm_davinci.core.ubatch.planned_step import PlannedStep, SplitStep
 from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
-# As vLLM has it: graph mode, padded size, whether vLLM splits it, tokens per DP rank, statistics.
+# vLLM's tuple: graph mode, padded size, whether it splits, tokens per DP rank, statistics.
 Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]
 
 logger = init_logger(__name__)
 
 
 class StepSplitter:
-    """Decides of each step of one runner whether and how it is split into ubatches.
+    """Decides whether each step of one runner is split into ubatches, and where.
 
-    scheduler:  None where dual-batch overlap is off: then DP ranks only tell each other of prefills
+    scheduler:  None if dual-batch overlap is off: DP ranks then exchange only whether they prefill
     dispatcher: of vLLM's V1 runner, chooses the graph of a step; None on V2
-    decode_query_len: tokens of a request that decodes
+    decode_query_len: tokens of a decoding request
     takes_images: whether the model takes multimodal input, whose graphs hold whole steps
     """
 
@@ -58,8 +58,8 @@ class StepSplitter:
         self._dispatcher = dispatcher
         self._decode_query_len = decode_query_len
         self._takes_images = takes_images
-        self._tries = False  # dummy runs are split as real ones
-        self._is_causal = False  # until the KV cache is there
+        self._tries = False  # dummy runs are split like real steps
+        self._is_causal = False  # until the KV cache exists
         self._graph_decisions: dict[int, Decision] = {}  # by tokens of a graph
         self._layers_ask_for_prefills = (
             self._parallel.data_parallel_size > 1
@@ -80,12 +80,12 @@ class StepSplitter:
 
     @property
     def is_needed(self) -> bool:
-        """Whether `plan` has anything to do."""
+        """True if steps may be split or DP ranks must agree, so that `plan` must run."""
         return self._decisions is not None or self._layers_ask_for_prefills
 
     @contextmanager
     def one_dp_rank(self) -> Iterator[None]:
-        """Shows vLLM one DP rank during one call: the exchange between them is that of `plan`."""
+        """Shows vLLM one DP rank during one call: `plan` does the exchange between ranks."""
         size, self._parallel.data_parallel_size = self._parallel.data_parallel_size, 1
         try:
             yield
@@ -104,16 +104,16 @@ class StepSplitter:
             self._parallel.ubatch_size = size
 
     def look_at_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Learns from the layers' cache whether steps may be cut at all."""
+        """Learns from the layers' caches whether steps may be cut at all."""
         self._is_causal = attends_causally(kv_cache_config)
 
     @property
     def splits(self) -> bool:
-        """Whether any step may be split."""
+        """True if any step may be split."""
         return self._decisions is not None and has_communication(self._parallel)
 
     def first_shares(self) -> tuple[float, ...]:
-        """Tokens of a step that its first ubatch may have: as usual, and at most."""
+        """Possible fractions of tokens in the first ubatch: the usual one, and the largest."""
         if not self.splits:
             return ()
         usual = self._options.first_share or 1 / self._options.num_ubatches
@@ -122,7 +122,7 @@ class StepSplitter:
         return (usual, min(usual + self._options.imbalance_ratio, 0.99))
 
     def would_split(self, query_lens: Sequence[int], first_share: float) -> bool:
-        """Whether a step of these requests is split, its first ubatch having that share."""
+        """True if a step of these requests is split with that fraction in the first ubatch."""
         if self._decisions is None or not self._is_causal:
             return False
         step = self._decisions.facts(query_lens, decode_query_len=self._decode_query_len)
@@ -131,7 +131,7 @@ class StepSplitter:
 
     @contextmanager
     def as_if_real(self, first_share: float) -> Iterator[None]:
-        """Decides of dummy runs as if they served requests, and counts none of them."""
+        """Decides about dummy runs as about real steps, without counting them."""
         assert self._decisions is not None
         with self._decisions.revised(first_share=first_share):
             self._tries = True
@@ -143,11 +143,11 @@ class StepSplitter:
     def plan(
         self, step: ScheduledStep, execution: Execution, facts: BatchFacts | None
     ) -> tuple[Execution, PlannedStep]:
-        """The step as all DP ranks run it. Called by all of them, once per step.
+        """The step as all DP ranks run it. All ranks call it, once per step.
 
         execution: vLLM's answer for this rank alone
-        facts:     about the batch; None in a step that serves no requests
-        Returns vLLM's answer for all ranks, which never tells of a split, and how it is run.
+        facts:     about the batch; None in a step without requests
+        Returns vLLM's answer for all ranks, which never mentions a split, and the plan.
         """
         mode, descriptor = execution[:2]
         step, about, decision = self._decide(step, mode, descriptor.num_tokens, facts)
@@ -162,7 +162,7 @@ class StepSplitter:
     def plan_agreed(
         self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, facts: BatchFacts | None
     ) -> PlannedStep:
-        """`plan` for a step on whose graph mode and padding the DP ranks have agreed already.
+        """`plan` for a step whose graph mode and padding the DP ranks have already agreed on.
 
         num_tokens: rows of this rank's step, padding included
         """
@@ -179,7 +179,7 @@ class StepSplitter:
     def _decide(
         self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, facts: BatchFacts | None
     ) -> tuple[ScheduledStep, Any, Decision | None]:
-        """The step, facts about it, and what this rank would decide; None without overlap."""
+        """The step, facts about it, and this rank's decision; None without overlap."""
         decisions = self._decisions
         if self._tries:
             step, facts = replace(step, is_real=True), BatchFacts(can_be_cut=True)
@@ -197,7 +197,7 @@ class StepSplitter:
         decision: Decision | None,
         ubatch_sizes: list[torch.Tensor] | None,
     ) -> SplitStep | None:
-        """How the step is cut, which is counted. ubatch_sizes: every DP rank's, if all cut"""
+        """Cuts the step and counts the decision. ubatch_sizes: every DP rank's, if all cut"""
         decisions = self._decisions
         if decisions is None or decision is None:
             return None
@@ -230,19 +230,19 @@ class StepSplitter:
         )
 
     def ubatches_of_graph(self, num_tokens: int) -> int:
-        """As how many ubatches the graph of so many tokens is captured; 1 is whole."""
+        """Number of ubatches in the captured graph of `num_tokens` tokens; 1: whole."""
         split = self._split_in_graph(num_tokens)
         return 1 if split is None else len(split.ubatches)
 
     def _split_in_graph(self, num_tokens: int) -> Split | None:
-        """How a graph holds its steps; None where whole. The same at capture and at each replay."""
+        """The split of a graph's steps; None if whole. The same at capture and at each replay."""
         if self._decisions is None or self._takes_images:
             return None
         if not self._is_causal:
             return None
         query_len = self._decode_query_len
         if num_tokens not in self._graph_decisions:
-            # However many of its decodes are padding.
+            # Independent of how many of its decodes are padding.
             step = self._decisions.facts(
                 [query_len] * (num_tokens // query_len), decode_query_len=query_len
             )
@@ -259,7 +259,7 @@ class StepSplitter:
         return self._graph_decisions[num_tokens].split
 
     def _same_on_all_ranks(self, split: Split, num_tokens: int) -> list[torch.Tensor] | None:
-        """Per ubatch, every DP rank's tokens in a step that has one size everywhere."""
+        """Per ubatch, every DP rank's tokens in a step of equal size everywhere."""
         dp_size = self._parallel.data_parallel_size
         if dp_size == 1:
             return None
@@ -286,13 +286,13 @@ class StepSplitter:
     def _agree(
         self, step: ScheduledStep, execution: Execution, decision: Decision | None
     ) -> tuple[Execution, list[torch.Tensor] | None, bool]:
-        """The execution of all DP ranks; per ubatch, every rank's tokens; whether any prefills,
-        where layers ask for it."""
+        """The execution of all DP ranks; per ubatch, every rank's tokens; whether any rank
+        prefills, if layers need to know."""
         mode, descriptor, _, _, statistics = execution
         coordinated = self._coordinate(step, mode, descriptor.num_tokens, decision)
         num_tokens = coordinated.num_tokens
         if mode != CUDAGraphMode.NONE:
-            if coordinated.graph_mode is None:  # one DP rank cannot replay: none does
+            if coordinated.graph_mode is None:  # if one DP rank cannot replay, none does
                 mode = CUDAGraphMode.NONE
                 descriptor = BatchDescriptor(descriptor.num_tokens)
             else:  # a graph has one size everywhere
@@ -311,27 +311,27 @@ class StepSplitter:
 
     @property
     def policy(self) -> Any:
-        """The policy that decides now; None where dual-batch overlap is off."""
+        """The policy currently in force; None if dual-batch overlap is off."""
         return None if self._decisions is None else self._decisions.policy
 
     def revise(self, **rules: Any) -> None:
-        """Decides by other rules from now on, where steps may be split at all."""
+        """Changes the rules from now on, if steps may be split at all."""
         self._graph_decisions.clear()
         if self._decisions is not None:
             self._decisions.revise(**rules)
 
     def counts(self) -> Counts:
-        """Reason -> number of steps; empty where dual-batch overlap is off."""
+        """Reason -> number of steps; empty if dual-batch overlap is off."""
         return {} if self._decisions is None else self._decisions.counts()
 
     def log(self) -> None:
-        """Writes what was decided since the last line to the log."""
+        """Logs the decisions since the last line."""
         if self._decisions is not None:
             self._decisions.log()
 
 
 def attends_causally(kv_cache_config: KVCacheConfig) -> bool:
-    """Whether the layers attend to earlier tokens only."""
+    """True if the layers attend to earlier tokens only."""
     groups = kv_cache_config.kv_cache_groups
     return bool(groups) and not any(
         isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec) for group in groups
@@ -339,5 +339,5 @@ def attends_causally(kv_cache_config: KVCacheConfig) -> bool:
 
 
 def _sizes(split: Split, num_tokens: int) -> list[int]:
-    """Rows of each ubatch; padding up to num_tokens is in the last one."""
+    """Rows of each ubatch; the last one includes padding up to num_tokens."""
     return [end - begin for begin, end in pairwise([0, *split.cuts, num_tokens])]

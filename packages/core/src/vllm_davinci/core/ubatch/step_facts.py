@@ -11,11 +11,11 @@ from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """A step as one DP rank would run it by itself.
+    """A step as one DP rank would run it alone.
 
     query_lens:     [num_reqs], new tokens of each request, in batch order
-    is_real:        it serves requests, and is no profile, warm-up or dummy run
-    precedes_graph: it runs a size eagerly that is captured next: what the capture needs is made
+    is_real:        it serves requests: no profile, warm-up or dummy run
+    precedes_graph: it runs a size eagerly before its capture, to create what the capture needs
     """
 
     query_lens: np.ndarray
@@ -27,8 +27,8 @@ class ScheduledStep:
 class BatchFacts:
     """Facts about the batch of a step that serves requests.
 
-    can_be_cut: nothing in the step belongs to the step as a whole
-    prefixes:   what the requests have in the cache; None: nothing
+    can_be_cut: no input belongs to the step as a whole
+    prefixes:   the requests' cached tokens; None: nothing
     """
 
     can_be_cut: bool
@@ -44,10 +44,10 @@ class BatchFacts:
     ) -> "BatchFacts":
         """The facts about vLLM's input batch.
 
-        requests:     those of the batch, and others, by name
-        model:        may keep rows of a step's images or videos and take them by the step's
-                      numbers, wherever the step is cut; it says so: `splits_multimodal_steps`
-        model_kwargs: what the model takes for the step as a whole
+        requests:     by name, those of the batch included
+        model:        a model whose rows of images or videos can be found in any cut of a step
+                      declares it: `splits_multimodal_steps`
+        model_kwargs: the model's inputs for the whole step
         """
         splits_multimodal_steps = getattr(model, "splits_multimodal_steps", False)
         has_multimodal = any(requests[name].mm_features for name in batch.req_ids)

@@ -1,4 +1,4 @@
-"""A checkpoint directory: the tensors in its files, by headers alone."""
+"""A checkpoint directory: the tensors in its files, read from headers only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_davinci.core.errors import CheckpointError
 # The index of a float checkpoint, and ModelSlim's.
 INDEX_NAME = "model.safetensors.index.json"
 QUANTIZED_INDEX_NAME = "quant_model_weights.safetensors.index.json"
-# Written beside the shards of some models: the same tensors in another layout.
+# Written next to the shards of some models: the same tensors in another layout.
 FOREIGN_FILES = ("consolidated",)
 
 _MOST_BYTES = 1 << 30  # of a JSON file
@@ -44,7 +44,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is and what it looks like."""
+    """File, dtype and shape of a tensor."""
 
     file: Path
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class StoredTensor:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json. Raises CheckpointError when there is none or it does not read."""
+    """Reads config.json. Raises CheckpointError if it is missing or invalid."""
     path = directory / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{directory} has no config.json: name a checkpoint directory.")
@@ -60,18 +60,18 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises CheckpointError when it does not read."""
+    """Reads the JSON object in a file. Raises CheckpointError if it is invalid."""
     try:
         content = json.loads(_regular(path, _MOST_BYTES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} does not read: {error}. Copy the file again.") from error
+        raise CheckpointError(f"{path} cannot be read: {error}. Copy the file again.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} must be a JSON object. Copy the file again.")
     return content
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Tensor name -> what the file's header says. Raises CheckpointError for a damaged file."""
+    """Tensor name -> its entry in the file's header. Raises CheckpointError for a damaged file."""
     size = 0
     try:
         size = _regular(path).stat().st_size
@@ -101,7 +101,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(path: Path, name: str, entry: Any) -> StoredTensor:
-    """Raises ValueError for an entry of a header that is none, or whose bytes are not its shape."""
+    """Raises ValueError for an invalid header entry, or one whose bytes do not match its shape."""
     if not isinstance(entry, dict) or str(entry.get("dtype")) not in DTYPES:
         raise ValueError(f"{name} has the entry {str(entry)[:80]}")
     shape, places = entry.get("shape", ()), entry.get("data_offsets", ())
@@ -114,18 +114,18 @@ def _stored(path: Path, name: str, entry: Any) -> StoredTensor:
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Raises ValueError for what safetensors refuses: it reads texts alone."""
+    """Raises ValueError for metadata that safetensors refuses: values must be texts."""
     pairs = {} if metadata is None else metadata
     if not isinstance(pairs, dict) or not all(isinstance(text, str) for text in pairs.values()):
         raise ValueError(f"__metadata__ is {str(metadata)[:80]}, and has to map names to texts")
 
 
 def _check_places(offsets: Iterable[list[int]]) -> None:
-    """Raises ValueError where tensors overlap or leave room between them."""
+    """Raises ValueError if tensors overlap or leave gaps."""
     end = 0
     for begin, next_end in sorted(offsets):
         if begin != end:
-            raise ValueError(f"a tensor begins at byte {begin} of the data and not at {end}")
+            raise ValueError(f"a tensor begins at byte {begin} of the data instead of {end}")
         end = next_end
 
 
@@ -137,32 +137,33 @@ def _are_counts(values: Any) -> bool:
 
 
 def _regular(path: Path, most_bytes: int | None = None) -> Path:
-    """The path of a file that can be read to its end. Raises OSError for another one."""
+    """The path of a regular file. Raises OSError for others, and for too large a file."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     if most_bytes is not None and found.st_size > most_bytes:
-        raise OSError(f"{path} has {found.st_size} bytes, and {most_bytes} is the most")
+        raise OSError(f"{path} has {found.st_size} bytes; at most {most_bytes} are read")
     return path
 
 
 def require_files(directory: Path) -> None:
-    """Raises CheckpointError for an index that is none, and for weights that are no regular files.
+    """Raises CheckpointError for an invalid index, and for weights that are not regular files.
 
-    A reader would wait for a pipe for ever.
+    Reading a pipe would wait forever.
     """
     if index := find_index(directory):
         absent = {name for name in _weight_map(index).values() if not (directory / name).is_file()}
         if absent:
             raise CheckpointError(
-                f"{index} names {min(absent)!r}, which is not there. Copy the rest of the "
-                "checkpoint."
+                f"{index} names {min(absent)!r}, which is missing. Copy the rest of the checkpoint."
             )
     for path in sorted(directory.glob("*.safetensors")):
         try:
             _regular(path)
         except OSError as error:
-            raise CheckpointError(f"{path} does not read: {error}. Copy the file again.") from error
+            raise CheckpointError(
+                f"{path} cannot be read: {error}. Copy the file again."
+            ) from error
 
 
 def find_index(directory: Path) -> Path | None:
@@ -172,10 +173,10 @@ def find_index(directory: Path) -> Path | None:
 
 
 def tensor_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those of its index, or else all of them.
+    """The safetensors files of a checkpoint: those in its index, or all without one.
 
-    Raises CheckpointError when there is none, a file of the index is not there, or there are others
-    beside those.
+    Raises CheckpointError if there is none, a file of the index is missing, or there are other
+    files.
     """
     found = [
         path
@@ -187,14 +188,14 @@ def tensor_files(directory: Path) -> list[Path]:
         absent = [name for name in names if not (directory / name).is_file()]
         if absent:
             raise CheckpointError(
-                f"{index} names {', '.join(absent[:4])}, {len(absent)} of {len(names)} files, that "
-                "are not there. Copy the rest of the checkpoint."
+                f"{index} names {', '.join(absent[:4])}, {len(absent)} of {len(names)} files, "
+                "which are missing. Copy the rest of the checkpoint."
             )
         if others := [path.name for path in found if path.name not in names]:
             raise CheckpointError(
-                f"{directory} has {', '.join(others[:4])} beside the {len(names)} files that "
-                f"{index.name} names, and both would be loaded: they are of two exports. Move one "
-                "of them to a directory of its own."
+                f"{directory} has {', '.join(others[:4])} in addition to the {len(names)} files "
+                f"that {index.name} names, and both would be loaded: they belong to two exports. "
+                "Move one of them to a directory of its own."
             )
         return [directory / name for name in names]
     if not found:
@@ -203,7 +204,7 @@ def tensor_files(directory: Path) -> list[Path]:
 
 
 def misplaced_tensors(directory: Path, tensors: dict[str, StoredTensor]) -> list[str]:
-    """Names that the index puts into a file whose header does not have them."""
+    """Names that the index assigns to a file whose header lacks them."""
     index = find_index(directory)
     if index is None:
         return []
@@ -216,14 +217,14 @@ def misplaced_tensors(directory: Path, tensors: dict[str, StoredTensor]) -> list
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name. Raises CheckpointError for names that are no files beside it."""
+    """Tensor name -> file name. Raises CheckpointError for names of no file in the directory."""
     places = read_json(index).get("weight_map", {})
     if not isinstance(places, dict):
         raise CheckpointError(f"weight_map of {index} must be a JSON object. Copy the file again.")
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or "\0" in file:
             raise CheckpointError(
-                f"{index} puts {name} into {file!r}, and a checkpoint's files lie in its "
+                f"{index} assigns {name} to {file!r}, and a checkpoint's files must be in its "
                 "directory. Copy the file again."
             )
     return places

@@ -7,13 +7,13 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    PROBLEM = "problem"  # the model cannot be loaded, or not as it was meant
+    PROBLEM = "problem"  # the model cannot be loaded, or not as intended
     NOTE = "note"
 
 
 @dataclass(frozen=True)
 class Issue:
-    """One thing to know. `subject` is a tensor, a layer or a file."""
+    """One finding. `subject` is a tensor, a layer or a file."""
 
     severity: Severity
     subject: str
@@ -22,7 +22,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that differ only in their numbers, and how they would be loaded.
+    """Layers that differ only in their numbers, and the type as which they load.
 
     name:   `*` in place of each number
     loads:  a quantization type, or FLOAT
@@ -39,7 +39,7 @@ class LayerKind:
 
 @dataclass
 class CheckReport:
-    """The layers of a checkpoint directory as they would be loaded, and its issues."""
+    """The issues of a checkpoint directory, and its layers as they would be loaded."""
 
     directory: str
     quantization: str = "none"
@@ -53,7 +53,7 @@ class CheckReport:
         return not self.problems()
 
     def problems(self) -> list[str]:
-        """The problems, one sentence each, for the message of an error."""
+        """The problems, one sentence each, for error messages."""
         return [
             f"{issue.subject}: {issue.what}"
             for issue in self.issues

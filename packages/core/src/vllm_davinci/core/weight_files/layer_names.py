@@ -1,4 +1,4 @@
-"""Names of a checkpoint's layers, as formats and models have them in common."""
+"""Names of a checkpoint's layers that formats and models share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 # Layers that vLLM computes as one product -> their parts in a checkpoint. A model's own
-# `packed_modules_mapping` goes first.
+# `packed_modules_mapping` takes precedence.
 FUSED_LAYERS: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -14,7 +14,7 @@ FUSED_LAYERS: dict[str, tuple[str, ...]] = {
 }
 VOCABULARY = ("lm_head", "embed_tokens")
 EXPERT = re.compile(r"^(?P<experts>.*\.layers\.\d+\..*experts)\.(?P<number>\d{1,9})\.(?P<part>.+)$")
-# A norm into which outliers were moved, as exporters before format 1.0.0 wrote it once more.
+# A norm into which outliers were moved, of which exporters before format 1.0.0 wrote a second copy.
 WRAPPED_NORM = re.compile(r"^(?P<norm>.*norm)\.module\.(?P<part>weight|bias)$")
 
 

@@ -1,4 +1,4 @@
-"""One HCCL group of a trainer's process and all workers of an engine, beside the groups of each."""
+"""One HCCL group of a trainer's process and an engine's workers, next to their own groups."""
 
 from datetime import timedelta
 
@@ -9,20 +9,20 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, TCPStore
 from vllm_davinci.core.config.registered_names import HCCL_ENGINE
 
 SENDER = 0  # the trainer's rank in the group
-# How long the trainer and the workers wait for each other to join.
+# Timeout of the trainer and the workers for joining.
 JOIN_LIMIT = timedelta(minutes=5)
 
 
 class TransferGroup:
     """Ranks of several programs: the trainer is rank 0, the engine's workers follow.
 
-    Joins them; every rank calls it at the same time, each with a device of its own that is set.
-    address, port: where the trainer's process listens while they join, and until it ends
-    Raises RuntimeError when the others do not come within JOIN_LIMIT.
+    Joins the group; every rank calls it at the same time, each with its own device set.
+    address, port: where the trainer's process listens until it ends
+    Raises RuntimeError if the others do not join within JOIN_LIMIT.
     """
 
     def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
-        # Without a wait for the others: those that come late find the store.
+        # Does not wait for the others: late ranks find the store.
         self._store = TCPStore(
             address,
             port,
@@ -35,11 +35,11 @@ class TransferGroup:
         self._group = made(store, rank, world_size, made.Options())
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Sends the trainer's tensor to all, into theirs, in the order of the current stream."""
+        """Broadcasts the trainer's tensor into all ranks' tensors, on the current stream."""
         options = BroadcastOptions()
         options.rootRank = SENDER
         self._group.broadcast([tensor], options).wait()
 
     def close(self) -> None:
-        """Leaves the group. Nothing may be under way."""
+        """Leaves the group. No transfer may be active."""
         self._group.shutdown()

@@ -1,7 +1,7 @@
 """vLLM's weight transfer over HCCL: a trainer broadcasts its weights, workers load them in place.
 
-Both ends are vLLM's engines of NCCL with another group: rounds, checks of what is sent, and loading
-layer by layer are theirs.
+Both ends are vLLM's NCCL engines with another group: they implement rounds, checks of sent tensors,
+and loading layer by layer.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -35,17 +35,17 @@ from vllm_davinci.core.weight_transfer.packing import (
 from vllm_davinci.core.weight_transfer.registration import register
 from vllm_davinci.core.weight_transfer.trainer import trainer_end
 
-# A trainer's program imports this, and loads no plugins of vLLM's.
+# A trainer's program imports this module without loading vLLM's plugins.
 register()
 
 
 @dataclass(kw_only=True)
 class HCCLWeightTransferInitInfo(WeightTransferInitInfo):
-    """A worker needs this to join.
+    """Arguments with which a worker joins.
 
     rank_offset:  the first worker's rank in the group
     world_size:   the trainer's sender and all workers
-    buffer_bytes: most of one broadcast, but for a larger tensor
+    buffer_bytes: maximum of one broadcast, except for a larger tensor
     """
 
     master_address: str
@@ -56,13 +56,13 @@ class HCCLWeightTransferInitInfo(WeightTransferInitInfo):
 
 
 class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
-    """A worker's end."""
+    """The worker's end of a transfer."""
 
     init_info_cls: Any = HCCLWeightTransferInitInfo
     model_update_group: Any
 
     def init_transfer_engine(self, init_info: HCCLWeightTransferInitInfo) -> None:
-        """Joins the trainer's group; a group of an earlier trainer is left."""
+        """Joins the trainer's group; leaves an earlier trainer's group."""
         self.shutdown()
         self.packed_buffer_size_bytes = init_info.buffer_bytes
         self._last_update_info.clear()
@@ -76,9 +76,9 @@ class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
         )
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Receives tensors of a checkpoint's names and shapes, and loads them buffer by buffer.
+        """Receives tensors with a checkpoint's names and shapes, and loads them buffer by buffer.
 
-        update_info: without names where they are those of the update before
+        update_info: without names if they equal the previous update's
         """
         if self.model_update_group is None:
             raise RuntimeError(
@@ -107,11 +107,11 @@ class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
 
 @dataclass
 class HCCLTrainerInitInfo(TrainerInitInfo):
-    """A trainer's rank needs this; only rank 0 joins the group.
+    """Arguments of a trainer's rank; only rank 0 joins the group.
 
     master_address, master_port: where rank 0 listens; workers must reach it
     world_size:                  1 and all workers of the engine
-    buffer_bytes:                most of one broadcast, but for a larger tensor
+    buffer_bytes:                maximum of one broadcast, except for a larger tensor
     """
 
     backend: ClassVar[str] = HCCL_ENGINE
@@ -123,7 +123,7 @@ class HCCLTrainerInitInfo(TrainerInitInfo):
 
 
 class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
-    """The trainer's end. Its device, which no worker has, is set before."""
+    """The trainer's end of a transfer. Set its device, which no worker may use, before."""
 
     init_info_cls: Any = HCCLTrainerInitInfo
     model_update_group: Any
@@ -152,14 +152,14 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
             world_size=size,
             buffer_bytes=init_info.buffer_bytes,
         )
-        with ThreadPoolExecutor(1) as executor:  # workers answer when the trainer has joined them
+        with ThreadPoolExecutor(1) as executor:  # workers answer after the trainer has joined them
             joined = executor.submit(client.init_weight_transfer_engine, asdict(workers))
             engine.model_update_group = TransferGroup(address, port, SENDER, size)
             joined.result()
         return engine
 
     def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
-        """Makes the source's tensors, which all ranks do together, and sends them from rank 0."""
+        """Makes the source's tensors, on all ranks together, and sends them from rank 0."""
         if not self.is_sender:
             for _ in source.iter_full():
                 pass
@@ -168,10 +168,10 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
         device = torch.device("npu", torch.accelerator.current_device_index())
         for group in buffers(meta, self.packed_buffer_size_bytes):
             self.model_update_group.broadcast(filled(empty_buffer(group, device), group, pairs))
-        assert next(pairs, None) is None  # lets the source's check of the number of tensors run
+        assert next(pairs, None) is None  # makes the source check the number of tensors
 
     def _post_send_sync(self) -> None:
-        """Returns when all is sent: the trainer may change its weights."""
+        """Returns when everything is sent: the trainer may then change its weights."""
         torch.accelerator.synchronize()
 
     def shutdown(self) -> None:

@@ -1,7 +1,7 @@
 """vLLM's weight transfer through memory that a trainer's process and workers share.
 
-Each worker reads the memory of the trainer's rank on its own device: nothing leaves the chip. Both
-ends are vLLM's engines of CUDA's IPC; rounds and loading layer by layer are theirs.
+Each worker reads the memory of the trainer's rank on its own device: no data leaves the chip. Both
+ends are vLLM's CUDA IPC engines, which implement rounds and loading layer by layer.
 """
 
 from dataclasses import asdict, dataclass
@@ -38,21 +38,21 @@ from vllm_davinci.core.weight_transfer.packing import (
 from vllm_davinci.core.weight_transfer.registration import register
 from vllm_davinci.core.weight_transfer.trainer import trainer_end
 
-# A trainer's program imports this, and loads no plugins of vLLM's.
+# A trainer's program imports this module without loading vLLM's plugins.
 register()
 
-# Where torch's description of a shared tensor has the device.
+# Index of the device in torch's description of a shared tensor.
 _DEVICE_ARGUMENT = 6
 
 
 class NPUIPCWeightTransferEngine(IPCWeightTransferEngine):
-    """A worker's end."""
+    """The worker's end of a transfer."""
 
     def receive_weights(self, update_info: IPCWeightTransferUpdateInfo) -> None:
-        """Loads the tensors of a buffer of the trainer's on this device.
+        """Loads the tensors of a trainer's buffer on this device.
 
-        They have a checkpoint's names and shapes. Raises ValueError where the trainer has no rank
-        on this device.
+        They have a checkpoint's names and shapes. Raises ValueError if the trainer has no rank on
+        this device.
         """
         handles = update_info.ipc_handles
         device = current_platform.get_device_uuid(self.device.index)
@@ -69,8 +69,8 @@ class NPUIPCWeightTransferEngine(IPCWeightTransferEngine):
         ]
         arguments = list(handles[device])
         arguments[_DEVICE_ARGUMENT] = self.device.index
-        # Layers keep what they are given until all of theirs is there. The trainer's torch counts
-        # who uses its buffer, and the next one has other memory until nobody does.
+        # Layers hold the tensors until they are complete. The trainer's torch counts the users of
+        # its buffer and gives the next one other memory until all are done.
         buffer = rebuild_npu_tensor(*arguments)
         with disable_mtp_completeness_check():
             self.model.load_weights(views(buffer, tensors))
@@ -79,9 +79,9 @@ class NPUIPCWeightTransferEngine(IPCWeightTransferEngine):
 
 @dataclass
 class NPUIPCTrainerInitInfo(TrainerInitInfo):
-    """A trainer's rank needs this; each rank's device is that of a worker.
+    """Arguments of a trainer's rank; each rank's device is also a worker's.
 
-    buffer_bytes: most that is shared at a time, but for a larger tensor
+    buffer_bytes: most bytes shared at a time, except for a larger tensor
     """
 
     backend: ClassVar[str] = IPC_ENGINE
@@ -90,7 +90,7 @@ class NPUIPCTrainerInitInfo(TrainerInitInfo):
 
 
 class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
-    """The trainer's end. Its device, which is a worker's too, is set before."""
+    """The trainer's end of a transfer. Set its device, which is also a worker's, before."""
 
     init_info_cls: Any = NPUIPCTrainerInitInfo
 
@@ -118,14 +118,14 @@ class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> Self:
-        """Every rank of the trainer calls it, and `send_weights` after each step of training."""
+        """Creates the end of each trainer rank; call `send_weights` after each training step."""
         engine = trainer_end(cls, init_info, client, source, owner=init_info.rank)
         if engine.is_sender:
             client.init_weight_transfer_engine({})
         return engine
 
     def _send(self, source: WeightSource) -> None:
-        """Shares buffer after buffer; the next one follows when all workers have read it."""
+        """Shares one buffer after another, each once all workers have read the one before."""
         device = current_platform.get_device_uuid(self.device.index)
         meta = source.metadata
         pairs = NCCLTrainerWeightTransferEngine._checked_iter(source, meta)
@@ -141,7 +141,7 @@ class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
                 )
                 self.client.update_weights(asdict(update))
             self._post_send_sync()
-        assert next(pairs, None) is None  # lets the source's check of the number of tensors run
+        assert next(pairs, None) is None  # makes the source check the number of tensors
 
     @staticmethod
     def _of_all_ranks(handles: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
 
     @staticmethod
     def _post_send_sync() -> None:
-        """Returns when all workers have read: the trainer may change its weights."""
+        """Returns when all workers have read: the trainer may then change its weights."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()
         torch_npu.npu.ipc_collect()

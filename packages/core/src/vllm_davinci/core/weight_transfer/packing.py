@@ -1,4 +1,4 @@
-"""Tensors of a model in few broadcasts: neighbours share a buffer, which both sides cut alike."""
+"""Packs a model's tensors into few broadcasts: consecutive tensors share a buffer."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from vllm.distributed.weight_transfer.base import ParamMeta
 
-# Tensors begin at addresses that every operator takes.
+# Tensors begin at addresses that every operator accepts.
 ALIGNMENT_BYTES = 512
 DEFAULT_BUFFER_BYTES = 256 << 20
 
 
 def buffers(tensors: Sequence[ParamMeta], limit_bytes: int) -> list[list[ParamMeta]]:
-    """Neighbours that share a buffer of up to `limit_bytes`; a larger tensor has one of its own."""
+    """Groups consecutive tensors into buffers of up to `limit_bytes`; larger ones are alone."""
     found: list[list[ParamMeta]] = []
     room = 0
     for tensor in tensors:
@@ -26,13 +26,13 @@ def buffers(tensors: Sequence[ParamMeta], limit_bytes: int) -> list[list[ParamMe
 
 
 def empty_buffer(tensors: Sequence[ParamMeta], device: torch.device) -> torch.Tensor:
-    """uint8, as long as these tensors take."""
+    """An uninitialized uint8 buffer for these tensors."""
     size = sum(map(_padded_bytes, tensors))
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def views(buffer: torch.Tensor, tensors: Iterable[ParamMeta]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor where it lies in the buffer, with its name."""
+    """Each tensor as a view of the buffer, with its name."""
     start = 0
     for tensor in tensors:
         size = math.prod(tensor.shape) * tensor.dtype.itemsize
@@ -45,7 +45,7 @@ def filled(
     tensors: Sequence[ParamMeta],
     pairs: Iterator[tuple[str, torch.Tensor]],
 ) -> torch.Tensor:
-    """The buffer, with the next of `pairs`, of any device, copied to where they belong."""
+    """Fills the buffer with the next of `pairs`, which may be on any device."""
     for (_, view), (_, tensor) in zip(views(buffer, tensors), pairs, strict=False):
         view.copy_(tensor)
     return buffer

@@ -1,4 +1,4 @@
-"""Our engines of weight transfer under their names, in vLLM's lists of both ends."""
+"""Registers our weight transfer engines in vLLM's lists for both ends."""
 
 from vllm.distributed.weight_transfer.factory import (
     WeightTransferEngineFactory,
@@ -8,7 +8,7 @@ from vllm.distributed.weight_transfer.factory import (
 from vllm_davinci.core.config.registered_names import HCCL_ENGINE, IPC_ENGINE
 
 _FOLDER = "vllm_davinci.core.weight_transfer"
-# Name -> module, and what the worker's end and the trainer's are called there.
+# Name -> module, and its names of the worker's end and the trainer's end.
 _ENGINES = {
     HCCL_ENGINE: ("hccl_engine", "HCCLWeightTransferEngine", "HCCLTrainerWeightTransferEngine"),
     IPC_ENGINE: ("ipc_engine", "NPUIPCWeightTransferEngine", "NPUIPCTrainerWeightTransferEngine"),
@@ -16,7 +16,7 @@ _ENGINES = {
 
 
 def register() -> None:
-    """Idempotent; an engine's module is imported where it is used."""
+    """Registers the engines. Idempotent; an engine's module is imported on first use."""
     for name, (module, worker, trainer) in _ENGINES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, f"{_FOLDER}.{module}", worker)

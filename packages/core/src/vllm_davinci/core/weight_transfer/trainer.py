@@ -1,4 +1,4 @@
-"""A trainer's end of weight transfer, made as every engine of ours makes it."""
+"""Creates the trainer's end of a weight transfer, for all engines alike."""
 
 from typing import Any, TypeVar
 
@@ -14,22 +14,22 @@ def trainer_end(
     source: WeightSource | None,
     owner: int,
 ) -> End:
-    """The end of one rank, which has sent nothing yet.
+    """The end of one rank, before it has sent anything.
 
     init_info: with `rank`, `is_sender` and `buffer_bytes`
-    owner:     the trainer's rank that sends whole tensors, so that it has to own all of them
-    Raises ValueError without a source, or for one that another rank has tensors of, and TypeError
-    for one that gives no whole tensors.
+    owner:     the trainer's rank that sends whole tensors, and must own all of them
+    Raises ValueError without a source, or if another rank owns some of its tensors, and TypeError
+    for a source without whole tensors.
     """
     if source is None:
-        raise ValueError("A trainer sends what its WeightSource has: give `source`.")
+        raise ValueError("A trainer sends the tensors of a WeightSource: pass `source`.")
     if not source.implements_iter_full():
-        raise TypeError(f"{type(source).__name__} has no iter_full(): whole tensors are sent.")
+        raise TypeError(f"{type(source).__name__} has no iter_full(), and whole tensors are sent.")
     owned = set(source.owned_names(owner))
     if missing := [each.name for each in source.metadata if each.name not in owned]:
         raise ValueError(
-            f"Rank {owner} of the trainer owns all but {len(missing)} tensors, among them "
-            f"{missing[0]}, and it sends all of them: gather them in the source's iter_full()."
+            f"Rank {owner} of the trainer sends all tensors and does not own {len(missing)} of "
+            f"them, among them {missing[0]}: gather them in the source's iter_full()."
         )
     make: Any = engine
     made: End = make(

@@ -1,8 +1,8 @@
-"""Learned pooling: one row for each group of tokens, whatever steps the tokens come in.
+"""Learned pooling: one row per group of tokens, independent of how tokens are spread over steps.
 
-The projections of the newest tokens are rows of a cache of their own, from which a group's row is
-computed with its last token. So a row depends neither on how a prompt was cut into chunks nor on
-what was in the cache already.
+The projections of the newest tokens have their own cache. A group's row is computed from it when
+the group's last token arrives, so it does not depend on how a prompt was cut into chunks or on what
+was already cached.
 """
 
 from typing import Any
@@ -14,19 +14,19 @@ from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 
-# Tokens of a page of projections, by ratio: pages of all layers of a group then fill about as many
-# bytes as a block of the other groups has in DeepSeek-V4-Flash.
+# Tokens per page of projections, by ratio. Pages of all layers of a group then take about as many
+# bytes as a block of the other groups in DeepSeek-V4-Flash.
 STATE_BLOCK_SIZES = {4: 8, 128: 16}
-# Most elements of the projections that are gathered at once.
+# Most elements of gathered projections at once.
 ELEMENTS = 2**24
 
 
 class Compressor(nn.Module):
     """Rows of `size` entries for groups of `ratio` tokens.
 
-    overlaps: a row mixes the group before, too: its tokens by the first half of their features,
-              the group's own ones by the second
-    rows:     where they are kept, [.., size] in the model's dtype
+    overlaps: a row also pools the previous group: that group's tokens through the first half of
+              their features, its own tokens through the second half
+    rows:     the cache that stores them, [.., size] in the model's dtype
 
     Parameters: `fused_wkv_wgate` gives values, then gates, of each token; `ape` is added to the
     gates by place in the group, fp32 [ratio, features]; `norm` is the norm of a row.
@@ -67,7 +67,7 @@ class Compressor(nn.Module):
         return projected[0].float()
 
     def write_rows(self, x: torch.Tensor, step: StepTokens) -> None:
-        """Keeps what the step's tokens give, and writes the rows of the groups that they complete.
+        """Stores the step's projections and writes the rows of the groups that they complete.
 
         x: [num_tokens, hidden_size]
         """
@@ -85,7 +85,7 @@ class Compressor(nn.Module):
         """The rows of the groups that end with these tokens: [n, size]."""
         back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
         positions = last.positions.unsqueeze(1) + back
-        # Before the first token of all there are none; their numbers name the first one's row.
+        # Positions before the first token have none; their indices point at the first row.
         entries = self.states.numbers(positions.clamp(min=0), last.requests.unsqueeze(1))
         gathered = self.states.rows.index_select(0, entries.flatten())
         pooled = pool(gathered.view(*entries.shape, -1), positions >= 0, self.overlaps)
@@ -102,12 +102,12 @@ OVERLAPPING = 4
 
 
 def pool(entries: torch.Tensor, is_there: torch.Tensor, overlaps: bool) -> torch.Tensor:
-    """Sums of the values, weighed by a softmax of the gates over a row's tokens, per feature.
+    """Sums the values, weighted per feature by a softmax of the gates over the row's tokens.
 
     entries:  [n, tokens of a row, 2 * features], fp32: values, then gates
     is_there: [n, tokens of a row]
-    overlaps: of the first half of the tokens the first half of the features counts, of the second
-              half the second
+    overlaps: the first half of the tokens uses the first half of the features, the second half
+              the second
     Returns [n, size], fp32.
     """
     values, gates = entries.chunk(2, dim=-1)

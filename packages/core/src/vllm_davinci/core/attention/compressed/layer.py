@@ -1,4 +1,4 @@
-"""Attention over the last tokens' rows and over compressed ones, of one layer."""
+"""One layer's attention over the last tokens' own rows and over compressed rows."""
 
 import torch
 from torch import nn
@@ -9,17 +9,17 @@ from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, visibl
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.gathered import attend_to_rows, queries_at_once, take_most_memory
 
-# Tokens of a page of the last tokens' rows.
+# Tokens per page of the window's rows.
 WINDOW_BLOCK_SIZE = 64
 
 
 class CompressedAttention(nn.Module):
-    """The caches of a layer, and what its queries see in them.
+    """One layer's caches, and the rows that its queries attend to.
 
-    window:     the last tokens that a query sees as they are, itself among them
-    compressor: of the rows that stand for groups of tokens; None in layers that see the window only
-    choice:     chooses among these; None where a query sees all that are complete
-    most_rows:  of these that a query sees
+    window:     how many last tokens a query sees uncompressed, itself included
+    compressor: writes rows that stand for groups of tokens; None in layers with a window only
+    choice:     chooses among these rows; None if a query sees all complete ones
+    most_rows:  most compressed rows that a query sees
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class CompressedAttention(nn.Module):
         self._num_window, self._most_rows = window, most_rows
         kind = RowKind(size, dtype, window=window, block_size=WINDOW_BLOCK_SIZE)
         self.window = RowCacheLayer(kind, f"{prefix}.window")
-        self._compressor = (compressor,)  # a module of whoever owns its weights
+        self._compressor = (compressor,)  # registered by the module that owns its weights
         self._choice = choice
 
     @property
     def step(self) -> StepTokens | None:
-        """The step's tokens; None in one that serves no requests."""
+        """The step's tokens; None if the step serves no requests."""
         metadata = self.window.metadata
         return None if metadata is None else metadata.step
 
@@ -59,10 +59,10 @@ class CompressedAttention(nn.Module):
         step: StepTokens,
         index: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
-        """Writes the tokens' own rows, and attends. Compressed rows are written already.
+        """Writes the tokens' own rows, and attends. The compressed rows have been written before.
 
         query: [num_tokens, heads, size]; rows: [num_tokens, size], both rotated
-        index: queries and weights for `RowChoice.choose`, in layers that choose
+        index: queries and weights for `RowChoice.choose`, only in layers that choose rows
         Returns a new tensor like query.
         """
         tokens, compressor = step.all, self._compressor[0]
@@ -90,7 +90,7 @@ class CompressedAttention(nn.Module):
                 more = compressor.cache.numbers(first, of_part.requests.unsqueeze(1))
                 numbers = torch.cat([numbers, more], dim=1)
                 is_visible = torch.cat([is_visible, groups >= 0], dim=1)
-            # What is not visible may never have been written; a token's own row has numbers.
+            # Invisible rows may be uninitialized; the token's own row is finite.
             numbers = torch.where(is_visible, numbers, own[part].unsqueeze(1))
             out[part] = attend_to_rows(
                 query[part], self.window.rows, numbers, is_visible, self._scale, sinks
@@ -98,7 +98,7 @@ class CompressedAttention(nn.Module):
         return out
 
     def _of_window(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Numbers of the last tokens' rows, and whether there are such tokens: [n, window] each."""
+        """Indices of the window's rows and whether each exists: [n, window] each."""
         back = torch.arange(1 - self._num_window, 1, device=tokens.positions.device)
         positions = tokens.positions.unsqueeze(1) + back
         requests = tokens.requests.unsqueeze(1)

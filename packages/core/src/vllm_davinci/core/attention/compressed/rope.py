@@ -1,4 +1,4 @@
-"""Rotary embedding of the last entries of a row, pair by pair, forward and back."""
+"""Rotary embedding of the last entries of a row, in adjacent pairs, and its inverse."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class CosSin(NamedTuple):
-    """Cosines and sines of some positions: [n, 1, pairs] each, fp32."""
+    """Cosines and sines per position: [n, 1, pairs] each, fp32."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -19,13 +19,13 @@ class CosSin(NamedTuple):
 
 
 class RopeTable(nn.Module):
-    """Cosines and sines of all positions, in fp32: rounded ones move far tokens by whole turns."""
+    """Cosines and sines of all positions in fp32: rounding would turn far tokens by full circles"""
 
     table: torch.Tensor  # [num_positions, 2 * pairs]
 
     def __init__(self, inverse_frequencies: torch.Tensor, num_positions: int) -> None:
         super().__init__()
-        with torch.device("cpu"):  # where sines of large numbers are exact
+        with torch.device("cpu"):  # where sines of large arguments are exact
             angles = torch.arange(num_positions).float()[:, None] * inverse_frequencies.cpu()
             table = torch.cat([angles.cos(), angles.sin()], dim=-1)
         self.register_buffer("table", table.to(torch.get_default_device()), persistent=False)
@@ -36,7 +36,7 @@ class RopeTable(nn.Module):
 
     @staticmethod
     def rotate(x: torch.Tensor, by: CosSin) -> torch.Tensor:
-        """x: [n, heads, size], whose last 2 * pairs entries turn. Returns a new tensor like it."""
+        """x: [n, heads, size]; rotates its last 2 * pairs entries. Returns a new tensor like it."""
         size = 2 * by.cos.shape[-1]
         still, turned = x[..., :-size], x[..., -size:].float().unflatten(-1, (-1, 2))
         first, second = turned.unbind(-1)
@@ -47,8 +47,8 @@ class RopeTable(nn.Module):
 def inverse_frequencies(base: float, size: int, scaling: Mapping[str, Any] | None) -> torch.Tensor:
     """Radians per position of each pair of `size` entries: [size / 2], fp32, on the CPU.
 
-    scaling: YaRN's keys in a configuration; None without. Cosines and sines are not scaled.
-    Source: Peng et al. 2023, YaRN, 3.2; bit by bit those of transformers.
+    scaling: YaRN's keys of a configuration; None without YaRN. Cosines and sines are not scaled.
+    Source: Peng et al. 2023, YaRN, 3.2; bit-identical with transformers.
     """
     with torch.device("cpu"):
         powers = base ** (torch.arange(0, size, 2).float() / size)

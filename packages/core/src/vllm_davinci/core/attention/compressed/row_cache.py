@@ -1,9 +1,9 @@
-"""Caches of rows: one kind of rows of one layer, in pages that lie beside those of other kinds.
+"""Row caches: rows of one kind and layer, in pages packed with the pages of other kinds.
 
 Kinds differ in width, dtype, tokens per row and lifetime, so their pages differ in size. vLLM packs
 the pages of all layers of a cache group into one block of bytes, block after block. Nothing here
-reads a page as a whole: rows are written and gathered by their numbers, so one view of all memory
-in rows of a width serves all layers that have such rows. See
+reads whole pages: rows are written and gathered by index, so one view of all memory as rows of a
+width serves all layers with such rows. See
 docs/decisions/0017-rows-in-packed-pages.md.
 """
 
@@ -40,12 +40,12 @@ from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
 @dataclass(frozen=True)
 class RowKind:
-    """A kind of rows: their entries, and for how long they are kept.
+    """One kind of rows: size, dtype and lifetime.
 
-    width:          entries of a row
-    tokens_per_row: one row stands for so many tokens, and is written with the last of them
-    window:         the last tokens whose rows are kept, the newest one among them; None keeps all
-    block_size:     tokens of a page; None takes the engine's
+    width:          entries per row
+    tokens_per_row: tokens that one row stands for; it is written with the last of them
+    window:         how many last tokens' rows are kept, the newest included; None keeps all
+    block_size:     tokens per page; None uses the engine's
     """
 
     width: int
@@ -64,8 +64,8 @@ class RowCache(NamedTuple):
 
     rows:           [num_rows, width]: all memory of the cache, the same for layers of one width
                     and dtype
-    first_row:      of the layer's page in block 0
-    rows_per_block: from there to the first row of its page in the next block
+    first_row:      index of the first row of the layer's page in block 0
+    rows_per_block: distance in rows between the layer's pages in two consecutive blocks
     """
 
     rows: torch.Tensor
@@ -80,7 +80,7 @@ class RowCache(NamedTuple):
     def in_memory(
         cls, memory: torch.Tensor, kind: RowKind, first_byte: int, block_bytes: int
     ) -> "RowCache":
-        """memory: all bytes; first_byte: of the page in block 0; block_bytes: to the next page"""
+        """memory: all bytes; first_byte: of the page in block 0; block_bytes: from page to page"""
         size = kind.row_bytes
         assert first_byte % size == 0 and block_bytes % size == 0, (first_byte, block_bytes, size)
         whole = memory[: memory.numel() // size * size].view(kind.dtype)
@@ -89,11 +89,11 @@ class RowCache(NamedTuple):
 
 @dataclass
 class RowCacheMetadata(AttentionMetadata):
-    """Where requests keep rows of one cache group.
+    """Block tables and lengths of one cache group.
 
     block_table: [num_reqs, max_blocks], int32
-    starts:      rows of the step before each request, and at last all
-    seq_lens:    all tokens of each request
+    starts:      first row of the step of each request, then the number of all rows
+    seq_lens:    total tokens of each request
     """
 
     block_table: torch.Tensor
@@ -102,12 +102,12 @@ class RowCacheMetadata(AttentionMetadata):
 
     @cached_property
     def step(self) -> StepTokens:
-        """The step's tokens, which all groups have in common: a model asks one of them."""
+        """The step's tokens, equal for all groups: a model asks any one group."""
         return StepTokens.of_lengths(self.starts, self.seq_lens, self.block_table.device)
 
 
 class RowCacheLayer(nn.Module, AttentionLayerBase):
-    """Rows of one kind of one layer, under a name of its own in vLLM's plan of the cache."""
+    """Rows of one kind and layer, registered under a name of its own in vLLM's cache plan."""
 
     supports_dcp = False
 
@@ -127,7 +127,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
         kind = self.kind
-        # The engine's size is settled after the layer is made.
+        # The engine's block size is set after this layer is built.
         self._block_size = kind.block_size or vllm_config.cache_config.block_size
         common: dict[str, Any] = {
             "block_size": self._block_size,
@@ -138,7 +138,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
             "head_size_v": 0,
             "dtype": kind.dtype,
             "tokens_per_state": kind.tokens_per_row,
-            # A block then begins with a whole row of each kind.
+            # Each block then begins with a whole row of every kind.
             "block_stride_alignment": kind.row_bytes,
         }
         if kind.window is None:
@@ -150,7 +150,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
     @property
     def metadata(self) -> RowCacheMetadata | None:
-        """The metadata of the step; None in one that measures memory or serves no requests."""
+        """The step's metadata; None in profile runs and in steps without requests."""
         by_layer: Any = get_forward_context().attn_metadata
         return by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
 
@@ -165,9 +165,9 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
 
     def numbers(self, positions: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
-        """The numbers of the rows that hold tokens of these positions, int64.
+        """Indices of the rows that hold the tokens at these positions, int64.
 
-        positions: [n, ...], int64; requests: their rows in block tables, of a shape that broadcasts
+        positions: [n, ...], int64; requests: rows of the block table, broadcastable to positions
         """
         assert self._cache is not None and self.metadata is not None
         block_table = self.metadata.block_table
@@ -180,7 +180,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
 
 class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
-    """Takes block tables as they are. Never reads from the device."""
+    """Uses block tables as they are. Never reads from the device."""
 
     _cudagraph_support = AttentionCGSupport.NEVER
 
@@ -208,7 +208,7 @@ class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
 
 
 class RowCacheBackend(AttentionBackend):
-    """Rows in packed pages, which the model's own attention reads."""
+    """Rows in packed pages, read by the model's own attention."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 

@@ -1,26 +1,26 @@
-"""Which compressed rows each query attends to: the lightning indexer over groups of tokens."""
+"""Lightning indexer over groups of tokens: chooses the compressed rows each query attends to."""
 
 import torch
 
 from vllm_davinci.core.attention.compressed.compressor import Compressor
 from vllm_davinci.core.attention.compressed.step_tokens import Span, StepTokens
 
-# Most scores, of all heads, that are computed at once.
+# Most scores, over all heads, computed at once.
 SCORES = 2**24
 
 
 class RowChoice:
-    """Chooses among the rows of requests by the keys that a compressor has written.
+    """Chooses among the rows of requests by keys that a compressor has written.
 
     keys:       the indexer's own compressor
-    num_chosen: most rows of a query
+    num_chosen: most rows per query
     """
 
     def __init__(self, keys: Compressor, num_chosen: int) -> None:
         self._keys, self._num_chosen = keys, num_chosen
 
     def choose(self, query: torch.Tensor, weights: torch.Tensor, step: StepTokens) -> torch.Tensor:
-        """The numbers of the chosen rows among each request's own, best first; -1 after the last.
+        """Indices of the chosen rows within each request, best first; -1 after the last.
 
         query:   [num_tokens, heads, size], rotated
         weights: [num_tokens, heads], fp32
@@ -29,7 +29,7 @@ class RowChoice:
         ratio = self._keys.ratio
         num_visible = (step.all.positions + 1) // ratio
         most = step.longest // ratio
-        if most <= self._num_chosen:  # all are chosen, whatever their scores
+        if most <= self._num_chosen:  # all rows are chosen, whatever their scores
             return visible_rows(num_visible, most)
         chosen = num_visible.new_full((step.num_tokens, self._num_chosen), -1)
         for span in step.spans:
@@ -44,7 +44,7 @@ class RowChoice:
         num_visible: torch.Tensor,
         chosen: torch.Tensor,
     ) -> None:
-        """Writes the choice of one request's tokens."""
+        """Writes the chosen rows of one request's tokens."""
         num_rows = span.end // self._keys.ratio
         if num_rows == 0:
             return
@@ -64,16 +64,16 @@ class RowChoice:
 
 
 def scores_of(query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Each key's sum over heads of weight * relu(query * key).
+    """Score of each key: sum over heads of weight * relu(query * key).
 
     query: [n, heads, size]; keys: [size, num_keys], fp32; weights: [n, heads], fp32
-    Returns [n, num_keys], fp32. Source: DeepSeek-V3.2, 2.1, of compressed keys.
+    Returns [n, num_keys], fp32. Source: DeepSeek-V3.2, 2.1, applied to compressed keys.
     """
     products = (query.float().flatten(0, 1) @ keys).relu_().view(*query.shape[:2], -1)
     return torch.bmm(weights.unsqueeze(1), products).squeeze(1)
 
 
 def visible_rows(num_visible: torch.Tensor, width: int) -> torch.Tensor:
-    """The numbers of each query's rows, and -1 after the last: [num_tokens, width], int64."""
+    """Row indices 0 to num_visible - 1 of each query, then -1: [num_tokens, width], int64."""
     places = torch.arange(width, device=num_visible.device).expand(len(num_visible), -1)
     return places.masked_fill(places >= num_visible.unsqueeze(1), -1)

@@ -1,4 +1,4 @@
-"""The tokens of one step: whose they are, and which of them complete a group."""
+"""The tokens of one step: their requests, and which of them complete a group."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,9 +10,9 @@ import torch
 class Tokens(NamedTuple):
     """Some tokens of a step.
 
-    rows:      [n], int64: their rows of the step
-    requests:  [n], int64: the rows of their requests in block tables
-    positions: [n], int64: of each in its request
+    rows:      [n], int64: rows in the step
+    requests:  [n], int64: rows of their requests in block tables
+    positions: [n], int64: position of each in its request
     """
 
     rows: torch.Tensor
@@ -23,7 +23,8 @@ class Tokens(NamedTuple):
 class Span(NamedTuple):
     """New tokens of one request, on the host.
 
-    rows: of the step; request: its row in block tables; end: all of its tokens up to the last here
+    rows: in the step; request: row in block tables; end: the request's tokens up to the last one
+          here
     """
 
     rows: slice
@@ -33,9 +34,9 @@ class Span(NamedTuple):
 
 @dataclass
 class StepTokens:
-    """All tokens of a step, laid out on the host from lengths that it knows.
+    """All tokens of a step, laid out on the host.
 
-    num_tokens: real ones; later rows of the step are padding
+    num_tokens: real tokens; later rows of the step are padding
     spans:      one for each request with new tokens
     device:     of the tensors
     """
@@ -49,7 +50,7 @@ class StepTokens:
     def of_lengths(
         cls, starts: list[int], seq_lens: list[int], device: torch.device
     ) -> "StepTokens":
-        """starts: rows before each request, and at last all; seq_lens: all tokens of each"""
+        """starts: first row of each request, then all rows; seq_lens: total tokens of each"""
         bounds = zip(starts, starts[1:], seq_lens, strict=False)
         spans = [
             Span(slice(start, stop), request, end)
@@ -60,7 +61,7 @@ class StepTokens:
 
     @property
     def longest(self) -> int:
-        """All tokens of the longest request."""
+        """Total tokens of the longest request."""
         return max((span.end for span in self.spans), default=0)
 
     @property
@@ -68,7 +69,7 @@ class StepTokens:
         return self.closing(1)
 
     def closing(self, ratio: int) -> Tokens:
-        """The tokens that complete a group of `ratio` tokens: none may be among them."""
+        """Tokens that complete a group of `ratio` tokens; may be empty."""
         if ratio not in self._by_ratio:
             self._by_ratio[ratio] = self._closing(ratio)
         return self._by_ratio[ratio]

@@ -1,9 +1,10 @@
-"""Adapters of MLA: which rows have one, and the deltas of the joint up-projection kv_b_proj.
+"""Adapters of MLA: which rows use one, and the deltas of the joint up-projection kv_b_proj.
 
-Steps compute with W_UK and W_UV, which are taken from kv_b_proj, so an adapter's delta B A comes in
-at three places: queries are multiplied with B_UK and then A, what attention over the cache returns
-with A and then B_UV, and rows that are expanded to keys and values with A and then B. The cache
-holds rows before this projection, and is the same as without a delta of it.
+Steps compute with W_UK and W_UV, taken from kv_b_proj, so an adapter's delta B A is applied at
+three
+places: queries are multiplied by B_UK and then A, the result of attention over the cache by A and
+then B_UV, and rows that are expanded to keys and values by A and then B. The cache holds rows
+before this projection, so the delta does not change it.
 """
 
 from dataclasses import dataclass
@@ -13,24 +14,24 @@ import torch
 
 
 class StepAdapters(Protocol):
-    """Which adapters the rows of the running step have."""
+    """The adapters of the running step's rows."""
 
-    no_lora: bool  # no row has one
+    no_lora: bool  # no row uses an adapter
 
     def foreign_to(self, rows: slice) -> torch.Tensor:
-        """[rows, width], bool: the columns of the slots that are not the row's own."""
+        """[rows, width], bool: True in the columns of slots that belong to other rows."""
 
 
 def in_step(adapters: "UpProjectionAdapters | None") -> "UpProjectionAdapters | None":
-    """These, in a step that has some; else None."""
+    """Returns `adapters` if the step uses any, otherwise None."""
     return None if adapters is None or adapters.step.no_lora else adapters
 
 
 @dataclass(frozen=True)
 class UpProjectionAdapters:
-    """Deltas of one layer's kv_b_proj, of all slots.
+    """Deltas of one layer's kv_b_proj in all slots.
 
-    step: of the running step
+    step: adapters of the running step
     a:    [width, kv_lora_rank], one row per slot and rank
     b:    [num_heads, qk_nope_head_dim + v_head_dim, width]
     nope: qk_nope_head_dim
@@ -64,11 +65,11 @@ class UpProjectionAdapters:
         """Adds kv_c A B to rows of the cache, in place, and returns them.
 
         expanded: [rows, num_heads * (qk_nope_head_dim + v_head_dim)]
-        foreign:  [rows, width], of the requests that attend to the rows
+        foreign:  [rows, width], for the requests that attend to the rows
         """
         own = torch.mm(kv_c_normed, self.a.t()).masked_fill_(foreign, 0)
         return expanded.add_(torch.mm(own, self.b.flatten(0, 1).t()))
 
     def _own(self, by_head: torch.Tensor) -> torch.Tensor:
-        """[num_heads, rows, width] with zeros for other requests' slots, in place."""
+        """Zeroes the slots of other requests in place: [num_heads, rows, width]."""
         return by_head.masked_fill_(self.step.foreign_to(slice(0, by_head.shape[1])), 0)

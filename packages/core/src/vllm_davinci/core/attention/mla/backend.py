@@ -51,7 +51,7 @@ class NPUMLABackend(NPUAttentionBackend):
 
 
 class NPUSparseMLABackend(NPUMLABackend):
-    """MLA over chosen tokens of the cache, whose rows have an indexer's key too."""
+    """MLA over chosen tokens of the cache, whose rows also hold an indexer's key."""
 
     @staticmethod
     def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:

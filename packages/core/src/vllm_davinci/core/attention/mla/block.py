@@ -41,7 +41,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         skip_topk: bool = False,
         non_causal_multi_token_decode: bool = False,
         allow_short_prefill_indexer_scoring_skip: bool = False,
-        fuse_qkv_rmsnorm: bool = False,  # a choice of launches, which are chosen here
+        fuse_qkv_rmsnorm: bool = False,  # says which launches vLLM would choose; chosen here
     ) -> None:
         # vLLM's own constructor would make its attention layer, for other devices.
         nn.Module.__init__(self)
@@ -109,7 +109,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         return self._output(out, metadata, hidden_states.shape[0])
 
     def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Both down-projections, W_DQ and W_DKV, which every rank has whole.
+        """Both down-projections, W_DQ and W_DKV, which every rank holds whole.
 
         hidden_states: [num_tokens, hidden_size]
         Returns [num_tokens, q_lora_rank + kv_lora_rank + qk_rope_head_dim].
@@ -117,7 +117,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         return self.mla_attn.preprocess.compress(hidden_states)
 
     def forward_compressed(self, positions: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor:
-        """`forward` of hidden states that `compress` has reduced already, on any rank.
+        """`forward` for the output of `compress`, which may have run on another rank.
 
         positions: [num_tokens], int64; compressed: [num_tokens, q_lora_rank + kv_lora_rank +
         qk_rope_head_dim]. Returns [num_tokens, hidden_size].
@@ -135,10 +135,10 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         return self._output(out, metadata, compressed.shape[0])
 
     def take_adapters(self, step: StepAdapters, up_projection: UpProjectionAdapters | None) -> None:
-        """Computes with this block's projections from now on, which wrappers have replaced.
+        """Switches to this block's wrapped (LoRA) projections.
 
-        step:          which adapters rows have
-        up_projection: deltas of kv_b_proj, which no stage calls as a layer; None where it has none
+        step:          adapters of the rows
+        up_projection: deltas of kv_b_proj, which no stage calls as a layer; None without any
         """
         preprocess = self.mla_attn.preprocess
         names = ("fused_qkv_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "q_proj")
@@ -150,7 +150,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
     def _output(
         self, out: torch.Tensor, metadata: NPUMLAMetadata | SparseMLAMetadata, num_rows: int
     ) -> torch.Tensor:
-        """Output projection of `num_rows` rows: of attention's result `out`, then padding."""
+        """Output projection of `num_rows` rows: attention's result `out`, then padding."""
         ahead = self.mla_attn.weight_prefetch
         if ahead is not None and ahead.is_on(metadata.num_actual_tokens):
             ahead.begin()
@@ -163,16 +163,16 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
     def _without_batch(
         self, rows: torch.Tensor, project: Callable[[torch.Tensor], Any]
     ) -> torch.Tensor:
-        """The layer's output of a profile run or an idle step, which have no cache.
+        """The layer's output in a profile run or an idle step, which have no cache.
 
-        rows:    what `project` takes, [num_tokens, ...]
+        rows:    input of `project`, [num_tokens, ...]
         project: the stage before attention
         """
         num_tokens = rows.shape[0]
         # Not rows.new_zeros: the rows may be a QuantizedActivation.
         dtype, device = rows.dtype, rows.device
         if self.mla_attn.kv_cache is None:
-            # vLLM measures how much memory a step takes: as much as the largest prefill needs.
+            # In a profile run, take the memory of the largest prefill, so that vLLM counts it.
             project(rows)
             torch.empty(self.mla_attn.elements_of_step(num_tokens), dtype=dtype, device=device)
         out_size = self.num_heads * self.v_head_dim

@@ -11,8 +11,8 @@ from vllm_davinci.core.attention.mla.context import ContextChunk
 class MLACache(NamedTuple):
     """Compressed keys and values of one layer's tokens, shared by all heads.
 
-    index_k:              [num_blocks, block_size, 1, index_head_size], contiguous: the keys by
-                          which sparse attention chooses tokens; None in layers without an indexer
+    index_k:              [num_blocks, block_size, 1, index_head_size], contiguous: keys
+                          of the indexer, which chooses tokens; None in layers without an indexer
     kv_c:                 [num_blocks, block_size, 1, kv_lora_rank], contiguous
     k_pe:                 [num_blocks, block_size, 1, qk_rope_head_dim], contiguous
     kv_c_flat, k_pe_flat: the same memory as [num_blocks, block_size, size]
@@ -33,7 +33,7 @@ class MLACache(NamedTuple):
         qk_rope_head_dim: int,
         index_head_size: int = 0,
     ) -> "MLACache":
-        """The kv_c rows of all blocks, then their k_pe rows, then their index_k rows.
+        """Splits a region: all blocks' kv_c rows, then their k_pe rows, then their index_k rows.
 
         region: [num_blocks * block_size * (kv_lora_rank + qk_rope_head_dim + index_head_size)], in
                 the cache's dtype
@@ -49,12 +49,12 @@ class MLACache(NamedTuple):
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """The regions that blocks have, one after the other."""
+        """The regions that are divided into blocks, in order."""
         both = (self.kv_c, self.k_pe)
         return both if self.index_k is None else (*both, self.index_k)
 
     def gather(self, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """The chunk's rows, one request after the other.
+        """The chunk's rows, request after request.
 
         Returns kv_c [num_rows, kv_lora_rank] and k_pe [num_rows, qk_rope_head_dim].
         """

@@ -1,4 +1,4 @@
-"""Cached context of prefills, which is expanded and attended to in chunks of bounded size."""
+"""Cached context of prefills, expanded and attended to in chunks of bounded size."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-# Rows of cached context that are expanded to keys and values at once. Per head and row that is
-# qk_nope + qk_rope + v = 320 elements: 84 MB in bf16 for 16 heads.
+# Rows of cached context expanded to keys and values at once. Per head and row that is qk_nope +
+# qk_rope + v = 320 elements: 84 MB in bf16 for 16 heads.
 CONTEXT_CHUNK_ROWS = 8192
 
 
@@ -23,14 +23,8 @@ class ContextPart(NamedTuple):
 
 @dataclass
 class ContextChunk:
-    """Neighbouring prefill requests, and a part of the cached context of each.
-
-    query_rows:            the requests' rows among those of all prefills
-    actual_seq_lengths_q:  cumulative query lengths, from 0 at the chunk's first request. Host list.
-    actual_seq_lengths_kv: cumulative lengths of the parts. Host list.
-    block_table:           [num_requests, max_blocks], int32, on the device
-    lengths:               [num_requests], int32, on the device: tokens of each part
-    starts:                [num_requests], int32, on the device: first token of each part
+    """Consecutive prefill requests, with a part of the cached context of each.
+    ~
     """
 
     query_rows: slice
@@ -43,14 +37,14 @@ class ContextChunk:
 
     @property
     def num_gathered(self) -> int:
-        """Rows to take from the cache."""
+        """Number of rows to gather from the cache."""
         return self.actual_seq_lengths_kv[-1]
 
     def of_rows(self, values: torch.Tensor | None) -> torch.Tensor | None:
-        """Gives each cached row what its request's queries have.
+        """Repeats each request's value for its cached rows.
 
-        values: [rows of all prefills, ...], the same for all rows of a request
-        Returns [num_rows, ...]; None of None.
+        values: [rows of all prefills, ...], equal for all rows of a request
+        Returns [num_rows, ...]; None if `values` is None.
         """
         if values is None:
             return None
@@ -64,10 +58,10 @@ class ContextChunk:
 def plan_context(
     context_lens: list[int], max_rows: int, block_size: int
 ) -> list[list[ContextPart]]:
-    """Chunks of at most `max_rows` tokens which together cover every context once, in order.
+    """Plans chunks of at most `max_rows` tokens that together cover every context once, in order.
 
     Each chunk holds at least one part, each request at most once, and no request without context.
-    A part begins with a block. Raises ValueError when a chunk cannot hold a block.
+    A part begins at a block boundary. Raises ValueError if a chunk cannot hold a block.
     """
     if max_rows < block_size:
         raise ValueError(f"A chunk of {max_rows} rows cannot hold a block of {block_size}.")
@@ -97,7 +91,7 @@ def plan_context(
 def context_chunk(
     parts: list[ContextPart], query_lens: list[int], block_table: torch.Tensor
 ) -> ContextChunk:
-    """The chunk of these parts. query_lens, block_table: of all prefill requests."""
+    """Builds the chunk of these parts. query_lens, block_table: of all prefill requests."""
     first, after = parts[0].request, parts[-1].request + 1
     ranges = async_tensor_h2d(
         [[part.length for part in parts], [part.start for part in parts]],

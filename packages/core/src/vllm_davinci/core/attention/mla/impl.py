@@ -1,4 +1,4 @@
-"""MLA between queries and the cache: ql_nope for decodes, expanded for prefills."""
+"""MLA core attention: absorbed queries for decodes, expanded keys and values for prefills."""
 
 from typing import Any
 
@@ -23,26 +23,27 @@ from vllm_davinci.core.graph.host_lengths import HostLengths
 
 
 class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
-    """Attention of one layer. No state of a step is here.
+    """Attention of one layer. Holds no state of a step.
 
     Decodes: the key up-projection W_UK is absorbed into the query, attention runs over the 512
     wide kv_c rows as if they were one key-value head, and W_UV turns its result into values.
-    Prefills: `expand` makes keys and values per head, first of the new tokens, then of the
-    cached context, chunk by chunk; the partial results are merged by their log-sum-exp.
+    Prefills: `expand` makes keys and values per head, first for the new tokens, then for the cached
+    context, chunk by chunk; the partial results are merged by their log-sum-exp.
 
     W_UK:       [num_heads, qk_nope_head_dim, kv_lora_rank]
     W_UV:       [num_heads, kv_lora_rank, v_head_dim]
-    value_bias: [num_heads * v_head_dim], or None where the norm of kv_c has no bias b. The
-                cache holds rows without it. W_UK b adds the same to a query's score of every key,
-                which the softmax does not see, and W_UV b the same to every value.
-    prefill_sizes: of the part without position and of the values, as the prefill's operator is
-                   called: those of the model, or larger ones, filled up with zeros
+    value_bias: [num_heads * v_head_dim], or None if the norm of kv_c has no bias b. The
+                cache holds rows without b: W_UK b adds the same to a query's scores of all keys,
+                                            which
+                softmax ignores, and W_UV b adds the same to every value.
+    prefill_sizes: head sizes of the part without position and of the values in calls of the
+                   prefill operator: the model's sizes, or larger ones, zero-padded
     """
 
     W_UK: torch.Tensor
     W_UV: torch.Tensor
     value_bias: torch.Tensor | None
-    adapters: UpProjectionAdapters | None = None  # of kv_b_proj, where it takes some
+    adapters: UpProjectionAdapters | None = None  # adapters of kv_b_proj, if it has any
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         self.kv_b_proj = kv_b_proj
 
     def absorb_up_projection(self, weight: torch.Tensor) -> None:
-        """Takes W_UK and W_UV from the joint up-projection, kv_b_proj.
+        """Splits the joint up-projection kv_b_proj into W_UK and W_UV.
 
         weight: [num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
         """
@@ -79,7 +80,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             self.value_bias = _kept(getattr(self, "value_bias", None), value_bias)
 
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
-        """Queries times W_UK.
+        """Multiplies queries by W_UK.
 
         q_nope: [num_tokens, num_heads, qk_nope_head_dim], heads may be strided
         Returns [num_tokens, num_heads, kv_lora_rank], contiguous.
@@ -98,11 +99,11 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         metadata: MLADecodeMetadata,
         host_lengths: HostLengths | None = None,
     ) -> torch.Tensor:
-        """Attends over the cache, which holds this step's tokens already.
+        """Attends over the cache, which already holds this step's tokens.
 
         ql_nope: [num_decode_tokens, num_heads, kv_lora_rank]
         q_pe:    [num_decode_tokens, num_heads, qk_rope_head_dim]
-        host_lengths: takes the launch while a graph is captured
+        host_lengths: records the launch while a graph is captured
         Returns [num_decode_tokens, num_heads * v_head_dim].
         """
         is_single = metadata.max_query_len == 1
@@ -213,7 +214,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
 
         kv_c_normed: [num_tokens, kv_lora_rank]
         k_pe:        [num_tokens, qk_rope_head_dim]
-        foreign:     columns that are not of the rows' adapters; None in a step without
+        foreign:     columns of other rows' adapters; None in a step without adapters
         Returns the keys' part without position [num_tokens, num_heads, qk_nope_head_dim], their
         rotary part [num_tokens, num_heads, qk_rope_head_dim] and the values [num_tokens,
         num_heads, v_head_dim], all contiguous.
@@ -240,10 +241,10 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         mask: torch.Tensor | None,
         returns_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Result [tokens, heads, v_head_dim] and log-sum-exp [tokens, heads, 1] in fp32.
+        """The result [tokens, heads, v_head_dim] and log-sum-exp [tokens, heads, 1] in fp32.
 
         mask: the compressed causal one, or None where every query sees every key
-        returns_lse: whether the log-sum-exp is computed; else it holds anything, or is None
+        returns_lse: True computes the log-sum-exp; otherwise it is undefined or None
         """
         query, query_rope = as_prefill_takes(q_nope, q_pe, self.prefill_sizes)
         key, key_rope = as_prefill_takes(k_nope, k_pe, self.prefill_sizes)
@@ -289,7 +290,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
 
 
 def _kept(old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-    """The new values, where captured graphs read the old ones."""
+    """Writes `new` into `old` if captured graphs read it; returns the tensor to use."""
     if old is None or (old.shape, old.dtype) != (new.shape, new.dtype):
         return new
     return old.copy_(new)

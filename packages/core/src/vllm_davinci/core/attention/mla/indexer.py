@@ -1,4 +1,4 @@
-"""Which cached tokens each query attends to: the lightning indexer of DeepSeek V3.2."""
+"""Lightning indexer of DeepSeek V3.2: chooses the cached tokens each query attends to."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from torch import nn
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadata
 
-# Sizes that the operator takes. Source: aclnnLightningIndexer.md, constraints.
+# Sizes that the operator supports. Source: aclnnLightningIndexer.md, constraints.
 HEAD_SIZE = 128
 MAX_HEADS = 64
 
 
 class TokenIndexer:
-    """Scores a layer's cached tokens for each query, and chooses the best ones.
+    """Scores a layer's cached tokens for each query and chooses the best.
 
-    Keys and queries stay in the model's dtype: rotating both (Hadamard) and rounding them to 8
-    bits, as other devices' kernels do, changes nothing but their cost and their rounding.
+    Keys and queries stay in the model's dtype. Other devices' kernels rotate both (Hadamard) and
+    round them to 8 bits, which changes only cost and rounding.
 
-    modules:    vLLM's Indexer, for its weights; its own forward calls those kernels
-    rotary_emb: of the first entries of the indexer's heads
+    modules:    vLLM's Indexer, for its weights; its own forward calls kernels of other devices
+    rotary_emb: rotates the first entries of the indexer's heads
     """
 
     def __init__(self, modules: Any, rotary_emb: nn.Module) -> None:
@@ -29,14 +29,14 @@ class TokenIndexer:
         self._rotary_emb = rotary_emb
         self.num_chosen: int = modules.topk_tokens
         self._rope_size: int = modules.rope_dim
-        # Queries as projected, their rotated part, both together.
+        # Projected queries, their rotated part, and both concatenated.
         self.elements_per_token: int = 3 * modules.n_head * modules.head_dim
         self._scale = float(modules.softmax_scale * modules.n_head_scale)
 
     def project(
         self, hidden_states: torch.Tensor, q_c: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The products of a step's tokens.
+        """Projects a step's tokens.
 
         hidden_states: [num_tokens, hidden_size]
         q_c:           [num_tokens, q_lora_rank], after its norm
@@ -59,12 +59,12 @@ class TokenIndexer:
         cache: MLACache,
         metadata: SparseMLAMetadata,
     ) -> torch.Tensor:
-        """Writes the step's keys into the cache, and chooses among all of each request.
+        """Writes the step's keys into the cache and chooses among all tokens of each request.
 
         positions:           [num_actual_tokens], int64
         query, key, weights: of `project`
-        Returns [num_actual_tokens, 1, num_chosen], int32: places in the request; -1 after the last
-        one, where there are fewer.
+        Returns [num_actual_tokens, 1, num_chosen], int32: positions in the request, then -1 if
+        there are fewer.
         """
         assert cache.index_k is not None
         num_tokens, heads, size = query.shape

@@ -1,4 +1,4 @@
-"""MLA in a model: the layer that vLLM's runner sees."""
+"""MLA as vLLM's runner sees it: one attention layer."""
 
 from typing import Any
 
@@ -27,12 +27,12 @@ from vllm_davinci.core.layers.prefetch import WeightPrefetch
 
 
 class NPUMLAAttention(nn.Module, AttentionLayerBase):
-    """One layer's MLA: its cache, and the two stages `preprocess` and `attend`.
+    """One layer's MLA: its cache and the stages `preprocess` and `attend`.
 
     kv_cache:        None until the runner has allocated it, as in vLLM's profile run.
-    weight_prefetch: what the block fetches before its sum over ranks; None without the option.
-    index_head_size: of the keys in the cache by which sparse attention chooses; 0 without.
-    All that a step changes is in the step's metadata and in the cache.
+    weight_prefetch: weights to fetch before the block's all-reduce; None without the option.
+    index_head_size: size of the indexer's cached keys; 0 without an indexer.
+    Steps change only their metadata and the cache.
     """
 
     is_sparse = False
@@ -59,9 +59,11 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         self.qk_rope_head_dim = qk_rope_head_dim
         self.kv_cache: MLACache | None = None
         self.weight_prefetch: WeightPrefetch | None = None
-        self._num_loads = 0  # of tensors into kv_b_proj that W_UK and W_UV follow from
+        self._num_loads = (
+            0  # version counter of kv_b_proj's tensors when W_UK and W_UV were derived
+        )
         self.kv_cache_dtype = cache_config.cache_dtype if cache_config is not None else "auto"
-        self._dtype = dtype = torch.get_default_dtype()  # that of the model while it is built
+        self._dtype = dtype = torch.get_default_dtype()  # dtype of the model while it is built
         vllm_config = get_current_vllm_config()
         nope_and_value = qk_nope_head_dim, v_head_dim
         prefill_sizes = self._check_operators(num_heads, *nope_and_value, vllm_config)
@@ -97,9 +99,9 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
     def _check_operators(
         self, num_heads: int, nope: int, value: int, vllm_config: VllmConfig
     ) -> tuple[int, int]:
-        """Raises UnsupportedFeatureError for sizes that attention's operators do not take.
+        """Raises UnsupportedFeatureError for sizes that the attention operators do not support.
 
-        Returns the sizes, of the part without position and of values, to call prefills with.
+        Returns the head sizes of the part without position and of the values to call prefills with.
         """
         requests = vllm_config.scheduler_config.max_num_seqs
         rank, rope, dtype = self.kv_lora_rank, self.qk_rope_head_dim, self._dtype
@@ -108,14 +110,14 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         return mla_head_sizes(num_heads, nope, rope, value, dtype)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """vLLM calls it when those of all other layers are processed."""
+        """Derives W_UK and W_UV. vLLM calls it after all other layers have been processed."""
         weight = get_and_maybe_dequant_weights(self.impl.kv_b_proj, out_dtype=act_dtype)
         self.impl.absorb_up_projection(weight.detach().as_subclass(torch.Tensor))
         self._num_loads = self._loads_of_up_projection()
         self.preprocess.process_weights_after_loading()
 
     def follow_weights(self) -> None:
-        """Takes W_UK and W_UV again where kv_b_proj has been loaded since, by whomever."""
+        """Derives W_UK and W_UV again if kv_b_proj has been loaded since."""
         if self._loads_of_up_projection() != self._num_loads:
             self.process_weights_after_loading(self._dtype)
 
@@ -123,11 +125,11 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         return getattr(self.impl.kv_b_proj, "num_loads", 0)
 
     def project(self, hidden_states: torch.Tensor) -> None:
-        """Computes all products of a step without a cache."""
+        """Computes all products of a step that has no cache."""
         self.preprocess.project(hidden_states)
 
     def elements_of_step(self, num_tokens: int) -> int:
-        """Elements of the cache's dtype that the largest step holds beside those of `project`."""
+        """Elements, in the cache's dtype, of the largest step, without the results of `project`."""
         impl = self.impl
         size = impl.qk_nope_head_dim + self.qk_rope_head_dim + impl.v_head_dim
         return max(num_tokens, CONTEXT_CHUNK_ROWS) * impl.num_heads * 2 * size
@@ -153,13 +155,13 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
 
     @property
     def step_metadata(self) -> NPUMLAMetadata | None:
-        """Metadata of the running step; None in a profile run and in an idle step."""
+        """Metadata of the running step; None in profile runs and idle steps."""
         metadata = get_forward_context().attn_metadata
         return metadata[self.layer_name] if isinstance(metadata, dict) else metadata
 
     @property
     def bound_cache(self) -> MLACache:
-        """The cache, in a step that has attention metadata."""
+        """The cache; call it only in a step with attention metadata."""
         assert self.kv_cache is not None, f"The runner has bound no cache to {self.layer_name}."
         return self.kv_cache
 

@@ -1,7 +1,7 @@
 """The inputs of one step's MLA: decodes first, then prefills with their context.
 
-Everything a step needs is here and nothing on the layers, so that two parts of a step can run in
-turns, each with its own metadata.
+Everything a step needs is here, not on the layers, so that two ubatches of a step can alternate,
+each with its own metadata.
 """
 
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
-# Queries per request that attention over the cache takes. Source: the documentation of
+# Queries per request that attention over the cache supports. Source: the documentation of
 # npu_fused_infer_attention_score, constraints of query_rope with heads of 512.
 MAX_DECODE_QUERY_LEN = 16
 
 
 @dataclass
 class MLADecodeMetadata:
-    """Requests whose few queries attend over the cache itself.
+    """Requests with few queries, which attend over the cache itself.
 
     actual_seq_lengths_q: cumulative query lengths. Host list.
-    seq_lens:             all tokens up to and including this step's, of those that this rank keeps.
+    seq_lens:             tokens held by this rank, up to and including this step's.
                           Host list.
     block_table:          [num_decodes, max_blocks], int32, on the device.
     max_query_len:        longest query.
@@ -55,11 +55,11 @@ class MLADecodeMetadata:
 
 @dataclass
 class MLAPrefillMetadata:
-    """Requests whose keys and values are expanded per head.
+    """Requests with many queries, for which keys and values are expanded per head.
 
     actual_seq_lengths_q: cumulative query lengths, from 0 at the first prefill. Host list.
-    context:              cached tokens before the new ones, in chunks that are attended in turn.
-    first_row:            of the prefills among the step's rows.
+    context:              cached tokens before the new ones, in chunks attended one after another.
+    first_row:            first row of the prefills in the step.
     """
 
     actual_seq_lengths_q: list[int]
@@ -68,7 +68,7 @@ class MLAPrefillMetadata:
 
     @property
     def rows(self) -> slice:
-        """The prefills' rows of the step."""
+        """The prefills' rows in the step."""
         return slice(self.first_row, self.first_row + self.actual_seq_lengths_q[-1])
 
 
@@ -79,9 +79,9 @@ class NPUMLAMetadata(StepRope, AttentionMetadata):
     num_actual_tokens: rows of the step that are real; later rows are padding.
     num_decode_tokens: rows of decode requests, which come first.
     slot_mapping:      [num_actual_tokens], int64, on the device.
-    decode, prefill:   None when the step has no such requests.
+    decode, prefill:   None if the step has no such requests.
     others_prefill:    whether another data-parallel rank has prefills in this step.
-    host_lengths:      takes the attention's launches while a graph is captured; else None.
+    host_lengths:      records the attention's launches while a graph is captured; else None.
     """
 
     num_actual_tokens: int
@@ -95,17 +95,17 @@ class NPUMLAMetadata(StepRope, AttentionMetadata):
     host_lengths: HostLengths | None = None
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
-        """Cumulative query lengths, and all tokens, of each request of a step of decodes."""
+        """Cumulative query lengths and total tokens, both per request of a decode step."""
         assert self.decode is not None and self.prefill is None
         return self.decode.actual_seq_lengths_q, self.decode.seq_lens
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of it that the device reads in a step of decodes."""
+        """The tensors that the device reads in a decode step."""
         assert self.decode is not None
         return self.decode.block_table, self.slot_mapping
 
     def of_decodes(self, requests: slice, tokens: slice) -> "NPUMLAMetadata":
-        """Metadata of some whole requests of a step of decodes. tokens: their rows of the step"""
+        """Metadata of some whole requests of a decode step. tokens: their rows in the step"""
         assert self.decode is not None and self.prefill is None
         num_tokens = tokens.stop - tokens.start
         ends = [end - tokens.start for end in self.decode.actual_seq_lengths_q[requests]]
@@ -127,7 +127,7 @@ class NPUMLAMetadata(StepRope, AttentionMetadata):
 
     @property
     def is_decode_everywhere(self) -> bool:
-        """Whether this step decodes here, and no DP rank prefills."""
+        """True if this step only decodes, on every DP rank."""
         return self.decode is not None and self.prefill is None and not self.others_prefill
 
 
@@ -150,9 +150,9 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         threshold = self.reorder_batch_threshold or 1
         if threshold > MAX_DECODE_QUERY_LEN:
             raise ConfigurationError(
-                f"{threshold} queries per request and decode step are asked for, and MLA "
-                f"takes {MAX_DECODE_QUERY_LEN}: lower num_speculative_tokens to "
-                f"{MAX_DECODE_QUERY_LEN - 1}."
+                f"num_speculative_tokens must be at most {MAX_DECODE_QUERY_LEN - 1}: MLA supports "
+                f"{MAX_DECODE_QUERY_LEN} queries per request and decode step, and {threshold} are "
+                "needed. Lower it."
             )
 
     def build(

@@ -1,15 +1,15 @@
-"""The stage before MLA: from hidden states to queries, and to rows of the cache.
+"""The stage before MLA: computes queries and cache rows from hidden states.
 
-On two streams, in steps of decodes alone:
+On two streams, in steps with decodes only:
 
     side:          | W_DKV           | kv-op      |        | q_pe |
     main:  | W_DQ  | q-norm, cos/sin | W_UQ       | split  | W_UK | attention | W_UV | W_O
 
-The weights of W_DQ and W_O are fetched into the cache before their inputs are there.
+The weights of W_DQ and W_O are fetched into the cache before their inputs are ready.
 
-Matrix products run one at a time; norms, rotations and the cache write run beside them. Where a
-fused operator does the stage, it keeps this order between the two streams; without one, W_DQ and
-W_DKV of int8 stay one product, whose bits are the same.
+Matrix products run one at a time; norms, rotations and the cache write overlap with them. A fused
+operator follows the same order on the two streams. Without one, int8 W_DQ and W_DKV stay one
+product, which is bit-identical.
 """
 
 from typing import Any, NamedTuple
@@ -33,14 +33,8 @@ SIDE = "vector"
 
 
 class Preprocessed(NamedTuple):
-    """The inputs of a step's attention; the cache holds its tokens' kv_c and k_pe already.
-
-    ql_nope:     [num_decode_tokens, num_heads, kv_lora_rank], or None without decodes
-    q_pe:        [num_tokens, num_heads, qk_rope_head_dim], rotated
-    q_nope:      [num_prefill_tokens, num_heads, qk_nope_head_dim], strided
-    kv_c_normed: [num_prefill_tokens, kv_lora_rank]
-    k_pe:        [num_prefill_tokens, qk_rope_head_dim], rotated
-    Without prefills the last three are empty, or None.
+    """Inputs of a step's attention; the cache already holds its tokens' kv_c and k_pe.
+    ~
     """
 
     ql_nope: torch.Tensor | None
@@ -51,12 +45,13 @@ class Preprocessed(NamedTuple):
 
 
 class MLAPreprocess:
-    """The stage of one layer, as one fused operator or composed.
+    """The stage of one layer, fused or composed.
 
-    scheduler: runs the key-value path and the rotation of queries on a side stream; or None
+    scheduler: runs the key-value path and the rotation of queries on a side stream; None without
+               one
     """
 
-    adapters: StepAdapters | None = None  # of projections that take some
+    adapters: StepAdapters | None = None  # adapters of projections, if any
 
     def __init__(
         self,
@@ -70,13 +65,15 @@ class MLAPreprocess:
         self.modules: Any = modules
         self.q_lora_rank = q_lora_rank
         self.head_dims = [impl.qk_nope_head_dim, qk_rope_head_dim]
-        self.fetched_by: WeightPrefetch | None = None  # of the layer before, this one's weights
+        self.fetched_by: WeightPrefetch | None = (
+            None  # the previous layer's prefetch of this layer's weights
+        )
         self._scheduler = scheduler
         self._fusible: Projections | None = None
-        self._down: tuple[torch.Tensor, ...] = ()  # W_DQ and W_DKV, where they are two products
+        self._down: tuple[torch.Tensor, ...] = ()  # W_DQ and W_DKV, if they are two products
 
     def process_weights_after_loading(self) -> None:
-        """Finds the weights that a fused operator takes, and those of two streams: views."""
+        """Finds the weights, as views, of a fused operator and of the two-stream stage."""
         self._fusible = fusible_projections(self.modules)
         if self.q_lora_rank is not None:
             weight = plain_weight(self.modules.fused_qkv_a_proj)
@@ -84,7 +81,7 @@ class MLAPreprocess:
             self._down = () if weight is None else weight.tensor_split([self.q_lora_rank], dim=1)
 
     def scheduler_of(self, metadata: NPUMLAMetadata) -> StreamScheduler | None:
-        """For a step on two streams, which is one that decodes on every DP rank; else None."""
+        """The scheduler if the step decodes on every DP rank, so runs on two streams; or None."""
         return self._scheduler if metadata.is_decode_everywhere else None
 
     def __call__(
@@ -94,7 +91,7 @@ class MLAPreprocess:
         cache: MLACache,
         metadata: NPUMLAMetadata,
     ) -> Preprocessed:
-        """Runs on the current stream, which ends after the work of both. Writes to the cache.
+        """Runs on the current stream, which waits for the side stream's work. Writes to the cache.
 
         positions:     [num_actual_tokens], int64
         hidden_states: [num_actual_tokens, hidden_size]
@@ -123,7 +120,7 @@ class MLAPreprocess:
         metadata: NPUMLAMetadata,
         side_stream: torch.Stream | None,
     ) -> Preprocessed | None:
-        """The stage in one call, or None when it is to be composed."""
+        """The stage in one call, or None if it must be composed."""
         projections = self._fusible
         if projections is None or not projections.is_fused or self._has_adapters:
             return None
@@ -167,7 +164,7 @@ class MLAPreprocess:
         return self.heads(q), self.modules.kv_a_proj_with_mqa(hidden_states)[0]
 
     def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Both down-projections, W_DQ and W_DKV, which every rank has whole.
+        """Both down-projections, W_DQ and W_DKV, which every rank holds whole.
 
         hidden_states: [num_tokens, hidden_size]
         Returns [num_tokens, q_lora_rank + kv_lora_rank + qk_rope_head_dim].
@@ -176,7 +173,7 @@ class MLAPreprocess:
         return compressed
 
     def decompress(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as `project`, of the result of `compress`."""
+        """Like `project`, from the result of `compress`."""
         q = self.modules.q_a_layernorm(compressed[:, : self.q_lora_rank])
         return self.heads(self.modules.q_b_proj(q)[0]), compressed[:, self.q_lora_rank :]
 
@@ -188,7 +185,7 @@ class MLAPreprocess:
         cache: MLACache,
         metadata: NPUMLAMetadata,
     ) -> Preprocessed:
-        """Rotation, key-value norm, cache write and absorption of the results of `project`."""
+        """Rotates, normalizes, writes to the cache and absorbs the results of `project`."""
         q_nope, q_pe = q.split(self.head_dims, dim=-1)
         cos, sin = self.cos_sin(positions, q, metadata)
         kv_c_normed, k_pe = self.write_cache(kv, cos, sin, cache, metadata)
@@ -215,7 +212,7 @@ class MLAPreprocess:
         project = self.modules.q_proj
         if self.q_lora_rank is not None:
             queries, project = self.modules.q_a_layernorm(queries), self.modules.q_b_proj
-        fork.join()  # the queries' product waits for W_DKV: two products would contend
+        fork.join()  # the queries' product waits for W_DKV: two concurrent products would contend
 
         def write_cache(kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
             self.write_cache(kv, cos, sin, cache, metadata)
@@ -229,7 +226,7 @@ class MLAPreprocess:
     def _compress_on_two_streams(
         self, hidden_states: torch.Tensor, fork: Fork
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of the queries' up-projection, before its norm, and of the kv-op."""
+        """Inputs of the queries' up-projection (before its norm) and of the kv-op."""
         if self.q_lora_rank is None:
             project = self.modules.kv_a_proj_with_mqa
             return hidden_states, fork.run(lambda x: project(x)[0], hidden_states)
@@ -242,7 +239,7 @@ class MLAPreprocess:
 
     @property
     def _has_adapters(self) -> bool:
-        """Whether the step's projections are more than products with their weights."""
+        """True if adapters are added to the step's projections."""
         return self.adapters is not None and not self.adapters.no_lora
 
     def heads(self, q: torch.Tensor) -> torch.Tensor:
@@ -264,13 +261,13 @@ class MLAPreprocess:
         cache: MLACache,
         metadata: NPUMLAMetadata | SparseMLAMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Norm of kv_c, rotation of k_pe, both into the cache: one launch.
+        """Normalizes kv_c, rotates k_pe and writes both to the cache, in one launch.
 
-        The norm's bias is left out: attention adds what it is to values (NPUMLAImpl).
+        Leaves out the norm's bias: attention adds its effect to the values (NPUMLAImpl).
 
         kv:       [num_tokens, kv_lora_rank + qk_rope_head_dim]
         cos, sin: [num_tokens, 1, 1, qk_rope_head_dim]
-        Returns the written rows, kv_c and k_pe, which are filled when the step has prefills.
+        Returns the written rows, kv_c and k_pe, which are filled only if the step has prefills.
         """
         norm = self.modules.kv_a_layernorm
         _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(

@@ -1,4 +1,4 @@
-"""The projections before MLA as one fused operator takes them, found once after loading."""
+"""The projections before MLA in the form of a fused operator, found once after loading."""
 
 from typing import Any, NamedTuple, TypedDict
 
@@ -23,7 +23,7 @@ Outputs = tuple[
 
 
 class PreprocessArguments(TypedDict):
-    """Arguments of the operators that do not depend on how weights are stored."""
+    """Arguments of the operators that do not depend on the storage format of weights."""
 
     kv_a_norm: torch.Tensor
     W_UK: torch.Tensor
@@ -38,12 +38,12 @@ class PreprocessArguments(TypedDict):
 
 
 class FloatProjections(NamedTuple):
-    """Weights as a product takes them, [in_features, out_features].
+    """Float weights, [in_features, out_features].
 
     down:      W_DQ and W_DKV, or W_DKV alone when queries are not compressed
     norm:      weight of the compressed queries' norm, or None
     up:        W_UQ
-    q_epsilon: of that norm
+    q_epsilon: epsilon of that norm
     """
 
     down: torch.Tensor
@@ -53,11 +53,11 @@ class FloatProjections(NamedTuple):
 
     @property
     def is_fused(self) -> bool:
-        """Whether an installed package has the stage."""
+        """True if an installed package provides the stage."""
         return fused_op(operators.mla_preprocess) is not None
 
     def preprocess(self, hidden_states: torch.Tensor, rest: PreprocessArguments) -> Outputs:
-        """The stage in one call, where it `is_fused`."""
+        """Runs the stage in one call; requires `is_fused`."""
         stage = fused_op(operators.mla_preprocess)
         assert stage is not None
         return stage(
@@ -71,9 +71,9 @@ class FloatProjections(NamedTuple):
 
 
 class QuantizedProjections(NamedTuple):
-    """As FloatProjections, of int8. All rows have scales of their own, or none has.
+    """Like FloatProjections, in int8. Either all rows have their own scales or none.
 
-    norm_bias: of the compressed queries' norm, or None
+    norm_bias: bias of the compressed queries' norm, or None
     """
 
     down: QuantMatmul
@@ -87,7 +87,7 @@ class QuantizedProjections(NamedTuple):
         return fused_op(operators.mla_preprocess_w8a8) is not None
 
     def preprocess(self, hidden_states: torch.Tensor, rest: PreprocessArguments) -> Outputs:
-        """The same. Quantizes the rows where the norm before has not."""
+        """Like FloatProjections.preprocess. Quantizes rows that the norm before has not."""
         stage = fused_op(operators.mla_preprocess_w8a8)
         assert stage is not None
         down, up = self.down, self.up
@@ -115,12 +115,12 @@ Projections = FloatProjections | QuantizedProjections
 
 
 def fusible_projections(modules: MLAModules) -> Projections | None:
-    """The projections of a layer whose weights are loaded; None when no fused operator takes them.
+    """The projections of a loaded layer; None if no fused operator supports them.
 
-    That is when a projection is more than a product, when they are of several kinds, and when a
-    norm is not one of whole rows.
+    Unsupported: projections that are more than a product or differ in kind, and norms that do not
+    cover whole rows.
     """
-    if not _covers_rows(modules.kv_a_layernorm):  # whose bias attention adds to values
+    if not _covers_rows(modules.kv_a_layernorm):  # attention adds its bias to the values
         return None
     if modules.fused_qkv_a_proj is None:
         norm, layers = None, (modules.kv_a_proj_with_mqa, modules.q_proj)

@@ -1,4 +1,4 @@
-"""Sizes of MLA that the attention operator takes."""
+"""MLA sizes that the attention operator supports."""
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
@@ -6,10 +6,10 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 # documentation, constraints of query_rope and key_rope.
 KV_LORA_RANK = 512
 QK_ROPE_HEAD_DIM = 64
-# Query heads per rank that attention over the cache takes. Source: the operator's
-# documentation, constraints of query_rope with heads of 512.
+# Query heads per rank that attention over the cache supports. Source: the operator's documentation,
+# constraints of query_rope with heads of 512.
 HEAD_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-# Head sizes that attention over expanded keys and values takes, in elements.
+# Head sizes that attention over expanded keys and values supports, in elements.
 HEAD_SIZE_MULTIPLE = 16
 
 
@@ -21,7 +21,7 @@ def check_sizes(
     v_head_dim: int,
     layer_name: str,
 ) -> None:
-    """Raises UnsupportedFeatureError, naming the layer, for sizes the operators do not take."""
+    """Raises UnsupportedFeatureError, naming the layer, for unsupported sizes."""
     wrong = {
         f"kv_lora_rank {kv_lora_rank} (must be {KV_LORA_RANK})": kv_lora_rank != KV_LORA_RANK,
         f"qk_rope_head_dim {qk_rope_head_dim} (must be {QK_ROPE_HEAD_DIM})": (

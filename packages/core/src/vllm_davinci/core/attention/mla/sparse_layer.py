@@ -1,4 +1,4 @@
-"""Sparse MLA in a model (DeepSeek V3.2, GLM-5): attention over chosen tokens alone."""
+"""Sparse MLA in a model (DeepSeek V3.2, GLM-5): attention over chosen tokens only."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,9 +22,9 @@ CAUSAL = 3
 
 
 class NPUSparseMLAAttention(NPUMLAAttention):
-    """One layer's sparse MLA: the same for prefills and decodes, W_UK absorbed into all queries.
+    """One layer's sparse MLA: W_UK is absorbed into all queries, prefills and decodes alike.
 
-    indexer: chooses tokens; None in a layer that takes those of the nearest before it
+    indexer: chooses tokens; None in a layer that reuses the choice of the nearest indexer before it
     """
 
     is_sparse = True
@@ -40,16 +40,16 @@ class NPUSparseMLAAttention(NPUMLAAttention):
             assert modules.indexer_rotary_emb is not None
             self.indexer = TokenIndexer(modules.indexer, modules.indexer_rotary_emb)
             self.index_head_size = HEAD_SIZE
-            # The indexer's keys are a part of this layer's cache; vLLM's layer for them has rows
-            # of another device's format.
+            # The indexer's keys are part of this layer's cache; vLLM's own layer stores them in
+            # another device's format.
             del layers[modules.indexer.k_cache.prefix]
         choosers = [each for each in layers.values() if getattr(each, "indexer", None) is not None]
         if not choosers:
             raise UnsupportedFeatureError(
-                f"{prefix} takes the tokens that a layer before it has chosen, and none has an "
-                "indexer. Choose another model."
+                f"{prefix} reuses the tokens chosen by an earlier layer, and no earlier layer has "
+                "an indexer. Choose another model."
             )
-        # Not a module of this one: its weights are its own.
+        # Not a submodule: vLLM's module holds its weights.
         self._chooser = (choosers[-1],)
 
     def _check_operators(
@@ -63,7 +63,7 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         return replace(spec, head_size=spec.head_size + self.index_head_size)
 
     def compressed(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries after their norm [num_tokens, q_lora_rank], and kv_c and k_pe before theirs."""
+        """Queries after their norm [num_tokens, q_lora_rank]; kv_c and k_pe before theirs."""
         stage = self.preprocess
         rows = stage.compress(hidden_states)
         return stage.modules.q_a_layernorm(rows[:, : stage.q_lora_rank]), rows[
@@ -71,7 +71,7 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         ]
 
     def project(self, hidden_states: torch.Tensor) -> None:
-        """Computes all products of a step without a cache."""
+        """Computes all products of a step that has no cache."""
         q_c, _ = self.compressed(hidden_states)
         self.preprocess.modules.q_b_proj(q_c)
         if self.indexer is not None:
@@ -79,7 +79,7 @@ class NPUSparseMLAAttention(NPUMLAAttention):
 
     def elements_of_step(self, num_tokens: int) -> int:
         impl, rope = self.impl, self.qk_rope_head_dim
-        # Queries, the same rotated and absorbed, and what is attended to.
+        # Queries, rotated and absorbed queries, and the attention output.
         attended = impl.num_heads * (impl.qk_nope_head_dim + 2 * (rope + self.kv_lora_rank))
         indexed = 0 if self.indexer is None else self.indexer.elements_per_token
         return num_tokens * max(attended, indexed)
@@ -87,7 +87,7 @@ class NPUSparseMLAAttention(NPUMLAAttention):
     def attend_to_chosen(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: SparseMLAMetadata
     ) -> torch.Tensor:
-        """Attention of all tokens, whose rows of the cache are written on the way.
+        """Attention of all tokens; also writes their cache rows.
 
         positions:     [num_actual_tokens], int64
         hidden_states: [num_actual_tokens, hidden_size]

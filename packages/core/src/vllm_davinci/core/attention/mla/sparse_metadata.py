@@ -1,4 +1,4 @@
-"""The inputs of one step's sparse MLA: lengths on the device, prefills like decodes."""
+"""Inputs of one step's sparse MLA: lengths on the device, prefills and decodes alike."""
 
 from dataclasses import dataclass
 
@@ -20,13 +20,13 @@ from vllm_davinci.core.graph.host_lengths import HostLengths
 class SparseMLAMetadata(StepRope, AttentionMetadata):
     """Sparse MLA's inputs of one step and one KV cache group, all on the device.
 
-    num_actual_tokens: rows of the step that are real, or padding of a graph; later rows are padding
-    query_ends:        [num_reqs], int32: rows up to the end of each request
+    num_actual_tokens: real rows of the step, or all rows of a graph; later rows are padding
+    query_ends:        [num_reqs], int32: one past the last row of each request
     seq_lens:          [num_reqs], int32: tokens of each request up to this step's last
     block_table:       [num_reqs, max_blocks], int32
     slot_mapping:      [num_actual_tokens], int64; negative ones are padding
-    chosen:            of the layer that chose last; layers without an indexer look there
-    host_lengths:      set while a graph is captured; no launch here has lengths of the host
+    chosen:            tokens chosen by the last indexer; layers without an indexer reuse them
+    host_lengths:      set while a graph is captured; no launch here uses lengths from the host
     prefill:           None: no request's keys and values are expanded
     """
 
@@ -42,9 +42,9 @@ class SparseMLAMetadata(StepRope, AttentionMetadata):
 
     @property
     def rows_of_slots(self) -> torch.Tensor:
-        """Rows of the index cache that the step's tokens have, [num_actual_tokens, 1], int64.
+        """Rows of the step's tokens in the index cache, [num_actual_tokens, 1], int64.
 
-        Padding is written to the first row of the null block, which no request has.
+        Padding is written to the first row of the null block, which belongs to no request.
         """
         if self._rows_of_slots is None:
             self._rows_of_slots = self.slot_mapping.clamp(min=0).unsqueeze(1)
@@ -52,19 +52,19 @@ class SparseMLAMetadata(StepRope, AttentionMetadata):
 
     @property
     def is_decode_everywhere(self) -> bool:
-        """False: nothing of a step's inputs on the host tells."""
+        """Always False: the host has no inputs from which to tell."""
         return False
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
         return [], []
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of it that the device reads in a graph."""
+        """The tensors that the device reads in a graph."""
         return self.query_ends, self.seq_lens, self.block_table, self.slot_mapping
 
 
 class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):
-    """Takes vLLM's tensors as they are. Never reads from the device."""
+    """Uses vLLM's tensors as they are. Never reads from the device."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 

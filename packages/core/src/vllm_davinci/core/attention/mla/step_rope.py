@@ -1,4 +1,4 @@
-"""Cosines and sines of one step, which its layers share."""
+"""Cosines and sines of one step, shared by its layers."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ _NO_TABLE = 0  # where the addresses of tables are keys
 
 @dataclass
 class StepRope:
-    """Keeps what metadata of a step knows of its positions."""
+    """Caches the cosines and sines of a step's positions in its metadata."""
 
     _cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict, kw_only=True
@@ -18,7 +18,7 @@ class StepRope:
     def cos_sin(
         self, table: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of this step's positions; the layers that share a table share them.
+        """Cosines and sines of this step's positions; layers with the same table share them.
 
         table:     [max_position, rotary_dim], cosines then sines, one per pair of entries
         positions: [num_actual_tokens], int64, the same at every call of a step
@@ -35,9 +35,9 @@ class StepRope:
     def no_rotation(
         self, num_tokens: int, rotary_dim: int, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of a model without positions: cosines of 1 and sines of 0.
+        """Cosines of 1 and sines of 0, for a model without positions.
 
-        rows: of the dtype and the device
+        rows: gives dtype and device
         """
         shape = (num_tokens, 1, 1, rotary_dim)
         found = self._cos_sin.get(_NO_TABLE)

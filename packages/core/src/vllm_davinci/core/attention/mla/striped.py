@@ -1,4 +1,4 @@
-"""MLA over a context that several ranks keep a part of each."""
+"""MLA with the context divided among ranks (decode context parallelism)."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ from vllm_davinci.core.graph.host_lengths import HostLengths, attend
 class NPUStripedMLAImpl(NPUMLAImpl):
     """Attention of one layer under decode context parallelism.
 
-    Decodes: all heads' queries meet this rank's rows; what the ranks found is merged. Prefills:
-    every rank gets all rows of the context, in the order of its tokens, and goes on as without.
+    Decodes: the queries of all heads attend to this rank's rows, and the ranks' results are merged.
+    Prefills: every rank gathers all rows of the context in token order, then attends as usual.
     """
 
     can_return_lse_for_decode = True

@@ -1,4 +1,4 @@
-"""Cached context of prefills of which each rank keeps a part."""
+"""Cached context of prefills, divided among ranks."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from vllm_davinci.core.attention.stripes import Stripes
 
 @dataclass
 class StripedChunk(ContextChunk):
-    """A chunk whose `lengths` and `starts` are those of this rank's rows.
+    """A chunk whose `lengths` and `starts` count this rank's rows.
 
-    num_sent: rows that each rank gives to the others: those that it keeps, and any to fill up
-    order:    [num_rows], int64, on the device: where the context's rows stand, in the order of its
-              tokens, among those that all ranks have sent
+    num_sent: rows that each rank sends to the others: its own, then padding
+    order:    [num_rows], int64, on the device: index of each context row, in token order, among the
+              rows that all ranks have sent
     """
 
     num_sent: int = 0
@@ -33,10 +33,10 @@ def striped_chunk(
     block_table: torch.Tensor,
     stripes: Stripes,
 ) -> StripedChunk:
-    """The chunk of these parts. query_lens, block_table: of all prefill requests."""
+    """Builds the chunk of these parts. query_lens, block_table: of all prefill requests."""
     begins = np.array([part.start for part in parts])
     ends = begins + [part.length for part in parts]
-    # [size, parts]: rows of each part before it begins, and in it, by rank
+    # [size, parts]: rows before each part begins, and rows in it, by rank
     before = np.stack([stripes.length(begins, rank) for rank in range(stripes.size)])
     kept = np.stack([stripes.length(ends, rank) for rank in range(stripes.size)]) - before
     num_sent = int(kept.sum(1).max())

@@ -1,4 +1,4 @@
-"""Which weights a decode fetches before which sum over ranks: those of the layer after it."""
+"""Weights that a decode prefetches during an all-reduce: those of the next layer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,32 +26,32 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class Prefetches:
-    """All that a model's layers fetch for each other.
+    """All prefetches of a model.
 
     steps: in the model's order, each with the number of its layer
-    limit: of the bytes of one weight
+    limit: in bytes, of one weight
     """
 
     steps: Sequence[tuple[int, WeightPrefetch]]
     limit: PrefetchLimit
 
     def end_with(self, num_layers: int | None) -> None:
-        """Layers after the first `num_layers` do not run from now on; None: all of them do."""
+        """Limits prefetching to the first `num_layers` layers, which alone run; None: all run."""
         running = [step for layer, step in self.steps if num_layers is None or layer < num_layers]
         for _, step in self.steps:
             step.is_last = step is running[-1]
 
 
 def plan_prefetches(vllm_config: "VllmConfig") -> Prefetches | None:
-    """Tells each layer what to fetch for the next one. Call it when all weights are in place.
+    """Sets each layer's prefetch for the next one. Call it after all weights are loaded.
 
-    None where the option is off, and where no layer does.
+    Returns None if the option is off or no layer prefetches.
     """
     scheduler = side_stream(vllm_config, PREFETCH)
     if scheduler is None:
         return None
     options = get_config(vllm_config).weight_prefetch_config
-    # In the order of the model; dense layers have an entry for attention alone.
+    # In model order; dense layers have an entry for attention only.
     layers = [
         layer
         for layer in vllm_config.compilation_config.static_forward_context.values()
@@ -84,7 +84,7 @@ def plan_prefetches(vllm_config: "VllmConfig") -> Prefetches | None:
 
 
 def _limit(vllm_config: "VllmConfig") -> PrefetchLimit:
-    """By the durations of this engine's steps, where `max_bytes` is not given."""
+    """The limit: `max_bytes`, or a choice by this engine's step times if it is not given."""
     config = get_config(vllm_config)
     options = config.weight_prefetch_config
     is_given = "max_bytes" in options.model_fields_set
@@ -120,7 +120,7 @@ def _of_experts(runner: MoERunner, options: WeightPrefetchConfig) -> Iterator[Ah
 
 
 def _weight(module: Any, name: str = "weight") -> torch.Tensor | None:
-    """None without such a module, and for the formats that store it under another name."""
+    """The weight; None without such a module, and in formats that store it under another name."""
     weight = getattr(module, name, None)
     return weight if isinstance(weight, torch.Tensor) else None
 

@@ -1,4 +1,4 @@
-"""All tokens everywhere; each rank computes its experts; sums go back to the tokens' ranks."""
+"""Gathers all tokens on every rank, which computes its experts, and reduce-scatters the sums."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Tokens in rows of their own to the ranks of their experts, and the experts' results back."""
+"""Sends tokens in exact rows to the ranks of their experts, and the results back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from vllm_davinci.core.fused_moe.dispatcher.tp_slice import SliceDispatcher
 class ArrivedTokens(DispatchedTokens):
     """Rows that came from all ranks of the group.
 
-    row_of_arrival:    [num_rows]: for each sorted row its place in the order of arrival; None where
-                       no rows arrived
-    row_of_assignment: [num_tokens * top_k], int32, of the rows that were sent from here
+    row_of_arrival:    [num_rows]: index of each sorted row in the order of arrival; None if no rows
+                       arrived
+    row_of_assignment: [num_tokens * top_k], int32, among the rows sent from here
     topk_weights:      [num_tokens, top_k], of this rank's tokens
     sent, received:    rows to and from each rank
     """
@@ -41,11 +41,11 @@ class ArrivedTokens(DispatchedTokens):
 class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
     """Three all-to-alls: counts, rows, results. The host waits for the counts, once per layer.
 
-    group: the ranks among which experts are dealt out
+    group: the ranks among which experts are divided
     most_tokens: of any rank's slice; all ranks pass the same
-    sends_integers: whether rows for experts that take integers travel as int8, half as many bytes,
-                    and their scales in a fourth all-to-all
-    Sums are whole, or parts where ranks share experts.
+    sends_integers: whether rows for int8 experts are sent as int8, in half the bytes, with their
+                    scales in a fourth all-to-all
+    Sums are complete, or partial if ranks share experts.
     """
 
     group: GroupCoordinator
@@ -64,9 +64,9 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> ArrivedTokens:
         """See TokenDispatcher.dispatch.
 
-        The collective takes row counts on the host, which waits for them. In a ubatch the counts
-        travel on the communication stream, so that the wait is over while the device still computes
-        what the other ubatches have launched, and the rows leave in front of theirs.
+        The collective needs row counts on the host, which waits for them. In a ubatch the counts
+        are sent on the communication stream, so that the wait ends while the device still computes
+        the other ubatches' launches, and the rows are sent before theirs.
         """
         communicator: Any = self.group.device_communicator
         rows, row_of_assignment, counts, scales = sort_for_all_ranks(
@@ -101,7 +101,7 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
                 )
             )
             arrived_scales = None if scales is None else sorted_scales
-        else:  # nothing to compute, so nothing is scaled
+        else:  # nothing to compute, so nothing to scale
             arrived, arrived_scales = tokens.x[:0], None
         return ArrivedTokens(
             rows=arrived,
@@ -117,7 +117,7 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
     def combine(self, results: torch.Tensor, dispatched: ArrivedTokens) -> torch.Tensor:
         """See TokenDispatcher.combine."""
         if dispatched.row_of_arrival is not None:
-            # In the order of arrival again, in which each rank finds its own.
+            # Back in the order of arrival, in which each rank finds its own rows.
             order = dispatched.row_of_arrival.to(torch.int64)
             results = torch.empty_like(results).index_copy_(0, order, results)
         communicator: Any = self.group.device_communicator

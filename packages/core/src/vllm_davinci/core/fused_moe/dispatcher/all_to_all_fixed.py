@@ -1,4 +1,4 @@
-"""Tokens to the ranks of their experts in equal parts, which a graph can hold."""
+"""All-to-all in equal parts, which a graph can hold."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,10 @@ from vllm_davinci.core.fused_moe.dispatcher.tp_slice import SliceDispatcher
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivedParts(DispatchedTokens):
-    """Rows that came from all ranks of the group, those of no token last.
+    """Rows that came from all ranks of the group; rows without a token are last.
 
-    row_of_arrival:    [num_rows]: for each sorted row its place in the order of arrival
-    row_of_assignment: [num_tokens * top_k], int32, of the parts that were sent from here
+    row_of_arrival:    [num_rows]: index of each sorted row in the order of arrival
+    row_of_assignment: [num_tokens * top_k], int32, among the parts sent from here
     topk_weights:      [num_tokens, top_k], of this rank's tokens
     """
 
@@ -32,12 +32,13 @@ class ArrivedParts(DispatchedTokens):
 
 @dataclass(frozen=True)
 class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
-    """Three all-to-alls of equal parts: counts, rows, results. The host waits for nothing.
+    """Three all-to-alls of equal parts: counts, rows, results. The host never waits.
 
-    group: the ranks among which experts are dealt out, all with as many tokens in this step
+    group: the ranks among which experts are divided, all with the same number of tokens in this
+           step
     sends_integers: see AllToAllDispatcher
-    A part has room for the case that all tokens of its sender choose experts of its receiver.
-    Sums are whole, or parts where ranks share experts. The same bits as with AllToAllDispatcher.
+    A part is large enough for all tokens of its sender to choose experts of its receiver. Sums are
+    complete, or partial if ranks share experts. Bit-identical with AllToAllDispatcher.
     """
 
     group: GroupCoordinator
@@ -56,7 +57,7 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         rows_sent = counts_sent.sum(1)
         starts = rows_sent.cumsum(0) - rows_sent  # [num_ranks]: each part's first sorted row
         places = torch.arange(room, device=rows.device)
-        # Beyond its end a part repeats rows of others, which the receiver counts as nobody's.
+        # Past its end a part repeats other rows, which the receiver assigns to no expert.
         sources = (starts.unsqueeze(1) + places).clamp_(max=rows.shape[0] - 1).view(-1)
         counts_received = communicator.all_to_all(counts_sent)
         arrived = communicator.all_to_all(rows.index_select(0, sources))
@@ -66,7 +67,7 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         nobodys = room - counts_received.sum(1, keepdim=True)
         arrived, sorted_scales, row_of_arrival, tokens_per_expert = torch_npu.npu_moe_re_routing(
             arrived,
-            torch.cat([counts_received, nobodys], 1),  # as those of one expert more
+            torch.cat([counts_received, nobodys], 1),  # as rows of one more expert
             per_token_scales=arrived_scales,
             expert_token_num_type=COUNTS,
         )

@@ -1,4 +1,4 @@
-"""The interface of every way between tokens and the ranks of their experts."""
+"""The interface of all dispatch methods."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 
 
 class RankExperts(Protocol):
-    """The experts of a rank, as far as tokens' ways to them depend on it."""
+    """A rank's experts, as far as dispatchers need them."""
 
     @property
     def first(self) -> int:
-        """Number of this rank's first physical expert."""
+        """Index of this rank's first physical expert."""
 
     @property
     def num_local(self) -> int:
@@ -27,16 +27,16 @@ class RankExperts(Protocol):
 
     @property
     def takes_integers(self) -> bool:
-        """Whether rows may come quantized to int8 by the launch that brings them."""
+        """True if dispatch may quantize rows to int8."""
 
 
 class SelectedTokens(NamedTuple):
-    """Tokens whose experts are selected.
+    """Tokens with their selected experts.
 
     x:            [num_tokens, hidden_size]
     topk_weights: [num_tokens, top_k], dtype of x
     topk_ids:     [num_tokens, top_k], int32, physical expert numbers over all ranks
-    slots:        [num_tokens], int32, of adapters; None in a step without
+    slots:        [num_tokens], int32, of adapters; None in a step without adapters
     """
 
     x: torch.Tensor
@@ -57,7 +57,7 @@ class DispatchedTokens:
     rows:              [num_rows, hidden_size], sorted by expert; int8 with scales, else dtype of x
     tokens_per_expert: [num_local], int64, on the device; rows after their sum belong to no expert
     scales:            [num_rows], fp32, of quantized rows; None for others
-    slots:             [num_rows], int32, of adapters; None where none are dispatched
+    slots:             [num_rows], int32, of adapters; None if none are dispatched
     """
 
     rows: torch.Tensor
@@ -70,24 +70,24 @@ D = TypeVar("D", bound=DispatchedTokens)
 
 
 class TokenDispatcher(ABC, Generic[D]):
-    """The way of one step's tokens through one layer. All of it runs on the current stream.
+    """Moves one step's tokens through one layer, on the current stream.
 
-    A layer calls `prepare`, selects the experts of what it gets, calls `dispatch`, its experts and
-    `combine` for each of `split`, and `finalize` with all the sums.
+    A layer calls `prepare`, selects experts for the result, calls `dispatch`, its experts and
+    `combine` for each chunk of `split`, and `finalize` with all sums.
     """
 
     gathers: ClassVar[bool] = False
-    """Whether `prepare` communicates, so that experts are selected where tokens have arrived."""
+    """True if `prepare` communicates, so that experts are selected after tokens have arrived."""
 
     keeps_rows: ClassVar[bool] = False
-    """Whether `dispatch` and `combine` stay on this rank, so that a compiled operator can do both
+    """True if `dispatch` and `combine` stay on this rank, so that a compiled operator can do both
     and the experts' products in one call."""
 
     slices_tokens: ClassVar[bool] = False
-    """Whether each TP rank selects the experts of a slice of its DP rank's tokens."""
+    """True if each TP rank selects experts for a slice of its DP rank's tokens."""
 
     balances_dummy_steps: ClassVar[bool] = False
-    """Whether a step without requests is to select experts evenly, so that no rank is overrun."""
+    """True if a step without requests must select experts evenly, so that no rank overflows."""
 
     @abstractmethod
     def prepare(
@@ -99,38 +99,38 @@ class TokenDispatcher(ABC, Generic[D]):
         """
 
     def own_rows(self, num_tokens: int) -> slice:
-        """Where this rank's own tokens are among those that `prepare` returns.
+        """Slice of this rank's own tokens among those that `prepare` returns.
 
         num_tokens: of the layer's input
         """
         return slice(0, num_tokens)
 
     def first_token(self, num_tokens: int) -> int:
-        """The place among the layer's input of the first of its `own_rows`."""
+        """Index, in the layer's input, of the first of its `own_rows`."""
         return 0
 
     def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
-        """The tokens of each dispatch, in order; beyond them may be tokens whose sums nobody wants.
+        """The tokens of each dispatch, in order; padding tokens may follow, whose sums are unused.
 
-        pieces: of how many tokens experts take the rows at once
-        Where rows travel, all ranks make equally many dispatches.
+        pieces: limits the number of tokens per dispatch
+        If rows are sent to other ranks, all ranks make the same number of dispatches.
         """
         parts = pieces.of(len(tokens.x))
         return (tokens,) if len(parts) == 1 else [tokens.part(part) for part in parts]
 
     @abstractmethod
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> D:
-        """Brings tokens to the ranks of their experts, and those that arrive here into their order.
+        """Sends tokens to the ranks of their experts and sorts those that arrive here.
 
         experts: those of this rank
         """
 
     @abstractmethod
     def combine(self, results: torch.Tensor, dispatched: D) -> torch.Tensor:
-        """The weighted sum of each token's results, from all ranks to which it was dispatched.
+        """The weighted sum of each token's results from all ranks to which it was dispatched.
 
-        results: [num_rows, hidden_size], one of each dispatched row
-        Returns [num_tokens, hidden_size], of the tokens that `dispatch` was given.
+        results: [num_rows, hidden_size], one per dispatched row
+        Returns [num_tokens, hidden_size], for the tokens given to `dispatch`.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Tokens to the ranks of their experts in one launch, and their sums back in one."""
+"""Fused dispatch and combine: one launch to the experts' ranks, one back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ COUNTS = 1  # expert_token_nums_type
 
 @dataclass(frozen=True)
 class FusedGroup:
-    """Ranks among which experts are dealt out, in a group that nothing else uses.
+    """Ranks among which experts are divided, in a dedicated group.
 
-    name:       of the group's communicator, by which the launches find it
-    max_tokens: most of a rank in any launch. All launches of a model state this number, also those
-                of fewer tokens: a launch writes where it says that ranks' tokens begin, and a
-                slower rank may still read there what an earlier one left.
+    name:       of the group's communicator, for the launches
+    max_tokens: most tokens per rank in any launch. All launches of a model pass this number, even
+                with fewer tokens: it decides where a launch writes each rank's tokens, and a slower
+                rank may still be reading an earlier launch's tokens there.
     """
 
     coordinator: GroupCoordinator
@@ -41,9 +41,9 @@ class FusedGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class FusedTokens(DispatchedTokens):
-    """Rows as npu_moe_distribute_dispatch_v2 leaves them, and what the combine wants to know.
+    """Rows from npu_moe_distribute_dispatch_v2, and the inputs of the combine.
 
-    num_tokens:   of this rank, which a launch without tokens takes as one
+    num_tokens:   of this rank; a launch without tokens counts as one
     topk_ids:     [tokens, top_k], int32; topk_weights: [tokens, top_k], fp32
     assist, ends, row_weights: the dispatch's results of the same names in the combine
     common:       arguments of both launches
@@ -60,18 +60,17 @@ class FusedTokens(DispatchedTokens):
 
 @dataclass(frozen=True)
 class FusedDispatcher(SliceDispatcher[FusedTokens]):
-    """One launch there and one back. Counts stay on the device: the host waits for nothing.
+    """One launch there and one back. Counts stay on the device: the host never waits.
 
     most_tokens: of any rank's slice; all ranks pass the same
-    Tokens are bf16 or fp16. Sums are whole, or parts where ranks share experts.
+    Tokens are bf16 or fp16. Sums are complete, or partial if ranks share experts.
     """
 
     group: FusedGroup
     most_tokens: int
 
     def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
-        """See TokenDispatcher.split. Each has at most as many tokens as a launch takes, which are
-        fewer than those of a piece."""
+        """See TokenDispatcher.split. A part has at most one launch's tokens, fewer than a chunk."""
         size = self._tokens_per_launch
         if size == self.most_tokens:
             return (tokens,)
@@ -88,7 +87,7 @@ class FusedDispatcher(SliceDispatcher[FusedTokens]):
         """See TokenDispatcher.dispatch."""
         x, topk_weights, topk_ids = tokens.x, tokens.topk_weights.float(), tokens.topk_ids
         num_tokens = x.shape[0]
-        if num_tokens == 0:  # a launch takes at least one, and whose sum it is does not matter
+        if num_tokens == 0:  # a launch needs at least one token; its sum is unused
             x = x.new_zeros(1, x.shape[1])
             topk_weights = topk_weights.new_zeros(1, topk_weights.shape[1])
             topk_ids = torch.arange(topk_ids.shape[1], dtype=torch.int32, device=x.device)

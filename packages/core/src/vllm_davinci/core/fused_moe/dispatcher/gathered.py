@@ -1,4 +1,4 @@
-"""Every rank gets the tokens of all."""
+"""Every rank gets the tokens of all ranks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,10 +10,10 @@ from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 
 @dataclass(frozen=True)
 class GatheredTokens(LocalDispatcher):
-    """Base of dispatchers after whose `prepare` each rank holds the tokens of all ranks in order.
+    """Base of dispatchers whose `prepare` gives each rank the tokens of all ranks, in order.
 
-    group: ranks that between them hold every token once
-    sizes: tokens of each of them
+    group: ranks that together hold every token once
+    sizes: tokens of each rank
     """
 
     gathers: ClassVar[bool] = True

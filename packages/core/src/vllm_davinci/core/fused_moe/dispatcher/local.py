@@ -1,4 +1,4 @@
-"""Tokens that are on the ranks of their experts already."""
+"""Tokens that are already on the ranks of their experts."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,9 +27,9 @@ class SortedTokens(DispatchedTokens):
 
 
 class LocalDispatcher(TokenDispatcher[SortedTokens]):
-    """No communication: every token's experts on this rank, in one launch on each side of them.
+    """No communication: computes this rank's experts, with one launch before and one after them.
 
-    Sums are zeros for a token without experts here. The host waits for nothing.
+    Sums are zero for a token without experts here. The host never waits.
     """
 
     keeps_rows: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Each rank broadcasts its tokens in turn; sums are reduced everywhere; own ones are kept."""
+"""Each rank broadcasts its tokens in turn; sums are all-reduced, and each rank keeps its own."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class MulticastDispatcher(GatheredTokens):
         return self.group.all_reduce(sums).split(self.sizes)[self.group.rank_in_group]
 
     def _multicast(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows of all ranks, at their cumulative counts."""
+        """The rows of all ranks, concatenated."""
         everyone = rows.new_empty((sum(self.sizes), *rows.shape[1:]))
         parts = everyone.split(self.sizes)
         parts[self.group.rank_in_group].copy_(rows)

@@ -1,4 +1,4 @@
-"""Row counts of an all-to-all on their way to the host, which waits no longer than told."""
+"""Copies the row counts of an all-to-all to the host, which waits with a timeout."""
 
 import time
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ POLL_S = 50e-6
 
 @dataclass(frozen=True)
 class CountsWait:
-    """One layer's wait of the host for row counts.
+    """One layer's host wait for row counts.
 
-    layer:       its name, for the error when the wait takes longer than limit
-    is_computed: whether there are counts to wait for. Where a device only models time, each rank
+    layer:       its name, for the timeout error
+    is_computed: whether there are counts to wait for. On a device that only models time, each rank
                  has an equal part of the rows
     """
 
@@ -31,10 +31,10 @@ class CountsWait:
 
 
 class RowCounts:
-    """Rows to and from each rank, on their way to the host."""
+    """Rows to and from each rank, being copied to the host."""
 
     def __init__(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> None:
-        """sent, received: [world_size, num_local], int64, on the device; num_rows: sent in all."""
+        """sent, received: [world_size, num_local], int64, on the device; num_rows: rows sent"""
         self._num_rows = num_rows
         sums = torch.stack((sent.sum(1), received.sum(1)))
         self._on_host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
@@ -43,19 +43,19 @@ class RowCounts:
         self._arrival.record()
 
     def wait(self, wait: CountsWait, group: GroupCoordinator) -> tuple[list[int], list[int]]:
-        """Rows for each rank of the group, and rows from each. Raises DeviceError at the limit."""
+        """Rows for each rank of the group, and rows from each. Raises DeviceError on timeout."""
         deadline = time.monotonic() + wait.limit.total_seconds()
         while not self._arrival.query():
             if time.monotonic() > deadline:
                 name = group.unique_name.split(":")[0]
                 raise DeviceError(
-                    f"{wait.layer}: rank {group.rank_in_group} of group {name!r} waited "
-                    f"{wait.limit.total_seconds():g} s for the row counts that the "
-                    f"{group.world_size} ranks of the group send each other. One of them has "
-                    f"failed or is late: look for its error in the log above. {LONGER_WAIT}"
+                    f"{wait.layer}: rank {group.rank_in_group} of group {name!r} timed out after "
+                    f"{wait.limit.total_seconds():g} s waiting for the row counts of the "
+                    f"{group.world_size} ranks of the group. One of them has failed or is late: "
+                    f"look for its error in the log above. {LONGER_WAIT}"
                 )
             time.sleep(POLL_S)
-        self._arrival.synchronize()  # raises what the device has found
+        self._arrival.synchronize()  # raises the device's error
         if not wait.is_computed:
             num_ranks = group.world_size
             ends = [self._num_rows * rank // num_ranks for rank in range(num_ranks + 1)]

@@ -1,4 +1,4 @@
-"""Rows sorted by expert, and summed by token again: the two ends of every dispatch."""
+"""Sorts rows by expert and sums them by token again: both ends of every dispatch."""
 
 import torch
 import torch_npu
@@ -8,8 +8,8 @@ from vllm_davinci.core.fused_moe.dispatcher.base import RankExperts, SelectedTok
 COUNTS = 1  # expert_tokens_num_type: entries are counts, not ends
 # quant_mode of npu_moe_init_routing_v2: none, or a scale for each row.
 NOT_QUANTIZED, DYNAMIC = -1, 1
-# drop_pad_mode of npu_moe_finalize_routing in which assignments are numbered token by token and
-# row -1 means that an assignment has no row here.
+# drop_pad_mode of npu_moe_finalize_routing in which assignments are ordered by token and row -1
+# means that an assignment has no row here.
 ROWS_MAY_BE_ABSENT = 3
 
 
@@ -21,14 +21,15 @@ def sort_by_expert(
     num_local: int,
     quantized: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Copies of the tokens, in the order of their experts, for [first, first + num_local).
+    """Copies tokens, sorted by expert, for experts [first, first + num_local).
 
     x:         [num_tokens, hidden_size]
     topk_ids:  [num_tokens, top_k], int32
-    quantized: whether rows are quantized to int8 on the way, in the same launch
+    quantized: whether the same launch quantizes rows to int8
     Returns
-      rows:              [num_tokens * top_k, hidden_size]; rows after those counted hold anything
-      row_of_assignment: [num_tokens * top_k], int32: where each of a token's choices went, or -1
+      rows:              [num_tokens * top_k, hidden_size]; rows after the counted ones are
+                         undefined
+      row_of_assignment: [num_tokens * top_k], int32: row of each choice of a token, or -1
       tokens_per_expert: [num_local], int64
       scales:            [num_tokens * top_k], fp32, of quantized rows; None for others
     """
@@ -46,7 +47,7 @@ def sort_by_expert(
 
 
 def slots_of_rows(slots: torch.Tensor, row_of_assignment: torch.Tensor) -> torch.Tensor:
-    """The adapter's slot of each row; no slot, -1, where a row is no token's.
+    """The adapter slot of each row; -1 for a row without a token.
 
     slots:             [num_tokens], int32
     row_of_assignment: [num_tokens * top_k], int32, token by token, -1 for none
@@ -54,7 +55,7 @@ def slots_of_rows(slots: torch.Tensor, row_of_assignment: torch.Tensor) -> torch
     """
     num_rows = row_of_assignment.shape[0]
     of_assignment = slots.unsqueeze(1).expand(-1, num_rows // slots.shape[0]).reshape(-1)
-    found = slots.new_full((num_rows + 1,), -1)  # the last for assignments without a row
+    found = slots.new_full((num_rows + 1,), -1)  # the last entry is for assignments without a row
     found.scatter_(0, row_of_assignment.to(torch.int64).remainder(num_rows + 1), of_assignment)
     return found[:num_rows]
 
@@ -62,9 +63,9 @@ def slots_of_rows(slots: torch.Tensor, row_of_assignment: torch.Tensor) -> torch
 def sort_for_all_ranks(
     tokens: SelectedTokens, experts: RankExperts, sends_integers: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Rows for the experts of all ranks, to be sent to them, as `sort_by_expert` returns them.
+    """Sorts rows for the experts of all ranks, to be sent; returns the same as `sort_by_expert`.
 
-    sends_integers: whether rows for experts that take integers travel as int8
+    sends_integers: whether rows for int8 experts are sent as int8
     """
     return sort_by_expert(
         tokens.x,
@@ -79,7 +80,7 @@ def sort_for_all_ranks(
 def sum_by_token(
     rows: torch.Tensor, row_of_assignment: torch.Tensor, topk_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The weighted sum of each token's rows, in fp32, leaving out assignments without a row.
+    """The weighted sum of each token's rows, in fp32, without assignments that have no row.
 
     rows:              [num_rows, hidden_size]
     row_of_assignment: [num_tokens * top_k], int32, -1 for none

@@ -1,7 +1,7 @@
-"""Dispatchers that send each token once, where several TP ranks of a DP rank hold it.
+"""Dispatchers that send each token once although several TP ranks of a DP rank hold it.
 
-Each of those ranks sends a slice of the tokens. Its part of the layer's output is zeros for the
-others, and vLLM's runner adds the parts up over the DP rank together with the shared experts'.
+Each TP rank sends a slice of the tokens. Its layer output is zero for the other slices, and vLLM's
+runner all-reduces the outputs within the DP rank together with the shared experts'.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ D = TypeVar("D", bound=DispatchedTokens)
 
 @dataclass(frozen=True)
 class TPSlice:
-    """The slice of its DP rank's tokens that a rank sends: number `index` of `count` equal ones."""
+    """The slice of its DP rank's tokens that a rank sends: slice `index` of `count` equal ones."""
 
     index: int
     count: int
 
     def size(self, num_tokens: int) -> int:
-        """Tokens in a slice; the last slices are padded."""
+        """Tokens per slice; the last slices are padded."""
         return -(-num_tokens // self.count)
 
 

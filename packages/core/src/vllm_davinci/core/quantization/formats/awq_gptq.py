@@ -24,7 +24,7 @@ from vllm_davinci.core.quantization.packed_weights import (
 @FORMATS.register
 @dataclass(frozen=True, kw_only=True)
 class AWQWeights(PackedWeights):
-    """AWQ's, of 4 bits with zero points."""
+    """AWQ's weights, of 4 bits with zero points."""
 
     name = method = AWQ
     quantizations = frozenset({AWQ, "auto_awq"})
@@ -35,9 +35,7 @@ class AWQWeights(PackedWeights):
             return None
         version = str(config.get("version") or "gemm").lower()
         if version != "gemm":
-            raise unavailable(
-                cls.method, f"version {version!r}, whose layout is not read; that of 'gemm' is"
-            )
+            raise unavailable(cls.method, f"version {version!r}; only 'gemm' is supported")
         if not config.get("zero_point", True):
             raise unavailable(cls.method, "zero_point false; files with zero points are read")
         bits = number(cls.method, config, "bits", "w_bit")
@@ -50,7 +48,7 @@ class AWQWeights(PackedWeights):
 @FORMATS.register
 @dataclass(frozen=True, kw_only=True)
 class GPTQWeights(PackedWeights):
-    """GPTQ's, of 4 or 8 bits."""
+    """GPTQ's weights, of 4 or 8 bits."""
 
     name = method = GPTQ
     quantizations = frozenset({GPTQ, "auto_gptq"})
@@ -68,12 +66,12 @@ class GPTQWeights(PackedWeights):
         group_size = max(number(cls.method, config, "group_size"), 0)
         if config.get("desc_act") and group_size:
             raise UnsupportedFeatureError(
-                f"config.json says {cls.method} with desc_act, whose groups are of inputs that are "
-                f"no neighbours; the product does not take them. {ACT_ORDER}."
+                f"{cls.method} with desc_act=true is not supported: its groups are not contiguous."
+                f" {ACT_ORDER}."
             )
         for pattern, own in (config.get("dynamic") or {}).items():
             if not pattern.startswith("-:") and own:
-                raise unavailable(cls.method, f"settings of its own for {pattern!r} (dynamic)")
+                raise unavailable(cls.method, f"separate settings for {pattern!r} (dynamic)")
         return cls.made(
             bits,
             group_size,

@@ -1,4 +1,4 @@
-"""compressed-tensors: what vLLM's own configuration of the format leaves to its other devices."""
+"""compressed-tensors: what vLLM's configuration of the format implements for other devices only."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from vllm_davinci.core.weight_files.issues import CheckReport
 from vllm_davinci.core.weight_files.layer_names import shortened
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-_LINEAR = torch.nn.Linear(1, 1, device="meta")  # what a layer of a checkpoint is to the format
+_LINEAR = torch.nn.Linear(1, 1, device="meta")  # a checkpoint layer's role in the format
 
 
 @FORMATS.register
 @dataclass(frozen=True, kw_only=True)
 class CompressedTensors(Format):
-    """int8 weights and activations, whose layers vLLM's configuration of the format describes.
+    """int8 weights and activations, described by vLLM's configuration of the format.
 
     content: config.json's section
     """
@@ -62,7 +62,7 @@ class CompressedTensors(Format):
 
     @classmethod
     def find(cls, checkpoint: Checkpoint, quantization: str | None) -> CompressedTensors | None:
-        """None for packed weights and for fp8, which become other layers."""
+        """The format; None for packed weights and for fp8, which become other layers."""
         content = checkpoint.quantization
         if content.get("quant_method") != NAME:
             return None
@@ -71,16 +71,16 @@ class CompressedTensors(Format):
         return cls(types={}, source="config.json", content=content)
 
     def converted(self, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """As they are: vLLM's layers take them."""
+        """Returns the tensors unchanged: vLLM's layers load them."""
         yield from weights
 
     def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
-        """Whether every quantized layer's scheme can be computed and its tensors are there."""
+        """Checks that every quantized layer's scheme is supported and its tensors exist."""
         try:
             config = QuantizationConfig.model_validate(dict(self.content))
         except (ValidationError, NotImplementedError) as error:
             told = error.errors()[0] if isinstance(error, ValidationError) else error
-            report.problem("config.json", f"its {NAME} section does not read: {told}")
+            report.problem("config.json", f"its {NAME} section cannot be read: {told}")
             return
         refused: dict[str, list[str]] = {}
         for name, weight in tensors.items():
@@ -108,7 +108,7 @@ class CompressedTensors(Format):
 
 @dataclass(frozen=True)
 class _Expected:
-    """A tensor beside an int8 weight: its shapes, any of which will do."""
+    """A tensor next to an int8 weight, with its allowed shapes."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -151,11 +151,11 @@ def _check_beside(
 
 @register_quantization_config(NAME)
 class NPUCompressedTensorsConfig(CompressedTensorsConfig):
-    """vLLM's configuration, with int8 experts and the floats that MLA takes."""
+    """vLLM's configuration, with int8 experts and MLA's float weights."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Another configuration for packed weights, and for fp8, which become other layers."""
+        """Returns another configuration for packed weights and fp8, which become other layers."""
         if PackedCompressedTensors.of(config) is not None:
             return PackedCompressedConfig.from_config(config)
         fp8 = Fp8Weights.of(config)
@@ -177,7 +177,7 @@ class NPUCompressedTensorsConfig(CompressedTensorsConfig):
         return Int8LinearMethod(self, prefix)
 
     def _int8_experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase | None:
-        """The method of int8 experts, or None for those of another kind."""
+        """The method of int8 experts, or None for other experts."""
         self._add_fused_moe_to_target_scheme_map()
         names = [f"{prefix}.0.{part}_proj" for part in ("gate", "up", "down")]
         schemes = [self.get_scheme_dict(layer, name) for name in names]
@@ -201,7 +201,7 @@ class NPUCompressedTensorsConfig(CompressedTensorsConfig):
 
 @register_weight_loader_v2_supported_method
 class Int8LinearMethod(CompressedTensorsLinearMethod):
-    """vLLM's, for weights that the product of this device takes.
+    """vLLM's method, for weights that this device's product supports.
 
     prefix: name of the layer, for messages
     """
@@ -220,7 +220,7 @@ class Int8LinearMethod(CompressedTensorsLinearMethod):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Raises UnsupportedFeatureError for weights that it does not take."""
+        """Raises UnsupportedFeatureError for weights that the product does not support."""
         require_sizes(self.prefix, input_size_per_partition, sum(output_partition_sizes))
         super().create_weights(
             layer,
@@ -235,10 +235,10 @@ class Int8LinearMethod(CompressedTensorsLinearMethod):
 
 @register_weight_loader_v2_supported_method
 class FloatsAtLoadMethod(CompressedTensorsLinearMethod):
-    """int8 weights that become weight * weight_scale, of which absorbed matrices are made."""
+    """int8 weights converted to weight * weight_scale, for absorbed matrices."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        # As the kernel prepares them, with a scale per channel.
+        # As prepared by the kernel, with a scale per channel.
         super().process_weights_after_loading(layer)
         scheme = layer.scheme
         assert isinstance(scheme, CompressedTensorsW8A8Int8)

@@ -1,10 +1,10 @@
 """fp8 weights with a scale per block, per row or per tensor, as DeepSeek and Qwen publish them.
 
-`X.weight` is float8_e4m3fn [out, in], `X.weight_scale_inv` what each block is to be multiplied by:
-[ceil(out / rows), ceil(in / columns)] for blocks, usually of 128 x 128, [out, 1] for rows, [1] for
-the tensor, in any floating dtype. compressed-tensors calls it `X.weight_scale`. Experts of a layer
-may be one tensor, with experts in front. While it is loaded such a checkpoint becomes floats
-(vLLM's quantization `fp8`, `compressed-tensors`), or W8A8_DYNAMIC (`ascend`).
+`X.weight` is float8_e4m3fn [out, in], `X.weight_scale_inv` the factors of its blocks: [ceil(out /
+rows), ceil(in / columns)] for blocks, usually of 128 x 128, [out, 1] for rows, [1] for the tensor,
+in any floating dtype. compressed-tensors calls it `X.weight_scale`. A layer's experts may be one
+tensor with a leading expert dimension. Loading converts such a checkpoint to floats (vLLM's
+quantization `fp8`, `compressed-tensors`) or to W8A8_DYNAMIC (`ascend`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COMPRESSED = "compressed-tensors"
 @FORMATS.register
 @dataclass(frozen=True)
 class Fp8Weights(Format):
-    """An fp8 checkpoint. blocks: those of one scale each; None: of a row, or of the tensor"""
+    """An fp8 checkpoint. blocks: size of the blocks that share a scale; None: per row or tensor"""
 
     blocks: Block | None = None
     method: str = NAME
@@ -69,10 +69,10 @@ class Fp8Weights(Format):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Fp8Weights | None:
-        """The format of a checkpoint, from config.json, or None for one of another format.
+        """The format from config.json, or None for another format.
 
         config: `quantization_config`
-        Raises UnsupportedFeatureError for blocks that do not read.
+        Raises UnsupportedFeatureError for invalid blocks.
         """
         method = config.get("quant_method")
         if method == COMPRESSED:
@@ -91,15 +91,16 @@ class Fp8Weights(Format):
         )
         if any(each != size for each in found) or not (size is None or is_pair):
             raise UnsupportedFeatureError(
-                f"config.json names fp8 weights in blocks of {found}, and one size of two positive "
-                "numbers is read. Use the model's float checkpoint, or vllm-davinci quantize on it."
+                f"config.json names fp8 weights in blocks of {found}; expected one size of two "
+                "positive numbers. Use the model's float checkpoint, or vllm-davinci quantize on "
+                "it."
             )
         blocks = None if size is None else Block(*size)
         return cls(types={}, source="config.json", blocks=blocks, method=method)
 
     @classmethod
     def find(cls, checkpoint: Checkpoint, quantization: str | None) -> Fp8Weights | None:
-        """With the layers that become integers, where `ascend` serves it."""
+        """The format; includes the layers that become integers if `ascend` serves it."""
         found = cls.of(checkpoint.quantization)
         if found is None or quantization != ASCEND:
             return found
@@ -112,12 +113,12 @@ class Fp8Weights(Format):
         return f"{kind} (config.json)"
 
     def converted(self, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """fp8 weights as floats, or as the tensors of W8A8_DYNAMIC. A weight waits for its scales.
+        """fp8 weights as floats, or as the tensors of W8A8_DYNAMIC, once their scales have arrived.
 
-        Raises CheckpointError where a weight or its scales do not come.
+        Raises CheckpointError if a weight or its scales are missing.
         """
         waiting: dict[str, tuple[str, torch.Tensor]] = {}
-        # The reader has one weight in hand while the next is made, which gets the other's memory.
+        # The reader holds one weight while the next is made, which reuses another one's memory.
         spares: deque[torch.Tensor] = deque(maxlen=2)
         for name, tensor in weights:
             if name.endswith(INPUT_SCALE):
@@ -146,17 +147,17 @@ class Fp8Weights(Format):
             if key == name:
                 require_scale(key, tensor, f"{key}{SCALES[0]}", None, self.blocks)
             raise CheckpointError(
-                f"{name} is there, and no fp8 tensor {key}: the scales would be left out. Copy the "
-                "rest of the checkpoint."
+                f"{name} exists without the fp8 tensor {key}: the scales would be ignored. Copy "
+                "the rest of the checkpoint."
             )
 
     def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
-        """Whether every fp8 weight has its scales, and nothing else has any."""
+        """Checks that every fp8 weight has its scales, and that no other scales exist."""
         for name, tensor in tensors.items():
             key = weight_of(name)
             if key is not None:
                 if key not in tensors or tensors[key].dtype != DTYPE:
-                    report.problem(name, "is there, and it belongs to no fp8 weight")
+                    report.problem(name, "belongs to no fp8 weight")
                 continue
             if tensor.dtype != DTYPE:
                 continue
@@ -169,8 +170,8 @@ class Fp8Weights(Format):
                 found = tensors[scale]
                 report.problem(
                     scale,
-                    f"is {dtype_name(found.dtype)} {list(found.shape)} and must be of a floating "
-                    f"dtype with {expected(tensor.shape, self.blocks)}",
+                    f"is {dtype_name(found.dtype)} {list(found.shape)} and must have a floating "
+                    f"dtype and {expected(tensor.shape, self.blocks)}",
                 )
 
 
@@ -187,31 +188,32 @@ def _blocks_of_groups(config: Mapping[str, Any]) -> list[Any]:
     ]
     if of_fp8 and len(of_fp8) < len(schemes):
         raise UnsupportedFeatureError(
-            f"config.json says {COMPRESSED} with fp8 weights beside weights of another kind, and "
-            "one kind is read. Use the model's float checkpoint, or vllm-davinci quantize on it."
+            f"config.json says {COMPRESSED} with fp8 weights and weights of another kind; only one"
+            " kind is supported. Use the model's float checkpoint, or vllm-davinci quantize on "
+            "it."
         )
     for one in of_fp8:
         strategy = one.get("strategy")
         if strategy not in ("tensor", "channel", "block") or not one.get("symmetric", True):
             raise UnsupportedFeatureError(
-                f"config.json says {COMPRESSED} with fp8 weights and a scale per {strategy}; "
-                "symmetric ones with a scale per tensor, channel or block are read. Use the "
-                "model's float checkpoint, or vllm-davinci quantize on it."
+                f"config.json says {COMPRESSED} with fp8 weights and a scale per {strategy}; only "
+                "symmetric scales per tensor, channel or block are supported. Use the model's "
+                "float checkpoint, or vllm-davinci quantize on it."
             )
         found.append(one.get("block_structure") if strategy == "block" else None)
     return found
 
 
 def _keep(spares: deque[torch.Tensor], made: torch.Tensor) -> None:
-    """Keeps the memory of a tensor that has one of its own, in place of the oldest."""
+    """Stores the memory of a tensor that owns its storage, replacing the oldest."""
     if all(made.data_ptr() != spare.data_ptr() for spare in spares):
-        spares.append(made.data)  # no view, which would keep the tensor that it is one of
+        spares.append(made.data)  # not a view, which would hold its base tensor
 
 
 def integer_types(names: Iterable[str]) -> dict[str, str]:
-    """How an fp8 checkpoint loads with `--quantization ascend`: what is fp8 becomes int8.
+    """Types of an fp8 checkpoint with `--quantization ascend`: fp8 layers become int8.
 
-    But for kv_b_proj, of which MLA needs the floats, and products of which a part is not fp8.
+    Except kv_b_proj, whose floats MLA needs, and products that are only partly fp8.
     names: of all tensors
     """
     listed = set(names)
@@ -233,7 +235,7 @@ def integer_types(names: Iterable[str]) -> dict[str, str]:
 
 @register_quantization_config(NAME)
 class NPUFp8Config(QuantizationConfig):
-    """An fp8 checkpoint whose layers compute in floats: the loader turns its weights into them."""
+    """An fp8 checkpoint whose layers compute in floats: the loader converts its weights."""
 
     def __init__(self, format: Fp8Weights | None = None) -> None:
         super().__init__()
@@ -263,11 +265,11 @@ class NPUFp8Config(QuantizationConfig):
         hf_config: PretrainedConfig | None = None,
         revision: str | None = None,
     ) -> None:
-        """Raises UnsupportedFeatureError where the checkpoint is not of fp8."""
+        """Raises UnsupportedFeatureError if the checkpoint is not fp8."""
         if self.format is None:
             raise UnsupportedFeatureError(
-                f"--quantization {NAME} is for checkpoints that hold fp8 weights, and {model_name} "
-                "holds others. Leave it out, or make an int8 checkpoint: vllm-davinci quantize "
+                f"--quantization {NAME} is for checkpoints that hold fp8 weights, and {model_name}"
+                " holds others. Remove it, or make an int8 checkpoint: vllm-davinci quantize "
                 "SOURCE DESTINATION."
             )
         logger.info_once(

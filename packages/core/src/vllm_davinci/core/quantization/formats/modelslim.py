@@ -44,7 +44,7 @@ GLOBAL_KEYS = frozenset(
         "metadata",
     }
 )
-# Keys of an export that no engine here serves -> why.
+# Options of an export that this release does not support -> reason.
 _INT8_CACHE = (
     "CANN documents int8 keys and values on A2 and A3 neither for layout TND nor for bf16 prompts "
     "over a paged cache (aclnnFusedInferAttentionScoreV3, constraints)"
@@ -59,7 +59,7 @@ UNAVAILABLE_OPTIONS = {
 @FORMATS.register
 @dataclass(frozen=True)
 class QuantDescription(Format):
-    """A description file. options: the keys that describe the export as a whole"""
+    """A description file. options: the keys about the whole export"""
 
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class QuantDescription(Format):
 
     @classmethod
     def parse(cls, content: Any, source: str = DESCRIPTION) -> QuantDescription:
-        """From the file's JSON. Raises CheckpointError when it is not a map of names to types."""
+        """Parses the file's JSON. Raises CheckpointError if it is not a map of names to types."""
         if not isinstance(content, Mapping):
             raise CheckpointError(
                 f"{source} holds a {type(content).__name__}, and must be a JSON object of tensor "
@@ -108,14 +108,14 @@ class QuantDescription(Format):
         group_size = options.get("group_size") or 0
         if not isinstance(group_size, int) or group_size < 0:
             raise CheckpointError(
-                f"{source} gives group_size the value {group_size!r}, which is no count of "
+                f"{source} gives group_size the value {group_size!r}, which is not a number of "
                 "entries. Copy the file again from the export."
             )
         return cls(types, source, Layout(str(options.get("version") or ""), group_size), options)
 
     @classmethod
     def load(cls, path: Path) -> QuantDescription:
-        """From a file. Raises CheckpointError when it does not read."""
+        """Reads a file. Raises CheckpointError if it cannot be read."""
         found = cls.parse(read_json(path), str(path))
         groups = _stored_group_size(path.parent, found.types)
         if groups is None or groups == found.layout.group_size:
@@ -128,8 +128,8 @@ class QuantDescription(Format):
             value = self.options.get(key)
             if value not in (None, "", FLOAT):
                 raise UnsupportedFeatureError(
-                    f"{self.source} says {key} {value!r}, which is not available: {reason}. Export "
-                    "the model without it."
+                    f"{self.source} says {key} {value!r}, which is not supported: {reason}. Export"
+                    " the model without it."
                 )
 
     @property
@@ -157,7 +157,7 @@ class QuantDescription(Format):
                 yield f"{match['norm']}.{match['part']}", tensor
                 continue
             if prefix in wrapped_norms and part in ("weight", "bias"):
-                continue  # the same values once more
+                continue  # the same values again
             kind = self.types.get(f"{prefix}.weight", FLOAT)
             if kind not in SCHEMES:  # a layer that the model does not have, or that it refused
                 yield name, tensor
@@ -184,9 +184,10 @@ class QuantDescription(Format):
         return found
 
     def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
-        """Whether tensors and description agree: no scale without weight, no entry without tensor.
+        """Checks that tensors and description agree: every scale has a weight, every entry a
+                                                   tensor.
 
-        Every layer has the tensors of its type, and the parts of one product have one type.
+        Every layer must have the tensors of its type, and the parts of one product the same type.
         """
         layers = {
             name.removesuffix(".weight"): tensor
@@ -250,14 +251,14 @@ class QuantDescription(Format):
             except CheckpointError as error:
                 report.problem(prefix, str(error))
             except CoreError:
-                pass  # an unknown type, which has its issue
+                pass  # an unknown type, which has its own issue
 
 
 def _stored_group_size(directory: Path, types: Mapping[str, str]) -> int | None:
-    """The group size that the first weight-only layer of a directory has, 0 for one group.
+    """The group size of a directory's first weight-only layer; 0 for one group.
 
-    Descriptions from before format 1.0.0 do not say it. None without such a layer, or where files
-    do not read, which others tell.
+    Descriptions before format 1.0.0 do not state it. None without such a layer, or if files cannot
+    be read, which other checks report.
     """
     grouped = {name for name, kind in types.items() if kind in SCHEMES and SCHEMES[kind].has_groups}
     try:
@@ -276,12 +277,12 @@ def _stored_group_size(directory: Path, types: Mapping[str, str]) -> int | None:
 def find_description(directory: Path) -> Path | None:
     """The description among a checkpoint's files, or None.
 
-    Raises CheckpointError when there are several: exports of several generations.
+    Raises CheckpointError if there are several, from exports of several generations.
     """
     found = sorted(directory.glob(DESCRIPTIONS))
     if len(found) > 1:
         raise CheckpointError(
-            f"{directory} has {' and '.join(path.name for path in found)}, of two exports. Keep "
-            "the one that belongs to these weights."
+            f"{directory} has {' and '.join(path.name for path in found)}, from two exports. "
+            "Delete the one that does not belong to these weights."
         )
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""compressed-tensors' format pack-quantized, of which only the weights are quantized."""
+"""compressed-tensors' format pack-quantized, which quantizes weights only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PackedCompressedTensors(PackedWeights):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
-        """None where other layers than those with packed weights are quantized, too."""
+        """The format; None if layers without packed weights are quantized, too."""
         if str(config.get("quant_method", "")).lower() != NAME:
             return None
         groups = list((config.get("config_groups") or {}).values())
@@ -45,25 +45,25 @@ class PackedCompressedTensors(PackedWeights):
             return None
         for key in ("kv_cache_scheme", "transform_config"):
             if config.get(key):
-                raise unavailable(NAME, f"{key}, which is not read")
+                raise unavailable(NAME, f"{key}, which is not supported")
         found = {_scheme(group["weights"]) for group in groups}
         if len(found) > 1:
-            raise unavailable(NAME, "packed weights of several schemes; those of one are read")
+            raise unavailable(NAME, "packed weights of several schemes; only one is supported")
         bits, group_size, has_zero_points = found.pop()
         return cls.made(bits, group_size, has_zero_points=has_zero_points)
 
 
 def _scheme(weights: Mapping[str, Any]) -> tuple[int, int, bool]:
-    """bits, group size and whether there are zero points, of a group of config.json."""
+    """Reads bits, group size and whether there are zero points from a group of config.json."""
     if weights.get("type", "int") != "int" or weights.get("dynamic"):
         raise unavailable(NAME, "packed weights that are not static integers")
     strategy = weights.get("strategy")
     if strategy not in ("group", "channel"):
-        raise unavailable(NAME, f"a scale per {strategy}; per group and channel are read")
+        raise unavailable(NAME, f"a scale per {strategy}; only group and channel are supported")
     if weights.get("actorder") in ("group", True):
         raise UnsupportedFeatureError(
-            f"config.json says {NAME} with actorder 'group', whose groups are of inputs that "
-            f"are no neighbours; the product does not take them. {ACT_ORDER}."
+            f"{NAME} with actorder 'group' is not supported: its groups are not contiguous. "
+            f"{ACT_ORDER}."
         )
     return (
         number(NAME, weights, "num_bits"),

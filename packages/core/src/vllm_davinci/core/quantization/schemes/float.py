@@ -28,4 +28,4 @@ class Float(Scheme):
         settings: LayerSettings,
         tensors: tuple[TensorSpec, ...] | None = None,
     ) -> None:
-        """None: vLLM takes the method of unquantized experts."""
+        """Returns None: vLLM then uses its method of unquantized experts."""

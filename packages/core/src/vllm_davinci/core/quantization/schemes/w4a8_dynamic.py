@@ -1,14 +1,14 @@
 """W4A8_DYNAMIC: integers of 4 bits with a scale per channel; every token is quantized to int8.
 
-Routed experts keep their 4 bits on the device, where the grouped product takes them. Its matrix
-unit multiplies integers of 4 bits with each other: an entry of a token goes in as 16 a + b + 8. The
-products of a and b are rounded to float16; what the weights make of the 8 is added behind them:
+Routed experts stay in 4 bits on the device if the grouped product supports them. Its matrix unit
+multiplies 4-bit integers: an entry of a token is split into 16 a + b + 8. The products of a and b
+are rounded to float16; the contribution of the 8 is added afterwards:
 
 y = (16 (a * weight^T * weight_scale) + b * weight^T * weight_scale + of_eights) * s
 of_eights = 8 * sum(weight) * weight_scale
 
-Linear layers, for which A2 and A3 have no such product with one scale per channel, and experts of
-sizes that it does not take become layers of W8A8_DYNAMIC when they are loaded.
+Linear layers (A2 and A3 have no such product with one scale per channel) and experts of unsupported
+sizes become W8A8_DYNAMIC layers when loaded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from vllm_davinci.core.quantization.weight_only import unpacked_rows
 
 logger = init_logger(__name__)
 
-_EIGHT = 8  # integers in one of int32, and what a token's lower half is short of
+_EIGHT = 8  # integers per int32, and the offset of a token's lower half
 _WEIGHT = TensorSpec("weight", Extent.PACKED_ROWS, (torch.int8,))
 
 
@@ -61,8 +61,8 @@ class W4A8DynamicFusedMoEMethod(W8A8DynamicFusedMoEMethod):
                 **place,
             )
         logger.warning_once(
-            "Experts of %d x %d have a size that the product of 8-bit rows and 4-bit weights does "
-            "not take: their weights are kept in 8 bits, of twice the size.",
+            "Experts of %d x %d have a size that the product of 8-bit rows and 4-bit weights does"
+            " not support: their weights are stored in 8 bits, of twice the size.",
             hidden,
             inner,
         )
@@ -76,10 +76,10 @@ class W4A8DynamicFusedMoEMethod(W8A8DynamicFusedMoEMethod):
         scale = loaded(layer, f"{group}_weight_scale").squeeze(-1)
         packed = loaded(layer, f"{group}_weight")
         of_eights = torch.zeros_like(scale)
-        if self.settings.is_loaded:  # else the weights mean nothing
+        if self.settings.is_loaded:  # otherwise the weights are undefined
             of_eights = _EIGHT * sums_of_rows(packed) * scale
         return HalvedProjection(
-            # A byte has the integers of two rows: of two columns of the transposed weight.
+            # A byte holds the integers of two rows: of two columns of the transposed weight.
             weight=transposed_in_memory(layer.get_parameter(f"{group}_weight")).view(torch.int32),
             scale=bits_from_float(scale.cpu()).unsqueeze(1).to(scale.device),
             of_eights=of_eights,
@@ -146,14 +146,16 @@ class HalvedExperts(Experts):
 
 
 def sums_of_rows(packed: torch.Tensor) -> torch.Tensor:
-    """Sums of 4-bit integers over the inputs, found where the weights are.
+    """Sums 4-bit integers over the inputs, on the weights' device.
 
     packed: [num_local, out / 2, in] int8, see `unpacked_rows`
     Returns [num_local, out] int32.
     """
     sums = torch.empty((*packed.shape[:2], 2), dtype=torch.int32, device=packed.device)
-    for weight, of_expert in zip(packed, sums, strict=True):  # one at a time: copies are as large
-        # A byte is 16 times its upper half plus its lower one without the sign.
+    for weight, of_expert in zip(
+        packed, sums, strict=True
+    ):  # one at a time, because copies are as large as the weights
+        # A byte is 16 times its upper half plus its unsigned lower half.
         unsigned, signs, whole = (
             bits.sum(-1, dtype=torch.int32) for bits in (weight & 15, weight & 8, weight)
         )
@@ -164,7 +166,7 @@ def sums_of_rows(packed: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def product_takes_halves(in_features: int, out_features: int, dtype: torch.dtype) -> bool:
-    """Whether the grouped product takes 8-bit rows and 4-bit weights of that size."""
+    """True if the grouped product supports 8-bit rows and 4-bit weights of that size."""
     if out_features % _EIGHT:
         return False
 
@@ -190,8 +192,8 @@ class W4A8Dynamic(W8A8Dynamic):
     is_written = False
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
-        # What the files have of 8 times the sums, for ranks of one expert's parts, is left out:
-        # a rank adds up its own part.
+        # The files' 8 times the sums, for ranks with one expert's parts, is not used: a rank sums
+        # its own part.
         return *self.parameters, TensorSpec("scale_bias", Extent.PER_PART, (torch.float32,))
 
     def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:

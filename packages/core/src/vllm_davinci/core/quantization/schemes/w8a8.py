@@ -3,7 +3,7 @@
 xq = clamp(round(x / input_scale + input_offset), -128, 127)
 y  = (xq * weight^T + quant_bias) * deq_scale
 Sums are int32, scaling is fp32, the result is rounded once to the input's dtype. A layer has no
-scale of its weight alone: deq_scale is that times input_scale.
+separate weight scale: deq_scale is the weight scale times input_scale.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STATIC_TENSORS = (
         (torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32),
         loaded_as=torch.int32,
     ),
-    # int64: for models in fp16 and where ModelSlim does not know.
+    # int64: for FP16 models, and if ModelSlim does not know the dtype.
     TensorSpec("deq_scale", Extent.CHANNELS, (torch.float32, torch.int64), has_bits=True),
     TensorSpec("quant_bias", Extent.CHANNELS, (torch.int32,)),
 )
@@ -68,7 +68,7 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        # Ranks of a row-parallel layer are summed; the bias must be in the sum once.
+        # The ranks of a row-parallel layer are summed; the bias must be added once.
         adds_bias = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
         self._product = self.quant_matmul = QuantMatmul(
             weight=arrange_weight(layer.get_parameter("weight"), self.settings.use_nz),
@@ -98,12 +98,12 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
         return result.view(*x.shape[:-1], -1)
 
     def _one_of(self, layer: torch.nn.Module, name: str) -> torch.Tensor:
-        """The value that all parts of a fused layer have, [1]."""
+        """The value shared by all parts of a fused layer, [1]."""
         values = plain_tensor(layer, name)
         if self.settings.is_loaded and bool((values != values[0]).any()):
             raise CheckpointError(
-                f"{self.prefix} is one product of one input, and {name} differs between its parts: "
-                f"{values.tolist()}. Export the model with one input scale for these parts."
+                f"{self.prefix} is one product with one input, and {name} differs between its "
+                f"parts: {values.tolist()}. Export the model with one input scale for these parts."
             )
         return values[:1].contiguous()
 
@@ -112,8 +112,7 @@ class W8A8FusedMoEMethod(QuantizedFusedMoEMethodBase):
     """int8 weights, inputs quantized with each expert's scale and offset from the checkpoint."""
 
     def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
-        # Ranks that share an expert are summed; the bias of its second product must be in the sum
-        # once.
+        # Ranks that share an expert are summed; the bias of its second product must be added once.
         adds_bias = layer.moe_config.moe_parallel_config.tp_rank == 0
         return StaticExperts(
             gate_up=self._projection(layer, "w13", adds_bias=True),
@@ -136,14 +135,14 @@ class W8A8FusedMoEMethod(QuantizedFusedMoEMethodBase):
 class StaticProjection:
     """One projection of all experts, with each expert's input scale from the checkpoint.
 
-    The product's sums are scaled here: the grouped product itself takes a scale in bf16 only for a
-    bf16 result, which has too few bits for this one.
+    Scales the product's sums here: for a bf16 result, the grouped product itself accepts only a
+    bf16 scale, which has too few bits for this one.
 
     weight:       [num_local, in, out] int8
     input_scale:  [num_local, 1] fp32
     input_offset: [num_local, 1] fp32
     deq_scale:    [num_local, out] fp32
-    quant_bias:   [num_local, out] int32, or None where another rank of the sum adds it
+    quant_bias:   [num_local, out] int32, or None if another rank of the sum adds it
     """
 
     weight: torch.Tensor
@@ -165,7 +164,7 @@ class StaticProjection:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticExperts(Experts):
-    """Gated experts with int8 weights and input scales of their own."""
+    """Gated experts with int8 weights and their own input scales."""
 
     takes_adapters: ClassVar[bool] = True
 
@@ -185,7 +184,7 @@ class StaticExperts(Experts):
         """See Experts.compute_adapted."""
         ends = tokens_per_expert.cumsum(0)
         number = torch.arange(len(rows), device=rows.device)
-        # How many experts end at or before the row; rows after the last take its scales.
+        # Number of experts that end at or before the row; rows after the last use its scales.
         expert_of_row = (number.unsqueeze(1) >= ends).sum(1).clamp_max(self.num_local - 1)
         gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
         if deltas is not None:
@@ -205,14 +204,14 @@ class W8A8(Int8Scheme):
     needs_input_range = True
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
-        """Exporters of the version 0 recipes write the weight's own scales, too."""
+        """The stored tensors; exporters of version 0 recipes write the weight's own scales, too."""
         return *STATIC_TENSORS, *(replace(spec, is_optional=True) for spec in PER_CHANNEL)
 
     def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:
         return None if part in ("weight_scale", "weight_offset") else tensor  # are in deq_scale
 
     def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """The scale of the weight is deq_scale / input_scale."""
+        """The dequantized weight; its scale is deq_scale / input_scale."""
         weight = tensor("weight")
         scale = deq_scale_as_float(tensor("deq_scale").cpu()) / tensor("input_scale").cpu()
         return weight.float() * scale.unsqueeze(1).to(weight.device)
@@ -222,7 +221,7 @@ class W8A8(Int8Scheme):
         return ((inputs / scale + offset).round_().clamp_(-128, 127) - offset) * scale
 
     def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
-        """The input's range is mapped on -128 to 127; the bias goes into `quant_bias`."""
+        """Rounds a layer; maps the input's range to -128 to 127 and folds in the bias."""
         assert layer.inputs is not None, "needs_input_range"
         integers, weight_scale = rounded_per_channel(layer.weight)
         scale, integer_of_zero = scale_and_offset(layer.inputs)

@@ -1,4 +1,4 @@
-"""W8A8_DYNAMIC: int8 products of which every token is quantized with its own scale.
+"""W8A8_DYNAMIC: int8 products with a scale per token.
 
 s = max|x| / 127 per token, xq = round(x / s)
 y = (xq * weight^T) * weight_scale * s + bias
@@ -52,7 +52,7 @@ DYNAMIC = 1  # quant_mode of npu_dequant_swiglu_quant: a scale per row
 class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
     """int8 weight, every token quantized with its own scale.
 
-    `output` is set once, after loading (`resolve_outputs`). SUMS: scaling is left to the gated
+    `output` is set once, after loading (`resolve_outputs`). SUMS leaves scaling to the gated
     activation that follows, which does it in its own launch.
     """
 
@@ -69,11 +69,11 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
         self.quant_matmul = (
             None if has_bias else QuantMatmul(self._weight, self._weight_scale, None, None)
         )
-        # A gated activation reads a gate and what it multiplies, as one product.
+        # A gated activation reads a gate and its factor from one product.
         self._may_return_sums = not has_bias and isinstance(layer, MergedColumnParallelLinear)
 
     def can_return(self, kind: OutputKind | InputScale) -> bool:
-        """Whether `apply` can have that output; of a layer whose weights are loaded."""
+        """True if `apply` can return that kind of output; call it after loading."""
         return kind is OutputKind.SUMS and self._may_return_sums
 
     def apply(
@@ -81,7 +81,7 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
     ) -> torch.Tensor:
         """x: [..., in_features]. Returns [..., out_features] of the same dtype.
 
-        Returns a QuantizedActivation where `output` says so.
+        Returns a QuantizedActivation if `output` says so.
         """
         if self.output is OutputKind.SUMS and bias is None and x.dim() == 2:
             integers, scales = quantize(x)
@@ -119,16 +119,16 @@ class W8A8DynamicFusedMoEMethod(QuantizedFusedMoEMethodBase):
 class DynamicExperts(Experts):
     """Gated experts with int8 weights; every row is quantized with its own scale.
 
-    One quantization on the way in, one between the products, and nothing rounded to 16 bits there.
+    Quantizes the input and between the products, without rounding to 16 bits in between.
     gate_up:       [num_local, hidden_size, 2 * intermediate_size] int8, gate before up
     gate_up_scale: [num_local, 2 * intermediate_size] fp32
     down:          [num_local, intermediate_size, hidden_size] int8
-    down_scale:    [num_local, hidden_size], in the dtype the product takes: that of a bf16 result,
-                   else fp32
+    down_scale:    [num_local, hidden_size], in the product's dtype: bf16 for a bf16 result, else
+                   fp32
     dtype:         of the result
-    product_scale: gate_up_scale in the dtype of down_scale where the activation takes no integers
-                   of this size, or has a limit, else None: the first product then returns 16-bit
-                   numbers
+    product_scale: gate_up_scale in the dtype of down_scale if the activation supports no integers
+                   of this size or has a limit, so that the first product returns 16-bit numbers;
+                   else None
     """
 
     takes_integers: ClassVar[bool] = True
@@ -182,7 +182,7 @@ class DynamicExperts(Experts):
     def compute_adapted(
         self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
     ) -> torch.Tensor:
-        """See Experts.compute_adapted. Between the products are numbers of `dtype`."""
+        """See Experts.compute_adapted. Values between the products have `dtype`."""
         scale = _as_product_takes(self.gate_up_scale, self.dtype)
         integers, scales = torch_npu.npu_dynamic_quant(rows)
         gate_up = self._gate_up(integers, scales, tokens_per_expert, scale)
@@ -200,7 +200,7 @@ class DynamicExperts(Experts):
         tokens_per_expert: torch.Tensor,
         scale: torch.Tensor,
     ) -> torch.Tensor:
-        """rows: int8; scale: of the weight, as the product takes it. Returns `dtype`."""
+        """rows: int8; scale: of the weight, in the product's dtype. Returns `dtype`."""
         return grouped_matmul(
             rows,
             self.gate_up,
@@ -225,9 +225,9 @@ class DynamicExperts(Experts):
 
 @functools.cache
 def activation_takes_integers(num_experts: int, columns: int) -> bool:
-    """Whether the gated activation takes int32 sums, [rows, columns] in groups of experts.
+    """True if the gated activation supports int32 sums, [rows, columns] in groups of experts.
 
-    It does so for sizes that depend on the release of CANN: multiples of 64, up to 7232 or 10496.
+    The supported sizes depend on the CANN release: multiples of 64, up to 7232 or 10496.
     """
 
     def activate() -> None:
@@ -246,7 +246,7 @@ def activation_takes_integers(num_experts: int, columns: int) -> bool:
 
 
 def _as_product_takes(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight's scale as the grouped product takes it: bf16 beside a bf16 result, else fp32.
+    """Converts a weight's scale for the grouped product: bf16 for a bf16 result, else fp32.
 
     scale: fp32
     """

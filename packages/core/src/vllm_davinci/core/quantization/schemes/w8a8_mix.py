@@ -1,7 +1,7 @@
 """W8A8_MIX: the tensors of W8A8 and of W8A8_DYNAMIC.
 
-Scales of tokens are for prefills, the checkpoint's for decodes of another engine, whose steps they
-save a launch per product. An engine that does both, and routed experts, take the former.
+Prefills use scales per token. A separate decode engine uses the checkpoint's scales, which save a
+launch per product. An engine that does both, and routed experts, use scales per token.
 """
 
 from __future__ import annotations

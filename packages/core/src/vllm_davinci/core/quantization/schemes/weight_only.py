@@ -69,7 +69,7 @@ class WeightOnlyLinearMethod(QuantizedLinearMethodBase):
     ) -> torch.Tensor:
         """x: [..., in_features]. Returns [..., out_features] of the same dtype.
 
-        bias: that of the layer, or None where another rank adds it
+        bias: the layer's, or None if another rank adds it
         """
         return self._product(x, None if bias is None else self._bias)
 
@@ -102,7 +102,7 @@ class WeightOnlyFusedMoEMethod(QuantizedFusedMoEMethodBase):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOnlyProjection:
-    """One projection of all experts, whose integers the product turns into the rows' dtype.
+    """One projection of all experts; the product converts its integers to the rows' dtype.
 
     weight: [num_local, in, out] int8, or [num_local, in, out / 8] int32, see `weight_only`
     scale:  [num_local, out] or [num_local, groups, out], dtype of the rows
@@ -203,7 +203,7 @@ class W4A16(WeightOnly):
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
         weight, *others = self.parameters
         if not layout.version:
-            return INT8_WEIGHT, *others  # one in each of int8
+            return INT8_WEIGHT, *others  # one integer per int8
         if layout.group_size:
             return replace(weight, extent=Extent.PACKED_ROWS), *others
         return self.parameters
