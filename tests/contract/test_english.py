@@ -11,6 +11,25 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("packages", "tests", "benchmarks", "ci", "examples")
 # "Of one weight at most so many." leaves the reader to look for its subject.
 FRAGMENT = re.compile(r"(Of|What|Whose|That|How much)\b")
+# "Whether `plan` has anything to do." has no verb of its own: "True if steps may be split."
+CLAUSE = re.compile(r"(Whether|Which|How|Where|Of|What|Whose|That|How much)\b")
+# Folders without CLAUSE and without these words, which have a word of the field in their place.
+PLAIN = ("packages/core/src", "packages/models/src")
+WORDS = {
+    r"seals?|unsealed": "checksum",
+    r"both ways": "bidirectional",
+    r"in vain|for ever": "time out, never, forever",
+    r"nobody|somebody|whoever": "the agent, or a verb without one",
+    r"so many|as many as": "a number with its noun",
+    r"goes on|go on|going on": "continues, is offloaded",
+    r"(hold|holds|held) against": "compare",
+    r"keeps? states": "recurrent state",
+    r"way to the experts|ways to the experts": "dispatch method",
+    r"further tokens": "multi-token prediction",
+    r"without a word|for want of|on (the|its|their) way": "a verb",
+    r"is told|are told": "is logged, is reported",
+}
+HOUSEHOLD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -42,6 +61,29 @@ def test_docstrings_begin_with_their_subject_or_verb() -> None:
         for each in fragments(path)
     ]
     assert not found, "give these a subject or a verb:\n" + "\n".join(found)
+
+
+def plain_faults(source: str) -> Iterator[tuple[int, str]]:
+    """Line of each docstring that opens with a clause or has one of WORDS, and the words."""
+    for line, text in docstrings(source):
+        for found in (CLAUSE.match(text), HOUSEHOLD.search(text)):
+            if found:
+                yield line, found[0]
+
+
+def test_docstrings_have_the_words_of_the_field() -> None:
+    found = [
+        f"{path.relative_to(ROOT).as_posix()}:{line}: {words!r}"
+        for folder in PLAIN
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, words in plain_faults(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "write a verb or the field's word:\n" + "\n".join(found)
+
+
+def test_a_clause_and_a_household_word_are_seen() -> None:
+    text = 'def is_on() -> bool:\n    """Whether a step of so many tokens fetches anything."""\n'
+    assert [words for _, words in plain_faults(text)] == ["Whether", "so many"]
 
 
 def test_a_fragment_is_seen() -> None:

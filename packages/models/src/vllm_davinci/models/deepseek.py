@@ -59,8 +59,7 @@ class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
     ) -> tuple[float, torch.Tensor]:
         """The factor of attention's sum, and the residual.
 
-        As in vLLM: float16 uses smaller numbers to avoid overflow; the next norm removes the
-                    factor.
+        As in vLLM: smaller numbers avoid overflow in float16; the next norm removes the factor.
         """
         if dtype != torch.float16:
             return 1.0, residual

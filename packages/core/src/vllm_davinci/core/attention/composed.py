@@ -26,7 +26,7 @@ LARGEST_HEAD_SIZE = 256
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How a layer scores keys.
+    """A layer's rule for scoring keys.
 
     window:       how many keys a query sees, itself included; None for all
     soft_cap:     scores become soft_cap * tanh(scores / soft_cap); None leaves them as they are

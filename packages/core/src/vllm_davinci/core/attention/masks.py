@@ -1,4 +1,4 @@
-"""Which keys a query sees: the attention operator's modes and its constant mask."""
+"""Visible keys of a query: the attention operator's modes and its constant mask."""
 
 import functools
 

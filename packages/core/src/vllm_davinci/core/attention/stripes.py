@@ -1,4 +1,4 @@
-"""Which tokens of a request each rank holds under decode context parallelism."""
+"""Tokens of a request that each rank holds under decode context parallelism."""
 
 from typing import NamedTuple, TypeVar
 

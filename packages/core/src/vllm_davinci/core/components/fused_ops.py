@@ -42,8 +42,7 @@ def choose_fused_ops(is_enabled: bool) -> None:
     """Enables the installed providers' operators for this process, or none.
 
     Call it after the process has its device: only then can a provider tell what the device
-                                              supports.
-    Raises ComponentError for a provider that does not fit.
+    supports. Raises ComponentError for a provider that does not fit.
     """
     _fused_ops.clear()
     providers = components.find(components.OPERATORS)

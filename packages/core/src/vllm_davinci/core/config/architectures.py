@@ -21,7 +21,7 @@ _OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
 
 
 class Bidirectional(Enum):
-    """Which tokens of a prompt attend to each other bidirectionally."""
+    """Tokens of a prompt with bidirectional attention."""
 
     IMAGES = "the tokens of each image"
     PROMPTS = "all tokens of a prompt that has an image"
@@ -180,7 +180,7 @@ def is_sparse(model: "ModelConfig | None") -> bool:
 
 
 def bidirectional(model: "ModelConfig | None") -> Bidirectional | None:
-    """Which prompt tokens attend bidirectionally; None for causal or unknown models."""
+    """Prompt tokens with bidirectional attention; None for causal or unknown models."""
     if model is None or not model.is_mm_prefix_lm:
         return None
     return next((row.bidirectional for row in known(model) if row.bidirectional), None)

@@ -60,8 +60,8 @@ class GraphConfig(_Options):
     enable_multistream_moe: bool = False
     """Overlap shared experts with routed ones. Works without graph mode."""
     on_capture_failure: Literal["fewer_sizes", "stop"] = "fewer_sizes"
-    """What happens if a size cannot be captured on some rank: its steps run in a larger size or
-    eagerly (`fewer_sizes`), or the start fails (`stop`)."""
+    """Handling of a size that some rank cannot capture: run its steps in a larger size or eagerly
+    (`fewer_sizes`), or fail the start (`stop`)."""
 
 
 class SchedulerOptions(BaseModel):
@@ -183,9 +183,8 @@ class ExpertBalanceConfig(_Options):
     communicator: Annotated[
         Literal["auto", "torch_nccl", "torch_gloo"], Needs(DYNAMIC, f"needs {DYNAMIC}")
     ] = "auto"
-    """How expert weights move: `torch_nccl` (HCCL between devices) or `torch_gloo` (through the
-                             host;
-    required by use_async). `auto`: HCCL if possible."""
+    """Transport of expert weights: `torch_nccl` (HCCL between devices) or `torch_gloo` (through the
+    host; required by use_async). `auto`: HCCL if possible."""
     log_balancedness: Annotated[bool, Needs(DYNAMIC, f"needs {DYNAMIC}")] = False
     """Log the mean load of a rank over the largest of any. Costs a collective and a wait."""
     log_balancedness_interval: Annotated[int, Needs(DYNAMIC, f"needs {DYNAMIC}")] = Field(
@@ -205,8 +204,7 @@ class DavinciConfig(_Options):
     """Dual-batch overlap."""
     overlap: Literal["auto", "off", "published", "lean"] | None = None
     """Preset for all overlap options: `off`, `published` (the published figures), `lean` (the same
-                                    with
-    fewer all-reduces) or `auto` (chosen for this engine, reasons logged). Unset: each option
+    with fewer all-reduces) or `auto` (chosen for this engine, reasons logged). Unset: each option
     applies as given."""
     sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
     """Sequence parallelism of tensor-parallel ranks between attention and MLP."""
@@ -216,8 +214,7 @@ class DavinciConfig(_Options):
         default=0, ge=0
     )
     """Ranks that share one expert. 0: the tensor parallel size. With --enable-expert-parallel
-                                    experts
-    are whole: 0 means 1, and larger values are refused."""
+    experts are whole: 0 means 1, and larger values are refused."""
     expert_map_path: str | None = None
     """JSON file that assigns experts to ranks. Several ranks may hold the same expert."""
     eplb_config: ExpertBalanceConfig = ExpertBalanceConfig()

@@ -95,8 +95,7 @@ def discard_damaged_plans(cache_root: Path) -> None:
 
 def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
     """Fragmentation in bytes: memory that the allocator held beyond the peak of tensors and could
-                            not
-    return, as remainders of split blocks. vLLM measures tensors only.
+    not return, as remainders of split blocks. vLLM measures tensors only.
 
     statistics: of torch's allocator, with peaks since the measurement began. Expandable segments
                 do not fragment: torch unmaps what lies between tensors

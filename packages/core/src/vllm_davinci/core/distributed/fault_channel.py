@@ -155,7 +155,7 @@ class FaultChannel:
         """Kills stopped ranks of the same engine, which cannot notice its end.
 
         Otherwise vLLM waits for them: for a reply until its own timeout, for their end another 20
-                                       s.
+        s.
         """
         for each in self.stopped_siblings():
             with suppress(ProcessLookupError):

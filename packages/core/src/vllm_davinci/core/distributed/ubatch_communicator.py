@@ -24,7 +24,7 @@ class UbatchCommunicator(DeviceCommunicatorBase):
 
     A collective runs on HCCL's own stream, which waits for the current one. The current stream then
     waits for it: at once, or, in a ubatch, after the other ubatches have launched their
-                  computation.
+    computation.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Loss(NamedTuple):
     error: float
 
     def is_within(self, budget: float) -> bool:
-        """Whether other text, too, is likely to lose no more: 39 of 40 times, if it is alike."""
+        """True if similar text is likely (39 of 40 times) to lose no more than `budget`."""
         return self.share + 2 * self.error <= budget
 
 

@@ -164,8 +164,7 @@ class GraphCapture:
         ubatches_of: tokens -> number of ubatches in the graph of that size
         drafter:     graphs of its passes, captured afterwards; None if they run eagerly
         All ranks capture the same sizes: a size that one rank cannot capture is dropped by all.
-                                          Raises
-        DeviceError in that case if the options require it.
+        Raises DeviceError in that case if the options require it.
         """
         if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
             return 0

@@ -30,8 +30,7 @@ class SteadyDecode:
     """Prepares a step in which only positions have changed, in few copies.
 
     vLLM prepares every step for all cases: a dozen small copies and operators, whose launches take
-                                            most
-    of the time. Here nearly all their results are already on the device.
+    most of the time. Here nearly all their results are already on the device.
 
     buffers:   of the runner
     positions: a buffer of int64, one per request

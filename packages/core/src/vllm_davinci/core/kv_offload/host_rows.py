@@ -20,8 +20,7 @@ def slab_chunks(budget_bytes: int, chunk_bytes: int) -> list[int]:
     """Number of chunks in each slab that the budget allows, rounding included.
 
     Largest first: slabs of LARGEST_SLAB_BYTES (or of one chunk, if larger), then the remaining
-                   powers of
-    two.
+    powers of two.
     """
     largest = max(LARGEST_SLAB_BYTES, 1 << (chunk_bytes - 1).bit_length())
     chunks: list[int] = []

@@ -53,10 +53,8 @@ def products_between(rows: torch.Tensor, keys: torch.Tensor, decay: torch.Tensor
     """Sum over channels c of r_ic k_jc exp(g_ic - g_jc) if token j is not after i, else 0.
 
     A product of r exp(g) and k exp(-g) would overflow. Blocks of 1, 2, 4, ... tokens are joined
-    with
-    the next block: rows of the second combine with columns of the first by way of its last token,
-                    so
-    that no exponent is positive.
+    with the next block: rows of the second combine with columns of the first by way of its last
+    token, so that no exponent is positive.
 
     rows:  [..., tokens, channels], fp32
     keys:  the same, or broadcastable to it

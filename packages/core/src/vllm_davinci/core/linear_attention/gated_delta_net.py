@@ -87,7 +87,7 @@ class NPUQwenGatedDeltaNetAttention(GatedDeltaRule, QwenGatedDeltaNetAttention):
     """vLLM's layer, with its projections and weights."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size]. Returns the same shape, on the current stream"""
+        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. Current stream."""
         qkvz, _ = self.in_proj_qkvz(hidden_states)
         ba, _ = self.in_proj_ba(hidden_states)
         if self.gqa_interleaved_layout:

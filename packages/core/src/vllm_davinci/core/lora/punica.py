@@ -199,7 +199,6 @@ def _add_product(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torc
     """Adds x @ weight.T to y in place. weight: [out, in]
 
     Not addmm_: its inner sum may depend on the number of rows, so a row's bits would depend on the
-                rest
-    of its step.
+    rest of its step.
     """
     return y.add_(torch.mm(x, weight.t()))

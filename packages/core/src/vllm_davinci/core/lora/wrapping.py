@@ -61,8 +61,7 @@ def connect_attention(model: nn.Module, step: NPUPunicaWrapper) -> list[BaseLaye
     """Makes MLA blocks compute with their wrapped projections. Call it after all are wrapped.
 
     Returns wrappers that must not have an adapter: attention adds a norm's bias as transformed by
-                                                    the
-    base weight of kv_b_proj.
+    the base weight of kv_b_proj.
     """
     refused: list[BaseLayerWithLoRA] = []
     for block in model.modules():

@@ -138,9 +138,8 @@ class StoppedRanks:
     end the wait, without naming the rank.
 
     All ranks of an engine get the same calls: a call that this rank got after the other one had
-                                               stopped
-    waits for that rank too, as may a call of the second before the stop was noticed. A stopped rank
-    that blocks no call is left alone.
+    stopped waits for that rank too, as may a call of the second before the stop was noticed. A
+    stopped rank that blocks no call is left alone.
 
     now:     the stopped ranks
     calls:   number of calls that this rank has begun

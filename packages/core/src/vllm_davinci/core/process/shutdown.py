@@ -113,7 +113,7 @@ class SignalledEnd:
 
 
 class Remains:
-    """What killed processes, and their descendants, leave behind.
+    """Leftovers of killed processes and their descendants.
 
     multiprocessing's tracker outlives them and frees shared memory.
     """

@@ -29,7 +29,7 @@ _DECODER_LAYER = re.compile(r"^.*?\.layers\.\d{1,9}\.")
 
 
 class Checkpoint(NamedTuple):
-    """Where a format looks for its description.
+    """The checkpoint in which a format looks for its description.
 
     model:        a directory, or a name on the hub
     quantization: config.json's `quantization_config`

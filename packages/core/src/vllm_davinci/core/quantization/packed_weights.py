@@ -3,9 +3,8 @@
 For a layer X of [out, in], with eight 4-bit integers per int32:
     AWQ                 X.qweight [in, out / 8], in AWQ's own order of the eight;
                         X.scales [groups, out]; X.qzeros [groups, out / 8]
-    GPTQ                X.qweight [in / 8, out]; X.scales and X.qzeros as in AWQ, in plain order
-    and,
-                        in its first format, one less; X.g_idx [in], the group of each input
+    GPTQ                X.qweight [in / 8, out]; X.scales and X.qzeros as in AWQ, in plain
+                        order and, in its first format, one less; X.g_idx [in], each input's group
     compressed-tensors  X.weight_packed [out, in / 8]; X.weight_scale [out, groups];
                         X.weight_zero_point [out / 8, groups]; X.weight_shape [2]
 Reading converts them one by one to the tensors of W4A16 or W8A16 (see `weight_only`).

@@ -1,8 +1,7 @@
 """Finds, at start, the norms and projections that quantize for their readers.
 
 The readers of an output depend on the step: few or many tokens, decodes, prefills or neither, with
-                                             or
-without padding. Dummy runs cover all cases before the first step: those without attention before
+or without padding. Dummy runs cover all cases before the first step: those without attention before
 memory is measured, those with attention once there is a KV cache.
 """
 

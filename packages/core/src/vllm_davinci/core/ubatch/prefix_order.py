@@ -1,10 +1,9 @@
 """Checks that a cut of a step keeps cached prefixes exact.
 
 Requests of one step may share cache blocks: the scheduler lets a request hit a block that another
-                                             one
-fills in the same step. A whole step writes all keys and values of a layer before any token attends.
-In a cut step, the ubatches run layer by layer in order, so the only error is a token before a cut
-that reads a block filled by a token after it.
+one fills in the same step. A whole step writes all keys and values of a layer before any token
+attends. In a cut step, the ubatches run layer by layer in order, so the only error is a token
+before a cut that reads a block filled by a token after it.
 """
 
 from collections.abc import Sequence

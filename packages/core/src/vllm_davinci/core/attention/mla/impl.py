@@ -33,9 +33,8 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
     W_UK:       [num_heads, qk_nope_head_dim, kv_lora_rank]
     W_UV:       [num_heads, kv_lora_rank, v_head_dim]
     value_bias: [num_heads * v_head_dim], or None if the norm of kv_c has no bias b. The
-                cache holds rows without b: W_UK b adds the same to a query's scores of all keys,
-                                            which
-                softmax ignores, and W_UV b adds the same to every value.
+                cache holds rows without b: W_UK b adds the same to a query's scores of all
+                keys, which softmax ignores, and W_UV b adds the same to every value.
     prefill_sizes: head sizes of the part without position and of the values in calls of the
                    prefill operator: the model's sizes, or larger ones, zero-padded
     """

@@ -184,8 +184,7 @@ class QuantDescription(Format):
         return found
 
     def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
-        """Checks that tensors and description agree: every scale has a weight, every entry a
-                                                   tensor.
+        """Checks that tensors and description agree: scales have weights, entries have tensors.
 
         Every layer must have the tensors of its type, and the parts of one product the same type.
         """
