@@ -93,7 +93,7 @@ def test_work_that_takes_long_says_that_it_begins_and_goes_on(
             time.sleep(0.01)
     first, second, *_ = vllm_logs.messages
     assert first == "The profile run begins."
-    assert second.startswith("The profile run goes on: 0 s")
+    assert second.startswith("The profile run continues: 0 s")
     vllm_logs.clear()
     with log.progress(logger, "The profile run", is_said=False):
         pass
