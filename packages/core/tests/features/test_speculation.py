@@ -156,7 +156,7 @@ def test_methods_are_refused_with_the_reason(method: str):
                 "draft_model_config": model(architectures=["LlamaForCausalLM"]),
                 "draft_parallel_config": SimpleNamespace(tensor_parallel_size=1),
             },
-            "draft_tensor_parallel_size to 2",
+            "draft_tensor_parallel_size .*Set it to 2",
         ),
     ],
 )

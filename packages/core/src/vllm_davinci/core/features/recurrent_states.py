@@ -29,7 +29,7 @@ def settle(engine: Engine) -> None:
     reason = f"not available in {RELEASE}: cached states of prefixes"
     engine.set(cache, "enable_prefix_caching", False, reason)
     if _method(engine) in _SYNCHRONOUS:
-        reason = "recurrent state follows the drafts that the host knows to be accepted"
+        reason = "states follow the drafts that the host knows to be accepted"
         engine.set(scheduler, "async_scheduling", False, reason)
 
 
