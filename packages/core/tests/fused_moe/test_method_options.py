@@ -230,7 +230,7 @@ def test_a_method_that_the_ranks_cannot_follow_is_an_error(asked: CommunicationR
 def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(FUSED_VARIABLE, "1")
     checkpoint = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
-    with pytest.raises(ValueError, match=f"'fused' sends .* {FUSED_VARIABLE}=1 asks for it"):
+    with pytest.raises(ValueError, match=f"'fused' sends .* {FUSED_VARIABLE}=1 requests it"):
         VllmConfig(
             model_config=ModelConfig(str(checkpoint)), device_config=DeviceConfig(device="npu")
         )
