@@ -47,7 +47,7 @@ def invalid() -> ValidationError:
         (ValueError("Repo id must be ...: '/no/model'."), "from_cli_args", ["no /no/model on"]),
         (invalid(), "create_engine_config", ["size: Input should be a valid integer"]),
         (ConfigurationError("dbo.x is unknown"), "anywhere", ["dbo.x is unknown"]),
-        (RuntimeError("Engine core initialization failed. See"), "anywhere", ["for the reason above"]),
+        (RuntimeError("Engine core initialization failed. See"), "anywhere", ["reason above"]),
     ],
 )
 def test_an_error_of_configuration_is_one_line(error: BaseException, by: str, words: list[str]):
