@@ -189,7 +189,7 @@ def page(results: dict[str, Outcomes], clients: str) -> str:
             outcomes = found.get(client, {}).values()
             cells.append(f"{sum(each.error is None for each in outcomes)} of {len(outcomes)}")
         lines.append(f"| {client} | {' | '.join(cells)} |")
-    checkpoints = list(dict.fromkeys(each.checkpoint for each in SERVERS))
+    checkpoints = list(dict.fromkeys(each.checkpoint for each in SERVERS if each.name in results))
     for client in names:
         lines += ["", f"## {client}", "", f"| call | {' | '.join(checkpoints)} |"]
         lines.append(f"| --- |{' --- |' * len(checkpoints)}")
@@ -241,20 +241,24 @@ def main() -> int:
     file = RESULTS / "results.json"
     results = read_results(file) if options.names else {}
     clients = releases(options.python)
+    text = ""
     for each in chosen:
         for _process, server in served(each, RESULTS):
             found: Outcomes = {}
-            for client, program in PROGRAMS.items():
-                found[client] = called(options.python, program, server)
+            for client in (*PROGRAMS, BENCH):
+                found[client] = (
+                    benchmarked(server, RESULTS)
+                    if client == BENCH
+                    else called(options.python, PROGRAMS[client], server)
+                )
                 right = sum(outcome.error is None for outcome in found[client].values())
                 print(f"{each.name}: {client} {right} of {len(found[client])}", flush=True)
-            found[BENCH] = benchmarked(server, RESULTS)
-            results[each.name] = found
-        # After each server, so that an interrupted run leaves its results.
-        results = {s.name: results[s.name] for s in SERVERS if s.name in results}
-        file.write_text(json.dumps(results, indent=1, default=asdict), encoding="utf-8")
-        text = page(results, clients)
-        (RESULTS / "page.md").write_text(text, encoding="utf-8")
+                # After each client, so that an interrupted run leaves its results.
+                results[each.name] = found
+                results = {s.name: results[s.name] for s in SERVERS if s.name in results}
+                file.write_text(json.dumps(results, indent=1, default=asdict), encoding="utf-8")
+                text = page(results, clients)
+                (RESULTS / "page.md").write_text(text, encoding="utf-8")
     wrong = text.partition(WRONG)[2]
     print(wrong or "all calls are right", flush=True)
     return 1 if wrong else 0
