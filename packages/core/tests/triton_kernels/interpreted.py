@@ -458,6 +458,18 @@ def dcp_local_seq_lens(draw: Draw) -> Iterator[Launch]:
             yield Launch((1,), given, {})
 
 
+def scatter_num_accepted(draw: Draw) -> Iterator[Launch]:
+    left_out = draw.slots.clone()
+    left_out[-1] = -1
+    for slots in (draw.slots, left_out):
+        given = (slots, draw.ints(0, DRAFTS + 2, draw.num_reqs), draw.ints(1, 9, SLOTS))
+        yield Launch((draw.num_reqs,), given, {})
+
+
+def fill_num_accepted(draw: Draw) -> Iterator[Launch]:
+    yield Launch((draw.num_reqs,), (draw.slots, draw.ints(1, 9, SLOTS), 1), {})
+
+
 class Reasoning:
     """Requests of few kinds of tokens, so that markers of one to three are there by chance."""
 
@@ -548,6 +560,7 @@ CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
         "sample.logprob": [topk_log_softmax, ranks, fill_logprob_token_ids],
         "sample.prompt_logprob": [prompt_logprobs_token_ids],
         "sample.trace_replay": [trace_replay],
+        "model_states.mamba_hybrid": [scatter_num_accepted, fill_num_accepted],
         "sample.output": [compact_sampling_mask],
         "sample.thinking_budget": [update_committed_marker_cache, thinking_budget],
     }.items()

@@ -49,7 +49,7 @@ FEATURES = (
         "--runner pooling",
         "pooling models",
         lambda e: getattr(e.model, "runner_type", None) == "pooling",
-        V1,
+        BOTH,
     ),
     Feature(
         "--enable-prompt-embeds", "prompts of embeddings", model_has("enable_prompt_embeds"), BOTH

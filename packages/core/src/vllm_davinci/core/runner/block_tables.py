@@ -54,6 +54,10 @@ class NPUBlockTables(BlockTables):
         tables._version, tables._gathered = 0, None
         return tables
 
+    def keep_slots_per_token(self, number: int) -> None:
+        """Makes blocks that many times as far apart as their tokens say; see `shared_pages`."""
+        self.slots_per_block = [size * number for size in self.block_sizes]
+
     # Contents of `input_block_tables`: requests' slots, padded rows, and version of `rows`.
     _version: int
     _num_dirty_rows: int  # vLLM's: rows that a dummy step clears

@@ -36,6 +36,7 @@ from vllm_davinci.core.expert_balance.runner import NPUEPLBController, balance
 from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
+from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_pages
 from vllm_davinci.core.lora.runner import AdapterRunner
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
@@ -141,6 +142,11 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         self._kv_cache_memory = KVCacheMemory(self.device, layers, parts)
         shared = get_shared_kv_cache_layers(self.vllm_config)
         self._kv_cache_memory.bind(memory, self.kv_cache_config, self.kernel_block_sizes, shared)
+        if has_pages(self.kv_cache_config):
+            groups = self.attn_groups + getattr(self.speculator, "attn_groups", [])
+            limits = self.max_num_reqs, self.max_model_len
+            address_pages(self.kv_cache_config, groups, *limits)
+            self.block_tables.keep_slots_per_token(SLOTS_PER_KEY)
         return parts
 
     # --- the start: weights, KV cache ----------------------------------------------------------

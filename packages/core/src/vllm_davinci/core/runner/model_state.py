@@ -8,6 +8,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
 from vllm.v1.worker.gpu.ubatch_utils import _slice_input_batch
 from vllm.v1.worker.ubatch_utils import UBatchSlice
 from vllm.v1.worker.utils import AttentionGroup
@@ -15,6 +16,9 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_davinci.core.runner.adoption import behind
 from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
 from vllm_davinci.core.runner.ubatches import StepPlans
+
+# Of steps without drafts these need nothing that follows their requests on the device.
+PLAIN = (DefaultModelState, MambaHybridModelState)
 
 
 class NPUModelState(ModelState):
@@ -34,7 +38,7 @@ class NPUModelState(ModelState):
     @staticmethod
     def taking_over(state: ModelState, plans: StepPlans) -> "NPUModelState":
         """Converts the object to a class with our base first, then vLLM's for this model."""
-        plain = type(state) is DefaultModelState
+        plain = type(state) in PLAIN
         state.__class__ = behind(NPUModelState, type(state))
         assert isinstance(state, NPUModelState)
         state.is_plain, state.plans = plain, plans

@@ -11,6 +11,7 @@ from vllm_davinci.core.triton_kernels import (
     logprobs,
     penalties,
     sampling,
+    states,
     thinking_budget,
     verification,
 )
@@ -22,6 +23,7 @@ DRAFTS = f"{RUNNER}.spec_decode"
 DEPENDENT = f"{DRAFTS}.target_dependent_ar.speculator"
 VERIFIED = f"{DRAFTS}.rejection_sampler_utils"
 BUDGET = f"{SAMPLE}.thinking_budget"
+HYBRID = f"{RUNNER}.model_states.mamba_hybrid"
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     f"{BATCH}._prepare_prefill_inputs_kernel": inputs.prepare_prefill_inputs,
@@ -65,6 +67,8 @@ STAND_INS: dict[str, Callable[..., Any]] = {
         thinking_budget.update_committed_marker_cache
     ),
     f"{BUDGET}._thinking_budget_kernel": thinking_budget.thinking_budget,
+    f"{HYBRID}._scatter_num_accepted_kernel": states.scatter_num_accepted,
+    f"{HYBRID}._fill_num_accepted_kernel": states.fill_num_accepted,
 }
 
 
