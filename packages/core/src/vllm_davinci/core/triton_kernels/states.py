@@ -1,7 +1,7 @@
-"""What models keep of their requests beside the KV cache, in torch's operators.
+"""Stand-ins keep what models have of their requests beside the KV cache, in torch's operators.
 
-Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/model_states/mamba_hybrid.py), whose
-parameters they have without `_ptr`. Nothing here reads from the device.
+They stand in for kernels of vLLM's V2 runner (v1/worker/gpu/model_states/mamba_hybrid.py), and have
+their parameters without `_ptr`. Nothing here reads from the device.
 
 idx_mapping:  [B] int64, the slot of each request; -1: the request is left as it is
 num_accepted: [R] int32, by slot, in place: the tokens that a request's states have gone on by
