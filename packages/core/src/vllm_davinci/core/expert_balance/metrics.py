@@ -8,7 +8,7 @@ from vllm_davinci.core.expert_balance.imbalance import Imbalance
 # Not "vllm:...": vLLM unregisters metrics with its name when an engine starts.
 IMBALANCE = "davinci:expert_imbalance"
 IMBALANCE_HELP = (
-    "Largest load of a rank over the mean, for the newest decision's tokens, before and after."
+    "Largest load of a rank over the mean, before and after the newest decision, same tokens."
 )
 MOVES = "davinci:expert_moves"
 MOVES_HELP = "Expert slots that got another expert."

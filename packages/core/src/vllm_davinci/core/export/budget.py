@@ -1,4 +1,4 @@
-"""Chooses layer types: as few high-precision ones as keep the measured loss within a budget."""
+"""Chooses layer types: the fewest high-precision layers whose loss stays within a budget."""
 
 from __future__ import annotations
 

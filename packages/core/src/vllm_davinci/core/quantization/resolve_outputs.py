@@ -116,7 +116,7 @@ def resolved_plan(
 def step_sizes(vllm_config: VllmConfig) -> list[int]:
     """Token counts of dummy runs that cover every path which depends on the number of tokens.
 
-    One token; a number that ranks pad to share it; the first one that is not decode-only, which may
+    One token; a number that ranks must pad; the first one that is not decode-only, which may
     use another dispatch method; the first one that runs sequence parallel, and one that is then
     padded.
     """
