@@ -43,7 +43,7 @@ def test_without_the_package_the_error_names_it(
 def test_more_parts_than_a_step_can_have_tokens_are_refused(vllm_config: VllmConfig):
     asked = config(tensor_parallel_size=2)
     asked.scheduler_config.max_num_batched_tokens = 3
-    with pytest.raises(ConfigurationError, match="num_ubatches = 4 parts"):
+    with pytest.raises(ConfigurationError, match="num_ubatches = 4 is too large"):
         check_overlap(asked, DualBatchConfig(enabled=True, num_ubatches=4))
 
 
