@@ -64,6 +64,12 @@ def problems(found: dict[str, int], limit: int, listed: dict[str, int]) -> list[
     return [*long, *done]
 
 
+def test_the_sums_of_lines_and_tokens_have_not_grown(budget: ModuleType) -> None:
+    more = budget.grown(budget.recorded(), budget.measured())
+    hint = "take as much away, or: python ci/line_budget.py --record --for 'WHAT THE GROWTH IS FOR'"
+    assert not more, "\n".join([*more, hint])
+
+
 def test_a_growth_is_seen(budget: ModuleType) -> None:
     before = {"python": {"ci": budget.Size(10, 50), "tests": budget.Size(5, 9)}, "cpp": {}}
     moved = {"python": {"tests": budget.Size(15, 59)}, "cpp": {}}
