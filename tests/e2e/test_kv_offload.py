@@ -113,7 +113,10 @@ def test_evicted_blocks_come_back_bit_by_bit(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache; native is"),
+        (
+            {"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"},
+            "lmcache is not supported.*Use native",
+        ),
         (
             {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}},
             "kv_connector 'LMCacheConnectorV1'.*Use OffloadingConnector",

@@ -181,4 +181,4 @@ def test_steps_that_do_not_hold_a_prompt_whole_are_refused(
 ) -> None:
     options = {**LIMITS["paligemma"], "max_num_batched_tokens": 128}
     said = refusal_of(checkpoint("paligemma"), **options)
-    assert re.search(r"--max-num-batched-tokens is 128, .* 256 tokens", said)
+    assert re.search(r"--max-num-batched-tokens \(128\) .* --max-model-len \(256\)", said)

@@ -48,5 +48,7 @@ def test_prompts_with_an_image_are_one_span_and_others_none():
 
 
 def test_a_span_that_is_cut_is_refused_with_the_option(device: torch.device):
-    with pytest.raises(UnsupportedFeatureError, match=r"tokens 8 to 15 .*--max-num-batched-tokens"):
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"--max-num-batched-tokens is too small: .* tokens 8 to 15"
+    ):
         of_step({0: [(8, 15)]}, [12], [12])

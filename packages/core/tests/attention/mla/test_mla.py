@@ -134,7 +134,7 @@ def test_more_drafts_than_the_operator_takes_are_refused(
         num_speculative_tokens=16, parallel_drafting=False
     )
     with pytest.raises(
-        ConfigurationError, match=r"17 queries .*lower num_speculative_tokens to 15"
+        ConfigurationError, match=r"num_speculative_tokens must be at most 15: .* 17 are needed"
     ):
         NPUMLAMetadataBuilder(spec, [], vllm_config, device)
 

@@ -147,6 +147,7 @@ class EndedRequests:
             while loop.time() < end_s and not state.server.should_exit:
                 await asyncio.sleep(LOOKS_EVERY_S)
             self._is_ending.set()
+            loop.set_exception_handler(_report_unless_ended)
             for task in self._open:
                 task.cancel()
 
@@ -154,6 +155,14 @@ class EndedRequests:
             self._ends = asyncio.run_coroutine_threadsafe(end(), loop)
 
         SignalledEnd(drains_s, begin)
+
+
+def _report_unless_ended(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Leaves out the errors of handlers whose requests were ended before their engine."""
+    from vllm.v1.engine.exceptions import EngineDeadError  # vLLM imports this file as it starts
+
+    if not isinstance(context.get("exception"), EngineDeadError):
+        loop.default_exception_handler(context)
 
 
 class _Answer:

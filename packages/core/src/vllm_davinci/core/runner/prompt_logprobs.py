@@ -33,7 +33,13 @@ class AdaptersPromptLogprobs(PromptLogprobsWorker):
         return worker
 
     def compute_prompt_logprobs(
-        self, logits_fn: Any, hidden_states: Any, input_batch: InputBatch, *tables: Any
+        self,
+        logits_fn: Any,
+        hidden_states: Any,
+        input_batch: InputBatch,
+        all_token_ids: Any,
+        num_computed_tokens: Any,
+        prompt_lens: Any,
     ) -> dict[str, Any]:
         found: dict[str, Any] = {}
         wanted = self.uses_prompt_logprobs
@@ -43,21 +49,26 @@ class AdaptersPromptLogprobs(PromptLogprobsWorker):
                 self.uses_prompt_logprobs = wanted & (ids == adapter)
                 with self.adapters.logits_of(adapter):
                     found |= super().compute_prompt_logprobs(
-                        logits_fn, hidden_states, input_batch, *tables
+                        logits_fn,
+                        hidden_states,
+                        input_batch,
+                        all_token_ids,
+                        num_computed_tokens,
+                        prompt_lens,
                     )
         finally:
             self.uses_prompt_logprobs = wanted
         return found
 
     def compute_prompt_token_id_logprobs(
-        self, logits_fn: Any, hidden_states: Any, input_batch: InputBatch, *tables: Any
+        self, logits_fn: Any, hidden_states: Any, input_batch: InputBatch, prompt_lens: Any
     ) -> dict[str, Any]:
         found: dict[str, Any] = {}
         wanted = np.array([name in self.token_id_scores for name in input_batch.req_ids])
         for adapter in self._adapters(wanted, input_batch):
             with self._scores_of(adapter, input_batch), self.adapters.logits_of(adapter):
                 found |= super().compute_prompt_token_id_logprobs(
-                    logits_fn, hidden_states, input_batch, *tables
+                    logits_fn, hidden_states, input_batch, prompt_lens
                 )
         return found
 
