@@ -91,11 +91,19 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
 
 
 @pytest.mark.nightly("layouts")
-@pytest.mark.parametrize("method", ["all_to_all", "auto"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"moe_communication": "all_to_all"},
+        {"moe_communication": "all_to_all", "dbo": {**SPLIT_ALWAYS, "split": "token"}},
+        {},
+    ],
+    ids=["all_to_all", "ubatches", "all_gather"],
+)
 @pytest.mark.parametrize("family", ["dbrx", "laguna", "longcat_flash"])
 def test_families_whose_experts_are_chosen_or_stored_otherwise(
     family: str,
-    method: str,
+    config: dict[str, Any],
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
     tmp_path: Path,
@@ -104,7 +112,6 @@ def test_families_whose_experts_are_chosen_or_stored_otherwise(
     model = write_family(family, tmp_path / family)
     # vLLM looks for the number of experts elsewhere, before it asks a platform.
     named = {"hf_overrides": {"num_experts": 8}} if family == "dbrx" else {}
-    config = {"moe_communication": method}
     races = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
     with start_engine(
         model,

@@ -1,7 +1,7 @@
 """Chooses experts where only a token's own rank can: by its id, or with its hidden state."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
@@ -17,14 +17,19 @@ class ZeroExperts(ZeroExpertRouter):
     """vLLM's router of a layer with zero experts, which return their token unchanged.
 
     vLLM's runner asks it for the zero experts' share and adds that to the sum over all ranks.
+    shares: at 0 the newest step's share; with ubatches that of the running one
     """
 
-    _share: torch.Tensor | None = None
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.shares: Any = [None]
 
     @classmethod
     def of_runner(cls, runner: MoERunner) -> "ZeroExperts":
-        """Takes the place of the runner's router, whose share is a kernel of Triton's."""
+        """Replaces the runner's router, which computes the share in a Triton kernel. Idempotent."""
         router = runner.router
+        if isinstance(router, cls):
+            return router
         assert isinstance(router, ZeroExpertRouter)
         runner.router = own = cls(
             top_k=router.top_k,
@@ -49,12 +54,13 @@ class ZeroExperts(ZeroExpertRouter):
         """
         is_zero = ids >= self.num_logical_experts
         factor = weights.masked_fill(~is_zero, 0).sum(-1, keepdim=True)
-        self._share = (x * factor).to(x.dtype)
+        self.shares[0] = (x * factor).to(x.dtype)
         return weights.masked_fill(is_zero, 0), ids.remainder(self.num_logical_experts)
 
     @property
     def zero_expert_output(self) -> torch.Tensor | None:
-        share, self._share = self._share, None
+        share: torch.Tensor | None = self.shares[0]
+        self.shares[0] = None
         return share
 
 

@@ -10,6 +10,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import (
 )
 
 from vllm_davinci.core.components.protocols import StreamScheduler
+from vllm_davinci.core.fused_moe.own_choice import ZeroExperts
 
 
 class SlotPerUBatch:
@@ -35,7 +36,8 @@ def let_experts_switch(model: torch.nn.Module, scheduler: StreamScheduler) -> li
 
     A greenlet cannot switch inside a torch operator that is implemented in Python, so the layers
     are entered by the plain functions that vLLM uses on hosts without an accelerator. The shared
-    experts' result, which a layer stores between two of its stages, gets one slot per ubatch.
+    experts' result and the zero experts' share, which a layer stores between two of its stages, get
+    one slot per ubatch.
     Changes only these instances. Returns the slots, to be cleared after an error.
     """
     slots = []
@@ -47,4 +49,7 @@ def let_experts_switch(model: torch.nn.Module, scheduler: StreamScheduler) -> li
         if shared is not None:
             shared._output = SlotPerUBatch(scheduler)
             slots.append(shared._output)
+        if isinstance(module.router, ZeroExperts):
+            module.router.shares = SlotPerUBatch(scheduler)
+            slots.append(module.router.shares)
     return slots
