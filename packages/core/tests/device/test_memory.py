@@ -20,7 +20,7 @@ from vllm_davinci.core.device.memory import (
     memory_beside_buffers,
 )
 from vllm_davinci.core.errors import DeviceError
-from vllm_davinci_testing.processes.programs import output_of
+from vllm_davinci_testing.processes.programs import output_of, run_program
 
 SPEC = FullAttentionSpec(block_size=128, num_kv_heads=32, head_size=64, dtype=torch.bfloat16)
 MAX_MODEL_LEN = 1024
@@ -83,6 +83,35 @@ def test_segments_are_expandable_unless_the_user_says_otherwise():
     )
     assert told[:2] == ["[False]", "[True]"]
     assert int(told[2]) <= memory.SMALL_SEGMENT_BYTES, "two gaps of 64 MiB are no pieces"
+
+
+@pytest.mark.parametrize("limit", ["", "leave_room_for_workspaces(0, 300 << 20)"])
+def test_what_torch_keeps_leaves_room_for_a_workspace(limit: str):
+    """Memory that tensors of other streams have freed, beside a product that needs a workspace."""
+    ended = run_program(
+        f"""
+        import torch
+        from vllm_davinci.core.device.memory import leave_room_for_workspaces
+        from vllm_davinci.core.device.memory import restore_asked_share, use_expandable_segments
+        use_expandable_segments("")
+        ones = torch.ones(64, 64, device="npu")
+        streams = [torch.npu.Stream() for _ in range(3)]
+        {limit}
+        for stream, size in zip(streams, (200, 200, 40)):
+            with torch.npu.stream(stream):
+                torch.empty(size << 20, dtype=torch.uint8, device="npu")
+        torch.npu.synchronize()
+        print((ones @ ones).sum().item())
+        restore_asked_share()
+        print(torch.npu.get_per_process_memory_fraction())
+        """,
+        VNPU_MEMORY="512MiB",
+        TASK_QUEUE_ENABLE="2",
+    )
+    if limit:
+        assert ended.stdout == "262144.0\n1.0\n", ended.stderr[-2000:]
+    else:
+        assert "device 0 is out of memory" in ended.stderr
 
 
 def test_enough_memory_passes(worker: SimpleNamespace):

@@ -37,7 +37,9 @@ from vllm_davinci.core.device.memory import (
     check_given_cache,
     check_kv_cache_budget,
     discard_damaged_plans,
+    leave_room_for_workspaces,
     memory_beside_buffers,
+    restore_asked_share,
     use_expandable_segments,
 )
 from vllm_davinci.core.device.profiling import profiler_activities
@@ -67,6 +69,7 @@ class NPUWorker(Worker):
     local_rank: int
     profiler: Any
     _measured_kv_cache_bytes: int | None = None
+    _workspaces = _bytes_beside_cache = 0  # bytes of the largest step
     # Memory that vLLM does not count: graphs with their workspaces, and gaps between tensors.
     graph_bytes = workspace_bytes = piece_bytes = 0
     peak_activation_memory: int
@@ -89,6 +92,7 @@ class NPUWorker(Worker):
         self.device = torch.device("npu", self._visible_device_index())
         torch.accelerator.set_device_index(self.device)
         use_expandable_segments(os.environ.get(ALLOCATOR.key, ""))
+        restore_asked_share()
         # Without it torch_npu computes every GELU as tanh GELU, whatever the model requests.
         torch_npu.npu.use_compatible_impl(True)
         NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
@@ -200,6 +204,7 @@ class NPUWorker(Worker):
                 break
         self.available_kv_cache_memory_bytes = available_bytes
         check_kv_cache_budget(available_bytes, self)
+        leave_room_for_workspaces(self._workspaces, available_bytes + self._bytes_beside_cache)
         return available_bytes
 
     def _bytes_for_cache(self) -> int:
@@ -212,13 +217,15 @@ class NPUWorker(Worker):
         self.profiled_bytes = torch.accelerator.max_memory_allocated() - before
         split_bytes = self.model_runner.measure_steps()
         graphs = self.model_runner.graphs.profile_memory()
+        step_bytes = max(self.profiled_bytes, split_bytes)
+        sizes = self.compilation_config.cudagraph_capture_sizes or ()
+        graph_bytes = graphs.of_graphs(len(sizes))
+        self._workspaces, self._bytes_beside_cache = graphs.workspaces, step_bytes + graph_bytes
         if self.cache_config.kv_cache_memory_bytes is not None:
-            step_bytes = max(self.profiled_bytes, split_bytes)
             check_given_cache(self, self._bytes_beside_weights(), step_bytes)
             return available_bytes
-        sizes = self.compilation_config.cudagraph_capture_sizes or ()
         self.workspace_bytes = graphs.workspaces
-        self.graph_bytes = graphs.of_graphs(len(sizes)) + graphs.workspaces
+        self.graph_bytes = graph_bytes + graphs.workspaces
         available_bytes -= self.graph_bytes + self.piece_bytes
         if split_bytes > self.peak_activation_memory:
             available_bytes -= split_bytes - self.peak_activation_memory

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 import torch_npu
 from vllm.v1.worker.utils import request_memory
 
@@ -24,12 +25,16 @@ logger = init_logger(__name__)
 # Torch's allocator reserves small tensors in segments of this size. How full they are depends on
 # all sizes, so another length may need one more.
 SMALL_SEGMENT_BYTES = 2 << 20
+# Left for workspaces of streams that no step of the start has used, where memory allows it: a
+# product's is 20 MiB.
+SPARE_WORKSPACE_BYTES = 64 << 20
 
 
 EXPANDABLE_SEGMENTS = "expandable_segments"
 
 
 _are_expandable = False  # set by `use_expandable_segments`
+_asked_share: float | None = None  # of device memory, before an engine lowers it
 
 
 def use_expandable_segments(asked: str) -> None:
@@ -105,6 +110,36 @@ def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
         "allocated_bytes.all.peak", 0
     )
     return max(0, min(held, statistics.get("inactive_split_bytes.all.peak", 0)))
+
+
+def leave_room_for_workspaces(workspace_bytes: int, tensor_bytes: int) -> None:
+    """Limits the memory that torch's allocator keeps, so that operators' workspaces find theirs.
+
+    The allocator keeps what tensors have freed, up to all of the device, and gives it back where a
+    tensor finds no memory. Workspaces of compiled operators, and with TASK_QUEUE_ENABLE=2 those of
+    all, do not ask for it: the step ends where one finds none. Each stream takes a workspace when
+    it first needs one, or a larger one.
+    workspace_bytes: that the largest steps have taken
+    tensor_bytes:    of the KV cache, the largest step and graphs, which are always left
+    """
+    torch.accelerator.empty_cache()
+    free_bytes, total_bytes = torch.accelerator.get_memory_info()
+    spare_bytes = (free_bytes - workspace_bytes - tensor_bytes) // 2
+    spare_bytes = max(0, min(spare_bytes, max(workspace_bytes, SPARE_WORKSPACE_BYTES)))
+    kept_bytes = torch.accelerator.memory_reserved() + free_bytes - workspace_bytes - spare_bytes
+    global _asked_share
+    if _asked_share is None:
+        _asked_share = torch_npu.npu.get_per_process_memory_fraction()
+    share = min(_asked_share, max(0.0, kept_bytes / total_bytes))
+    torch_npu.npu.set_per_process_memory_fraction(share)
+
+
+def restore_asked_share() -> None:
+    """Lifts the limit that an earlier engine of this process has set."""
+    global _asked_share
+    if _asked_share is not None:
+        torch_npu.npu.set_per_process_memory_fraction(_asked_share)
+        _asked_share = None
 
 
 def memory_beside_buffers(
