@@ -241,6 +241,7 @@ def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(
     assert {name.partition(" of ")[2].partition(",")[0] for name in by_kind} == {
         "prompts",
         "decodes and a prompt",
+        "decodes",
     }
     assert split <= memory["activation_bytes"]
     assert memory["cache_bytes"] > 1 << 30

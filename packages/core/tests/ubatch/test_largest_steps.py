@@ -15,12 +15,12 @@ from vllm_davinci.core.ubatch.largest_steps import largest_steps
 from vllm_davinci.core.ubatch.splitter import StepSplitter
 
 
-def splitter(ranks: int = 2, **options: Any) -> StepSplitter:
+def splitter(ranks: int = 2, query_len: int = 1, **options: Any) -> StepSplitter:
     """One whose decisions are those of an engine with these options; it has no device."""
     made = StepSplitter.__new__(StepSplitter)
     made._options = DualBatchConfig(enabled=True, **options)
     made._parallel = SimpleNamespace(tensor_parallel_size=ranks, data_parallel_size=1)
-    made._decode_query_len = 1
+    made.decode_query_len = query_len
     made._is_causal = True
     made._tries = False
     scheduler = components.stream_scheduler()
@@ -36,9 +36,13 @@ def steps(tokens: int, requests: int, length: int, of: StepSplitter) -> list[Any
     return list(largest_steps(runner))  # type: ignore[arg-type]
 
 
-def dealt_by_vllm(num_tokens: int, max_num_seqs: int, is_mixed: bool) -> tuple[int, ...]:
+def dealt_by_vllm(num_tokens: int, max_num_seqs: int, step: Any, query_len: int) -> tuple[int, ...]:
     """Requests of vLLM's `_dummy_run`."""
-    if is_mixed:
+    if step.num_decodes == len(step.query_lens):
+        requests = min(max_num_seqs, -(-num_tokens // query_len))
+        rest = num_tokens % query_len
+        return (*[query_len] * (requests - 1), rest or query_len)
+    if step.num_decodes:
         decodes = min(max_num_seqs - 1, num_tokens // 2)
         return (*[1] * decodes, num_tokens - decodes)
     requests = min(num_tokens, max_num_seqs)
@@ -46,25 +50,37 @@ def dealt_by_vllm(num_tokens: int, max_num_seqs: int, is_mixed: bool) -> tuple[i
     return (*[each] * (requests - 1), each + rest)
 
 
-@pytest.mark.parametrize("split", ["request", "token"])
-def test_steps_are_within_the_limits_and_are_those_that_vllm_deals_out(split: str) -> None:
-    of = splitter(split=split, min_total_tokens_to_split=8, min_prefill_tokens_to_split=2)
+@pytest.mark.parametrize(("split", "query_len"), [("request", 1), ("token", 3)])
+def test_steps_are_within_the_limits_and_are_those_that_vllm_deals_out(
+    split: str, query_len: int
+) -> None:
+    least = {"min_total_tokens_to_split": 8, "min_prefill_tokens_to_split": 2}
+    of = splitter(query_len=query_len, split=split, **least)
     limits = itertools.product((1, 7, 64, 1000, 16384), (1, 2, 3, 16, 300), (8, 100, 4096))
     for tokens, requests, length in limits:
         for step in steps(tokens, requests, length, of):
             assert step.num_tokens <= tokens and len(step.query_lens) <= requests
             assert max(step.query_lens) <= length
-            dealt = dealt_by_vllm(step.num_tokens, requests, step.is_mixed)
+            dealt = dealt_by_vllm(step.num_tokens, requests, step, query_len)
             assert step.query_lens == dealt, (tokens, requests, length)
 
 
 def test_there_is_one_of_each_kind() -> None:
-    of = splitter(split="token")
-    found = {(step.is_mixed, step.first_share): step for step in steps(16384, 4, 8192, of)}
-    assert {*found} == {(False, None), (True, None), (False, 0.5), (True, 0.5)}
-    assert found[False, 0.5].query_lens == (4096,) * 4
-    assert found[True, 0.5].query_lens == (1, 1, 1, 8192)
-    assert str(found[True, 0.5]) == "8195 tokens of decodes and a prompt, cut at 50%"
+    of = splitter(
+        query_len=2,
+        split="token",
+        decode=True,
+        min_decode_tokens_to_split=4,
+        min_total_tokens_to_split=4,
+    )
+    found = {(str(step), step.query_lens) for step in steps(16384, 4, 8192, of)}
+    kinds = {
+        "16384 tokens of prompts": (4096,) * 4,
+        "8195 tokens of decodes and a prompt": (1, 1, 1, 8192),
+        "8 tokens of decodes": (2,) * 4,
+    }
+    forms = ("whole", "cut at 50%")
+    assert found == {(f"{kind}, {form}", lens) for kind, lens in kinds.items() for form in forms}
 
 
 def test_cuts_between_requests_lie_in_the_middle_and_as_far_from_it_as_they_may() -> None:
@@ -77,7 +93,7 @@ def test_nothing_is_cut_where_no_step_is() -> None:
     for of in (splitter(ranks=1), splitter(min_total_tokens_to_split=10**6)):
         assert {step.first_share for step in steps(16384, 4, 8192, of)} == {None}
     one_request = steps(4096, 1, 8192, splitter())  # which is not cut between requests
-    assert [step.query_lens for step in one_request] == [(4096,)]
+    assert [step.query_lens for step in one_request] == [(4096,), (1,)]
 
 
 def test_dummy_runs_are_cut_meanwhile_alone() -> None:

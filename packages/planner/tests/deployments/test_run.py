@@ -168,6 +168,8 @@ def test_wrong_commands_say_what_to_change(capsys: pytest.CaptureFixture[str]) -
     assert "Did you mean 'qwen3-8b-a2'?" in capsys.readouterr().err
     assert main(["dry-run", "--chip=ascend910b2"]) == 2
     assert "or --deployment NAME" in capsys.readouterr().err
+    assert main(["dry-run", "some/model", "--chip=ascend910b2"]) == 2
+    assert "did you mean --model some/model?" in capsys.readouterr().err
 
 
 def test_limits_of_time_grow_with_the_work_and_with_what_else_runs(

@@ -334,11 +334,12 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
         return self.split_forward.run(self._planned.split, model, *args, **inputs)
 
     def run_dummy_step(
-        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
+        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, num_decodes: int
     ) -> None:
         """Runs an eager step without requests, in ubatches if it is split; vLLM calls the model.
 
-        query_lens: new tokens of each request, dealt out as vLLM does; seq_lens: all its tokens
+        query_lens:  new tokens of each request, dealt out as vLLM does; seq_lens: all its tokens
+        num_decodes: number of leading requests that decode
         """
         model = self.model
         if not isinstance(model, CUDAGraphWrapper):
@@ -350,7 +351,8 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
                 force_attention=True,
                 is_profile=True,
                 skip_eplb=True,
-                create_mixed_batch=is_mixed,
+                uniform_decode=num_decodes == len(query_lens),
+                create_mixed_batch=0 < num_decodes < len(query_lens),
                 profile_seq_lens=seq_lens,
             )
         finally:

@@ -201,7 +201,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @torch.inference_mode()
     def run_dummy_step(
-        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
+        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, num_decodes: int
     ) -> None:
         """Runs an eager step without requests, in ubatches if it is split.
 

@@ -4,9 +4,9 @@ vLLM's profile run is a step of prompts, whole and without attention. A step in 
 more, since it holds the tensors of several ubatches, such as gathered rows, at the same time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -27,7 +27,7 @@ class StepRunner(Protocol):
     splitter: StepSplitter
 
     def run_dummy_step(
-        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, is_mixed: bool
+        self, query_lens: tuple[int, ...], seq_lens: torch.Tensor, num_decodes: int
     ) -> None:
         """Runs an eager step, as planned, over the existing cache."""
 
@@ -37,12 +37,12 @@ class LargestStep:
     """One of the largest steps.
 
     query_lens:  new tokens of each request, decodes first
-    is_mixed:    all but the last request decode
+    num_decodes: requests that decode: none, all but the last, or all
     first_share: fraction of tokens in the first ubatch; None: the step is whole
     """
 
     query_lens: tuple[int, ...]
-    is_mixed: bool
+    num_decodes: int
     first_share: float | None = None
 
     @property
@@ -50,63 +50,79 @@ class LargestStep:
         return sum(self.query_lens)
 
     def __str__(self) -> str:
-        kind = "decodes and a prompt" if self.is_mixed else "prompts"
+        kind = "decodes and a prompt" if self.num_decodes else "prompts"
+        if self.num_decodes == len(self.query_lens):
+            kind = "decodes"
         form = "whole" if self.first_share is None else f"cut at {self.first_share:.0%}"
         return f"{self.num_tokens} tokens of {kind}, {form}"
 
     def run(self, runner: StepRunner) -> None:
         """Runs it over the existing cache; reads block 0 and writes nothing."""
         lens = torch.tensor(self.query_lens)
-        num_prefills = 1 if self.is_mixed else len(lens)
-        context = torch.full_like(lens, -(-CONTEXT_TOKENS // num_prefills))
-        if self.is_mixed:
+        is_mixed = 0 < self.num_decodes < len(lens)
+        readers = 1 if is_mixed else len(lens)
+        context = torch.full_like(lens, -(-CONTEXT_TOKENS // readers))
+        if is_mixed:
             context[:-1] = 0
         seq_lens = (lens + context).clamp(max=runner.max_model_len).int()
         share, splitter = self.first_share, runner.splitter
         split = nullcontext() if share is None else splitter.as_if_real(share)
         with split:
-            runner.run_dummy_step(self.query_lens, seq_lens, self.is_mixed)
+            runner.run_dummy_step(self.query_lens, seq_lens, self.num_decodes)
         torch.accelerator.synchronize()
 
 
 def largest_steps(runner: StepRunner, slots: int | None = None) -> Iterator[LargestStep]:
-    """Whole steps of prompts, and of decodes with a prompt; then steps in ubatches, if any.
+    """Whole steps of prompts, of decodes with a prompt, and of decodes; then in ubatches, if any.
 
     slots: tokens that the cache holds; None: enough for any step
     """
     most = runner.max_num_tokens if slots is None else min(runner.max_num_tokens, slots)
-    for is_mixed in (False, True):
-        if (lens := _query_lens(runner, most, is_mixed)) is not None:
-            yield LargestStep(lens, is_mixed)
-    for is_mixed in (False, True):
+    kinds = (_prompts, _mixed, _decodes)
+    for deal in kinds:
+        if (step := deal(runner, most)) is not None:
+            yield step
+    for deal in kinds:
         for share in runner.splitter.first_shares():
-            if (lens := _largest_split(runner, most, is_mixed, share)) is not None:
-                yield LargestStep(lens, is_mixed, share)
+            if (step := _largest_split(runner, most, deal, share)) is not None:
+                yield step
 
 
-def _query_lens(runner: StepRunner, most: int, is_mixed: bool) -> tuple[int, ...] | None:
-    """The largest step of at most `most` tokens, as vLLM's `_dummy_run` deals them out; None if
-    there is no step of that kind."""
-    requests, longest = runner.max_num_reqs, runner.max_model_len
-    if is_mixed:
-        total = min(most, longest + min(requests - 1, longest))
-        decodes = min(requests - 1, total // 2)
-        return (*[1] * decodes, total - decodes) if decodes > 0 else None
-    total = min(most, longest * requests)
-    requests = min(total, requests)
+# The largest step of at most so many tokens, with the requests of vLLM's `_dummy_run`; None if
+# there is no step of the kind.
+_Deal = Callable[[StepRunner, int], LargestStep | None]
+
+
+def _prompts(runner: StepRunner, most: int) -> LargestStep | None:
+    longest = runner.max_model_len
+    total = min(most, longest * runner.max_num_reqs)
+    requests = min(total, runner.max_num_reqs)
     each, rest = divmod(total, requests)
-    return (*[each] * (requests - 1), each + rest if each + rest <= longest else each)
+    last = each + rest if each + rest <= longest else each
+    return LargestStep((*[each] * (requests - 1), last), num_decodes=0)
 
 
-def _largest_split(
-    runner: StepRunner, most: int, is_mixed: bool, share: float
-) -> tuple[int, ...] | None:
+def _mixed(runner: StepRunner, most: int) -> LargestStep | None:
+    others, longest = runner.max_num_reqs - 1, runner.max_model_len
+    total = min(most, longest + min(others, longest))
+    decodes = min(others, total // 2)
+    return LargestStep((*[1] * decodes, total - decodes), decodes) if decodes > 0 else None
+
+
+def _decodes(runner: StepRunner, most: int) -> LargestStep | None:
+    each = runner.splitter.decode_query_len
+    requests = min(runner.max_num_reqs, most // each) if each <= runner.max_model_len else 0
+    return LargestStep((each,) * requests, requests) if requests else None
+
+
+def _largest_split(runner: StepRunner, most: int, deal: _Deal, share: float) -> LargestStep | None:
     while most > 1:
-        lens = _query_lens(runner, most, is_mixed)
-        if lens is None:
+        step = deal(runner, most)
+        if step is None:
             return None
-        if runner.splitter.would_split(lens, share):
-            return lens
+        if runner.splitter.would_split(step.query_lens, share):
+            return replace(step, first_share=share)
+        most = min(most, step.num_tokens)
         most -= -(-most // 8)
     return None
 

@@ -56,7 +56,7 @@ class StepSplitter:
         self._options = config.dbo
         self._parallel: ParallelConfig = vllm_config.parallel_config
         self._dispatcher = dispatcher
-        self._decode_query_len = decode_query_len
+        self.decode_query_len = decode_query_len
         self._takes_images = takes_images
         self._tries = False  # dummy runs are split like real steps
         self._is_causal = False  # until the KV cache exists
@@ -125,7 +125,7 @@ class StepSplitter:
         """True if a step of these requests is split with that fraction in the first ubatch."""
         if self._decisions is None or not self._is_causal:
             return False
-        step = self._decisions.facts(query_lens, decode_query_len=self._decode_query_len)
+        step = self._decisions.facts(query_lens, decode_query_len=self.decode_query_len)
         with self._decisions.revised(first_share=first_share):
             return self._decisions.decide(step).split is not None
 
@@ -222,7 +222,7 @@ class StepSplitter:
         replays = mode != CUDAGraphMode.NONE
         return decisions.facts(
             step.query_lens.tolist(),
-            decode_query_len=self._decode_query_len,
+            decode_query_len=self.decode_query_len,
             is_real=step.is_real,
             is_graph_replay=replays,
             is_split_in_graph=replays and self._split_in_graph(num_tokens) is not None,
@@ -240,7 +240,7 @@ class StepSplitter:
             return None
         if not self._is_causal:
             return None
-        query_len = self._decode_query_len
+        query_len = self.decode_query_len
         if num_tokens not in self._graph_decisions:
             # Independent of how many of its decodes are padding.
             step = self._decisions.facts(
@@ -276,7 +276,7 @@ class StepSplitter:
                 num_tokens,
                 mode.value,
                 [] if split is None else _sizes(split, num_tokens),
-                bool(step.is_real and step.query_lens.max() > self._decode_query_len),
+                bool(step.is_real and step.query_lens.max() > self.decode_query_len),
             ),
             self._options.num_ubatches,
             self._parallel.data_parallel_rank,

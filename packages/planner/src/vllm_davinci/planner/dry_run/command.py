@@ -169,7 +169,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         if options.prompt_tokens is None:
             length = fitting_prompt(options.model, engine_arguments, options.output_tokens)
             options.prompt_tokens = (length,)
-        problem = _problem(options) or unknown_option(engine_arguments)
+        problem = _problem(options, engine_arguments) or unknown_option(engine_arguments)
         if problem is not None:
             tell(problem)
             return 2
@@ -186,12 +186,14 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
             return 1
 
 
-def _problem(options: argparse.Namespace) -> str | None:
+def _problem(options: argparse.Namespace, engine_arguments: list[str]) -> str | None:
     """Says which option is wrong and what to change, or None. Sets the concurrency."""
     concurrency = options.requests if options.concurrency is None else options.concurrency
     if min(options.requests, concurrency, *options.prompt_tokens, *options.output_tokens) < 1:
         return "--requests, --concurrency, --prompt-tokens and --output-tokens must be at least 1"
     options.concurrency = min(concurrency, options.requests)
+    if options.model is None and engine_arguments and not engine_arguments[0].startswith("-"):
+        return f"{engine_arguments[0]} is no option: did you mean --model {engine_arguments[0]}?"
     if options.model is None or options.chip is None:
         return (
             "name what to run: --model DIRECTORY and --chip NAME, or --deployment NAME "
