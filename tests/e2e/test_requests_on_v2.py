@@ -1,20 +1,93 @@
-"""Requests ask vLLM's V2 runner for what V1 does not give."""
+"""What requests can ask of vLLM's V2 runner alone, and logits processors of its interface."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.logits_processor import ARGUMENT, OnlyToken
 
 MODEL = "llama_head64_gqa4"
 ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VNPU_RACES": "raise"}
 
 
-@pytest.mark.thorough
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def on_v2(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
+    """An engine with all that greedy requests can ask for."""
+    return start_engine(
+        zoo(MODEL),
+        environment=ON_V2,
+        logits_processors=[OnlyToken],
+        enable_trace_replay=True,
+        reasoning_config={"reasoning_start_str": "<", "reasoning_end_str": ">!"},
+    )
+
+
+def test_a_users_processor_changes_the_requests_that_ask_for_it(on_v2: EngineProcess):
+    def asking(token: int | None) -> SamplingParams:
+        chosen = None if token is None else {ARGUMENT: token}
+        return SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, extra_args=chosen)
+
+    given = [{"prompt_token_ids": [number, 5, 9]} for number in range(4)]
+    usual = tokens_of(on_v2.generate(given, asking(None)))
+    changed = tokens_of(on_v2.generate(given, [asking(each) for each in (7, None, 0, None)]))
+    assert changed == [[7] * 9, usual[1], [0] * 9, usual[3]]
+    with pytest.raises(EngineError, match="only_token = -3 is no token"):
+        on_v2.generate(given[:1], asking(-3))
+
+
+def test_reasoning_ends_where_its_budget_is_used_up(on_v2: EngineProcess):
+    """The model of random weights never ends it: the marker is forced, then it goes on freely."""
+    start, end, end_after = (ord(each) - ord("!") for each in "<>!")  # the zoo's vocabulary
+    prompt = {"prompt_token_ids": [72, start, 65]}
+    free = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    (usual,) = tokens_of(on_v2.generate([prompt], free))
+    assert end not in usual[:8]
+    for budget in (0, 1, 6):
+        bounded = SamplingParams(
+            temperature=0, max_tokens=20, ignore_eos=True, thinking_token_budget=budget
+        )
+        both = on_v2.generate([prompt, prompt], [bounded, free])
+        tokens, others = tokens_of(both)
+        before = max(budget - 1, 0)  # one is in the prompt
+        assert tokens[:before] == usual[:before]
+        assert tokens[before : before + 2] == [end, end_after]
+        assert others == usual
+
+
+def test_a_trace_takes_the_place_of_what_is_sampled(on_v2: EngineProcess):
+    """Log-probabilities are those of the trace's tokens; after its end the model goes on alone."""
+    given = [{"prompt_token_ids": [number, 5, 9]} for number in range(2)]
+    trace = [3, 99, 42, 7]
+
+    def asking(**options: Any) -> SamplingParams:
+        return SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2, **options)
+
+    traced, other = on_v2.generate(given, [asking(trace_decode_token_ids=trace), asking()])
+    assert tokens_of([traced])[0][:4] == trace
+    prompt = [*given[0]["prompt_token_ids"], *trace]
+    (scored,) = on_v2.generate(
+        [{"prompt_token_ids": prompt}],
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=0),
+    )
+    assert tokens_of([scored]) == [tokens_of([traced])[0][4:]]
+    for place, token in enumerate(trace):
+        found = traced.outputs[0].logprobs[place][token].logprob
+        expected = scored.prompt_logprobs[3 + place][token].logprob
+        assert math.isclose(found, expected, abs_tol=1e-4)
+    assert tokens_of([other]) == tokens_of(on_v2.generate(given[1:], asking()))
+
+
 def test_a_sampled_token_comes_with_the_tokens_that_were_allowed(
     zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
 ):

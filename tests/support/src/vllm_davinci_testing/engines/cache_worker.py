@@ -18,7 +18,11 @@ class CacheWorker:
         """
         runner = self.model_runner
         # As it was in the newest step: the host's copy forgets a request that has ended.
-        blocks = runner.input_batch.block_table[0].block_table.gpu[0, :num_blocks].tolist()
+        if hasattr(runner, "block_tables"):  # vLLM's V2 runner
+            table = runner.block_tables.input_block_tables[0]
+        else:
+            table = runner.input_batch.block_table[0].block_table.gpu
+        blocks = table[0, :num_blocks].tolist()
         context = runner.compilation_config.static_forward_context
         caches = [context[name].kv_cache for name in sorted(context)]
         return [[_rows(part[blocks]) for part in cache.parts] for cache in caches]

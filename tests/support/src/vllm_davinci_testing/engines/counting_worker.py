@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -126,13 +126,15 @@ class StepCountingWorker:
     model_runner: Any
 
     def count_waits_of_steps(self) -> None:
-        """From now on."""
+        """From now on, whichever of vLLM's runners there is."""
         runner = self.model_runner
         self._counted_steps: list[tuple[int, int, int, int, int]] = []
         self._waits_in_forward = self._waits_for_inputs = self._launches_of_inputs = 0
-        execute, forward = runner.execute_model, runner._model_forward
-        prepare = runner._prepare_inputs
-        keep_inputs = runner.synchronize_input_prep
+        is_v2 = hasattr(runner, "prepare_inputs")
+        forwards = (runner.model, "forward") if is_v2 else (runner, "_model_forward")
+        preparations = ("prepare_inputs", "prepare_attn") if is_v2 else ("_prepare_inputs",)
+        execute, forward = runner.execute_model, getattr(*forwards)
+        keep_inputs = getattr(runner, "synchronize_input_prep", nullcontext)
 
         def counting_execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             tokens = scheduler_output.total_num_scheduled_tokens
@@ -153,11 +155,14 @@ class StepCountingWorker:
             self._waits_in_forward += _host_count("synchronizations") - before
             return output
 
-        def counting_prepare(*args: Any, **kwargs: Any) -> Any:
-            before = _host_count("launches")
-            inputs = prepare(*args, **kwargs)
-            self._launches_of_inputs += _host_count("launches") - before
-            return inputs
+        def counting(prepare: Callable[..., Any]) -> Callable[..., Any]:
+            def counting_prepare(*args: Any, **kwargs: Any) -> Any:
+                before = _host_count("launches")
+                inputs = prepare(*args, **kwargs)
+                self._launches_of_inputs += _host_count("launches") - before
+                return inputs
+
+            return counting_prepare
 
         @contextmanager
         def counting_inputs() -> Iterator[None]:
@@ -167,9 +172,10 @@ class StepCountingWorker:
                 yield
 
         runner.execute_model = counting_execute  # of this object alone
-        runner._model_forward = counting_forward
-        runner._prepare_inputs = counting_prepare
-        runner.synchronize_input_prep = counting_inputs
+        setattr(*forwards, counting_forward)
+        for name in preparations:
+            setattr(runner, name, counting(getattr(runner, name)))
+        runner.synchronize_input_prep = counting_inputs  # V2 calls none
 
     def waits_of_steps(self) -> list[StepWaits]:
         """Waits of each step but the last."""

@@ -136,7 +136,8 @@ class EngineProcess:
         return self._call("collective_rpc", (method,), {"args": args})
 
     def scheduler_settings(self) -> dict[str, Any]:
-        """The fields of vLLM's scheduler configuration, as they are in effect."""
+        """The fields of vLLM's scheduler configuration, as they are in effect, and the number of
+        steps in flight."""
         return self._call("scheduler_settings", (), {})
 
     def schedule(self) -> str:
@@ -252,8 +253,10 @@ def _serve(
             end(llm)
         try:
             if method == "scheduler_settings":
-                config = llm.llm_engine.vllm_config.scheduler_config
-                value = {name: value for name, value in vars(config).items() if name[0] != "_"}
+                config = llm.llm_engine.vllm_config
+                settings = vars(config.scheduler_config).items()
+                value = {name: value for name, value in settings if name[0] != "_"}
+                value["max_concurrent_batches"] = config.max_concurrent_batches
             elif method == "schedule":
                 value = _C.schedule()
             elif method == "get_metrics":
