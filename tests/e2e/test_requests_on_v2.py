@@ -1,4 +1,4 @@
-"""What requests can ask of vLLM's V2 runner alone, and logits processors of its interface."""
+"""Requests use options that only vLLM's V2 runner has, and logits processors of its interface."""
 
 from __future__ import annotations
 

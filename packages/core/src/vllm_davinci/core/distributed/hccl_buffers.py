@@ -44,9 +44,14 @@ def make_communicators(
         groups.append(get_eplb_group())
     for group in (*groups, *own):
         if group.world_size > 1:
-            with needs_buffers_of(f"the group {group.unique_name}", hccl_buffer_mib()):
-                dist.all_reduce(torch.zeros(1, device=device), group=group.device_group)
+            make_communicator(group.unique_name, group.device_group, device)
     torch.accelerator.synchronize()
+
+
+def make_communicator(name: str, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Runs one small collective in a group, as `make_communicators`. Does not wait for it."""
+    with needs_buffers_of(f"the group {name}", hccl_buffer_mib()):
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from vllm_davinci.core.config.architectures import ARCHITECTURES, Bidirectional, bidirectional
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import V1, Engine, Feature, model_has, refused
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, model_has, refused
 
 
 def settle(engine: Engine) -> None:
@@ -31,7 +31,7 @@ _SERVED = [name for name, row in ARCHITECTURES.items() if row.bidirectional]
 
 FEATURES = (
     Feature(
-        "", "bidirectional attention to images", model_has("is_mm_prefix_lm"), V1, settle=settle
+        "", "bidirectional attention to images", model_has("is_mm_prefix_lm"), BOTH, settle=settle
     ),
     refused(
         "",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vllm_davinci.core import components
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature
 
 ENABLED = "dbo.enabled"
 
@@ -71,7 +71,7 @@ def _warn_of_idle_options(engine: Engine) -> None:
 
 
 FEATURES = (
-    Feature(ENABLED, "dual-batch overlap", lambda e: e.config.dbo.enabled, V1, settle=settle),
+    Feature(ENABLED, "dual-batch overlap", lambda e: e.config.dbo.enabled, BOTH, settle=settle),
     Feature(
         "dbo.*",
         f"options of dual-batch overlap without {ENABLED}, which have no effect",

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import V1, Engine, Feature, Runner
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, Runner
 from vllm_davinci.core.features.kv_offload import CONNECTORS
 from vllm_davinci.core.kv_transfer.carriers import (
     CARRIERS,
@@ -135,7 +135,7 @@ FEATURES = (
         FLAG,
         "disaggregated prefill",
         is_asked,
-        V1,
+        BOTH,
         excludes=dict.fromkeys(
             (
                 "--enable-lora",

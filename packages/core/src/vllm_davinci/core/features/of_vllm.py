@@ -1,7 +1,7 @@
 """vLLM's features that need no code here: which runners serve them, and which are refused."""
 
 from vllm_davinci.core.config.registered_names import REPLACED, WITHOUT_FILES, is_served
-from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, model_has, refused
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, model_has, refused
 
 
 def _foreign_profilers(engine: Engine) -> list[str]:
@@ -30,14 +30,14 @@ FEATURES = (
         "--pipeline-parallel-size",
         "pipeline stages",
         lambda e: e.parallel.pipeline_parallel_size > 1,
-        V1,
+        BOTH,
     ),
-    Feature("", "images, videos or sound", model_has("is_multimodal_model"), V1),
+    Feature("", "images, videos or sound", model_has("is_multimodal_model"), BOTH),
     Feature(
         "",
         "an encoder and a decoder",
         model_has("is_encoder_decoder"),
-        V1,
+        BOTH,
         settle=lambda e: e.set(
             e.vllm.cache_config,
             "enable_prefix_caching",
@@ -55,13 +55,13 @@ FEATURES = (
         "--enable-prompt-embeds", "prompts of embeddings", model_has("enable_prompt_embeds"), BOTH
     ),
     Feature(
-        "--logits-processors", "logits processors of the user", model_has("logits_processors"), V1
+        "--logits-processors", "logits processors of the user", model_has("logits_processors"), BOTH
     ),
     Feature(
         "--enable-trace-replay",
         "decoding along a given trace",
         model_has("enable_trace_replay"),
-        V1,
+        BOTH,
     ),
     Feature(
         "--return-sampling-mask",
@@ -73,7 +73,7 @@ FEATURES = (
         "--enable-batch-sharded-sampling",
         "sampling that is sharded over ranks",
         lambda e: e.parallel.enable_batch_sharded_sampling,
-        V1,
+        BOTH,
     ),
     Feature(
         "enable_weight_nz_layout",

@@ -1,7 +1,7 @@
 """A thin subclass of vLLM's V2 runner that replaces the parts of a step as vLLM makes them."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.eplb_utils import EPLBController
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.pp_utils import PPHandler
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
@@ -29,9 +30,11 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
+from vllm_davinci.core.attention.spans import tell_prompt_lens
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.distributed.hccl_buffers import make_communicator
 from vllm_davinci.core.expert_balance.runner import NPUEPLBController, balance
 from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
@@ -78,6 +81,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         self._dummy_lengths: DummyLengths | None = None
         self._builders_are_made: Callable[[], None] = lambda: None
         self._output_plan: OutputPlan | None = None  # of a quantized model
+        self._slots_of_step = np.zeros(0, dtype=np.int64)
 
     # --- parts, in the order in which vLLM makes them ------------------------------------------
 
@@ -89,6 +93,12 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def input_buffers(self, buffers: InputBuffers) -> InputBuffers:
         self._plain_steps = PlainSteps(self.req_states, buffers)
         return buffers
+
+    @adopted
+    def pp_handler(self, handler: PPHandler) -> PPHandler:
+        """vLLM's. Its communicator is created before the free memory is measured."""
+        make_communicator("of sampled tokens", handler.broadcast_group, self.device)
+        return handler
 
     @adopted
     def model_state(self, state: ModelState) -> NPUModelState:
@@ -128,6 +138,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     @adopted
     def attn_groups(self, groups: list[list[AttentionGroup]]) -> list[list[AttentionGroup]]:
         self._builders_are_made()
+        tell_prompt_lens(self.model_config, groups, self._prompt_lens)
         return groups
 
     @adopted
@@ -345,6 +356,11 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             input_batch, *args, **kwargs
         )
         return prepared
+
+    def _prompt_lens(self) -> Sequence[int]:
+        """Tokens of the prompt of each of the step's requests."""
+        lengths: Sequence[int] = self.req_states.prompt_len.np[self._slots_of_step]
+        return lengths
 
     def postprocess_sampled(
         self, idx_mapping: torch.Tensor, sampled_tokens: torch.Tensor, *args: Any, **kwargs: Any

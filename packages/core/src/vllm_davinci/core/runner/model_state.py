@@ -1,24 +1,38 @@
 """A step's model state: attention metadata, recurrent states, embeddings."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.encoder_decoder import EncoderDecoderModelState
+from vllm.v1.worker.gpu.model_states.encoder_only import EncoderOnlyModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
 from vllm.v1.worker.gpu.ubatch_utils import _slice_input_batch
 from vllm.v1.worker.ubatch_utils import UBatchSlice
 from vllm.v1.worker.utils import AttentionGroup
 
+from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
+from vllm_davinci.core.multimodal.host_values import host_values
 from vllm_davinci.core.runner.adoption import behind
+from vllm_davinci.core.runner.buffers import take_over_tables
 from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
+from vllm_davinci.core.runner.rope_positions import NPURopeState
 from vllm_davinci.core.runner.ubatches import StepPlans
 
 # Of steps without drafts these need nothing that follows their requests on the device.
-PLAIN = (DefaultModelState, MambaHybridModelState)
+PLAIN = (
+    DefaultModelState,
+    EncoderDecoderModelState,
+    EncoderOnlyModelState,
+    MambaHybridModelState,
+)
 
 
 class NPUModelState(ModelState):
@@ -34,6 +48,7 @@ class NPUModelState(ModelState):
     as_run: Any = None
     is_plain: bool
     plans: StepPlans
+    rope_state: NPURopeState | None = None
 
     @staticmethod
     def taking_over(state: ModelState, plans: StepPlans) -> "NPUModelState":
@@ -44,7 +59,18 @@ class NPUModelState(ModelState):
         state.is_plain, state.plans = plain, plans
         if getattr(state, "prompt_embeds_state", None) is not None:
             NPUPromptEmbeds.taking_over(state.prompt_embeds_state)
+        if state.rope_state is not None:
+            NPURopeState.taking_over(state.rope_state)
+        if state.supports_mm_inputs:
+            NPUEncoderRunner.taking_over(state.encoder_runner)
+        take_over_tables(state)
         return state
+
+    def prepare_inputs(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if self.rope_state is not None:
+            self.rope_state.step = input_batch
+        inputs: dict[str, Any] = super().prepare_inputs(input_batch, *args, **kwargs)
+        return inputs
 
     def prepare_attn(
         self,
@@ -86,6 +112,34 @@ class NPUModelState(ModelState):
             metadata, input_batch, cudagraph_mode, for_capture, build_part
         )
         return metadata
+
+
+class NPUEncoderRunner(EncoderRunner):
+    """vLLM's encoder runner, without waits of the host for the device."""
+
+    places: EncoderPlaces
+    _around: Callable[[], AbstractContextManager[Any]]
+
+    @classmethod
+    def taking_over(cls, runner: EncoderRunner) -> None:
+        """Converts the object to this class."""
+        runner.__class__ = cls
+        assert isinstance(runner, cls)
+        runner.places = EncoderPlaces(runner.model, runner.device)
+        runner._around = host_values(runner.model, runner.device)
+
+    def execute_mm_encoder(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        with self._around():
+            outputs: list[torch.Tensor] = super().execute_mm_encoder(*args, **kwargs)
+        return outputs
+
+    def gather_mm_embeddings(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The encoder's outputs [tokens, hidden_size] of the step, and the tokens they belong to:
+        int64 indices on the device, or vLLM's mask [tokens]."""
+        embeddings, mask = super().gather_mm_embeddings(*args, **kwargs)
+        return embeddings, self.places.of_step(embeddings, mask)
 
 
 def _part_of(batch: InputBatch, part: UBatchSlice) -> InputBatch:

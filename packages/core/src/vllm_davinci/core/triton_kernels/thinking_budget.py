@@ -108,7 +108,7 @@ def thinking_budget(
     stop = margin + local
 
     def last(cached: torch.Tensor, marker: torch.Tensor) -> torch.Tensor:
-        begin = torch.maximum(-first, first.new_tensor(margin - marker.shape[0] + 1))
+        begin = (-first).clamp_(min=margin - marker.shape[0] + 1)
         found = _last_match(tokens, marker, begin, stop)
         return torch.where(found >= 0, found + first, cached.index_select(0, slots).to(found.dtype))
 
