@@ -14,8 +14,8 @@ calls = Calls()
 # Each line is split at a token boundary, as lm-eval finds the end's tokens by the number of the
 # start's.
 LINES = (
-    *(("import", " os"), ("class", " Reader:"), ("for name", " in names:")),
-    *(("return", " self.value"), ("def", " main():")),
+    *(("import", " os"), ("class", " Reader:"), ("for key, value", " in")),
+    *(("raise", " ValueError"), ("def __init__(", "self")),
 )
 CHOICES = """\
 task: local_choices
@@ -87,10 +87,10 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
 
 @calls.add("multiple choice")
 def _(server: Server) -> str:
-    # The shipped checkpoints were trained on code, so the line's own end is likelier than four
-    # signs.
+    # The shipped checkpoints were trained on code: in transformers each line's own end is e^10
+    # times as likely as four signs and more.
     accuracy = evaluate(server, "local_choices", CHOICES)["acc,none"]
-    assert accuracy >= 0.8
+    assert accuracy == 1, f"accuracy {accuracy:.2f}"
     return f"accuracy {accuracy:.2f}"
 
 

@@ -39,8 +39,19 @@ def test_every_option_is_there_and_a_default_without_being_asked_for():
 def test_features_that_the_engine_has_are_there_with_their_flag():
     found = by_key(feature_settings(made(enable_lora=True)))
     assert found["LoRA adapters"][1:] == (True, Source.FLAG, "--enable-lora")
-    assert found["graphs of decode steps"].value is True
     assert "dual-batch overlap" not in found
+
+
+def test_a_feature_s_source_is_that_of_its_setting():
+    graphs, overlap = "graphs of decode steps", "dual-batch overlap"
+    config = made({"dbo": {"enabled": True}}, max_cudagraph_capture_size=4)
+    found = by_key(feature_settings(config))
+    assert found[graphs][1:] == (True, Source.DEFAULT, "-cc.cudagraph_mode")
+    assert found[overlap][1:] == (True, Source.ADDITIONAL_CONFIG, "dbo.enabled")
+    typed = {"cudagraph_mode": "typed", "max_cudagraph_capture_size": "--max... 4"}
+    assert by_key(feature_settings(config, typed))[graphs].source == Source.FLAG
+    sizes = by_key(vllm_settings(config, typed))["cudagraph_capture_sizes"]
+    assert sizes[1:] == ([1, 2, 4], Source.FLAG, "doubling up to --max... 4")
 
 
 def test_options_know_who_asked_for_them(monkeypatch: pytest.MonkeyPatch):

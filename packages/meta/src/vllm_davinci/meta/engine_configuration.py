@@ -41,7 +41,8 @@ def given_flags(command: str, arguments: list[str]) -> dict[str, str]:
     parsed = vars(parser.parse_args(arguments))
     given = {name: value for name, value in parsed.items() if value is not not_given}
     flags = {name: f"--{name.replace('_', '-')} {value}" for name, value in given.items()}
-    for name in ("mode", "cudagraph_mode", "cudagraph_capture_sizes"):
+    sizes = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
+    for name in ("mode", "cudagraph_mode", *sizes):
         value = _of_compilation(given.get("compilation_config"), name)
         if value is not None:
             flags[name] = f"-cc.{name}={getattr(value, 'name', value)}"

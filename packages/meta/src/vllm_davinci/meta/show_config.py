@@ -81,7 +81,7 @@ def _sections(model: str, engine_arguments: list[str]) -> dict[str, list[Setting
             *communication_settings(vllm_config, get_config(vllm_config), soc),
         ],
         "additional_config": option_settings(vllm_config),
-        "features": feature_settings(vllm_config),
+        "features": feature_settings(vllm_config, flags),
     }
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.environment_variables import OTHER_VARIABLES
@@ -18,6 +19,9 @@ from vllm_davinci.core.features.registry import named
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+# vLLM's limit of graph sizes, in tokens.
+MOST = "max_cudagraph_capture_size"
+
 
 def option_settings(vllm_config: "VllmConfig") -> list[Setting]:
     """All options, as layers and models read them, then other keys and variables in use."""
@@ -31,12 +35,22 @@ def option_settings(vllm_config: "VllmConfig") -> list[Setting]:
     return [*options, *(setting for key, setting in decided.items() if key in others)]
 
 
-def feature_settings(vllm_config: "VllmConfig") -> list[Setting]:
-    """Features that the engine uses, and what requests each."""
-    return [
-        Setting(row.title, True, Source.FLAG if row.flag else Source.MODEL, row.flag)
-        for row in named(Engine(vllm_config, get_config(vllm_config)))
-    ]
+def feature_settings(
+    vllm_config: "VllmConfig", flags: Mapping[str, str] = MappingProxyType({})
+) -> list[Setting]:
+    """Features that the engine uses, and what requests each.
+
+    flags: vLLM's options as given: field name -> the text typed
+    """
+    settings = [*option_settings(vllm_config), *vllm_settings(vllm_config, flags)]
+    decided = {setting.key: setting for setting in settings}
+    features = []
+    for row in named(Engine(vllm_config, get_config(vllm_config))):
+        source = Source.FLAG if row.flag else Source.MODEL
+        if (value := decided.get(row.flag.removeprefix("-cc."))) is not None:
+            source = value.source
+        features.append(Setting(row.title, True, source, row.flag))
+    return features
 
 
 def vllm_settings(
@@ -53,7 +67,7 @@ def vllm_settings(
     method, load_format = "VLLM_WORKER_MULTIPROC_METHOD", vllm_config.load_config.load_format
     settings = [
         _graph_mode(vllm_config),
-        _graph_sizes(vllm_config),
+        _graph_sizes(vllm_config, flags),
         Setting("compilation mode", compilation.mode, Source.RELEASE),
         Setting("scheduler_cls", scheduler.scheduler_cls, Source.DEFAULT, "vLLM's own"),
         Setting("async_scheduling", scheduler.async_scheduling, Source.DEFAULT),
@@ -110,7 +124,7 @@ def _graph_mode(vllm_config: "VllmConfig") -> Setting:
     return Setting("cudagraph_mode", mode, source, reason)
 
 
-def _graph_sizes(vllm_config: "VllmConfig") -> Setting:
+def _graph_sizes(vllm_config: "VllmConfig", flags: Mapping[str, str]) -> Setting:
     sizes = vllm_config.compilation_config.cudagraph_capture_sizes
     asked = get_config(vllm_config).torchair_graph_config
     source, reason = Source.ADDITIONAL_CONFIG, SIZES
@@ -120,6 +134,8 @@ def _graph_sizes(vllm_config: "VllmConfig") -> Setting:
         reason = f"{SIZES}_init"
     elif not asked.enabled:
         source, reason = Source.DEFAULT, "doubling up to --max-num-seqs"
+        if MOST in flags:
+            source, reason = Source.FLAG, f"doubling up to {flags[MOST]}"
     elif not asked.graph_batch_sizes:
         reason = f"{GRAPHS}: one, and --max-num-seqs"
     return Setting("cudagraph_capture_sizes", sizes, source, reason)
