@@ -9,6 +9,7 @@ gets SIGINT while it generates. `answered` is when the last request had its last
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import statistics
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=Path, metavar="FILE", help="the endings as Markdown")
 
 
+def in_turn(names: Sequence[str]) -> Iterator[str]:
+    """Kinds without end; spawned ones, whose processes all import vLLM, in every third round."""
+    for number in itertools.count():
+        yield from (name for name in names if "spawned" not in name or number % 3 == 0)
+
+
 def count_right(name: str, endings: list[Ending]) -> int:
     """Endings of a kind with a status as documented, which left nothing."""
     return sum(each.status in KINDS[name][1] and each.is_clean for each in endings)
@@ -211,8 +218,7 @@ def run(args: argparse.Namespace) -> Result:
     os.environ.setdefault("VNPU_SOC", "reference")
     found: dict[str, list[Ending]] = {name: [] for name in args.only}
 
-    def end(number: int) -> None:
-        name = args.only[number % len(args.only)]
+    def end(number: int, name: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ending = KINDS[name][0](args.model, Path(folder))
         found[name].append(ending)
@@ -221,7 +227,7 @@ def run(args: argparse.Namespace) -> Result:
             args.page.write_text(page_of(found, args.at_once), encoding="utf-8")
 
     with ThreadPoolExecutor(args.at_once) as pool:
-        list(pool.map(end, range(args.ends)))
+        list(pool.map(end, range(args.ends), in_turn(args.only)))
     rows = []
     for name, endings in found.items():
         limit_s = KINDS[name][2]

@@ -11,7 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from vllm_davinci_testing.engines.server_process import START_LIMIT_S, processes_of_session
+from vllm_davinci_testing.engines.server_process import (
+    START_LIMIT_S,
+    answers,
+    processes_of_session,
+)
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
@@ -57,13 +61,6 @@ def servers(commands: list[str], links: Path) -> Iterator[None]:
         for process in processes_of_session(shell.pid):
             process.kill()
         shell.wait(10)
-
-
-def answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://localhost:{port}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 @pytest.mark.usefixtures("servers")

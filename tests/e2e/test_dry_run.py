@@ -18,7 +18,7 @@ import torch
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import model_zoo
-from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
+from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, answers
 from vllm_davinci_testing.processes.forked import Ended, run_command
 from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -342,7 +342,7 @@ def test_a_server_answers_in_modelled_time(config_only: Path, tmp_path: Path) ->
             [*command, *options], env={**os.environ, **FORKED_WORKERS}, stdout=output, stderr=output
         )
     try:
-        assert becomes_true(lambda: is_healthy(address, server), LIMIT_S)
+        assert becomes_true(lambda: is_healthy(port, server), LIMIT_S)
         asked = {"model": str(config_only), "prompt": "w5 w6 w7", "max_tokens": 5}
         begin = time.monotonic()
         answer = httpx.post(
@@ -359,12 +359,9 @@ def test_a_server_answers_in_modelled_time(config_only: Path, tmp_path: Path) ->
     assert seconds > 5 * 0.001 * 20
 
 
-def is_healthy(address: str, server: subprocess.Popen[bytes]) -> bool:
+def is_healthy(port: int, server: subprocess.Popen[bytes]) -> bool:
     assert server.poll() is None, "the server has ended"
-    try:
-        return httpx.get(f"{address}/health").status_code == 200
-    except httpx.TransportError:
-        return False
+    return answers(port)
 
 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from vllm_davinci_testing.engines.server_process import ForkedServer, processes_of_session
+from vllm_davinci_testing.engines.server_process import (
+    ForkedServer,
+    answers,
+    processes_of_session,
+)
 from vllm_davinci_testing.processes.ranks import free_port
 
 REQUEST_LIMIT_S = 120
@@ -59,7 +63,7 @@ class Pair:
         return self
 
     def is_ready(self) -> bool:
-        return all(map(_answers, (self.prefills, self.decodes)))
+        return answers(self.prefills.port) and answers(self.decodes.port)
 
     def restart_prefills(self) -> None:
         """Starts an engine of prefills where the killed one was reached, but for its HTTP port."""
@@ -191,13 +195,6 @@ def ask(
 def answer_of(answer: dict[str, Any]) -> Answer:
     choice = answer["choices"][0]
     return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"])
-
-
-def _answers(server: ForkedServer) -> bool:
-    try:
-        return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def metric(server: ForkedServer, name: str) -> float:

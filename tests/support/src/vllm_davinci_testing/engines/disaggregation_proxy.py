@@ -22,7 +22,7 @@ from vllm_davinci_testing.engines.disaggregated import (
     answer_of,
     ask,
 )
-from vllm_davinci_testing.engines.server_process import ForkedServer
+from vllm_davinci_testing.engines.server_process import ForkedServer, answers
 from vllm_davinci_testing.processes.fork_server import fork_context
 from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -78,10 +78,7 @@ class ProxiedPair(Pair):
         super().close()
 
     def _proxy_answers(self) -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{self._port}", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
+        return answers(self._port, "/")
 
 
 def _serve(port: int, engines: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import http.client
 import os
 import re
 import signal
@@ -72,7 +73,9 @@ class ServerProcess:
             )
 
     def wait_until_ready(self) -> ServerProcess:
-        if becomes_true(lambda: self.process.poll() is not None or self._answers(), START_LIMIT_S):
+        if becomes_true(
+            lambda: self.process.poll() is not None or answers(self.port), START_LIMIT_S
+        ):
             if self.process.poll() is None:
                 return self
             raise RuntimeError(
@@ -81,12 +84,6 @@ class ServerProcess:
             )
         self.kill()
         raise TimeoutError(f"vllm serve did not answer within {START_LIMIT_S} s.\n{self.tail()}")
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
 
     def complete(self, prompt: list[int], max_tokens: int) -> list[int]:
         """The greedy continuation of a prompt. Threads may call it side by side."""
@@ -189,6 +186,22 @@ def _serve(arguments: list[str], environment: dict[str, str], log: Path) -> None
         # As an interpreter does; a process of multiprocessing would leave without. One of them is
         # core's, which says with which status a server leaves whose engine died.
         atexit._run_exitfuncs()
+
+
+def answers(port: int, path: str = "/health") -> bool:
+    """Whether a server on this host answers a GET with 200.
+
+    httpx reads the host's certificates for each client, which takes 40 ms of a processor: too much
+    for what is asked again and again while a server starts.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def processes_of_session(session: int) -> list[psutil.Process]:
