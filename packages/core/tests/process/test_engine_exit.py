@@ -12,12 +12,15 @@ import pytest
 from vllm_davinci.core.process import engine_exit
 
 PROGRAM = """
+import atexit
 import gc
 import importlib.util
 import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 
 import tqdm
 
@@ -51,11 +54,17 @@ def end():
     gc.freeze()
     if "program" not in sys.argv:
         gc.unfreeze()  # as vLLM does for an engine; a server's heap stays frozen
-    engine_exit.settle_heap_at_exit()
-    engine_exit.settle_heap_at_exit()
+    engine_exit.leave_at_exit()
+    engine_exit.leave_at_exit()
     engine_exit.finish_teardown()
     os.kill(os.getpid(), signal.SIGTERM)
     os.write(1, b"survived ")
+    atexit.register(os.write, 1, b"handled ")
+    threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b"joined "))).start()
+    if "status" in sys.argv:
+        sys.exit(int(sys.argv[-1]))
+    if "fails" in sys.argv:
+        raise ValueError("of a step")
 
 
 if __name__ == "__main__":
@@ -71,18 +80,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("arguments", "seen"),
+    ("arguments", "seen", "status"),
     [
-        (["EngineCore"], "survived "),
-        (["EngineCore_DP1", "lists"], "survived collected "),
-        (["VllmWorker-1"], "survived "),
-        (["program"], "told survived "),
-        (["program", "lists"], "told survived collected "),
-        (["Process-1"], "told survived collected "),
+        (["EngineCore"], "survived joined handled ", 0),
+        (["EngineCore_DP1", "lists", "status", "3"], "survived joined handled ", 3),
+        (["VllmWorker-1", "fails"], "survived joined handled collected ", 1),
+        (["program"], "told survived joined handled ", 0),
+        (["program", "lists"], "told survived joined handled collected ", 0),
+        (["Process-1"], "told survived joined handled collected ", 0),
     ],
 )
-def test_a_process_ends_whole_and_collects_what_would_be_listed(
-    arguments: list[str], seen: str, tmp_path: Path
+def test_a_process_ends_whole_and_an_engine_s_without_collecting_its_heap(
+    arguments: list[str], seen: str, status: int, tmp_path: Path
 ):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -93,7 +102,8 @@ def test_a_process_ends_whole_and_collects_what_would_be_listed(
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, seen), done.stderr
+    assert (done.returncode, done.stdout) == (status, seen), done.stderr
+    assert ("ValueError: of a step" in done.stderr) is ("fails" in arguments)
 
 
 @pytest.mark.parametrize(

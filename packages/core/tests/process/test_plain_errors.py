@@ -65,17 +65,17 @@ def test_another_error_keeps_its_traceback(
     error: BaseException, by: str, capsys: pytest.CaptureFixture[str]
 ):
     found = raised(error, by)
-    plain_errors._print_error(type(found), found, found.__traceback__)
+    assert plain_errors._print_error(type(found), found, found.__traceback__) is None
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_command_prints_a_line(capsys: pytest.CaptureFixture[str], monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(Path("/bin/vllm")), "serve", "model"])
     found = raised(ValueError(HEADS), "create_engine_config")
-    plain_errors._print_error(type(found), found, found.__traceback__)
+    assert plain_errors._print_error(type(found), found, found.__traceback__) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("vllm serve: error: Total") and "VLLM_LOGGING_LEVEL=DEBUG" in line
-    plain_errors._print_error(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert plain_errors._print_error(KeyboardInterrupt, KeyboardInterrupt(), None) == 130
     assert capsys.readouterr().err == "vllm-davinci: Interrupted.\n"
 
 

@@ -63,7 +63,7 @@ from vllm_davinci.core.linear_attention.mamba import NPUMambaMixer
 from vllm_davinci.core.linear_attention.mamba2 import NPUMambaMixer2
 from vllm_davinci.core.linear_attention.short_conv import NPUShortConv
 from vllm_davinci.core.log import leave_out_what_means_nothing
-from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
+from vllm_davinci.core.process.engine_exit import keep_no_semaphore, leave_at_exit
 from vllm_davinci.core.process.plain_errors import shorten_errors_of_engines
 from vllm_davinci.core.process.shutdown import fail_when_engine_dies
 from vllm_davinci.core.quantization.vllm_methods import register as register_quantization
@@ -119,6 +119,6 @@ def register() -> None:
             ModelRegistry.register_model(architecture, path)
     fail_when_engine_dies()
     shorten_errors_of_engines()
-    settle_heap_at_exit()
+    leave_at_exit()
     keep_no_semaphore()
     leave_out_what_means_nothing()

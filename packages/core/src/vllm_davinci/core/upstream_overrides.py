@@ -818,7 +818,10 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="an engine that ends normally ignores SIGTERM, and its heap is not collected again",
-        where=("core.process.engine_exit:finish_teardown",),
+        where=(
+            "core.process.engine_exit:finish_teardown",
+            "core.process.engine_exit:leave_at_exit",
+        ),
         why="vLLM restores SIGTERM's default before the teardown, and then sends it to the engine",
         upstream={
             "v1/engine/core.py": ("signal.SIG_DFL", "gc.freeze()"),

@@ -6,6 +6,8 @@ nothing, and Ctrl-C would print a traceback of some import.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -36,6 +38,8 @@ def prepare(arguments: list[str]) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # until core takes over
     elif words.startswith(CLIENTS) and device_library.loader_error() is not None:
         os.environ[device_library.AUTOLOAD] = "0"  # torch alone
+        # `bench serve` freezes the heap, and Triton's library lists its objects that are left.
+        atexit.register(gc.unfreeze)
 
 
 def _model(arguments: list[str]) -> str:

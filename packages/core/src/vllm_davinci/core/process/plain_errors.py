@@ -5,6 +5,7 @@ VLLM_LOGGING_LEVEL=DEBUG shows the tracebacks.
 
 import logging
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import vllm.envs as envs
 
 from vllm_davinci.core.errors import CoreError, RankFaultError
-from vllm_davinci.core.process.engine_exit import is_of_engine
+from vllm_davinci.core.process.engine_exit import is_of_engine, leave
 
 # The functions that vLLM runs in a command before it starts an engine (the second looks a model up
 # if HF_HUB_OFFLINE is set), and the logger that reports a failed start. In the engine's own process
@@ -43,7 +44,7 @@ def shorten_errors_of_commands() -> None:
     unknown exception of the application.
     """
     if not is_debugging():
-        sys.excepthook = _print_error
+        sys.excepthook = _end_command
 
 
 def shorten_errors_of_engines() -> None:
@@ -61,15 +62,25 @@ def is_debugging() -> bool:
     return bool(envs.VLLM_LOGGING_LEVEL == "DEBUG")
 
 
-def _print_error(
+def _end_command(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    if (status := _print_error(kind, error, trace)) is not None:
+        leave(status)
+
+
+def _print_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> int | None:
+    """The command's status if the error is one line; None if its traceback was printed."""
     if issubclass(kind, KeyboardInterrupt):
         print("vllm-davinci: Interrupted.", file=sys.stderr)
-    elif words := words_of(error, trace):
+        return 128 + signal.SIGINT
+    if words := words_of(error, trace):
         print(f"{' '.join(_command())}: error: {words} ({TRACEBACK})", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
+        return 1
+    sys.__excepthook__(kind, error, trace)
+    return None
 
 
 def words_of(error: BaseException, trace: TracebackType | None) -> str:
