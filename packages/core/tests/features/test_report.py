@@ -111,6 +111,10 @@ def test_vllm_s_values_know_who_changed_them():
     assert found["scheduler_cls"].source == Source.ADDITIONAL_CONFIG
     assert found["cudagraph_mode"][1:3] == ("FULL_DECODE_ONLY", Source.DEFAULT)
     assert found["cudagraph_capture_sizes"][1] == [1, 2, 3]
+    method = "VLLM_WORKER_MULTIPROC_METHOD"
+    assert found[method][1:3] == ("spawn", Source.DEFAULT)
+    forks = by_key(vllm_settings(config, flags, {method: "fork"}))
+    assert forks[method][1:3] == ("fork", Source.VARIABLE)
     assert by_key(vllm_settings(made(enforce_eager=True), {}))["cudagraph_mode"][1:] == (
         "NONE",
         Source.FLAG,

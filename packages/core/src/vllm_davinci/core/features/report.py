@@ -87,8 +87,9 @@ def vllm_settings(
             Setting("quantization", model.quantization, Source.MODEL, "of the checkpoint"),
             Setting("max_model_len", model.max_model_len, Source.MODEL),
         ]
-    start = environ.get(method, "fork")
-    settings.append(Setting(method, start, Source.CHIP, "whether the device survives a fork"))
+    start = environ.get(method, "spawn")
+    source = Source.DEFAULT if start == "spawn" else Source.VARIABLE
+    settings.append(Setting(method, start, source, "of `vllm serve`; programs fork if they can"))
     decided = last_by_key(get_settings(vllm_config))
     return [_decided(setting, vllm_config, flags, decided) for setting in settings]
 
