@@ -214,6 +214,8 @@ def page_of(found: dict[str, list[Ending]], at_once: int) -> str:
 
 
 def run(args: argparse.Namespace) -> Result:
+    # A job in the background ignores SIGINT, and its processes would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The servers are of float32, which no chip's attention takes.
     os.environ.setdefault("VNPU_SOC", "reference")
     found: dict[str, list[Ending]] = {name: [] for name in args.only}

@@ -44,7 +44,7 @@ def _leave_engine() -> None:
 
 def leave(status: int) -> None:
     """Ends this process like the interpreter, exit handlers included, but keeps its heap."""
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
