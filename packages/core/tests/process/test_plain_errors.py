@@ -45,6 +45,11 @@ def invalid() -> ValidationError:
         (ValueError(HEADS), "create_engine_config", ["(9)", "one of: 1, 3, 9."]),
         (OSError("Can't load '/no/model'."), "create_engine_config", ["no /no/model on this host"]),
         (ValueError("Repo id must be ...: '/no/model'."), "from_cli_args", ["no /no/model on"]),
+        (
+            OSError(98, "Address already in use"),
+            "create_server_socket",
+            ["in use", "another --port"],
+        ),
         (invalid(), "create_engine_config", ["size: Input should be a valid integer"]),
         (ConfigurationError("dbo.x is unknown"), "anywhere", ["dbo.x is unknown"]),
         (RuntimeError("Engine core initialization failed. See"), "anywhere", ["reason above"]),

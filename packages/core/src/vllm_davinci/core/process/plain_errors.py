@@ -3,6 +3,7 @@
 VLLM_LOGGING_LEVEL=DEBUG shows the tracebacks.
 """
 
+import errno
 import logging
 import re
 import signal
@@ -19,9 +20,9 @@ from vllm_davinci.core.errors import CoreError, RankFaultError
 from vllm_davinci.core.process.engine_exit import is_of_engine, leave
 
 # The functions that vLLM runs in a command before it starts an engine (the second looks a model up
-# if HF_HUB_OFFLINE is set), and the logger that reports a failed start. In the engine's own process
-# vLLM raises the error again, and Python prints it again.
-CONFIGURES = {"create_engine_config", "from_cli_args"}
+# if HF_HUB_OFFLINE is set, the third takes the port), and the logger that reports a failed start.
+# In the engine's own process vLLM raises the error again, and Python prints it again.
+CONFIGURES = {"create_engine_config", "from_cli_args", "create_server_socket"}
 ENGINE_LOGGER = "vllm.v1.engine.core"
 NOT_STARTED = "EngineCore failed to start."
 ENGINE_FAILED = "Engine core initialization failed."
@@ -111,6 +112,8 @@ def advice_on(text: str) -> str:
         count = int(heads[1])
         sizes = ", ".join(str(size) for size in range(1, count + 1) if count % size == 0)
         return f"Start with --tensor-parallel-size and one of: {sizes}."
+    if text.startswith(f"[Errno {errno.EADDRINUSE}]"):
+        return "Start with another --port, or end the server that has it."
     for path in re.findall(r"'([./~][^']*)'", text):
         if not Path(path).expanduser().exists():
             return f"There is no {path} on this host: name a directory with a config.json."
