@@ -1,5 +1,6 @@
-"""Sizes that cannot be captured: the start ends, or goes on without them."""
+"""Sizes that cannot be captured, and the garbage collector during a capture."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.graph import capture
-from vllm_davinci.core.graph.capture import GraphCapture
+from vllm_davinci.core.graph.capture import GraphCapture, without_garbage_collection
 
 FAILED = {8: "RuntimeError: no memory", 16: "another rank could not; see its log"}
 
@@ -34,3 +35,17 @@ def test_else_it_goes_on_without_them_and_says_so(monkeypatch: pytest.MonkeyPatc
     (line,) = told
     assert line.startswith("Graph mode continues without some sizes")
     assert "8 tokens: RuntimeError: no memory" in line
+
+
+def test_a_capture_collects_no_garbage_and_leaves_the_heap_frozen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_ENABLE_CUDAGRAPH_GC", "0")
+    gc.freeze()
+    try:
+        with without_garbage_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+        monkeypatch.setenv("VLLM_ENABLE_CUDAGRAPH_GC", "1")
+        with without_garbage_collection():
+            assert gc.isenabled()
+    finally:
+        gc.unfreeze()

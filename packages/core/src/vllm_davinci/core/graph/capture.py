@@ -1,5 +1,6 @@
 """Captures a runner's model once per size, as far as device resources allow."""
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -7,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 import torch_npu
+import vllm.envs as envs
 from vllm.compilation.counter import compilation_counter
 from vllm.compilation.monitor import set_cudagraph_capturing_enabled
 from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import is_global_first_rank
 from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
-from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.worker.workspace import lock_workspace
 
@@ -136,7 +137,7 @@ class GraphCapture:
         assert model is not None
         pool, model.graph_pool = model.graph_pool, current_platform.graph_pool_handle()
         try:
-            with freeze_gc_for_cudagraph_capture():
+            with without_garbage_collection():
                 yield
         finally:
             model.clear_graphs()
@@ -179,7 +180,7 @@ class GraphCapture:
         captured: list[int] = []
         failed: dict[int, str] = {}
         set_cudagraph_capturing_enabled(True)
-        with freeze_gc_for_cudagraph_capture():
+        with without_garbage_collection():
             for mode, descriptors in self._descriptors():
                 for descriptor in descriptors:
                     failure = self._capture_on_all_ranks(descriptor, mode)
@@ -303,6 +304,24 @@ class GraphCapture:
             self._wrapper.clear_graphs()
         if self.of_drafter is not None:
             self.of_drafter.clear()
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Disables the garbage collector: a finalizer could call the device in a capture.
+
+    vLLM's `freeze_gc_for_cudagraph_capture` also unfreezes the heap at its end, so that each later
+    full collection of the start traverses a million objects of imported modules.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    if not envs.VLLM_ENABLE_CUDAGRAPH_GC:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _free_bytes() -> int:

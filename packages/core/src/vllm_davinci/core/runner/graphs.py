@@ -13,7 +13,6 @@ from vllm.compilation.counter import compilation_counter
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms import current_platform
-from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
@@ -27,7 +26,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 
 from vllm_davinci.core.device.soc import GraphLimits
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
-from vllm_davinci.core.graph.capture import GraphCapture
+from vllm_davinci.core.graph.capture import GraphCapture, without_garbage_collection
 from vllm_davinci.core.graph.host_lengths import HostLengths
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.graph.wrapper import Group, distinct, parts
@@ -338,7 +337,7 @@ class StepGraphs(GraphCapture):
         runner: Any = self._runner
         try:
             with (
-                freeze_gc_for_cudagraph_capture(),
+                without_garbage_collection(),
                 runner.maybe_setup_dummy_loras(runner.lora_config),
             ):
                 manager.take_forward(runner)
