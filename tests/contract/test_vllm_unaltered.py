@@ -42,6 +42,7 @@ def run_on_vnpu(*command: str | Path, **environment: str) -> str:
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert "Invalid process group" not in done.stderr, done.stderr[-6000:]
     return done.stdout
 
 

@@ -54,7 +54,7 @@ from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.log import init_logger, progress
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
-from vllm_davinci.core.process.engine_exit import finish_teardown
+from vllm_davinci.core.process.engine_exit import finish_teardown, leave_groups_at_exit
 from vllm_davinci.core.process.liveness import end_with_other_engines, end_with_program
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
@@ -108,6 +108,7 @@ class NPUWorker(Worker):
         init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
         self._guard = self._step_guard()
         self._ring = end_with_other_engines(self.parallel_config, self.rank)
+        leave_groups_at_exit()
         self._guarded(self._init_device_in_groups)
 
     def _init_device_in_groups(self) -> None:

@@ -57,6 +57,24 @@ def _unfreeze_heap() -> None:
         gc.unfreeze()
 
 
+def leave_groups_at_exit() -> None:
+    """Makes the user's own process, if it has an engine inside, leave its groups. Idempotent.
+
+    torch_npu destroys all groups at exit before vLLM's engine, which ends later, does: "Invalid
+    process group specified".
+    """
+    if not is_of_engine():
+        atexit.unregister(_leave_groups)
+        atexit.register(_leave_groups)
+
+
+def _leave_groups() -> None:
+    from vllm.distributed import parallel_state  # this module is also used without vLLM
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_distributed_environment()
+
+
 def finish_teardown() -> None:
     """Makes an engine's own process ignore SIGTERM from here on, because it is ending normally.
 
