@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from vllm_davinci.core.export import plan
 
 DEFAULT_TYPE = "W8A8_DYNAMIC"
-# Maximum loss of perplexity, as a share, if a text is given.
-DEFAULT_BUDGETS, DEFAULT_BUDGET = {"W8A8": 0.03}, 0.015
+# Maximum loss of perplexity on held-out calibration text, as a share. Other texts lose more where
+# input ranges are static: 1.8 % aims at 3 % for them (docs/guides/quantization.md has figures).
+DEFAULT_BUDGETS, DEFAULT_BUDGET = {"W8A8": 0.018}, 0.015
 DTYPES = ("bfloat16", "float16")
 
 
@@ -65,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         metavar="PERCENT",
         help="maximum loss of perplexity on the held-out tokens, plus twice its standard error, "
-        "or none (default: 3%% for W8A8, 1.5%% for other types with --calibrate)",
+        "or none; text unlike FILE loses more (default: 1.8%% for W8A8, so that such text stays "
+        "within 3%%; 1.5%% for other types with --calibrate)",
     )
     parser.add_argument("--no-smoothing", action="store_true", help="do not move outliers")
     parser.add_argument(

@@ -17,13 +17,13 @@ sources, `vllm-davinci dry-run --deployment NAME` runs one. `nox -s deployments`
 night, writes such a page, and fails where a row starts, or does not, against what the table says.
 
 Memory is what one device's plan uses, of what there is. Each row runs its largest steps over the
-cache that is planned, of prompts and of decodes and a prompt; the memory of a step is what one
-takes at most beside weights and cache: by vLLM's profile run, a whole step without attention /
-whole / in ubatches. {split} rows split steps, and {larger} of these need more for that than the
-profile run says, so that their cache is smaller. Tokens of the cache are those of one
-data-parallel rank. The first token is the time until each of a rank's requests has its first one,
-a token the time of a step that only decodes; in brackets, what they would take if everything that
-can overlap did.
+cache that is planned, of prompts, of decodes and a prompt, and of decodes; the memory of a step is
+what one takes at most beside weights and cache: by vLLM's profile run, a whole step without
+attention / whole / in ubatches. {split} rows split steps, and {larger} of these need more for that
+than the profile run says, so that their cache is smaller. Tokens of the cache are those of one
+data-parallel rank. The first token is the time until each of a rank's requests has its first one, a
+token the time of a step that only decodes; in brackets, what they would take if everything that can
+overlap did.
 """
 _STARTED = """
 ## Started
