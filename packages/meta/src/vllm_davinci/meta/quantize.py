@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from vllm_davinci.core.export import plan
 
 DEFAULT_TYPE = "W8A8_DYNAMIC"
-# Maximum loss of perplexity on held-out calibration text, as a share. Other texts lose more where
-# input ranges are static: 1.8 % aims at 3 % for them (docs/guides/quantization.md has figures).
+# Maximum loss of perplexity on held-out text, as a share; 1.8 % aims at 3 % on other texts.
 DEFAULT_BUDGETS, DEFAULT_BUDGET = {"W8A8": 0.018}, 0.015
 DTYPES = ("bfloat16", "float16")
 
@@ -66,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         metavar="PERCENT",
         help="maximum loss of perplexity on the held-out tokens, plus twice its standard error, "
-        "or none; text unlike FILE loses more (default: 1.8%% for W8A8, so that such text stays "
-        "within 3%%; 1.5%% for other types with --calibrate)",
+        "or none (default: 1.8%% for W8A8, for 3%% on other texts; else 1.5%% with --calibrate)",
     )
     parser.add_argument("--no-smoothing", action="store_true", help="do not move outliers")
     parser.add_argument(
