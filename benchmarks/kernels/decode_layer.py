@@ -79,6 +79,10 @@ class Layer:
         self.down = made(s.experts, s.intermediate, s.hidden)
         self.scale = (s.nope + s.rope) ** -0.5
 
+    def named(self, names: str) -> dict[str, Any]:
+        """The attributes of these names, as keyword arguments."""
+        return {name: getattr(self, name) for name in names.split()}
+
 
 def norm_of_sum(
     layer: Layer, x: torch.Tensor, weight: torch.Tensor
@@ -203,77 +207,59 @@ def composed(layer: Layer) -> Stages:
 
 def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """`attend` in one call."""
-    mla_decode_attention = vllm_davinci.kernels.load("mla_decode_attention")
+    names = "kv_c_cache k_pe_cache block_table actual_seq_lengths_q seq_lens W_UV scale"
+    decode = partial(
+        vllm_davinci.kernels.load("mla_decode_attention"), mask=None, **layer.named(names)
+    )
+    return lambda absorbed, q_rope: decode(ql_nope=absorbed, q_pe=q_rope)
 
-    def attend(absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
-        return mla_decode_attention(
-            ql_nope=absorbed,
-            q_pe=q_rope,
-            kv_c_cache=layer.kv_c_cache,
-            k_pe_cache=layer.k_pe_cache,
-            block_table=layer.block_table,
-            actual_seq_lengths_q=layer.actual_seq_lengths_q,
-            seq_lens=layer.seq_lens,
-            mask=None,
-            W_UV=layer.W_UV,
-            scale=layer.scale,
-        )
 
-    return attend
+def preprocess_at_once(
+    layer: Layer, operator: str, weights: str, **others: None
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """MLA preprocess in one call, of hidden_states and, for int8 rows, hidden_scale."""
+    given = layer.named(f"{weights} q_a_norm kv_a_norm W_UK cos sin kv_c_cache k_pe_cache")
+    return partial(
+        vllm_davinci.kernels.load(operator),
+        **{**given, **others, "slot_mapping": layer.slots},
+        q_epsilon=EPSILON,
+        kv_epsilon=EPSILON,
+        num_decode_tokens=len(layer.x),
+    )
+
+
+def experts_at_once(
+    layer: Layer, operator: str, weights: str
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Choice and work of the routed experts in one call."""
+    s = layer.sizes
+    routed_experts = partial(
+        vllm_davinci.kernels.load(operator),
+        **layer.named(f"correction_bias {weights}"),
+        top_k=s.top_k,
+        num_groups=s.groups,
+        num_chosen_groups=s.chosen_groups,
+        is_sigmoid=True,
+        scaling_factor=s.scaling_factor,
+        first_expert=0,
+        num_experts=s.experts,
+    )
+    return lambda x, logits: routed_experts(x=x, router_logits=logits)
 
 
 def ours(layer: Layer) -> Stages:
     """The same stages, one call each."""
-    s = layer.sizes
-    add_rms_norm, mla_preprocess, routed_experts = (
-        vllm_davinci.kernels.load(name)
-        for name in ("add_rms_norm", "mla_preprocess", "routed_experts")
-    )
-
-    def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        absorbed, q_rope, *_ = mla_preprocess(
-            hidden_states=x,
-            a_weight=layer.a_weight,
-            q_a_norm=layer.q_a_norm,
-            q_b_weight=layer.q_b_weight,
-            kv_a_norm=layer.kv_a_norm,
-            W_UK=layer.W_UK,
-            cos=layer.cos,
-            sin=layer.sin,
-            slot_mapping=layer.slots,
-            kv_c_cache=layer.kv_c_cache,
-            k_pe_cache=layer.k_pe_cache,
-            q_epsilon=EPSILON,
-            kv_epsilon=EPSILON,
-            num_decode_tokens=x.shape[0],
-        )
-        return absorbed, q_rope
-
-    def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        return routed_experts(
-            x=x,
-            router_logits=logits,
-            correction_bias=layer.correction_bias,
-            gate_up=layer.gate_up,
-            down=layer.down,
-            top_k=s.top_k,
-            num_groups=s.groups,
-            num_chosen_groups=s.chosen_groups,
-            is_sigmoid=True,
-            scaling_factor=s.scaling_factor,
-            first_expert=0,
-            num_experts=s.experts,
-        )
-
+    add_rms_norm = vllm_davinci.kernels.load("add_rms_norm")
+    preprocess = preprocess_at_once(layer, "mla_preprocess", "a_weight q_b_weight")
     return {
         "norm": lambda x: add_rms_norm(
             x=x, residual=layer.residual, weight=layer.input_norm, epsilon=EPSILON
         ),
-        "preprocess": preprocess,
+        "preprocess": lambda x: preprocess(hidden_states=x)[:2],
         "attend": attend_at_once(layer),
         "project": lambda x: torch.mm(x, layer.o_weight),
         "post_norm": lambda x: add_rms_norm(
             x=x, residual=layer.residual, weight=layer.post_norm, epsilon=EPSILON
         ),
-        "experts": experts,
+        "experts": experts_at_once(layer, "routed_experts", "gate_up down"),
     }

@@ -5,7 +5,6 @@ Its router, norms and absorbed products are floats, as in the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,9 +18,11 @@ from kernels.decode_layer import (
     attend,
     attend_at_once,
     chosen_experts,
+    experts_at_once,
     made,
     norm_of_sum,
     prepare_attention,
+    preprocess_at_once,
     sum_by_token,
 )
 
@@ -113,72 +114,17 @@ def composed(layer: W8A8Layer) -> Stages:
     }
 
 
-def preprocess_at_once(
-    layer: W8A8Layer,
-) -> Callable[[Quantized], tuple[torch.Tensor, torch.Tensor]]:
-    """MLA preprocess in one call."""
-    mla_preprocess = vllm_davinci.kernels.load("mla_preprocess_w8a8")
-
-    def preprocess(x: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
-        absorbed, q_rope, *_ = mla_preprocess(
-            hidden_states=x[0],
-            hidden_scale=x[1],
-            a_weight=layer.a_weight,
-            a_scale=layer.a_scale,
-            a_bias=None,
-            q_a_norm=layer.q_a_norm,
-            q_a_norm_bias=None,
-            q_input_scale=None,
-            q_input_offset=None,
-            q_b_weight=layer.q_b_weight,
-            q_b_scale=layer.q_b_scale,
-            q_b_bias=None,
-            kv_a_norm=layer.kv_a_norm,
-            W_UK=layer.W_UK,
-            cos=layer.cos,
-            sin=layer.sin,
-            slot_mapping=layer.slots,
-            kv_c_cache=layer.kv_c_cache,
-            k_pe_cache=layer.k_pe_cache,
-            q_epsilon=EPSILON,
-            kv_epsilon=EPSILON,
-            num_decode_tokens=x[0].shape[0],
-        )
-        return absorbed, q_rope
-
-    return preprocess
-
-
-def experts_at_once(layer: W8A8Layer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Choice and work of the routed experts in one call."""
-    s = layer.sizes
-    routed_experts = vllm_davinci.kernels.load("routed_experts_w8a8")
-
-    def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        return routed_experts(
-            x=x,
-            router_logits=logits,
-            correction_bias=layer.correction_bias,
-            gate_up=layer.gate_up,
-            gate_up_scale=layer.gate_up_scale,
-            down=layer.down,
-            down_scale=layer.down_scale,
-            top_k=s.top_k,
-            num_groups=s.groups,
-            num_chosen_groups=s.chosen_groups,
-            is_sigmoid=True,
-            scaling_factor=s.scaling_factor,
-            first_expert=0,
-            num_experts=s.experts,
-        )
-
-    return experts
-
-
 def ours(layer: W8A8Layer) -> Stages:
     """The same stages, one call each but for the output projection."""
     add_rms_norm, add_rms_norm_dynamic_quant = (
         vllm_davinci.kernels.load(name) for name in ("add_rms_norm", "add_rms_norm_dynamic_quant")
+    )
+
+    preprocess = preprocess_at_once(
+        layer,
+        "mla_preprocess_w8a8",
+        "a_weight a_scale q_b_weight q_b_scale",
+        **dict.fromkeys(("a_bias", "q_a_norm_bias", "q_input_scale", "q_input_offset", "q_b_bias")),
     )
 
     def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
@@ -189,11 +135,13 @@ def ours(layer: W8A8Layer) -> Stages:
 
     return {
         "norm": norm,
-        "preprocess": preprocess_at_once(layer),
+        "preprocess": lambda x: preprocess(hidden_states=x[0], hidden_scale=x[1])[:2],
         "attend": attend_at_once(layer),
         "project": partial(_project, layer),
         "post_norm": lambda x: add_rms_norm(
             x=x, residual=layer.residual, weight=layer.post_norm, epsilon=EPSILON
         ),
-        "experts": experts_at_once(layer),
+        "experts": experts_at_once(
+            layer, "routed_experts_w8a8", "gate_up gate_up_scale down down_scale"
+        ),
     }

@@ -1,13 +1,9 @@
 """A feature is one file, and an architecture one row, as CONTRIBUTING.md says."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from vllm_davinci.core.features.registry import features
+from vllm_davinci_testing.processes.programs import copied, insert, said_in
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
@@ -63,25 +59,12 @@ print(json.dumps({
 
 
 def test_a_feature_is_one_file_and_an_architecture_one_row(tmp_path: Path):
-    copy = tmp_path / "vllm_davinci" / "core"
-    shutil.copytree(CORE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = copied(CORE, tmp_path)
     (copy / "features" / "toys.py").write_text(FEATURE, encoding="utf-8")
-    table = copy / "config" / "architectures.py"
     head = "ARCHITECTURES: dict[str, Architecture] = {"
-    text = table.read_text(encoding="utf-8")
-    assert text.count(head) == 1
-    table.write_text(text.replace(head, head + ARCHITECTURE), encoding="utf-8")
+    insert(copy / "config" / "architectures.py", head, ARCHITECTURE)
     checkpoints = [str(ROOT / "checkpoints" / name) for name in ("tiny_deepseek", "tiny_llama")]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(ROOT), *checkpoints],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["file"].startswith(str(tmp_path))
+    seen = said_in(tmp_path, PROGRAM, str(ROOT), *checkpoints)
     why = "LoRA adapters (toys do not adapt)"
     assert f"| toys | `--seed 7` | yes | no | {why} |" in seen["page"]
     assert "| `LlamaForCausalLM` | refused: it needs toys |" in seen["page"]

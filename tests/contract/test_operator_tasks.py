@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from vllm_davinci_testing.processes.programs import copied, insert, said_in
 
 ROOT = Path(__file__).parents[2]
 OPERATORS = ROOT / "packages" / "operators" / "src" / "vllm_davinci" / "operators"
@@ -34,22 +31,9 @@ print(json.dumps({"file": operators.__file__, "found": found}))
 
 
 def test_an_operator_is_a_row_that_verify_compares(tmp_path: Path) -> None:
-    copy = tmp_path / "vllm_davinci" / "operators"
-    shutil.copytree(OPERATORS, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    family, head = copy / "calls" / "norms.py", "-> Iterator[OperatorCall]:\n"
-    before = family.read_text(encoding="utf-8")
-    assert before.count(head) == 1
-    family.write_text(before.replace(head, head + ROWS.lstrip("\n")), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["file"].startswith(str(tmp_path))
+    family = copied(OPERATORS, tmp_path) / "calls" / "norms.py"
+    insert(family, "-> Iterator[OperatorCall]:\n", ROWS.lstrip("\n"))
+    seen = said_in(tmp_path, PROGRAM)
     assert seen["found"] == {
         "operators/toy_twice/qwen3-8b/toy": True,
         "operators/toy_wrong/qwen3-8b/toy": False,

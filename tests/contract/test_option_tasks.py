@@ -1,13 +1,10 @@
 """An option, and another plugin's key, are one row of one file, as CONTRIBUTING.md says."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from vllm_davinci_testing.processes.programs import copied, insert, said_in
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
@@ -47,28 +44,12 @@ print(json.dumps({
 """
 
 
-def insert(path: Path, after: str, text: str) -> None:
-    before = path.read_text(encoding="utf-8")
-    assert before.count(after) == 1, f"{path.name} has {before.count(after)} lines {after!r}"
-    path.write_text(before.replace(after, after + text), encoding="utf-8")
-
-
 @pytest.mark.nightly("planning")
 def test_an_option_and_a_key_of_another_plugin_are_one_row_each(tmp_path: Path):
-    copy = tmp_path / "vllm_davinci" / "core"
-    shutil.copytree(CORE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = copied(CORE, tmp_path)
     insert(copy / "config" / "options.py", '"""Options of `--additional-config`."""\n', OPTION)
     insert(copy / "config" / "other_keys.py", "OTHER_KEYS: tuple[Row, ...] = (", KEY)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(ROOT / "ci")],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["file"].startswith(str(tmp_path))
+    seen = said_in(tmp_path, PROGRAM, str(ROOT / "ci"))
     assert seen["page"] == [
         "| `toy_limit_bytes` | integer | `7` | Upper limit per toy, in bytes. |",
         "| `their_toy` | boolean | `false` | Play with toys. | Has no effect: toys work. |",

@@ -116,13 +116,16 @@ def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
     assert all(any(name in each.output for name in named) for each in failed), outputs
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
-    """The answer of the program of one process, and its points."""
-    directory = tmp_path_factory.mktemp("alone")
-    ended = run_alone(ALONE, VNPU_FAULTS=f"count:{directory}")
+def counted(program: str, directory: Path) -> tuple[set[str], int]:
+    """The answer of a program of one process, and its points."""
+    ended = run_alone(program, VNPU_FAULTS=f"count:{directory}")
     assert ended.status == 0, ended.output
     return answers([ended]), points_in(directory)[0]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
+    return counted(ALONE, tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module")
@@ -181,11 +184,7 @@ def test_ranks_answer_rightly_or_say_what_failed(
 
 @pytest.fixture(scope="module")
 def caught(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
-    """The answer of the program that catches a failure, and its points."""
-    directory = tmp_path_factory.mktemp("caught")
-    ended = run_alone(CAUGHT, VNPU_FAULTS=f"count:{directory}")
-    assert ended.status == 0, ended.output
-    return answers([ended]), points_in(directory)[0]
+    return counted(CAUGHT, tmp_path_factory.mktemp("caught"))
 
 
 @pytest.mark.thorough

@@ -24,6 +24,10 @@ Binary = Callable[..., torch.Tensor]
 SCALARS = (2, -3, 0.5, 1.75)
 
 ARITHMETIC = ["add", "sub", "mul", "maximum", "minimum"]
+OPERATORS = [
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+    torch.fmod,
+]
 DIVISION = ["div", "floor_divide", "remainder", "fmod"]
 
 
@@ -77,36 +81,13 @@ def test_division_rounds_as_asked(
     )
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        operator.add,
-        operator.sub,
-        operator.mul,
-        operator.truediv,
-        operator.floordiv,
-        operator.mod,
-        torch.fmod,
-        torch.rsub,
-    ],
-)
+@pytest.mark.parametrize("f", [*OPERATORS, torch.rsub])
 @given(x=tensors(FLOATS, special=True), scalar=st.sampled_from(SCALARS))
 def test_float_tensor_with_scalar_equals_torch(f: Binary, x: Pair, scalar: float) -> None:
     compare(f(x.npu, scalar), f(x.cpu, scalar))
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        operator.add,
-        operator.sub,
-        operator.mul,
-        operator.truediv,
-        operator.floordiv,
-        operator.mod,
-        torch.fmod,
-    ],
-)
+@pytest.mark.parametrize("f", OPERATORS)
 @given(x=tensors((torch.int32, torch.int64)), scalar=st.sampled_from((2, -3, 5)))
 def test_integer_tensor_with_scalar_equals_torch(f: Binary, x: Pair, scalar: int) -> None:
     compare(f(x.npu, scalar), f(x.cpu, scalar))

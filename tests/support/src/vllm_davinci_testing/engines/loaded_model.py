@@ -12,6 +12,8 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+from vllm_davinci.core.checkpoint.check import check_checkpoint
+
 
 class LoadedModel:
     """The model of a checkpoint on one device, the rank's part of it; no engine runs it.
@@ -47,3 +49,16 @@ class LoadedModel:
     def parameters(self) -> dict[str, torch.Tensor]:
         """All of them, on the host."""
         return {name: value.detach().cpu() for name, value in self.network.named_parameters()}
+
+
+def loads_as(checkpoint: Path, meant: Path) -> LoadedModel:
+    """The model of a checkpoint that is whole and has the parameters of another one."""
+    report = check_checkpoint(checkpoint)
+    assert report.can_load, report.problems()
+    model, other = LoadedModel(checkpoint), LoadedModel(meant)
+    model.load(checkpoint)
+    other.load(meant)
+    loaded, expected = model.parameters(), other.parameters()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[each], value) for each, value in expected.items())
+    return model

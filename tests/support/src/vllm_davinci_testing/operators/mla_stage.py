@@ -37,20 +37,17 @@ class Block:
         self.slots = slots.npu()
         self.caches = [torch.zeros(4, BLOCK, 1, n).to(dtype).npu() for n in (KV_LORA, ROPE)]
 
+    def key_arguments(self) -> list[object]:
+        rotation = (self.cos, self.sin, self.slots)
+        return [self.kv_a_norm, self.W_UK, *rotation, *self.caches, EPSILON, EPSILON]
+
     def arguments(self) -> list[object]:
         return [
             self.x,
             self.a_weight,
             self.q_a_norm,
             self.q_b_weight,
-            self.kv_a_norm,
-            self.W_UK,
-            self.cos,
-            self.sin,
-            self.slots,
-            *self.caches,
-            EPSILON,
-            EPSILON,
+            *self.key_arguments(),
         ]
 
 
@@ -130,14 +127,7 @@ class IntegerBlock(Block):
             self.b.weight,
             self.b.scale,
             self.b.bias,
-            self.kv_a_norm,
-            self.W_UK,
-            self.cos,
-            self.sin,
-            self.slots,
-            *self.caches,
-            EPSILON,
-            EPSILON,
+            *self.key_arguments(),
         ]
 
     def composed(self, num_decode_tokens: int) -> tuple[Tensor, ...]:

@@ -1,6 +1,8 @@
 """Runs small programs in new interpreters, for settings that hold for a whole process."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -8,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci.vnpu import environment_variables as env
@@ -45,6 +48,34 @@ def output_of(
     done = run_program(source, config, **variables)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split("\n")[:-1]
+
+
+def copied(package: Path, folder: Path) -> Path:
+    """A copy of a package's sources, `folder`/vllm_davinci/NAME, which `said_in` takes for it."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(package, folder / "vllm_davinci" / package.name, ignore=ignored)
+
+
+def insert(path: Path, after: str, text: str) -> None:
+    before = path.read_text(encoding="utf-8")
+    assert before.count(after) == 1, f"{path.name} has {before.count(after)} lines {after!r}"
+    path.write_text(before.replace(after, after + text), encoding="utf-8")
+
+
+def said_in(folder: Path, source: str, *arguments: str) -> Any:
+    """The last line that Python source prints, JSON, with the copies in `folder` imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["file"].startswith(str(folder))
+    return said
 
 
 def run_programs_together(
