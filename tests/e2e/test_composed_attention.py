@@ -6,15 +6,14 @@ have no rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.family_zoo import write_family
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 16
@@ -40,8 +39,8 @@ def test_every_path_gives_the_tokens_of_transformers(
     family: str,
     options: dict[str, Any],
     environment: dict[str, str],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
 ) -> None:
     checkpoint, prompts = write_family(family, tmp_path / "model"), prompts[:12]

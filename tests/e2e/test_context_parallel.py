@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 NUM_TOKENS = 12
 # Prompts are computed in pieces of 200 tokens, which end within blocks.
@@ -56,11 +55,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "options"), CASES)
 def test_tokens_are_those_of_transformers(
-    model: str,
-    options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    model: str, options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompts = [prompt_of(length) for length in LENGTHS]
@@ -85,11 +80,7 @@ def test_tokens_are_those_of_transformers(
     ],
 )
 def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enough(
-    model: str,
-    interleave: int,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    model: str, interleave: int, zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompt = prompt_of(389)
@@ -137,7 +128,7 @@ def assert_stripes(
 @pytest.mark.parametrize("exchange", ["ag_rs", "a2a"])
 @pytest.mark.parametrize("model", [DENSE, LATENT])
 def test_a_strict_chip_takes_every_call(
-    model: str, exchange: str, zoo: Callable[[str], Path], start_engine: Callable[..., Any]
+    model: str, exchange: str, zoo: Zoo, start_engine: Callable[..., Any]
 ):
     """In 16 bits, whose rounding depends on the division: logprobs are close, no call refused."""
     wanted = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from vllm import SamplingParams
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -54,11 +54,7 @@ OTHER_NAMES = [model.name for model in deepseek_zoo.DEEPSEEK if model.name not i
     "name", [*NAMES, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHER_NAMES)]
 )
 def test_greedy_tokens_equal_those_of_transformers(
-    name: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    batch: list[list[int]],
+    name: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, batch: list[list[int]]
 ):
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(batch), GREEDY)
@@ -69,10 +65,7 @@ def test_greedy_tokens_equal_those_of_transformers(
 
 @pytest.mark.thorough
 def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    batch: list[list[int]],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, batch: list[list[int]]
 ):
     name, chosen = deepseek_zoo.HEADS128.name, batch[:6]
     with start_engine(zoo(name)) as engine:
@@ -104,9 +97,9 @@ def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
 def test_tokens_are_the_same_with(
     options: dict[str, Any],
     environment: dict[str, str],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
     batch: list[list[int]],
 ):
     with start_engine(
@@ -117,9 +110,7 @@ def test_tokens_are_the_same_with(
 
 
 def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     prefix = list(range(100)) + list(range(30, 58))
     prompts = [[*prefix, *range(n, n + 12)] for n in range(0, 160, 20)]
@@ -134,9 +125,7 @@ def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
 
 @ON_ONE_DEVICE_AND_TWO
 def test_the_trained_checkpoint_writes_what_transformers_writes(
-    options: dict[str, Any],
-    tiny_deepseek: Path,
-    start_engine: Callable[..., EngineProcess],
+    options: dict[str, Any], tiny_deepseek: Path, start_engine: StartEngine
 ):
     source = Path(__file__).read_text(encoding="utf-8")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_deepseek)
@@ -159,7 +148,7 @@ MULTISTREAM = {
 def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
     options: dict[str, Any],
     tiny_deepseek: Path,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     batch: list[list[int]],
     tmp_path: Path,
 ):
@@ -193,7 +182,7 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
 def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
     options: dict[str, Any],
     tiny_deepseek: Path,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     batch: list[list[int]],
     tmp_path: Path,
 ):
@@ -224,11 +213,7 @@ def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.thorough)])
 def test_text_in_16_bits_stays_near_that_of_transformers(
-    dtype: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    batch: list[list[int]],
+    dtype: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, batch: list[list[int]]
 ):
     with start_engine(zoo(PATHS_MODEL), dtype=dtype, max_logprobs=1) as engine:
         outputs = engine.generate(
@@ -264,10 +249,7 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
     ],
 )
 def test_what_the_operator_cannot_take_is_refused_while_loading(
-    model: model_zoo.ZooModel,
-    named: str,
-    start_engine: Callable[..., EngineProcess],
-    tmp_path: Path,
+    model: model_zoo.ZooModel, named: str, start_engine: StartEngine, tmp_path: Path
 ):
     checkpoint = model_zoo.write_checkpoint(model, tmp_path / model.name)
     with pytest.raises(EngineError, match=named):
@@ -281,5 +263,5 @@ def test_what_the_operator_cannot_take_is_refused_while_loading(
         ("bfloat16", 'kv_cache_dtype="bfloat16" is incompatible with dtype="float32"'),  # vLLM's
     ],
 )
-def test_a_cache_in_another_dtype_is_refused(dtype: str, why: str, zoo: Callable[[str], Path]):
+def test_a_cache_in_another_dtype_is_refused(dtype: str, why: str, zoo: Zoo):
     assert re.search(why, refusal_of(zoo(PATHS_MODEL), kv_cache_dtype=dtype))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.disaggregated import MooncakePair, Pair, metric
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.server_process import SMALL
 from vllm_davinci_testing.engines.speculating import RACES, told
 
@@ -36,7 +35,7 @@ def prompt_of(length: int) -> list[int]:
 def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
     of_kind: type[Pair],
     package: str,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     tiny_deepseek: Path,
     tmp_path: Path,
 ):

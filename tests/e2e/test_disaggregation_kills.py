@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.disaggregation_proxy import ProxiedPair
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.server_process import SMALL, START_LIMIT_S
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -91,11 +90,7 @@ def disturb(pair: ProxiedPair, ended: threading.Event) -> list[str]:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-def test_no_request_gets_wrong_tokens(
-    tiny_llama: Path,
-    start_engine: Callable[..., EngineProcess],
-    tmp_path: Path,
-):
+def test_no_request_gets_wrong_tokens(tiny_llama: Path, start_engine: StartEngine, tmp_path: Path):
     prompts = all_prompts()
     sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with start_engine(tiny_llama, max_model_len=768, max_num_batched_tokens=200) as engine:

@@ -6,7 +6,6 @@ test_parallel compare every time is a slice of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.model_zoo import ZOO, ZooModel, write_checkpoint
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -78,10 +77,7 @@ def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
 def test_every_shape_gives_the_tokens_of_transformers(
-    model: ZooModel,
-    tmp_path: Path,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    model: ZooModel, tmp_path: Path, start_engine: StartEngine, prompts: Prompts
 ):
     checkpoint = write_checkpoint(model, tmp_path / "model")
     with start_engine(checkpoint) as engine:
@@ -94,10 +90,10 @@ def test_every_shape_gives_the_tokens_of_transformers(
 def test_every_path_gives_the_tokens_of_transformers(
     name: str,
     path: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     options, environment = PATHS[path]
     with start_engine(zoo(name), environment=environment, **options) as engine:
@@ -108,11 +104,7 @@ def test_every_path_gives_the_tokens_of_transformers(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_misses_and_hits_of_the_prefix_cache_give_the_tokens_of_transformers(
-    name: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    name: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     prefix = [*range(100), *range(30, 58)]  # one cache block
     prompts = [prefix + prompt[:60] for prompt in prompts]
@@ -127,11 +119,7 @@ def test_misses_and_hits_of_the_prefix_cache_give_the_tokens_of_transformers(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_fuzz_seed_gives_the_tokens_of_transformers(
-    seed: int,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    seed: int, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     name = FAMILIES[seed % len(FAMILIES)]
     schedule = {"VNPU_SCHEDULE": f"fuzz:{seed}"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from vllm_davinci_testing.engines.balanced_engines import (
     experts_of,
     started,
 )
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.refusals import refusal_of
 
 THOROUGH = pytest.mark.thorough
@@ -67,8 +66,8 @@ def test_a_map_with_replicas_changes_no_bit_of_an_answer(
     ranks: dict[str, Any],
     options: dict[str, Any],
     additional: dict[str, Any],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo,
+    start_engine: StartEngine,
     tmp_path: Path,
 ):
     others = {key: value for key, value in additional.items() if key != "eplb_config"}
@@ -95,7 +94,7 @@ def test_a_map_with_replicas_changes_no_bit_of_an_answer(
         assert experts_of(engine.on_workers("expert_digests")) == before
 
 
-def test_bad_settings_end_the_start_with_the_key(zoo: Callable[[str], Path], tmp_path: Path):
+def test_bad_settings_end_the_start_with_the_key(zoo: Zoo, tmp_path: Path):
     path = map_file(tmp_path / "map.json", {**PLACES, 1: [[3, 2, 1, 0, 3], [4, 7, 5, 6, 2]]})
     for additional, told in (
         ({"expert_map_path": path}, "device_id 0, device_expert has expert 3 twice"),

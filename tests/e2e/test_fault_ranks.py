@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from vllm import SamplingParams
 from vllm_davinci_testing.engines import pictures, vision_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.ended_process import assert_ended
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.failing_start import FAILING_METHOD
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 THOROUGH = pytest.mark.thorough
 NIGHTLY = pytest.mark.nightly("faults")
@@ -78,9 +78,9 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     options: dict[str, Any],
     method: str,
     rank: int,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     engine = start_engine(zoo(model), **{**TWO_RANKS, **options})
     engine.on_workers("fail_once_at", method, FAILS_AT_TOKEN, rank)
@@ -109,7 +109,7 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     ],
 )
 def test_an_error_of_one_rank_at_the_start_ends_the_start(
-    method: str, zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+    method: str, zoo: Zoo, start_engine: StartEngine
 ):
     begin = time.monotonic()
     worker = "vllm_davinci_testing.engines.failing_start.FailingStart"
@@ -123,7 +123,7 @@ def test_an_error_of_one_rank_at_the_start_ends_the_start(
 
 @pytest.mark.thorough
 def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
-    start_engine: Callable[..., EngineProcess], tmp_path: Path
+    start_engine: StartEngine, tmp_path: Path
 ):
     checkpoint = vision_zoo.write_vision_checkpoint("qwen2_5_vl", tmp_path / "vision")
     engine = start_engine(checkpoint, **TWO_RANKS, max_model_len=512)
@@ -140,10 +140,7 @@ def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", ["eagle3", "ngram"])
 def test_an_error_in_the_drafter_of_one_rank_is_the_client_s_error(
-    method: str,
-    start_engine: Callable[..., EngineProcess],
-    repository: Path,
-    prompts: list[list[int]],
+    method: str, start_engine: StartEngine, repository: Path, prompts: Prompts
 ):
     checkpoints = repository / "checkpoints"
     drafter: dict[str, Any] = {"method": method, "num_speculative_tokens": 2}
@@ -160,9 +157,7 @@ def test_an_error_in_the_drafter_of_one_rank_is_the_client_s_error(
 
 @pytest.mark.thorough
 def test_an_error_of_one_data_parallel_engine_ends_the_others(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     options = {name: TWO_RANKS[name] for name in ("worker_extension_cls",)}
     engines = DPEngines(start_engine, zoo(MOE), count=2, **options, **EXPERTS)
@@ -183,11 +178,7 @@ def test_an_error_of_one_data_parallel_engine_ends_the_others(
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("action", ["delay:60s", "die", "throw", "async:507015", "async:hang"])
 def test_a_rank_that_is_slow_or_dies_or_fails_is_named_in_time(
-    action: str,
-    rank: int,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    action: str, rank: int, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     limit_s = 40
     point = "launch:all_reduce" if action.startswith("async") else "collective:all_reduce"
@@ -221,10 +212,10 @@ def test_a_rank_that_is_slow_or_dies_or_fails_is_named_in_time(
 )
 def test_an_error_of_every_rank_is_that_step_s_and_serving_goes_on(
     is_asynchronous: bool,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     with start_engine(zoo(MODEL), **TWO_RANKS, async_scheduling=is_asynchronous) as engine:
         for method in ("_model_forward", "_sample"):

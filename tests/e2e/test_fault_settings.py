@@ -21,6 +21,7 @@ from vllm_davinci_testing.engines.ended_process import (
     run_to_its_end,
 )
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, VLLM
 
@@ -71,7 +72,7 @@ def assert_says(text: str, *words: str) -> None:
     ids=["unknown_key", "unknown_inner_key", "ill_typed", "ill_typed_section"],
 )
 def test_an_additional_config_that_cannot_be_read_is_refused(
-    config: dict[str, Any], words: list[str], zoo: Callable[[str], Path]
+    config: dict[str, Any], words: list[str], zoo: Zoo
 ):
     assert_says(refusal_of(zoo(MODEL), additional_config=config), *words)
 
@@ -124,13 +125,11 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
         ),
     ],
 )
-def test_overlap_that_cannot_be_is_refused(
-    options: dict[str, Any], words: list[str], zoo: Callable[[str], Path]
-):
+def test_overlap_that_cannot_be_is_refused(options: dict[str, Any], words: list[str], zoo: Zoo):
     assert_says(refusal_of(zoo(MODEL), **options), *words)
 
 
-def test_the_server_refuses_an_unknown_key_and_ends(zoo: Callable[[str], Path], tmp_path: Path):
+def test_the_server_refuses_an_unknown_key_and_ends(zoo: Zoo, tmp_path: Path):
     ended = run_server_to_its_end(
         zoo(MODEL), *SMALL, "--additional-config", json.dumps({"refesh": True}),
         log=tmp_path / "log.txt",
@@ -144,7 +143,7 @@ def test_a_quantization_that_is_not_supported_is_refused(zoo: Callable[[str], Pa
 
 
 @pytest.mark.nightly("refusals")
-def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_path: Path):
+def test_more_ranks_than_devices_are_refused(zoo: Zoo, tmp_path: Path):
     ended = run_to_its_end(
         *VLLM, "serve", zoo(MODEL), *SMALL, "--tensor-parallel-size=4",
         log=tmp_path / "log.txt",
@@ -153,9 +152,7 @@ def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_pat
     assert_explained(ended, "4 NPUs are needed", "2 are visible", "Lower --tensor-parallel-size")
 
 
-def test_an_expert_map_without_a_place_for_an_expert_is_refused(
-    zoo: Callable[[str], Path], tmp_path: Path
-):
+def test_an_expert_map_without_a_place_for_an_expert_is_refused(zoo: Zoo, tmp_path: Path):
     devices = [
         {"device_id": 0, "device_expert": [0, 1, 2, 3]},
         {"device_id": 1, "device_expert": [4, 5, 6, 3]},
@@ -170,9 +167,7 @@ def test_an_expert_map_without_a_place_for_an_expert_is_refused(
     assert_says(text, f"Expert map '{file}'", named, "expert_map_path")
 
 
-def test_experts_that_do_not_divide_among_the_ranks_are_refused(
-    zoo: Callable[[str], Path], tmp_path: Path
-):
+def test_experts_that_do_not_divide_among_the_ranks_are_refused(zoo: Zoo, tmp_path: Path):
     model = changed(zoo(EXPERTS_MODEL), tmp_path / "m", num_local_experts=7)
     text = refusal_of(model, **TWO_RANKS)
     assert_says(text, "7 experts do not divide among 2 ranks", "--tensor-parallel-size")
@@ -189,7 +184,7 @@ def changed(checkpoint: Path, directory: Path, **config: Any) -> Path:
     return directory
 
 
-def test_an_unknown_architecture_is_refused(zoo: Callable[[str], Path], tmp_path: Path):
+def test_an_unknown_architecture_is_refused(zoo: Zoo, tmp_path: Path):
     model = changed(zoo(MODEL), tmp_path / "m", architectures=["AbacusForCausalLM"])
     assert_says(refusal_of(model), "AbacusForCausalLM", "not supported")
 
@@ -215,10 +210,7 @@ def test_a_dtype_that_the_chip_lacks_is_refused(tiny_llama: Path, refusal: Refus
 
 
 def test_a_kv_cache_that_does_not_fit_says_what_is_missing_and_what_would_fit(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    refusal: Refusal,
-    tmp_path: Path,
+    zoo: Zoo, start_engine: StartEngine, refusal: Refusal, tmp_path: Path
 ):
     # 2 KiB per token: the cache of one whole request is 128 MiB, two thirds of the device, which
     # has room for operators' workspaces beside it.
@@ -237,9 +229,7 @@ def test_a_kv_cache_that_does_not_fit_says_what_is_missing_and_what_would_fit(
         assert len(engine.generate([{"prompt_token_ids": [1]}], SamplingParams(max_tokens=1))) == 1
 
 
-def test_a_corrupt_checkpoint_is_refused(
-    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
-):
+def test_a_corrupt_checkpoint_is_refused(zoo: Zoo, refusal: Refusal, tmp_path: Path):
     model = changed(zoo(MODEL), tmp_path / "m")
     weights = model / "model.safetensors"
     content = weights.read_bytes()
@@ -249,7 +239,7 @@ def test_a_corrupt_checkpoint_is_refused(
 
 @pytest.mark.nightly("refusals")
 def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(
-    zoo: Callable[[str], Path], tmp_path: Path
+    zoo: Zoo, tmp_path: Path
 ):
     model = changed(zoo(MODEL), tmp_path / "m")
     weights = model / "model.safetensors"
@@ -265,7 +255,7 @@ def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(
 
 
 def test_a_prompt_longer_than_the_model_is_refused_and_the_engine_goes_on(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+    zoo: Zoo, start_engine: StartEngine
 ):
     with start_engine(zoo(MODEL)) as engine:
         sampling = SamplingParams(max_tokens=4, ignore_eos=True)

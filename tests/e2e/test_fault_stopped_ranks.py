@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.ended_process import assert_ended
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 
@@ -50,11 +50,7 @@ def assert_names_the_stopped(told: str, rank: int, stopped: psutil.Process) -> N
     ids=["asynchronous", "synchronous", "graphs", "pipeline"],
 )
 def test_a_stopped_rank_is_named_before_vllm_gives_up(
-    options: dict[str, Any],
-    rank: int,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    options: dict[str, Any], rank: int, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     limit_s = 40
     engine = start_engine(

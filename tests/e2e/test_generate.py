@@ -15,7 +15,8 @@ from vllm import SamplingParams
 from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -47,9 +48,7 @@ def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess
 
 
 def test_asynchronous_steps_and_parts_of_prompts_give_the_tokens_of_transformers(
-    engine: EngineProcess,
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    engine: EngineProcess, reference: Reference, prompts: Prompts
 ):
     usual = engine.scheduler_settings()
     assert usual["async_scheduling"] and usual["enable_chunked_prefill"]
@@ -58,8 +57,7 @@ def test_asynchronous_steps_and_parts_of_prompts_give_the_tokens_of_transformers
 
 
 def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
-    engine: EngineProcess,
-    reference: Callable[[str], TransformersReference],
+    engine: EngineProcess, reference: Reference
 ):
     prefix = list(range(100)) + list(range(30, 58))
     prompts = [[*prefix, *range(n, n + 12)] for n in range(0, 160, 20)]
@@ -85,9 +83,7 @@ def test_parallel_samples_differ_and_repeat_with_their_seed(engine: EngineProces
     assert tokens_of(together[-1:]) == alone
 
 
-def test_sampled_frequencies_follow_the_softmax(
-    engine: EngineProcess, reference: Callable[[str], TransformersReference]
-):
+def test_sampled_frequencies_follow_the_softmax(engine: EngineProcess, reference: Reference):
     prompt, samples, temperature = [1, 2, 3], 2000, 1.5
     sampling = SamplingParams(n=samples, temperature=temperature, seed=1, max_tokens=1, top_k=4)
     outputs = engine.generate(as_inputs([prompt]), sampling)
@@ -124,9 +120,7 @@ def test_a_stop_string_ends_the_text_before_it(engine: EngineProcess):
 
 
 def test_logprobs_equal_those_of_transformers(
-    engine: EngineProcess,
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    engine: EngineProcess, reference: Reference, prompts: Prompts
 ):
     chosen = prompts[3:9]
     sampling = SamplingParams(
@@ -209,7 +203,7 @@ def test_sampling_from_one_candidate_is_greedy(options: dict[str, Any], engine: 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 def test_penalties_choose_as_their_definitions_do(
-    name: str, engine: EngineProcess, reference: Callable[[str], TransformersReference]
+    name: str, engine: EngineProcess, reference: Reference
 ):
     prompt, penalty = [11, 22, 33], 1.4
 
@@ -249,9 +243,7 @@ def test_a_stop_token_waits_for_the_smallest_number_of_tokens(engine: EngineProc
     assert stop not in waited[: first + 4]
 
 
-def test_logprobs_of_tokens_that_are_named(
-    engine: EngineProcess, reference: Callable[[str], TransformersReference]
-):
+def test_logprobs_of_tokens_that_are_named(engine: EngineProcess, reference: Reference):
     prompt, named = [11, 22, 33], [7, 8, 9]
     sampling = SamplingParams(temperature=0, max_tokens=1, logprob_token_ids=named)
     (output,) = engine.generate(as_inputs([prompt]), sampling)

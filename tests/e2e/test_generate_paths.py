@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 pytestmark = pytest.mark.nightly("layouts")
@@ -44,11 +43,7 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_equal_those_of_transformers(
-    name: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    name: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(prompts), GREEDY)
@@ -76,10 +71,10 @@ def test_greedy_tokens_equal_those_of_transformers(
 def test_tokens_are_the_same_with(
     options: dict[str, Any],
     environment: dict[str, str],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    reference: Callable[[str], TransformersReference],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
+    reference: Reference,
 ):
     with start_engine(
         zoo(PATHS_MODEL), environment=environment, enable_prefix_caching=False, **options
@@ -91,10 +86,7 @@ def test_tokens_are_the_same_with(
 
 
 def test_tokens_are_the_same_after_preemption(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    reference: Callable[[str], TransformersReference],
+    zoo: Zoo, start_engine: StartEngine, prompts: Prompts, reference: Reference
 ):
     # Requests that grow out of their first block at different times, and blocks for half of them.
     chosen = [prompt for prompt in prompts if 70 <= len(prompt) <= 127][:12]
@@ -115,11 +107,7 @@ def test_tokens_are_the_same_after_preemption(
 
 @pytest.mark.parametrize("seed", range(1))  # test_exactness takes 20
 def test_tokens_are_the_same_under_fuzz_seed(
-    seed: int,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    reference: Callable[[str], TransformersReference],
+    seed: int, zoo: Zoo, start_engine: StartEngine, prompts: Prompts, reference: Reference
 ):
     with start_engine(
         zoo(PATHS_MODEL),
@@ -133,7 +121,7 @@ def test_tokens_are_the_same_under_fuzz_seed(
 
 
 def test_the_shipped_checkpoint_completes_python_in_bfloat16(
-    tiny_llama: Path, start_engine: Callable[..., EngineProcess]
+    tiny_llama: Path, start_engine: StartEngine
 ):
     prompts = ["def ", "import ", "class ", "if __name__ == "]
     with start_engine(tiny_llama, dtype="bfloat16") as engine:

@@ -6,7 +6,6 @@ Logprobs in 16 bits are compared in test_strict_chip.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MODEL = "gpt_oss_sinks_window32_top2_of_8"
 MAX_TOKENS = 32
@@ -53,10 +53,10 @@ COMPOSED = {"additional_config": {"enable_compiled_operators": False}}
 def test_every_path_gives_the_tokens_of_transformers(
     options: dict[str, Any],
     environment: dict[str, str],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ) -> None:
     prompts = prompts[:NUM_PROMPTS]
     with start_engine(zoo(MODEL), environment=environment, **options) as engine:
@@ -69,10 +69,7 @@ def test_every_path_gives_the_tokens_of_transformers(
 
 @THOROUGH
 def test_hits_of_the_prefix_cache_give_the_tokens_of_transformers(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ) -> None:
     prefix = [*range(100), *range(30, 58)]  # one cache block
     extended = [prefix + prompt[:60] for prompt in prompts[:4]]
@@ -109,13 +106,13 @@ def test_hits_of_the_prefix_cache_give_the_tokens_of_transformers(
     ],
 )
 def test_what_is_not_computed_ends_the_start_with_a_reason(
-    options: dict[str, Any], said: tuple[str, ...], zoo: Callable[[str], Path], tmp_path: Path
+    options: dict[str, Any], said: tuple[str, ...], zoo: Zoo, tmp_path: Path
 ) -> None:
     assert_refused(zoo(MODEL), options, said, tmp_path / "log.txt")
 
 
 @THOROUGH
-def test_experts_in_another_order_end_the_start(zoo: Callable[[str], Path], tmp_path: Path) -> None:
+def test_experts_in_another_order_end_the_start(zoo: Zoo, tmp_path: Path) -> None:
     placed = [{"device_id": 0, "device_expert": [7, 0, 2, 5]}]
     placed += [{"device_id": 1, "device_expert": [1, 3, 4, 6]}]
     layers = [{"layer_id": layer, "device_count": 2, "device_list": placed} for layer in range(2)]

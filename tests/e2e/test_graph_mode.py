@@ -15,6 +15,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.fixture_types import Prompts
 from vllm_davinci_testing.engines.graph_settings import CAPTURED, SIZES
 from vllm_davinci_testing.engines.int8_checkpoint import write_int8
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -210,11 +211,7 @@ def check_plan(engines: DPEngines, is_split: bool) -> None:
 
 @pytest.mark.parametrize(("model", "options", "environment"), CASES)
 def test_tokens_are_those_of_eager_steps(
-    model: str,
-    options: dict[str, Any],
-    environment: dict[str, str],
-    start: Start,
-    prompts: list[list[int]],
+    model: str, options: dict[str, Any], environment: dict[str, str], start: Start, prompts: Prompts
 ):
     eager = start(
         model, {**options, "enforce_eager": True, "additional_config": plain(options)}, environment
@@ -247,10 +244,7 @@ def eager_tokens() -> dict[str, list[list[int]]]:
 @THOROUGH
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order_gives_the_tokens_of_eager_steps(
-    seed: int,
-    start: Start,
-    prompts: list[list[int]],
-    eager_tokens: dict[str, list[list[int]]],
+    seed: int, start: Start, prompts: Prompts, eager_tokens: dict[str, list[list[int]]]
 ):
     name = sorted(FUZZED)[seed % 2]
     model, options = FUZZED[name]
@@ -278,9 +272,7 @@ WITHOUT: dict[str, tuple[str, set[int]]] = {
 
 
 @pytest.mark.nightly("faults")
-def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
-    start: Start, prompts: list[list[int]]
-):
+def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(start: Start, prompts: Prompts):
     engines = start(DENSE, {**TP2, **CAPTURED}, {"VNPU_MEMORY": "2GiB"})
     expected = generate(engines, prompts)
     engines.engines[0].on_workers("capture_again_with_a_failure", SIZES, 3, 1)

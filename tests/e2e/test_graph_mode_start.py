@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import CAPTURED
 from vllm_davinci_testing.engines.refusals import refusal_of
 
@@ -21,7 +20,7 @@ KEY_OF_PLAN = {"schema", "fingerprint"}
 
 
 def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_or_stale_record_is_not(
-    start_engine: Callable[..., EngineProcess], zoo: Callable[[str], Path], tmp_path: Path
+    start_engine: StartEngine, zoo: Zoo, tmp_path: Path
 ):
     graph = {
         "enabled": True,
@@ -94,9 +93,6 @@ def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_or_stale_record_is_not
     ],
 )
 def test_what_excludes_graph_mode_ends_the_start_with_a_message(
-    options: dict[str, Any],
-    environment: dict[str, str],
-    message: str,
-    zoo: Callable[[str], Path],
+    options: dict[str, Any], environment: dict[str, str], message: str, zoo: Zoo
 ):
     assert re.search(message, refusal_of(zoo(MODEL), environment, **options))

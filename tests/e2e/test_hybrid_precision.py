@@ -7,15 +7,13 @@ weights; on the chip that takes what CANN documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 pytestmark = pytest.mark.nightly("layouts")
@@ -52,10 +50,7 @@ def rows_of(logprobs: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
     ],
 )
 def test_logprobs_are_as_near_to_those_in_fp32_as_transformers_in_16_bits(
-    name: str,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    name: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     chosen = prompts[:16]
     with start_engine(

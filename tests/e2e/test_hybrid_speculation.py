@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_davinci_testing.engines.drafters import GUESSING, TEXTS, WRONG
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.speculating import (
     RACES,
     generate,
@@ -54,9 +54,9 @@ def test_drafts_change_no_token(
     model: str,
     drafter: str,
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
+    zoo: Zoo,
     reference: Reference,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     tmp_path: Path,
 ):
     network = reference(model)
@@ -76,9 +76,7 @@ def test_drafts_change_no_token(
 
 @THOROUGH
 def test_requests_that_were_preempted_go_on_with_the_states_of_what_was_kept(
-    zoo: Callable[[str], Path],
-    reference: Reference,
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     """They are computed again in chunks, the last of which may be as long as a verification."""
     asked = {**speculation("custom_class", 3, model=WRONG), **GRAPHS, "max_num_batched_tokens": 36}

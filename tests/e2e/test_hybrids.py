@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import (
     COUNTED,
     IN_PARTS,
@@ -18,7 +16,6 @@ from vllm_davinci_testing.engines.generating import (
     assert_generates,
 )
 from vllm_davinci_testing.engines.refusals import refusal_of
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 # Three layers of states to one of attention; experts beside a dense layer.
 NEXT = "qwen3_next_moe"
@@ -76,10 +73,10 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     model: str,
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(zoo(model), environment=environment, **options) as engine:
@@ -96,10 +93,10 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
 def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
     model: str,
     blocks: int,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     # Requests that grow out of their first block at different times, and blocks for half of them.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
@@ -130,10 +127,7 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
 
 @pytest.mark.thorough
 def test_states_in_16_bits_are_asked_for_by_name(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     """A state that is rounded after every token gives other tokens in time, but not many."""
     with start_engine(
@@ -153,9 +147,7 @@ def test_states_in_16_bits_are_asked_for_by_name(
     ],
 )
 def test_what_is_not_served_beside_states_is_refused_by_name(
-    options: dict[str, Any],
-    named: str,
-    zoo: Callable[[str], Path],
+    options: dict[str, Any], named: str, zoo: Zoo
 ):
     said = refusal_of(zoo(NEXT), **options)
     assert "recurrent state" in said and named in said

@@ -5,7 +5,7 @@ The other tests of this folder run with them, and compare with transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
 from vllm_davinci.kernels import HOST_OPERATORS
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 from vllm_davinci_testing.plugin import EXACT_SOC
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=3)
@@ -131,11 +132,11 @@ def test_results_are_equal_with_and_without_compiled_operators(
     quantized: str | None,
     used: set[str],
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
+    zoo: Zoo,
     repository: Path,
     tmp_path: Path,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     is_trained = model.startswith("tiny_")
     source = repository / "checkpoints" / model if is_trained else zoo(model)
@@ -173,11 +174,7 @@ def test_results_are_equal_with_and_without_compiled_operators(
     ],
 )
 def test_requests_go_on_from_copies_of_cached_blocks(
-    model: str,
-    is_enabled: bool,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    model: str, is_enabled: bool, zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     prefix = [*range(100), *range(30, 58)]  # one cache block
     prompts = [[*prefix, *range(n, n + 12)] for n in range(0, 160, 20)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.refusals import refusal_of
 
 NIGHTLY = pytest.mark.nightly("weights")
@@ -86,10 +87,7 @@ def assert_near(answers: list[Any], expected: list[Any]) -> None:
     ],
 )
 def test_evicted_blocks_come_back_bit_by_bit(
-    checkpoint: str,
-    options: dict[str, Any],
-    repository: Path,
-    start_engine: Callable[..., EngineProcess],
+    checkpoint: str, options: dict[str, Any], repository: Path, start_engine: StartEngine
 ) -> None:
     model, asked = repository / "checkpoints" / checkpoint, prompts()
     options = {**OPTIONS, **options}
@@ -141,7 +139,7 @@ def test_what_cannot_be_kept_on_the_host_ends_the_start(
 
 @pytest.mark.nightly("refusals")
 def test_too_little_memory_of_the_host_ends_the_start(
-    tiny_llama: Path, start_engine: Callable[..., EngineProcess]
+    tiny_llama: Path, start_engine: StartEngine
 ) -> None:
     with pytest.raises(
         EngineError, match=r"is too small for one block of the KV cache.*Give at least"

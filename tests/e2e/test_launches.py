@@ -14,6 +14,7 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.plugin import EXACT_SOC
 
@@ -36,9 +37,9 @@ def test_launches_of_layers_with_states_stay_in_the_budget(
     model: str,
     layer: int,
     expected: tuple[int, int, int],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     calls, launched, composed = launches(zoo(model), layer, start_engine, prompts)
     assert (len(composed), len(calls), launched) == expected, (composed, calls)
@@ -65,8 +66,8 @@ def test_launches_per_layer_stay_in_the_budget(
     expected: tuple[int, int, int],
     repository: Path,
     tmp_path: Path,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     source = repository / "checkpoints" / model
     if kind != "bf16":

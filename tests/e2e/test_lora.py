@@ -12,6 +12,7 @@ from vllm.lora.request import LoRARequest
 
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -79,8 +80,8 @@ def test_tokens_of_mixed_batches_equal_those_of_peft(
     engine: EngineProcess,
     written: dict[str, Path],
     requests: dict[str, LoRARequest],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    reference: Reference,
+    prompts: Prompts,
 ):
     names = [None, *requests]
     asked = [name for name in names for _ in range(4)]
@@ -97,7 +98,7 @@ def test_tokens_of_mixed_batches_equal_those_of_peft(
 
 
 def test_mixed_batches_equal_single_requests_bit_for_bit(
-    engine: EngineProcess, requests: dict[str, LoRARequest], prompts: list[list[int]]
+    engine: EngineProcess, requests: dict[str, LoRARequest], prompts: Prompts
 ):
     names = [None, *requests]
     given = [prompts[10 + index] for index in range(len(names))]
@@ -112,10 +113,10 @@ def test_mixed_batches_equal_single_requests_bit_for_bit(
 
 def test_base_requests_and_a_zero_adapter_equal_an_engine_without_lora(
     engine: EngineProcess,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo,
+    start_engine: StartEngine,
     requests: dict[str, LoRARequest],
-    prompts: list[list[int]],
+    prompts: Prompts,
 ):
     given = prompts[20:24]
     with start_engine(zoo(MODEL), max_num_seqs=16, **GRAPHS) as plain:
@@ -136,8 +137,8 @@ def test_logprobs_of_prompts_are_those_under_the_adapter(
     engine: EngineProcess,
     written: dict[str, Path],
     requests: dict[str, LoRARequest],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    reference: Reference,
+    prompts: Prompts,
 ):
     names = [None, "rank8", "rank64", None]
     given = [prompts[40 + index] for index in range(len(names))]
@@ -167,7 +168,7 @@ def test_cached_prefixes_are_those_of_the_same_adapter(
     engine: EngineProcess,
     written: dict[str, Path],
     requests: dict[str, LoRARequest],
-    reference: Callable[[str], TransformersReference],
+    reference: Reference,
 ):
     prompt = [*range(60, 200)]  # longer than a block of the cache, and no other test's
     hits = []
@@ -188,10 +189,10 @@ def test_cached_prefixes_are_those_of_the_same_adapter(
 )
 def test_graphs_of_any_specialization_give_the_same_numbers(
     engine: EngineProcess,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo,
+    start_engine: StartEngine,
     requests: dict[str, LoRARequest],
-    prompts: list[list[int]],
+    prompts: Prompts,
     of_graphs: dict[str, Any],
     of_adapters: dict[str, Any],
 ):
@@ -207,12 +208,12 @@ def test_graphs_of_any_specialization_give_the_same_numbers(
 
 
 def test_more_adapters_than_slots_on_two_ranks(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo,
+    start_engine: StartEngine,
     written: dict[str, Path],
     requests: dict[str, LoRARequest],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    reference: Reference,
+    prompts: Prompts,
 ):
     names = [None, *requests] * 2
     given = [prompts[30 + index % 3] for index in range(len(names))]
@@ -230,12 +231,12 @@ def test_more_adapters_than_slots_on_two_ranks(
 
 
 def test_no_step_races_and_none_waits_under_a_fuzzed_schedule(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo,
+    start_engine: StartEngine,
     written: dict[str, Path],
     requests: dict[str, LoRARequest],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    reference: Reference,
+    prompts: Prompts,
 ):
     names = [None, "rank8", "rank64", "rank32"] * 2
     given = [prompts[50 + index] for index in range(len(names))]
@@ -277,8 +278,6 @@ def test_an_adapter_that_does_not_fit_is_named_and_the_engine_goes_on(
     ],
 )
 def test_what_is_not_served_with_adapters_ends_the_start(
-    zoo: Callable[[str], Path],
-    options: dict[str, Any],
-    told: str,
+    zoo: Zoo, options: dict[str, Any], told: str
 ):
     assert told in refusal_of(zoo(MODEL), enable_lora=True, **options)

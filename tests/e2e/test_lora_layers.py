@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from vllm.lora.request import LoRARequest
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
@@ -105,10 +105,10 @@ def of_expert(directory: Path, rows: int = 96) -> Path:
     ],
 )
 def test_tokens_are_those_of_transformers(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    reference: Reference,
+    prompts: Prompts,
     tmp_path: Path,
     model: str,
     dp_ranks: int,
@@ -151,11 +151,7 @@ def test_tokens_are_those_of_transformers(
 
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", pytest.param("W8A8", marks=pytest.mark.thorough)])
 def test_int8_layers_get_deltas_of_their_float_inputs(
-    tiny_deepseek: Path,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    tmp_path: Path,
-    kind: str,
+    tiny_deepseek: Path, start_engine: StartEngine, prompts: Prompts, tmp_path: Path, kind: str
 ):
     model = tmp_path / kind
     text = [*range(40, 90)] * 4
@@ -190,11 +186,7 @@ def test_int8_layers_get_deltas_of_their_float_inputs(
 
 
 def test_experts_that_an_adapter_leaves_alone_stay_the_base(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    zoo: Zoo, start_engine: StartEngine, reference: Reference, prompts: Prompts, tmp_path: Path
 ):
     some = adapters.write_adapter(
         reference(EXPERTS).network,
@@ -217,7 +209,7 @@ def test_experts_that_an_adapter_leaves_alone_stay_the_base(
 
 
 def test_experts_that_do_not_lie_in_order_take_no_adapters(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess], tmp_path: Path
+    zoo: Zoo, start_engine: StartEngine, tmp_path: Path
 ):
     places = [
         {
@@ -248,8 +240,6 @@ def test_experts_that_do_not_lie_in_order_take_no_adapters(
     ],
 )
 def test_other_forms_of_experts_adapters_end_the_start(
-    zoo: Callable[[str], Path],
-    options: dict[str, Any],
-    told: str,
+    zoo: Zoo, options: dict[str, Any], told: str
 ):
     assert told in refusal_of(zoo(EXPERTS), enable_lora=True, **options)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.host_engine import environment_on, generate_on, tokens_in
 from vllm_davinci_testing.processes.hosts import two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -45,9 +44,9 @@ DIVIDED = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
 def test_tokens_are_those_of_one_host(
     model: str,
     ranks: dict[str, int],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
 ):
     over_hosts = _tokens_over_hosts(zoo(model), ranks, prompts, tmp_path)

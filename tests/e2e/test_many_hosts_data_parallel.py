@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, Zoo
 from vllm_davinci_testing.engines.host_servers import (
     HostClient,
     HostServer,
@@ -18,7 +19,6 @@ from vllm_davinci_testing.engines.host_servers import (
     wait_for,
 )
 from vllm_davinci_testing.engines.server_process import START_LIMIT_S
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.processes.hosts import Host, two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -83,11 +83,7 @@ def serve_on_both(
 
 
 def test_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
-    hosts: tuple[Host, Host],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    hosts: tuple[Host, Host], zoo: Zoo, reference: Reference, prompts: Prompts, tmp_path: Path
 ) -> None:
     servers = serve_on_both(hosts, zoo(V3), tmp_path, INTERNAL)
     client = ask(servers[0], prompts[:12], 12)
@@ -115,9 +111,9 @@ def test_bits_are_those_of_the_same_ranks_on_one_host(
     model: str,
     scheme: str,
     hosts: tuple[Host, Host],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    prompts: Prompts,
     tmp_path: Path,
 ) -> None:
     options = [f"--additional-config={json.dumps({'moe_communication': scheme})}"]
@@ -175,12 +171,7 @@ def names_and_ends(left: HostServer, dead: int, ranks: str = "") -> re.Pattern[s
 @pytest.mark.parametrize("end", ["end", "cut_off"])
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_host_that_dies_is_named_to_clients_of_the_other(
-    dead: int,
-    end: str,
-    hosts: tuple[Host, Host],
-    zoo: Callable[[str], Path],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    dead: int, end: str, hosts: tuple[Host, Host], zoo: Zoo, prompts: Prompts, tmp_path: Path
 ) -> None:
     servers = serve_on_both(hosts, zoo(V3), tmp_path, APART)
     client = ask_until_it_has_begun(servers[0], servers, prompts[:4], 100)
@@ -195,11 +186,7 @@ def test_a_host_that_dies_is_named_to_clients_of_the_other(
 @THOROUGH
 @pytest.mark.parametrize("end", ["end", "cut_off"])
 def test_a_host_that_dies_while_nothing_is_asked_is_named_once_something_is(
-    end: str,
-    hosts: tuple[Host, Host],
-    zoo: Callable[[str], Path],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    end: str, hosts: tuple[Host, Host], zoo: Zoo, prompts: Prompts, tmp_path: Path
 ) -> None:
     servers = serve_on_both(hosts, zoo(V3), tmp_path, APART)
     client = ask(servers[0], prompts[:2], 4)
@@ -213,12 +200,7 @@ def test_a_host_that_dies_while_nothing_is_asked_is_named_once_something_is(
 @pytest.mark.parametrize("end", ["end", "cut_off"])
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
-    dead: int,
-    end: str,
-    hosts: tuple[Host, Host],
-    zoo: Callable[[str], Path],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    dead: int, end: str, hosts: tuple[Host, Host], zoo: Zoo, prompts: Prompts, tmp_path: Path
 ) -> None:
     servers = serve_on_both(hosts, zoo(DENSE), tmp_path, UNLINKED)
     client = ask(servers[0], prompts[:4], 4)
@@ -252,8 +234,8 @@ def test_a_host_with_a_server_that_dies_is_named_to_clients_of_the_other(
     dead: int,
     end: str,
     hosts: tuple[Host, Host],
-    zoo: Callable[[str], Path],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    prompts: Prompts,
     tmp_path: Path,
 ) -> None:
     # A server is its engines' parent here. Spawned ones share no descriptor of signals with it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.family_zoo import write_family
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -51,11 +51,7 @@ def assert_tokens(
 
 @pytest.mark.parametrize("model", [*OTHERS, TOP3, V3])
 def test_tokens_are_those_of_transformers(
-    model: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    model: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     with start_engine(zoo(model)) as engine:
         assert_tokens(engine, reference(model), prompts, max_tokens=2 * MAX_TOKENS)
@@ -81,10 +77,10 @@ def test_tokens_are_those_of_transformers(
 def test_tokens_of_several_ranks_are_those_of_transformers(
     model: str,
     ranks: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
         assert_tokens(engine, reference(model), prompts)
@@ -102,11 +98,7 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
 )
 @pytest.mark.parametrize("family", ["dbrx", "laguna", "longcat_flash"])
 def test_families_whose_experts_are_chosen_or_stored_otherwise(
-    family: str,
-    config: dict[str, Any],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    family: str, config: dict[str, Any], start_engine: StartEngine, prompts: Prompts, tmp_path: Path
 ):
     """Zero experts (LongCat), a bias beside the experts (Laguna), one tensor of all (DBRX)."""
     model = write_family(family, tmp_path / family)
@@ -155,10 +147,10 @@ def test_any_order_that_events_allow_gives_the_same_tokens(
     model: str,
     schedule: str,
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     environment = {"VNPU_SCHEDULE": schedule}
     with start_engine(zoo(model), environment=environment, **options) as engine:
@@ -167,11 +159,7 @@ def test_any_order_that_events_allow_gives_the_same_tokens(
 
 @pytest.mark.nightly("weights")
 def test_experts_placed_by_a_file_give_the_same_tokens(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts, tmp_path: Path
 ):
     places = {0: [[7, 0, 2, 5], [1, 3, 4, 6]], 1: [[3, 2, 1, 0], [4, 7, 5, 6]]}
     layers = [
@@ -239,9 +227,9 @@ def test_tokens_of_two_dp_ranks_are_those_of_transformers(
     options: list[str],
     additional: dict[str, Any],
     schemes: set[str],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    prompts: Prompts,
     tmp_path: Path,
 ):
     log = tmp_path / "log.txt"
@@ -283,9 +271,7 @@ def test_tokens_of_two_dp_ranks_are_those_of_transformers(
     ],
 )
 def test_options_that_do_not_fit_end_the_start_with_their_name(
-    options: dict[str, Any],
-    named: str,
-    zoo: Callable[[str], Path],
+    options: dict[str, Any], named: str, zoo: Zoo
 ):
     assert named in refusal_of(
         zoo(TOP2),
@@ -297,9 +283,7 @@ def test_options_that_do_not_fit_end_the_start_with_their_name(
 
 @pytest.mark.thorough
 def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     engine = start_engine(
         zoo(TOP2),

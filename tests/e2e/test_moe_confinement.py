@@ -13,6 +13,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of, write_int8
 from vllm_davinci_testing.engines.model_zoo import POISONED_EXPERT, POISONS, write_poisoned
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -90,10 +91,7 @@ TWO_RANKS = {
     ],
 )
 def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
-    options: dict[str, Any],
-    poisoned: Path,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    options: dict[str, Any], poisoned: Path, start_engine: StartEngine, prompts: Prompts
 ):
     reference = TransformersReference(poisoned)
     clean, mixed = beside_poisons(prompts[:12])
@@ -124,11 +122,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
     ],
 )
 def test_fused_launches_give_the_same_tokens_beside_poisoned_requests_and_others(
-    options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    options: dict[str, Any], zoo: Zoo, start_engine: StartEngine, prompts: Prompts, tmp_path: Path
 ):
     model = write_poisoned(zoo("qwen3_moe_hidden1024"), tmp_path / "poisoned")
     harmless = beside_poisons(prompts[:12], (1, 2, 3))[1]
@@ -155,11 +149,7 @@ def test_fused_launches_give_the_same_tokens_beside_poisoned_requests_and_others
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
 def test_int8_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
-    kind: str,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    kind: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts, tmp_path: Path
 ):
     source = write_poisoned(zoo(MODEL), tmp_path / "source")
     clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:12]]

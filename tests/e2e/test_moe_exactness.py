@@ -8,7 +8,6 @@ Too long for every day; `nox -s tests -- -m thorough` runs it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 pytestmark = pytest.mark.thorough
 
@@ -73,10 +73,10 @@ def test_every_layout_of_one_dp_rank_gives_the_tokens_of_transformers(
     layout: str,
     scheme: str,
     model: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     options, additional = ONE_DP_RANK[layout]
     with start_engine(
@@ -106,9 +106,9 @@ def test_two_dp_ranks_of_two_ranks_give_the_tokens_of_transformers(
     whole_experts: bool,
     scheme: str,
     model: str,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    prompts: Prompts,
     tmp_path: Path,
 ):
     server = ForkedServer(
@@ -140,11 +140,7 @@ def test_two_dp_ranks_of_two_ranks_give_the_tokens_of_transformers(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_order_that_events_allow_gives_the_tokens_of_transformers(
-    seed: int,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    seed: int, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     model = (QWEN, V3)[seed % 2]
     with start_engine(

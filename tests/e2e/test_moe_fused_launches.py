@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 
 RANDOM = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
 
@@ -48,9 +46,9 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
     tensor: int,
     options: dict[str, Any],
     additional: dict[str, Any],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     if tensor > 1:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import TWO_RANKS
 from vllm_davinci_testing.engines.split_engines import (
     FIRST_TOKEN,
@@ -19,7 +18,7 @@ from vllm_davinci_testing.engines.split_engines import (
     decisions,
     overlapped,
 )
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 MODEL = "llama_head64_gqa4"
@@ -76,10 +75,10 @@ MODEL = "llama_head64_gqa4"
 def test_tokens_are_those_of_whole_steps(
     model: str,
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     with start_engine(zoo(model), **TWO_RANKS, **options) as engine:
         outputs = engine.generate(as_inputs(prompts[:32]), GREEDY)
@@ -92,9 +91,7 @@ def test_tokens_are_those_of_whole_steps(
 
 
 def test_every_schedule_gives_the_same_bits_and_none_races(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     answers = {}
     for schedule in ("eager", "fuzz:1", "fuzz:2"):
@@ -142,10 +139,10 @@ def test_every_schedule_gives_the_same_bits_and_none_races(
 def test_an_error_in_a_ubatch_is_the_step_s_error_and_the_next_request_is_served(
     model: str,
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     config = overlapped(split="token")["additional_config"]
     if model != MODEL:
@@ -168,9 +165,7 @@ def test_an_error_in_a_ubatch_is_the_step_s_error_and_the_next_request_is_served
 
 
 def test_an_error_of_one_rank_ends_every_process_of_the_engine(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     engine = start_engine(
         zoo(MODEL),

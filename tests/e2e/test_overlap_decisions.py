@@ -15,6 +15,7 @@ import pytest
 
 from vllm_davinci.meta.server_metrics import decision_counts, metrics_text
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import TWO_RANKS
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
 from vllm_davinci_testing.engines.split_engines import (
@@ -26,7 +27,7 @@ from vllm_davinci_testing.engines.split_engines import (
     overlapped,
     random_prompts,
 )
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 from vllm_davinci_testing.processes.forked import run_command
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -53,10 +54,7 @@ def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess
     ],
 )
 def test_the_first_step_is_split_or_not_by_its_tokens(
-    lengths: list[int],
-    reason: str,
-    engine: EngineProcess,
-    reference: Callable[[str], TransformersReference],
+    lengths: list[int], reason: str, engine: EngineProcess, reference: Reference
 ):
     before = decisions(engine)
     prompts = random_prompts(sum(lengths), lengths)
@@ -76,9 +74,7 @@ def test_decodes_stay_whole_unless_asked_for(engine: EngineProcess):
 
 @pytest.mark.thorough
 def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    reference: Callable[[str], TransformersReference],
+    zoo: Zoo, start_engine: StartEngine, reference: Reference
 ):
     options = {"enabled": True, "decode": True, "min_total_tokens_to_split": 2}
     with start_engine(zoo(MODEL), **TWO_RANKS, additional_config={"dbo": options}) as engine:
@@ -100,7 +96,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
 
 @pytest.mark.nightly("layouts")
 def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
-    engine: EngineProcess, reference: Callable[[str], TransformersReference]
+    engine: EngineProcess, reference: Reference
 ):
     # All four are admitted at once: the first one fills the block that the others read.
     prefix = random_prompts(7, [128])[0]
@@ -128,10 +124,7 @@ def split_steps(server: ServerProcess) -> dict[str, int]:
 
 @pytest.mark.nightly("layouts")
 def test_dp_ranks_split_together_and_the_metrics_say_so(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    zoo: Zoo, reference: Reference, prompts: Prompts, tmp_path: Path
 ):
     model = "qwen3_moe_softmax_top2_of_8"
     server = ForkedServer(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from vllm_davinci.vnpu import timeline
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import TWO_RANKS
 from vllm_davinci_testing.engines.split_engines import (
     FIRST_TOKEN,
@@ -30,7 +29,7 @@ REDUCTIONS = {
 
 
 def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+    zoo: Zoo, start_engine: StartEngine
 ):
     waits = []
     for schedule, expected in REDUCTIONS.items():
@@ -52,7 +51,7 @@ def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often
 
 @pytest.mark.nightly("layouts")
 def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+    zoo: Zoo, start_engine: StartEngine
 ):
     waits = []
     for options in ({"overlap": "off"}, overlapped(split="token")["additional_config"]):
@@ -72,7 +71,7 @@ def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
 
 
 def test_one_half_computes_while_the_other_communicates(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess], tmp_path: Path
+    zoo: Zoo, start_engine: StartEngine, tmp_path: Path
 ):
     # So long that launching the next operator never takes as long.
     pace = "aclnnM=20000,all_reduce=20000"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import httpx
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, shared_memory
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MAX_TOKENS = 64
 
@@ -47,10 +46,10 @@ MODEL = "llama_head64_gqa4"
 def test_tokens_are_those_of_one_device(
     model: str,
     ranks: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
         outputs = engine.generate(
@@ -69,11 +68,7 @@ def test_tokens_are_those_of_one_device(
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_two_dp_ranks_give_the_tokens_of_one(
-    ranks: int,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    ranks: int, zoo: Zoo, reference: Reference, prompts: Prompts, tmp_path: Path
 ):
     log = tmp_path / "log.txt"
     server = ForkedServer(
@@ -126,9 +121,7 @@ def test_two_dp_ranks_give_the_tokens_of_one(
 
 
 def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     """Only the last stage waits for its device; the order is one in which copies come late."""
     model = "qwen3_moe_softmax_top2_of_8"

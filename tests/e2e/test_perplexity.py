@@ -16,7 +16,7 @@ import pytest
 import transformers
 
 from vllm_davinci.meta.perplexity import Score, score, windows_of
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
 from vllm_davinci_testing.processes.forked import run_command
 
@@ -105,7 +105,7 @@ def test_perplexity_is_what_the_card_states(
     options: dict[str, Any],
     texts: tuple[list[Path], Path],
     checkpoint: Callable[[str, str], Path],
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     require_stated: Callable[[str, str, Score], None],
 ):
     model = checkpoint(name, kind)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 40
@@ -45,10 +43,10 @@ SCHEMA = {
 def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
     environment: dict[str, str],
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     """Structured output among them, which needs a step's tokens before the next one's masks."""
     with start_engine(

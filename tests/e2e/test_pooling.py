@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from vllm_davinci_testing.engines import pooling_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, PAD_ID, PoolingReference
 
 THOROUGH = pytest.mark.thorough
@@ -52,11 +52,7 @@ def assert_refuses_what_it_cannot_answer(engine: EngineProcess, task: str) -> No
     ],
 )
 def test_answers_are_those_of_transformers(
-    name: str,
-    dtype: str,
-    tmp_path: Path,
-    inputs: list[list[int]],
-    start_engine: Callable[..., EngineProcess],
+    name: str, dtype: str, tmp_path: Path, inputs: list[list[int]], start_engine: StartEngine
 ) -> None:
     """In 16 bits on a chip that takes what documents say, in fp32 on the reference."""
     model = BY_NAME[name]
@@ -86,10 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("setting", SETTINGS)
 @THOROUGH
 def test_token_wise_embeddings_of_a_decoder_are_those_of_transformers(
-    setting: str,
-    tmp_path: Path,
-    inputs: list[list[int]],
-    start_engine: Callable[..., EngineProcess],
+    setting: str, tmp_path: Path, inputs: list[list[int]], start_engine: StartEngine
 ) -> None:
     model = BY_NAME["qwen3_embedding"]
     checkpoint = pooling_zoo.write_pooling(model, tmp_path / "model")

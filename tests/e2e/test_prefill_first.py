@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
+from vllm_davinci_testing.engines.fixture_types import Prompts
+
 pytestmark = pytest.mark.nightly("layouts")
 
 THOROUGH = pytest.mark.thorough
@@ -50,7 +52,7 @@ def test_tokens_are_those_of_vllm_s_scheduler(
     start_engine: Callable[..., Any],
     tiny_deepseek: Path,
     tiny_llama: Path,
-    prompts: list[list[int]],
+    prompts: Prompts,
 ):
     model = tiny_llama if "pipeline" in str(options) else tiny_deepseek
     plain = start_engine(model, **{**SMALL, **TP2} if "mp" in str(options) else SMALL)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.processes.forked import output_of
 
 pytestmark = pytest.mark.nightly("planning")
@@ -42,7 +41,7 @@ def test_virtual_devices_compute_with_the_threads_that_there_were(tiny_llama: Pa
 
 
 def test_vllm_s_profiler_writes_a_trace_of_host_and_device(
-    start_engine: Callable[..., EngineProcess], tiny_llama: Path, tmp_path: Path
+    start_engine: StartEngine, tiny_llama: Path, tmp_path: Path
 ):
     engine = start_engine(
         tiny_llama,

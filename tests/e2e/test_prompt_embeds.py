@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 
 MODEL = "llama_head64_gqa4"
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -30,10 +27,10 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
 )
 def test_embeddings_of_tokens_give_what_the_tokens_give(
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo,
+    reference: Reference,
+    prompts: Prompts,
+    start_engine: StartEngine,
 ):
     engine = start_engine(
         zoo(MODEL),

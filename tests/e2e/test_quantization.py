@@ -16,7 +16,8 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
-from vllm_davinci_testing.engines.engine_process import ON_910C, EngineProcess
+from vllm_davinci_testing.engines.engine_process import ON_910C
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
 from vllm_davinci_testing.engines.likelihood import CLOSE, likelihood
 
@@ -34,7 +35,7 @@ def test_the_description_alone_selects_the_method(
     quantize: Quantize,
     tiny_llama: Path,
     of_floats: Callable[[Path], float],
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     text: list[int],
 ):
     with start_engine(quantize(tiny_llama, "W8A8_DYNAMIC"), **BF16) as engine:
@@ -152,7 +153,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
     quantize: Quantize,
     tiny_deepseek: Path,
     of_floats: Callable[[Path], float],
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     text: list[int],
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name="mixed")

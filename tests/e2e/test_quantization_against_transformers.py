@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.fp8_checkpoint import (
     deepseek_of_blocks,
     dequantized,
@@ -102,10 +102,7 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_fp8_in_blocks_gives_the_tokens_of_its_floats(
-    ranks: int,
-    fp8: tuple[Path, Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    ranks: int, fp8: tuple[Path, Path], start_engine: StartEngine, prompts: Prompts
 ):
     blocks, floats = fp8
     options = {"tensor_parallel_size": ranks, "enable_expert_parallel": ranks > 1}

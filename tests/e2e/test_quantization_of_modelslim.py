@@ -19,7 +19,8 @@ from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.weight_only import unpacked_rows
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.likelihood import CLOSE, likelihood
@@ -86,8 +87,8 @@ def test_tokens_of_mixed_layers_are_those_of_dynamic_ones(
     most_wrong: int,
     request: pytest.FixtureRequest,
     quantize: Quantize,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     directory = write(quantize, request.getfixturevalue(model), "W8A8_MIX")
     assert check_checkpoint(directory).can_load
@@ -105,8 +106,8 @@ def test_mixed_layers_of_an_engine_that_only_decodes_are_static_ones(
     tiny_llama: Path,
     tmp_path: Path,
     quantize: Quantize,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     directory = write(quantize, tiny_llama, "W8A8_MIX")
     static = tmp_path / "static"
@@ -162,9 +163,9 @@ def in_eight_bits(directory: Path, target: Path) -> Path:
 def test_weights_of_four_bits_say_what_the_same_integers_say_in_eight(
     options: dict[str, Any],
     is_kept: bool,
-    zoo: Callable[[str], Path],
+    zoo: Zoo,
     quantize: Quantize,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
     text: list[int],
     tmp_path: Path,
 ):
@@ -216,7 +217,7 @@ def test_bad_weights_of_four_bits_are_named(
 
 
 def test_experts_that_are_not_symmetric_end_the_start(
-    tiny_deepseek: Path, quantize: Quantize, start_engine: Callable[..., EngineProcess]
+    tiny_deepseek: Path, quantize: Quantize, start_engine: StartEngine
 ):
     directory = write(quantize, tiny_deepseek, "W4A8_DYNAMIC", "experts.")
     tensors = tensors_of(directory)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
@@ -62,7 +63,7 @@ def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(
     told: str,
     quantize: Quantize,
     tiny_deepseek: Path,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
 ):
     # The name keeps this one's directory apart from all others.
     name = f"bad-{tensor.replace('.', '-')}-{type_name}"
@@ -73,7 +74,7 @@ def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(
 
 
 def test_the_option_on_a_float_checkpoint_says_how_to_make_one(
-    tiny_llama: Path, start_engine: Callable[..., EngineProcess]
+    tiny_llama: Path, start_engine: StartEngine
 ):
     with pytest.raises(
         EngineError, match=r"needs quant_model_description\.json next to the weights"

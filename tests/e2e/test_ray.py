@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.host_engine import generate_on, tokens_in
 from vllm_davinci_testing.processes.hosts import Host, two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -88,9 +88,9 @@ def test_tokens_are_those_of_workers_that_vllm_starts(
     npus: tuple[int, ...],
     ranks: dict[str, int],
     hosts: tuple[Host, Host],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
 ) -> None:
     start_ray(hosts, npus, tmp_path)
@@ -107,7 +107,7 @@ def test_tokens_are_those_of_workers_that_vllm_starts(
 
 
 def test_too_few_npus_end_the_start_with_how_many_there_are(
-    hosts: tuple[Host, Host], zoo: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+    hosts: tuple[Host, Host], zoo: Zoo, prompts: Prompts, tmp_path: Path
 ) -> None:
     start_ray(hosts, (1,), tmp_path)
     log = tmp_path / "engine.txt"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MAX_TOKENS = 32
 
@@ -61,10 +59,10 @@ def test_tokens_are_those_of_transformers(
     model: str,
     min_tokens: int,
     engine: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     batch = prompts[:16]
     with start_engine(
@@ -83,10 +81,7 @@ def test_tokens_are_those_of_transformers(
 
 
 def test_turned_off_no_step_is_sequence_parallel(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     with start_engine(
         zoo("deepseek_v3_dense"),
@@ -104,10 +99,7 @@ def test_turned_off_no_step_is_sequence_parallel(
 
 
 def test_sequence_parallel_steps_are_split_exactly_and_without_a_race(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     # Each half exchanges its shards on a stream of its own while the other half computes.
     batch = prompts[:12]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from vllm_davinci_testing.engines.adapters import write_adapter
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import bits
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.refusals import refusal_of
@@ -48,9 +47,9 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 )
 def test_tokens_after_sleep_are_those_before(
     repository: Path,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
     model: str,
     options: dict[str, Any],

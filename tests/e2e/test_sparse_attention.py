@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import (
     COUNTED,
     IN_PARTS,
@@ -58,10 +58,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     model: str,
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
 ):
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(zoo(model), environment=environment, **options) as engine:
@@ -69,10 +69,7 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
 
 
 def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_waits(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     # Requests that grow out of their first block at different times, and blocks for half of them.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
@@ -107,10 +104,10 @@ def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_wait
 @pytest.mark.parametrize("scheme", [None, "W8A8_DYNAMIC", "W8A8"])
 def test_where_all_tokens_are_chosen_attention_is_dense(
     scheme: str | None,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
 ):
     """In fp32 the same tokens; with int8 weights, in 16 bits, about as many as dense MLA has."""
@@ -174,10 +171,10 @@ def as_dense(sparse: Path, directory: Path) -> Path:
 def test_in_16_bits_on_a_chip_tokens_stay_close(
     model: str,
     scheme: str | None,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    reference: Reference,
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
 ):
     """As close to fp32 as transformers' own model in bfloat16, which chooses otherwise too."""

@@ -11,6 +11,7 @@ import pytest
 
 from vllm_davinci_testing.engines.drafters import KNOWING, TEXTS, WRONG
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.speculating import (
     RACES,
     SMALL,
@@ -56,7 +57,7 @@ def expected(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
 def test_ngrams_change_no_token(
     count: int,
     options: dict[str, Any],
-    start_engine: Engines,
+    start_engine: StartEngine,
     tiny_llama: Path,
     expected: list[list[int]],
 ):
@@ -68,7 +69,7 @@ def test_ngrams_change_no_token(
 
 
 def test_wrong_drafts_change_no_token(
-    start_engine: Engines, tiny_llama: Path, expected: list[list[int]]
+    start_engine: StartEngine, tiny_llama: Path, expected: list[list[int]]
 ):
     asked = speculation("custom_class", 4, model=WRONG)
     with start_engine(tiny_llama, environment=RACES, **asked) as engine:
@@ -79,7 +80,7 @@ def test_wrong_drafts_change_no_token(
 
 
 def test_drafts_of_one_who_knows_are_all_accepted(
-    start_engine: Engines, tiny_llama: Path, expected: list[list[int]], tmp_path: Path
+    start_engine: StartEngine, tiny_llama: Path, expected: list[list[int]], tmp_path: Path
 ):
     pairs = zip(texts(), expected, strict=True)
     whole = [text["prompt_token_ids"] + tokens for text, tokens in pairs]
@@ -100,7 +101,7 @@ def test_drafts_of_one_who_knows_are_all_accepted(
 @THOROUGH
 @pytest.mark.parametrize("model", ["qwen3_norm_head128_gqa2", "mistral_window32_head80_gqa2"])
 def test_wrong_drafts_change_no_token_of_other_families(
-    model: str, start_engine: Engines, zoo: Callable[[str], Path]
+    model: str, start_engine: StartEngine, zoo: Zoo
 ):
     with start_engine(zoo(model), **SMALL) as engine:
         expected = generate(engine)
@@ -112,6 +113,6 @@ def test_wrong_drafts_change_no_token_of_other_families(
 # --- what is refused ---------------------------------------------------------------------------
 
 
-def test_a_method_that_is_not_served_ends_the_start(start_engine: Engines, tiny_llama: Path):
+def test_a_method_that_is_not_served_ends_the_start(start_engine: StartEngine, tiny_llama: Path):
     with pytest.raises(Exception, match="method 'ngram_gpu' of --speculative-config"):
         start_engine(tiny_llama, **speculation("ngram_gpu", 2))

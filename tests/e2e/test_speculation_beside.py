@@ -16,6 +16,7 @@ from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
 from vllm_davinci_testing.engines.speculating import (
@@ -81,7 +82,7 @@ def generate_on(engines: DPEngines, counts: list[int]) -> list[list[list[int]]]:
 def test_ranks_without_requests_draft_along(
     count: int,
     options: dict[str, Any],
-    start_engine: Engines,
+    start_engine: StartEngine,
     mtp: Path,
     expected: list[list[int]],
 ):
@@ -114,7 +115,7 @@ def dbo(**options: Any) -> dict[str, Any]:
     ],
 )
 def test_steps_with_drafts_are_split(
-    options: dict[str, Any], start_engine: Engines, mtp: Path, expected: list[list[int]]
+    options: dict[str, Any], start_engine: StartEngine, mtp: Path, expected: list[list[int]]
 ):
     """Verification is split between requests; the drafter reads the states of whole steps."""
     asked = {**speculation("mtp", 3), **options}
@@ -129,7 +130,7 @@ def test_steps_with_drafts_are_split(
 
 @THOROUGH
 def test_auxiliary_states_of_split_steps_are_whole(
-    start_engine: Engines, repository: Path, tiny_llama: Path
+    start_engine: StartEngine, repository: Path, tiny_llama: Path
 ):
     head = {"model": str(repository / "checkpoints" / "tiny_llama_eagle3")}
     with start_engine(tiny_llama, **SMALL) as engine:
@@ -145,7 +146,7 @@ def test_auxiliary_states_of_split_steps_are_whole(
 
 @THOROUGH
 def test_drafts_continue_on_blocks_from_the_hosts_memory(
-    start_engine: Engines, mtp: Path, expected: list[list[int]]
+    start_engine: StartEngine, mtp: Path, expected: list[list[int]]
 ):
     memory = {
         "num_gpu_blocks_override": 12,
@@ -164,7 +165,7 @@ def test_drafts_continue_on_blocks_from_the_hosts_memory(
 
 @THOROUGH
 def test_drafters_sleep_and_wake_with_their_model(
-    start_engine: Engines, mtp: Path, expected: list[list[int]]
+    start_engine: StartEngine, mtp: Path, expected: list[list[int]]
 ):
     options = {
         "enable_sleep_mode": True,
@@ -201,7 +202,7 @@ def test_drafters_sleep_and_wake_with_their_model(
 def test_adapters_change_the_same_tokens_with_drafts(
     method: str,
     options: dict[str, Any],
-    start_engine: Engines,
+    start_engine: StartEngine,
     tiny_llama: Path,
     mtp: Path,
     tmp_path: Path,
@@ -244,7 +245,7 @@ def test_adapters_change_the_same_tokens_with_drafts(
 def test_int8_models_keep_their_tokens(
     kind: str,
     method: str,
-    start_engine: Engines,
+    start_engine: StartEngine,
     repository: Path,
     tiny_llama: Path,
     tmp_path: Path,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from vllm_davinci.core.features.speculation import MTP_SERVED
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.mtp_families import FAMILIES, write_mtp_family
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
 
 pytestmark = pytest.mark.nightly("layouts")
 
-Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 DEFAULT = "Glm4MoeMTPModel"
 WAIT = {"ErnieMTPModel", "HYV3MTPModel"}  # for the device in each pass, so that none is captured
@@ -32,7 +30,7 @@ def test_every_family_has_a_case():
         for name in FAMILIES
     ],
 )
-def test_mtp_of_a_family_changes_no_token(name: str, start_engine: Engines, tmp_path: Path):
+def test_mtp_of_a_family_changes_no_token(name: str, start_engine: StartEngine, tmp_path: Path):
     checkpoint = write_mtp_family(name, tmp_path / "model")
     with start_engine(checkpoint, **SMALL) as engine:
         expected = generate(engine)

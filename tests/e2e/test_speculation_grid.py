@@ -11,6 +11,7 @@ import pytest
 from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
 
 Engines = Callable[..., EngineProcess]
@@ -43,7 +44,7 @@ def test_no_token_changes(
     name: str,
     method: str,
     count: int,
-    start_engine: Engines,
+    start_engine: StartEngine,
     repository: Path,
     expected: dict[str, list[list[int]]],
     tmp_path: Path,

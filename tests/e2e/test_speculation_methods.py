@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
 
 THOROUGH = pytest.mark.thorough
@@ -37,7 +38,7 @@ def expected(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
     ],
 )
 def test_suffix_trees_change_no_token(
-    options: dict[str, Any], start_engine: Engines, tiny_llama: Path, expected: list[list[int]]
+    options: dict[str, Any], start_engine: StartEngine, tiny_llama: Path, expected: list[list[int]]
 ):
     """Twice, so that the second time finds the first one's texts in its tree."""
     with start_engine(
@@ -53,7 +54,7 @@ def test_suffix_trees_change_no_token(
 
 
 def test_without_its_package_the_method_says_what_to_install(
-    start_engine: Engines, tiny_llama: Path
+    start_engine: StartEngine, tiny_llama: Path
 ):
     if find_spec("arctic_inference") is not None:
         pytest.skip("arctic-inference is installed")

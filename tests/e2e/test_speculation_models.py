@@ -14,6 +14,7 @@ import pytest
 
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
 
@@ -64,7 +65,7 @@ def of_llama(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
 def test_mtp_changes_no_token(
     count: int,
     options: dict[str, Any],
-    start_engine: Engines,
+    start_engine: StartEngine,
     mtp: Path,
     of_deepseek: list[list[int]],
 ):
@@ -103,7 +104,7 @@ def test_heads_change_no_token(
     method: str,
     count: int,
     options: dict[str, Any],
-    start_engine: Engines,
+    start_engine: StartEngine,
     tiny_llama: Path,
     of_llama: list[list[int]],
     tmp_path: Path,
@@ -132,7 +133,7 @@ def test_heads_change_no_token(
     ],
 )
 def test_all_drafts_of_the_model_itself_are_accepted(
-    options: dict[str, Any], start_engine: Engines, tiny_llama: Path, of_llama: list[list[int]]
+    options: dict[str, Any], start_engine: StartEngine, tiny_llama: Path, of_llama: list[list[int]]
 ):
     draft = {"model": str(tiny_llama)}
     if "tensor_parallel_size" in options:
@@ -165,7 +166,7 @@ def test_trained_drafters_are_accepted_as_often_as_measured(
     least: float,
     bounds: tuple[float, ...],
     repository: Path,
-    start_engine: Engines,
+    start_engine: StartEngine,
 ):
     checkpoints = repository / "checkpoints"
     head = {} if draft is None else {"model": str(checkpoints / draft)}

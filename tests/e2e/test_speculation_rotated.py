@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.rotated_checkpoint import rotated
 from vllm_davinci_testing.engines.speculating import (
     RACES,
@@ -21,14 +20,13 @@ from vllm_davinci_testing.engines.speculating import (
 
 pytestmark = pytest.mark.nightly("layouts")
 
-Engines = Callable[..., EngineProcess]
 PLAIN = {"dtype": "bfloat16"}
 DESCRIBED = {**PLAIN, "quantization": "ascend"}
 
 
 @pytest.mark.thorough
 def test_a_rotated_model_is_drafted_for_as_well_as_before(
-    start_engine: Engines, tiny_deepseek: Path, tmp_path: Path
+    start_engine: StartEngine, tiny_deepseek: Path, tmp_path: Path
 ):
     turned = rotated(tiny_deepseek, tmp_path / "turned")
     with start_engine(turned, **SMALL, **DESCRIBED) as engine:

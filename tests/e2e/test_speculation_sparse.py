@@ -11,6 +11,7 @@ import pytest
 
 from vllm_davinci_testing.engines.drafters import KNOWING, TEXTS, WRONG
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
 from vllm_davinci_testing.engines.speculating import (
     RACES,
@@ -63,7 +64,7 @@ def test_mtp_changes_no_token(
     model: str,
     count: int,
     options: dict[str, Any],
-    start_engine: Engines,
+    start_engine: StartEngine,
     checkpoints: dict[str, Path],
     expected: dict[str, list[list[int]]],
 ):
@@ -79,7 +80,7 @@ def test_mtp_changes_no_token(
 
 @THOROUGH
 def test_drafts_of_one_who_knows_are_all_accepted(
-    start_engine: Engines,
+    start_engine: StartEngine,
     checkpoints: dict[str, Path],
     expected: dict[str, list[list[int]]],
     tmp_path: Path,
@@ -103,7 +104,7 @@ def test_drafts_of_one_who_knows_are_all_accepted(
 def test_drafts_out_of_the_text_change_no_token(
     method: str,
     options: dict[str, Any],
-    start_engine: Engines,
+    start_engine: StartEngine,
     checkpoints: dict[str, Path],
     expected: dict[str, list[list[int]]],
 ):

@@ -7,13 +7,12 @@ transformers like what one without says: each token is the greatest, as far as r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.speculating import (
     RACES,
     REQUESTS,
@@ -54,7 +53,7 @@ def test_every_token_is_the_greatest_as_far_as_rounding_tells(
     dtype: torch.dtype,
     soc: str,
     repository: Path,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
 ):
     checkpoints = repository / "checkpoints"
     options = {

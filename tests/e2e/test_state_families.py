@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.family_zoo import write_family
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -35,8 +34,8 @@ THOROUGH = pytest.mark.thorough
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     family: str,
     options: dict[str, Any],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
 ) -> None:
     checkpoint = write_family(family, tmp_path / "model")

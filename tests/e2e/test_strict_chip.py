@@ -7,7 +7,6 @@ of their probabilities: of every token of the vocabulary, after every token of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from vllm import SamplingParams
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import deepseek_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, write_pooling
 from vllm_davinci_testing.engines.routing_worker import RoutingWorker, routed_by
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -86,12 +86,7 @@ def logprobs_of(output: Any, vocabulary: int) -> torch.Tensor:
     ],
 )
 def test_logprobs_are_those_of_transformers_in_the_same_dtype(
-    name: str,
-    dtype: torch.dtype,
-    soc: str,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    name: str, dtype: torch.dtype, soc: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ) -> None:
     chosen = prompts[2:10]  # about a block, where caches go wrong, and others
     extension = f"{RoutingWorker.__module__}.{RoutingWorker.__name__}"
@@ -133,11 +128,7 @@ def test_logprobs_are_those_of_transformers_in_the_same_dtype(
     ],
 )
 def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
-    checkpoint: str,
-    dtype: torch.dtype,
-    soc: str,
-    repository: Path,
-    start_engine: Callable[..., EngineProcess],
+    checkpoint: str, dtype: torch.dtype, soc: str, repository: Path, start_engine: StartEngine
 ) -> None:
     """On text that neither was trained on."""
     directory = repository / "checkpoints" / checkpoint
@@ -237,11 +228,7 @@ COMPRESSED_INT8 = {
     ],
 )
 def test_what_operators_do_not_take_ends_the_start_before_weights_load(
-    model: str,
-    options: dict[str, Any],
-    said: tuple[str, ...],
-    zoo: Callable[[str], Path],
-    tmp_path: Path,
+    model: str, options: dict[str, Any], said: tuple[str, ...], zoo: Zoo, tmp_path: Path
 ) -> None:
     assert_refused_before_weights_load(zoo(model), options, said, tmp_path / "log.txt")
 
@@ -261,7 +248,7 @@ def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_pat
 @NIGHTLY
 @pytest.mark.refused_calls
 def test_an_int8_layer_that_its_product_does_not_take_ends_the_start(
-    zoo: Callable[[str], Path], tmp_path: Path
+    zoo: Zoo, tmp_path: Path
 ) -> None:
     quantized, kind = tmp_path / "int8", "W8A8_DYNAMIC"
     Exporter(zoo("llama_head64_gqa4"), quantized, kind, torch.bfloat16, None).run(lambda _: None)

@@ -12,7 +12,8 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines import pictures
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.gemma3_checkpoint import (
     TOKENS_PER_IMAGE,
     gemma3_prompt,
@@ -128,7 +129,7 @@ def test_tokens_are_those_of_transformers(
     family: str,
     checkpoint: Callable[[str], Path],
     reference: Callable[[str], MultimodalReference],
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
 ) -> None:
     asked = requests(family)
     options = {**LIMITS[family], **options}
@@ -149,7 +150,7 @@ def test_tokens_are_those_of_transformers(
 def test_a_preempted_prompt_is_whole_again(
     checkpoint: Callable[[str], Path],
     reference: Callable[[str], MultimodalReference],
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
 ) -> None:
     """Tokens that it had generated come after the prompt, and see only those before them."""
     image = pictures.image(60, 60, seed=3)
@@ -169,7 +170,7 @@ def test_a_preempted_prompt_is_whole_again(
 
 @pytest.mark.nightly("refusals")
 def test_steps_that_do_not_hold_an_image_end_the_start(
-    checkpoint: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+    checkpoint: Callable[[str], Path], start_engine: StartEngine
 ) -> None:
     options = {"max_num_batched_tokens": TOKENS_PER_IMAGE - 1, "max_num_seqs": 4}
     with pytest.raises(EngineError, match=r"max_num_batched_tokens|max_tokens_per_mm_item"):

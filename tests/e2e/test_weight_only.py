@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from vllm import SamplingParams
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import toy_scheme
-from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.packed_checkpoint import WEIGHTS, write_packed
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.toy_scheme import PowersOfTwo
@@ -51,9 +51,9 @@ def test_tokens_are_those_of_the_floats(
     model: str,
     settings: tuple[str, int, int, bool],
     options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    zoo: Zoo,
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
 ):
     options = {"dtype": "bfloat16", "max_model_len": 512, **options}
@@ -73,10 +73,7 @@ def test_tokens_are_those_of_the_floats(
 
 
 def test_a_scheme_of_one_file_is_written_checked_and_served(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-    tmp_path: Path,
+    zoo: Zoo, start_engine: StartEngine, prompts: Prompts, tmp_path: Path
 ):
     toy = PowersOfTwo.name
     integers, floats = tmp_path / toy, tmp_path / "floats"
@@ -116,11 +113,7 @@ def without(directory: Path, ending: str) -> str:
     [("awq", "down_proj.qzeros"), ("gptq", "down_proj.scales"), ("gptq", "down_proj.qweight")],
 )
 def test_a_missing_tensor_ends_the_start_with_its_name(
-    method: str,
-    ending: str,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    tmp_path: Path,
+    method: str, ending: str, zoo: Zoo, start_engine: StartEngine, tmp_path: Path
 ):
     integers, _ = write_packed(zoo(DENSE), tmp_path, method, is_symmetric=method == "gptq")
     name = without(integers, ending)
@@ -131,7 +124,7 @@ def test_a_missing_tensor_ends_the_start_with_its_name(
     assert told in str(error.value)
 
 
-def test_activation_order_ends_the_start_in_one_line(zoo: Callable[[str], Path], tmp_path: Path):
+def test_activation_order_ends_the_start_in_one_line(zoo: Zoo, tmp_path: Path):
     integers, _ = write_packed(zoo(DENSE), tmp_path, "gptq")
     path = integers / "config.json"
     config = json.loads(path.read_text())

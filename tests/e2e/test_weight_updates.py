@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from vllm_davinci_testing.engines import weight_buckets
 from vllm_davinci_testing.engines.adapters import write_adapter
 from vllm_davinci_testing.engines.changed_checkpoint import changed
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.generating import bits
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
@@ -108,8 +109,8 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
 )
 def test_updated_weights_are_those_of_a_fresh_engine(
     repository: Path,
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
+    start_engine: StartEngine,
+    prompts: Prompts,
     tmp_path: Path,
     name: str,
     options: dict[str, Any],
@@ -150,7 +151,7 @@ def test_updated_weights_are_those_of_a_fresh_engine(
 
 @NIGHTLY
 def test_quantized_weights_are_not_updated(
-    tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path
+    tiny_llama: Path, start_engine: StartEngine, tmp_path: Path
 ):
     quantized = tmp_path / "int8"
     ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])])

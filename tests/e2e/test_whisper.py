@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import transformers
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.model_zoo import write_tokenizer
 from vllm_davinci_testing.engines.refusals import refusal_of
@@ -122,7 +122,7 @@ def test_tokens_are_those_of_transformers(
     environment: dict[str, str],
     whisper: Path,
     reference: Reference,
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
 ) -> None:
     asked = requests()
     with start_engine(whisper, environment=environment, **OPTIONS, **options) as engine:
@@ -141,7 +141,7 @@ def test_tokens_are_those_of_transformers(
 
 @THOROUGH
 def test_a_preempted_request_answers_as_one_that_was_not(
-    whisper: Path, reference: Reference, start_engine: Callable[..., EngineProcess]
+    whisper: Path, reference: Reference, start_engine: StartEngine
 ) -> None:
     """Its encoder runs again, beside those of new requests, in whatever order."""
     asked = [request(number, 3.0, 100 + 5 * (number % 6)) for number in range(12)]
@@ -156,7 +156,7 @@ def test_a_preempted_request_answers_as_one_that_was_not(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @THOROUGH
 def test_16_bits_on_a_strict_chip_choose_as_well(
-    dtype: str, whisper: Path, reference: Reference, start_engine: Callable[..., EngineProcess]
+    dtype: str, whisper: Path, reference: Reference, start_engine: StartEngine
 ) -> None:
     asked = requests()
     with start_engine(whisper, dtype=dtype, **OPTIONS, **GRAPHS) as engine:
