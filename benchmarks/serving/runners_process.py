@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -34,38 +35,68 @@ def answer(options: dict[str, Any], answers: int) -> None:
     )
     worker = llm.llm_engine.model_executor.driver_worker
     runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    in_model = _counted_in_model(runner)
     with os.fdopen(answers, "w", buffering=1) as out:
         print(json.dumps("ready"), file=out)
         for line in sys.stdin:
             question = json.loads(line)
             _replay(runner, question["mode"] == "graph")
-            print(json.dumps(_steps(llm, question["batch"], options["steps"])), file=out)
+            print(json.dumps(_steps(llm, question["batch"], options["steps"], in_model)), file=out)
 
 
 def _replay(runner: Any, from_graphs: bool) -> None:
-    """Has vLLM choose graphs, or answers it that there are none."""
+    """Lets vLLM replay graphs, or hides them from it."""
     if hasattr(runner, "cudagraph_manager"):
         runner.cudagraph_manager._graphs_captured = from_graphs
     else:
         runner.cudagraph_dispatcher.keys_initialized = from_graphs
 
 
-def _steps(llm: LLM, batch: int, num_steps: int) -> dict[str, float]:
-    """Medians of the steps in which all requests decode: seconds of the thread, launches."""
+def _counted_in_model(runner: Any) -> list[int]:
+    """Counts launches of the model, or of its graph, in the only element of the list."""
+    counted = [0]
+    calls: tuple[tuple[Any, str], ...] = ((runner, "_model_forward"),)
+    if hasattr(runner, "cudagraph_manager"):
+        calls = (runner.model, "forward"), (runner.cudagraph_manager, "run_fullgraph")
+
+    def counting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def launching(*args: Any, **kwargs: Any) -> Any:
+            before = _C.host_counts()["launches"]
+            output = call(*args, **kwargs)
+            counted[0] += _C.host_counts()["launches"] - before
+            return output
+
+        return launching
+
+    for owner, name in calls:
+        setattr(owner, name, counting(getattr(owner, name)))
+    return counted
+
+
+def _steps(llm: LLM, batch: int, num_steps: int, in_model: list[int]) -> dict[str, float]:
+    """Medians of the steps in which all requests decode.
+
+    seconds: of the thread; launches: outside the model; waits: of the process for the device
+    in_model: counts launches of the model
+    """
     engine = llm.llm_engine
     prompts, sampling = decode_requests(batch, num_steps)
     for number, prompt in enumerate(prompts):
         engine.add_request(f"{time.monotonic_ns()}-{number}", prompt, sampling)
-    seconds, launches = [], []
+    seconds, launches, waits = [], [], []
     while engine.has_unfinished_requests():
-        before, begin = _C.host_counts()["launches"], time.thread_time()
+        before, model_before, begin = _C.host_counts(), in_model[0], time.thread_time()
         engine.step()
         seconds.append(time.thread_time() - begin)
-        launches.append(_C.host_counts()["launches"] - before)
+        after = _C.host_counts()
+        model = in_model[0] - model_before
+        launches.append(after["launches"] - before["launches"] - model)
+        waits.append(after["synchronizations"] - before["synchronizations"])
     decodes = slice(3, -3)
     return {
         "seconds": statistics.median(seconds[decodes]),
         "launches": statistics.median(launches[decodes]),
+        "waits": statistics.median(waits[decodes]),
     }
 
 
