@@ -20,6 +20,7 @@ from vllm_davinci.core.features.speculation import (
     MTP_SERVED,
     REFUSED,
     SERVED,
+    method_on_host,
 )
 from vllm_davinci_testing.engines.refusals import refused_by
 
@@ -68,6 +69,26 @@ def asked(method: str, pipeline: int = 1, **changes: Any) -> VllmConfig:
         parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline),
     )
     return config
+
+
+@pytest.mark.parametrize(
+    ("method", "named"), [("suffix", "suffix"), ("custom_class", "a.Drafter"), ("ngram", "ngram")]
+)
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_methods_of_the_host_take_the_place_of_ngrams_on_v2(method: str, named: str, is_v2: bool):
+    config: Any = asked(method, model=named, prompt_lookup_min=3, prompt_lookup_max=5)
+    config.use_v2_model_runner = is_v2
+    config.scheduler_config = SimpleNamespace(async_scheduling=True)
+    for _ in range(2):
+        check_speculation(config)
+        found = config.speculative_config
+        replaced = is_v2 and method != "ngram"
+        assert found.method == ("ngram" if replaced else method)
+        assert method_on_host(found) == (method if replaced else None)
+        assert (found.prompt_lookup_min, found.prompt_lookup_max) == (
+            (1, 1) if replaced else (3, 5)
+        )
+        assert config.scheduler_config.async_scheduling is not replaced
 
 
 @pytest.mark.parametrize("method", SERVED)

@@ -2,7 +2,7 @@
 
 from vllm_davinci.core.config.architectures import keeps_states
 from vllm_davinci.core.errors import RELEASE
-from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, refused
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
 
 # Methods that draft after the host knows which tokens were accepted.
 DRAFTERS = ("ngram", "custom_class", "mtp")
@@ -54,13 +54,6 @@ FEATURES = (
             "",
         ),
         settle=settle,
-    ),
-    Feature(
-        "--speculative-config beside recurrent states",
-        "drafts for a model with recurrent states",
-        lambda e: _method(e) is not None,
-        V1,
-        as_given=lambda e: f"--speculative-config of method {_method(e)!r} with recurrent states",
     ),
     refused(
         "--speculative-config with recurrent states",

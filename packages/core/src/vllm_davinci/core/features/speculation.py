@@ -6,11 +6,14 @@ from typing import Any
 from vllm_davinci.core.config.architectures import ARCHITECTURES, IMAGES, UNTRIED
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, Runner, refused
+from vllm_davinci.core.features.model_runner import runner_of
 
 FLAG = "--speculative-config"
 # Their drafters run a model in the worker, on the device.
 WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model")
-SERVED = ("ngram", "suffix", "custom_class", *WITH_MODEL)
+# Their drafters are Python on the host.
+ON_HOST = ("suffix", "custom_class")
+SERVED = ("ngram", *ON_HOST, *WITH_MODEL)
 # Other methods of vLLM, and why they are not supported.
 REFUSED = {
     "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
@@ -31,9 +34,24 @@ def _is_other_method(engine: Engine) -> bool:
     return _asked(engine) is not None and _asked(engine).method not in SERVED
 
 
+def method_on_host(asked: Any) -> str | None:
+    """The method that `settle` has replaced by "ngram" for the V2 runner, or None.
+
+    asked: vLLM's SpeculativeConfig, whose model is "ngram", "suffix", or the user's class
+    """
+    if asked.method != "ngram" or asked.model in (None, "ngram"):
+        return None
+    return "suffix" if asked.model == "suffix" else "custom_class"
+
+
 def settle(engine: Engine) -> None:
     """Raises ConfigurationError for a drafter that does not match the model."""
     asked = _asked(engine)
+    if asked.method in ON_HOST and runner_of(engine) is Runner.V2:
+        # vLLM refuses these methods on V2; our drafter replaces the one of n-grams there.
+        asked.method, asked.prompt_lookup_min, asked.prompt_lookup_max = "ngram", 1, 1
+        reason = "the host drafts after each step, and not always as many"
+        engine.set(engine.vllm.scheduler_config, "async_scheduling", False, reason)
     if asked.method not in WITH_MODEL:
         return
     drafter, target = asked.draft_model_config, asked.target_model_config

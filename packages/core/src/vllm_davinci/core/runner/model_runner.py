@@ -12,6 +12,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.attn_utils import get_shared_kv_cache_layers
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -47,12 +48,14 @@ from vllm_davinci.core.runner.adoption import adopted
 from vllm_davinci.core.runner.block_tables import NPUBlockTables
 from vllm_davinci.core.runner.buffers import leave_out_uva
 from vllm_davinci.core.runner.graphs import NPUGraphManager, StepGraphs
+from vllm_davinci.core.runner.host_drafts import HostDrafter
 from vllm_davinci.core.runner.model_state import NPUModelState
 from vllm_davinci.core.runner.plain_steps import NPURequestState, PlainSteps
 from vllm_davinci.core.runner.prompt_logprobs import AdaptersPromptLogprobs
 from vllm_davinci.core.runner.sampler import NPURejectionSampler, NPUSampler
 from vllm_davinci.core.runner.speculation import ComputedTokens, name_auxiliary_layers, on_npu
 from vllm_davinci.core.runner.ubatches import DummyLengths, StepPlans
+from vllm_davinci.core.triton_kernels.registration import register_for_models
 from vllm_davinci.core.ubatch.largest_steps import measure_steps
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 from vllm_davinci.core.ubatch.splitter import StepSplitter
@@ -170,8 +173,11 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
                 name_auxiliary_layers(self.speculative_config.draft_model_config)
         with explained(self.model_config.model, quantization):
             super().load_model(load_dummy_weights, *args, **options)
+        register_for_models()
         model = self.get_model()
         check_loaded(model, quantization, self.load_config.load_format)
+        if isinstance(self.speculator, HostDrafter):
+            self.speculator.load_model(model)
         balance(self)
         self.plans.take_model(model)
         self.prefetches = plan_prefetches(self.vllm_config)
@@ -388,6 +394,13 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             or self.prompt_logprobs_worker.uses_prompt_logprobs[slots].any()
             or self.prompt_logprobs_worker.token_id_scores
         )
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """vLLM's method; only drafters on the host may have fewer drafts than were asked for."""
+        taken: DraftTokenIds | None = super().take_draft_token_ids()
+        if taken is not None and isinstance(self.speculator, HostDrafter):
+            taken.draft_token_ids = self.speculator.newest
+        return taken
 
     def shutdown(self) -> None:
         """vLLM's, without garbage collection: the engine core does it, or the process ends."""

@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import (
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.runner.adoption import behind
 from vllm_davinci.core.runner.graphs import NPUDraftGraphManager
+from vllm_davinci.core.runner.host_drafts import drafting_on_host
 from vllm_davinci.core.runner.plain_steps import NPURequestState
 
 
@@ -199,11 +200,14 @@ def name_auxiliary_layers(drafter: ModelConfig) -> None:
 
 
 def on_npu(speculator: BaseSpeculator, computed: ComputedTokens) -> BaseSpeculator:
-    """Converts a drafter model to a class with our base first, then vLLM's; others stay."""
+    """Converts a drafter model to a class with our base first, then vLLM's.
+
+    A drafter of n-grams stays, or gives its place to one on the host.
+    """
     if isinstance(speculator, TargetDependentARSpeculator):
         speculator.__class__ = behind(NPUDependentDrafter, type(speculator))
     elif isinstance(speculator, StandaloneARSpeculator):
         speculator.__class__ = behind(NPUDraftModel, type(speculator))
     if isinstance(speculator, NPUDrafter):
         speculator.computed = computed
-    return speculator
+    return drafting_on_host(speculator)

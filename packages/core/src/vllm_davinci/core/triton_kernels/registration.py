@@ -1,13 +1,15 @@
 """The table of stand-ins for the Triton kernels of vLLM's V2 runner."""
 
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from vllm_davinci.core.triton_kernels import (
     drafting,
     inputs,
+    layers,
     logprobs,
     penalties,
     sampling,
@@ -24,6 +26,7 @@ DEPENDENT = f"{DRAFTS}.target_dependent_ar.speculator"
 VERIFIED = f"{DRAFTS}.rejection_sampler_utils"
 BUDGET = f"{SAMPLE}.thinking_budget"
 HYBRID = f"{RUNNER}.model_states.mamba_hybrid"
+MINIMAX = "vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp"
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     f"{BATCH}._prepare_prefill_inputs_kernel": inputs.prepare_prefill_inputs,
@@ -72,11 +75,37 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Kernels of models' own files, which only processes with such a model import.
+OF_MODELS: dict[str, Callable[..., Any]] = {
+    "vllm.model_executor.models.qwen3_vl._bilinear_pos_embed_kernel": layers.bilinear_pos_embed,
+    f"{MINIMAX}._minimax_qk_var_kernel": layers.minimax_qk_var,
+    f"{MINIMAX}._minimax_rms_apply_kernel": layers.minimax_rms_apply,
+}
+
+
 @cache
 def register() -> None:
     """Gives the table to vLLM, once per process; vLLM calls it instead of launching kernels."""
+    _register(STAND_INS)
+
+
+def register_for_models() -> None:
+    """Gives vLLM the stand-ins of kernels in files that have been imported by now, once each."""
+    from vllm.triton_utils.dispatcher import KernelOverride
+
+    def is_launched(name: str) -> bool:
+        module, _, kernel = name.rpartition(".")
+        found = getattr(sys.modules.get(module), kernel, None)
+        return found is not None and not isinstance(found, KernelOverride)
+
+    _register({name: each for name, each in OF_MODELS.items() if is_launched(name)})
+
+
+def _register(stand_ins: Mapping[str, Callable[..., Any]]) -> None:
+    if not stand_ins:
+        return
     from vllm.triton_utils.dispatcher import register_kernels  # imports modules of the runner
 
     with warnings.catch_warnings():  # it scans all modules, deprecated names included
         warnings.simplefilter("ignore", FutureWarning)
-        register_kernels(STAND_INS)
+        register_kernels(stand_ins)
