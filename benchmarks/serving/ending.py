@@ -186,7 +186,8 @@ comes, with 4 open requests, half of them streams; and a program that generates.
 last request has its last chunk or its error. *Ended*: the last process is gone. *Right*: the status
 is that of the [guide](../guides/ending.md), and no socket's file and no shared memory is left.
 Seconds from the signal, the second one where there are two, measured on {processor}, {cores} cores,
-beside other work.
+beside other work: {load:.0f} processes ran or waited for a core. A program's own interpreter takes
+4 s of a processor, after its engine, to free what it has imported.
 
 | what | ends | answered, median | worst | ended, median | worst | limit | right |
 | --- | --: | --: | --: | --: | --: | --: | --: |"""
@@ -198,7 +199,11 @@ def page_of(found: dict[str, list[Ending]], at_once: int) -> str:
     ended = {name: list(endings) for name, endings in found.items() if endings}
     lines = [
         PAGE.format(
-            stamp=stamp("core"), count=sum(map(len, ended.values())), at_once=at_once, **host
+            stamp=stamp("core"),
+            count=sum(map(len, ended.values())),
+            at_once=at_once,
+            load=os.getloadavg()[2],
+            **host,
         )
     ]
     for name, endings in ended.items():
