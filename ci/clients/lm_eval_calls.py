@@ -14,8 +14,8 @@ calls = Calls()
 # Each line is split at a token boundary, as lm-eval finds the end's tokens by the number of the
 # start's.
 LINES = (
-    *(("import", " os"), ("class", " Reader:"), ("for key, value", " in")),
-    *(("raise", " ValueError"), ("def __init__(", "self")),
+    *(("def __init__(", "self"), ("import os.", "path"), ("len(", "self")),
+    *(("isinstance(value", ", str"), ("return self", ".value")),
 )
 CHOICES = """\
 task: local_choices
@@ -58,7 +58,7 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
         rows = [
             {
                 "start": start,
-                "choices": [end, " @@@@"],
+                "choices": [end, "@@@@"],
                 "answer": 0,
                 "text": start + end,
             }
