@@ -74,7 +74,7 @@ def test_tokens_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("model", "interleave"),
     [
-        (DENSE, 1),
+        pytest.param(DENSE, 1, marks=pytest.mark.nightly("layouts")),
         pytest.param(DENSE, 128, marks=pytest.mark.thorough),
         pytest.param(LATENT, 16, marks=pytest.mark.thorough),
     ],

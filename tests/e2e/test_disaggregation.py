@@ -86,6 +86,7 @@ def test_several_requests_at_once(pair: Pair, tiny_llama: Path, alone: Callable[
     assert [answer.tokens for answer in answers] == expected
 
 
+@pytest.mark.nightly("hosts")
 def test_blocks_that_were_given_away_are_not_taken_for_the_prompts(
     pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
 ):

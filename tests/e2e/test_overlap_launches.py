@@ -28,6 +28,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.nightly("layouts")
 def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often(
     zoo: Zoo, start_engine: StartEngine
 ):

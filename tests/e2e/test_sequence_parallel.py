@@ -80,6 +80,7 @@ def test_tokens_are_those_of_transformers(
     assert_greedy(reference(model), batch, outputs, MAX_TOKENS)
 
 
+@pytest.mark.nightly("layouts")
 def test_turned_off_no_step_is_sequence_parallel(
     zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):

@@ -52,7 +52,7 @@ def expected(start_engine: Engines, checkpoints: dict[str, Path]) -> dict[str, l
 @pytest.mark.parametrize(
     ("model", "count", "options"),
     [
-        pytest.param(SHARED, 3, GRAPHS, id="shared_3_graphs"),
+        pytest.param(SHARED, 3, GRAPHS, id="shared_3_graphs", marks=pytest.mark.nightly("layouts")),
         pytest.param(DEEPSEEK, 1, GRAPHS, id="1_graphs", marks=THOROUGH),
         pytest.param(DEEPSEEK, 2, SYNCHRONOUS, id="2_sync", marks=THOROUGH),
         pytest.param(DEEPSEEK, 4, {"max_num_batched_tokens": 48}, id="4_chunked", marks=THOROUGH),

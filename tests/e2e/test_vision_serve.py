@@ -173,7 +173,7 @@ def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(
 
 @pytest.mark.parametrize(
     ("first", "requests"),
-    [pytest.param(30, 90, id="90"),
+    [pytest.param(30, 90, id="90", marks=pytest.mark.nightly("refusals")),
      pytest.param(200, 1000, id="1000", marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_bad_requests_leave_no_memory_behind(

@@ -136,6 +136,7 @@ def test_a_step_is_explained_for_an_engine_of_more_devices_than_there_are_here(
     assert 'dbo.split = "token"' in answer["explanation"]["change"]
 
 
+@pytest.mark.nightly("planning")
 def test_a_step_that_is_split_is_explained_too():
     options = ("--tensor-parallel-size=4", "--enable-dbo")
     step = (str(MODEL), "--tokens", "200", "200", "--json", "--", *options)

@@ -50,7 +50,7 @@ def output_of(program: str, tmp_path: Path, **environment: str) -> str:
     [
         ("1", "['npu']"),
         pytest.param("true", "['npu']", marks=pytest.mark.nightly("planning")),
-        ("0", "[]"),
+        pytest.param("0", "[]", marks=pytest.mark.nightly("planning")),
         pytest.param("", "[]", marks=pytest.mark.nightly("planning")),
     ],
 )
