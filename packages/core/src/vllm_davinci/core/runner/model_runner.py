@@ -14,6 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu import cudagraph_utils
+from vllm.v1.worker.gpu.async_utils import AsyncOutput, AsyncPoolingOutput
 from vllm.v1.worker.gpu.attn_utils import get_shared_kv_cache_layers
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
@@ -85,6 +86,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         self._builders_are_made: Callable[[], None] = lambda: None
         self._output_plan: OutputPlan | None = None  # of a quantized model
         self._slots_of_step = np.zeros(0, dtype=np.int64)
+        self._copied_output: AsyncOutput | AsyncPoolingOutput | None = None
 
     # --- parts, in the order in which vLLM makes them ------------------------------------------
 
@@ -394,6 +396,23 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             or self.prompt_logprobs_worker.uses_prompt_logprobs[slots].any()
             or self.prompt_logprobs_worker.token_id_scores
         )
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        return self._held(super().sample_tokens(*args, **kwargs))
+
+    def pool(self, *args: Any, **kwargs: Any) -> Any:
+        return self._held(super().pool(*args, **kwargs))
+
+    def _held(self, output: Any) -> Any:
+        """Holds an output until the next step, which waits on the device for its copy.
+
+        A rank whose output is not requested would free at once what the copy still reads.
+        """
+        if self._copied_output is not None:
+            self._copied_output.copy_event.wait()
+        is_copied = isinstance(output, AsyncOutput | AsyncPoolingOutput)
+        self._copied_output = output if is_copied else None
+        return output
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """vLLM's method; only drafters on the host may have fewer drafts than were asked for."""
