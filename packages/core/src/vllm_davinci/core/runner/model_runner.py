@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -196,7 +196,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's method, after the operators' output kinds have been resolved."""
         with self.eplb.suppress():
-            self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
+            run = partial(self._dummy_run, skip_attn=True)  # there is no cache yet
+            self._output_plan = resolved_plan(self.vllm_config, self.get_model(), run)
             super().profile_run(*args, **kwargs)
         self.graphs.measure_workspaces()
 
