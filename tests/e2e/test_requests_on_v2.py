@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from vllm_davinci_testing.engines.engine_process import EngineError, EngineProce
 from vllm_davinci_testing.engines.logits_processor import ARGUMENT, OnlyToken
 
 MODEL = "llama_head64_gqa4"
+pytestmark = pytest.mark.skipif(
+    os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "1", reason="is run by --runner v2"
+)
 ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VNPU_RACES": "raise"}
 
 
