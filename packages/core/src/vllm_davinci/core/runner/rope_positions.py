@@ -50,8 +50,14 @@ class NPURopeState(RopeState):
         self.prompts[req_idx] = positions.cpu().numpy().astype(np.int64)
         self.deltas[req_idx] = delta
 
-    def prepare_positions(self, *tables: torch.Tensor) -> None:
-        """Writes the positions of `step`. tables: vLLM's on the device, unused"""
+    def prepare_positions(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        prefill_lens: torch.Tensor,
+        num_computed_tokens: torch.Tensor,
+    ) -> None:
+        """Writes the positions of `step`, whose host arrays hold what these tensors hold."""
         step = self.step
         starts = step.query_start_loc_np[: step.num_reqs]
         lengths, slots = step.num_scheduled_tokens, step.idx_mapping_np
