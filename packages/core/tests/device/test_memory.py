@@ -85,7 +85,13 @@ def test_segments_are_expandable_unless_the_user_says_otherwise():
     assert int(told[2]) <= memory.SMALL_SEGMENT_BYTES, "two gaps of 64 MiB are no pieces"
 
 
-@pytest.mark.parametrize("limit", ["", "leave_room_for_workspaces(0, 300 << 20)"])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "leave_room_for_workspaces(0, 300 << 20)",
+        pytest.param("", id="none", marks=pytest.mark.nightly("planning")),
+    ],
+)
 def test_what_torch_keeps_leaves_room_for_a_workspace(limit: str):
     """Memory that tensors of other streams have freed, beside a product that needs a workspace."""
     ended = run_program(
