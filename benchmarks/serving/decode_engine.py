@@ -25,6 +25,12 @@ def decode_engine(model: str, num_requests: int, **options: Any) -> LLM:
     return LLM(model, **{**own, **options})
 
 
+def runner_of(llm: LLM) -> Any:
+    """The model runner of an engine in this process."""
+    worker = llm.llm_engine.model_executor.driver_worker
+    return getattr(worker, "worker", worker).model_runner
+
+
 def decode_requests(num_requests: int, num_steps: int) -> tuple[list[Any], SamplingParams]:
     """Prompts of four tokens, and how they go on: greedy, for as many steps."""
     prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]

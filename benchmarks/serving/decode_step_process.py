@@ -16,7 +16,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import decode_engine, decode_requests
+from decode_engine import decode_engine, decode_requests, runner_of
 
 from vllm_davinci.vnpu import _C
 
@@ -64,8 +64,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         load_format=options["load_format"],
         additional_config=options["additional_config"],
     )
-    worker = llm.llm_engine.model_executor.driver_worker
-    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    runner = runner_of(llm)
     prompts, sampling = decode_requests(num_requests, options["steps"])
     timer = StepTimer(runner)
     dispatcher = runner.cudagraph_dispatcher

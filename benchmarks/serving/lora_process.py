@@ -16,7 +16,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import decode_engine, decode_requests
+from decode_engine import decode_engine, decode_requests, runner_of
 from decode_step_process import StepTimer
 from vllm.lora.request import LoRARequest
 
@@ -51,8 +51,7 @@ class WholeSteps:
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     num_requests, num_steps = options["requests"], options["steps"]
     llm = decode_engine(options["model"], num_requests, async_scheduling=False, **options["engine"])
-    worker = llm.llm_engine.model_executor.driver_worker
-    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    runner = runner_of(llm)
     prompts, sampling = decode_requests(num_requests, num_steps)
     adapters = [
         LoRARequest(f"adapter{number}", number, path)

@@ -17,7 +17,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import decode_engine, decode_requests
+from decode_engine import decode_engine, decode_requests, runner_of
 from vllm import LLM
 
 from vllm_davinci.vnpu import _C
@@ -33,8 +33,7 @@ def answer(options: dict[str, Any], answers: int) -> None:
             "cudagraph_capture_sizes": sorted(options["batches"]),
         },
     )
-    worker = llm.llm_engine.model_executor.driver_worker
-    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    runner = runner_of(llm)
     in_model = _counted_in_model(runner)
     with os.fdopen(answers, "w", buffering=1) as out:
         print(json.dumps("ready"), file=out)

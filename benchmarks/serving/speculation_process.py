@@ -15,7 +15,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import decode_engine
+from decode_engine import decode_engine, runner_of
 from vllm import SamplingParams
 
 from vllm_davinci.vnpu import _C
@@ -47,8 +47,7 @@ def measure(options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     if options["speculative"] is not None:
         engine["speculative_config"] = options["speculative"]
     llm = decode_engine(options["model"], most, **engine)
-    worker = llm.llm_engine.model_executor.driver_worker
-    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    runner = runner_of(llm)
     count = StepCount(runner)
     sampling = SamplingParams(temperature=0, max_tokens=options["tokens"], ignore_eos=True)
 

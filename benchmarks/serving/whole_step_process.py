@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
+from decode_engine import runner_of
 from vllm import LLM, SamplingParams
 
 ON_NPU = hasattr(torch, "npu")
@@ -81,8 +82,7 @@ def answer(options: dict[str, Any], answers: int) -> None:
         skip_tokenizer_init=True,
         **options["engine"],
     )
-    worker = llm.llm_engine.model_executor.driver_worker
-    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    runner = runner_of(llm)
     timer = ForwardTimer(runner)
     with os.fdopen(answers, "w", buffering=1) as out:
         print(json.dumps("ready"), file=out)

@@ -141,6 +141,18 @@ def test_a_group_that_there_is_not_ends_the_run(tmp_path: Path):
     assert "nightly('hots',) names no group; there are planning, hosts" in done.stderr + done.stdout
 
 
+def test_a_lane_of_several_folders_has_the_fixtures_of_each(tmp_path: Path):
+    for name in ("one", "two"):
+        (folder := tmp_path / name).mkdir()
+        (folder / "conftest.py").write_text(
+            f"import pytest\n\n@pytest.fixture\ndef of_{name}(): pass\n"
+        )
+        (folder / f"test_{name}.py").write_text(f"def test_it(of_{name}): pass\n")
+    options = "PYTEST_ADDOPTS=--lanes=1 --lanes-import=json one two"
+    done = run_pytest(tmp_path, "", "env", options)
+    assert "2 passed" in done.stdout, done.stdout
+
+
 def test_lanes_report_as_one_process_does_and_survive_a_crash(tmp_path: Path):
     (tmp_path / "test_crash.py").write_text(
         "import os\n\ndef test_before(): pass\n\ndef test_crash(): os._exit(3)\n\n"

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from vllm.v1.worker.gpu.model_states.prompt_embeds import PromptEmbedsState
 
-from vllm_davinci.core.runner.buffers import leave_out_uva
 from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
 
 SLOTS, ROWS, SIZE = 5, 40, 6
 DEVICE = torch.device("npu")
 
 
-def step_of(slots: list[int], computed: list[int], lengths: list[int], prefill: list[int]) -> Any:
-    """The facts of a step that are read here."""
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return SimpleNamespace(
-        req_ids=[f"r{slot}" for slot in slots],
-        num_reqs=len(slots),
-        num_tokens=int(starts[-1]),
-        idx_mapping_np=np.array(slots),
-        num_computed_tokens_np=np.array(computed, dtype=np.int32),
-        num_scheduled_tokens=np.array(lengths, dtype=np.int32),
-        prefill_len_np=np.array(prefill, dtype=np.int32),
-        query_start_loc_np=starts,
-    )
-
-
-@pytest.fixture(autouse=True)
-def without_uva() -> None:
-    leave_out_uva()
-
-
-def test_embeddings_are_written_where_a_prompt_came_with_them():
+def test_embeddings_are_written_where_a_prompt_came_with_them(step_of: Callable[..., Any]):
     state = NPUPromptEmbeds.taking_over(PromptEmbedsState(SLOTS, SIZE, torch.float32, DEVICE))
     generator = torch.Generator().manual_seed(1)
     given = {name: torch.randn(10, SIZE, generator=generator) for name in ("r0", "r2", "r3")}

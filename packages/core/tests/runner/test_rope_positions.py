@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from vllm.v1.worker.gpu.mm.rope import RopeState
 
-from vllm_davinci.core.runner.buffers import leave_out_uva
 from vllm_davinci.core.runner.rope_positions import NPURopeState
 
 SLOTS, ROWS, DIMENSIONS = 5, 40, 3
 DEVICE = torch.device("npu")
 
 
-def step_of(slots: list[int], computed: list[int], lengths: list[int], prefill: list[int]) -> Any:
-    """The facts of a step that are read here."""
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return SimpleNamespace(
-        req_ids=[f"r{slot}" for slot in slots],
-        num_reqs=len(slots),
-        num_tokens=int(starts[-1]),
-        idx_mapping_np=np.array(slots),
-        num_computed_tokens_np=np.array(computed, dtype=np.int32),
-        num_scheduled_tokens=np.array(lengths, dtype=np.int32),
-        prefill_len_np=np.array(prefill, dtype=np.int32),
-        query_start_loc_np=starts,
-    )
-
-
-@pytest.fixture(autouse=True)
-def without_uva() -> None:
-    leave_out_uva()
-
-
-def test_positions_are_those_of_the_prompt_and_then_go_on_by_one():
+def test_positions_are_those_of_the_prompt_and_then_go_on_by_one(step_of: Callable[..., Any]):
     state = NPURopeState.taking_over(RopeState(DIMENSIONS, SLOTS, ROWS, 64, DEVICE))
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, 99, (SLOTS, DIMENSIONS, 20), generator=generator)
@@ -50,7 +28,7 @@ def test_positions_are_those_of_the_prompt_and_then_go_on_by_one():
     # A decode, a prompt's last part, a first part, and a prompt that begins again.
     slots, computed, lengths = [3, 0, 4, 1], [25, 12, 0, 5], [1, 8, 6, 3]
     state.step = step_of(slots, computed, lengths, [20] * 4)
-    state.prepare_positions()
+    state.prepare_positions(*[torch.zeros(0)] * 4)  # as it is on the device
     written = state.get_positions(sum(lengths)).cpu()
     expected = []
     for slot, first, length in zip(slots, computed, lengths, strict=True):

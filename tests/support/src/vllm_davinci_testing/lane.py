@@ -123,6 +123,14 @@ class _Sender:
         node = yield
         return node if node is None else self._folders.setdefault(path, node)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> Generator[None]:
+        """pytest drops conftests of folders that a collection has not reached; later files may."""
+        pending = session._fixturemanager._pending_conftests
+        kept = dict(pending)
+        yield
+        pending.update(kept)
+
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         self._deselected += [item.nodeid for item in items]
 

@@ -189,7 +189,7 @@ def _serve(arguments: list[str], environment: dict[str, str], log: Path) -> None
 
 
 def answers(port: int, path: str = "/health") -> bool:
-    """Whether a server on this host answers a GET with 200.
+    """True if a server on this host answers a GET with 200.
 
     httpx reads the host's certificates for each client, which takes 40 ms of a processor: too much
     for what is asked again and again while a server starts.

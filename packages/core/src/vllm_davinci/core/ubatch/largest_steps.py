@@ -88,8 +88,8 @@ def largest_steps(runner: StepRunner, slots: int | None = None) -> Iterator[Larg
                 yield step
 
 
-# The largest step of at most so many tokens, with the requests of vLLM's `_dummy_run`; None if
-# there is no step of the kind.
+# Returns the largest step of one kind within a number of tokens, with the requests of vLLM's
+# `_dummy_run`; None if there is no such step.
 _Deal = Callable[[StepRunner, int], LargestStep | None]
 
 
