@@ -1,4 +1,8 @@
-"""Converts fp8 weights, which no NPU multiplies, to floats or to the tensors of W8A8_DYNAMIC."""
+"""Converts fp8 and MXFP4 weights, which these NPUs do not multiply, to floats or W8A8_DYNAMIC.
+
+MXFP4: two numbers of 4 bits (1 of sign, 2 of exponent, 1 of mantissa) in a byte, the first in its
+low half, and a power of two for each 32 of a row (OCP Microscaling Formats, 1.0).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,18 @@ DTYPE = torch.float8_e4m3fn
 INTEGERS = "W8A8_DYNAMIC"  # scheme of fp8 weights converted to integers
 # Suffixes of scale names, after the weight's name.
 SCALES = ("_scale_inv", "_scale")
+_RELEASED_SCALE = ".scale"  # of `X.weight` in DeepSeek-V4's files: `X.scale`
+PACKED = (torch.int8, torch.uint8)  # of MXFP4 weights: [out, in / 2]
+_FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.bfloat16)
 INPUT_SCALE = "input_scale"  # input scale of an fp8 product, which is not computed here
 _NAN = 0x7F  # including the sign
 _SIGN_AND_NUMBER = 0x87F0 - 0x10000  # of a bf16 number's 16 bits
 _ROWS_AT_ONCE = 128  # of a weight with a scale per row
+
+
+def has_scales(name: str, dtype: torch.dtype) -> bool:
+    """True for an fp8 weight, and for an MXFP4 one, which have no values without their scales."""
+    return dtype == DTYPE or (dtype in PACKED and name.endswith(".weight"))
 
 
 class Block(NamedTuple):
@@ -33,6 +45,10 @@ class Block(NamedTuple):
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, int]:
         """Shape of the scales of a weight [out, in]."""
         return -(-shape[0] // self.rows), -(-shape[1] // self.columns)
+
+
+# Of packed MXFP4: 32 numbers of a row.
+_PACKED_BLOCK = Block(1, 16)
 
 
 def block_of_scale(
@@ -59,7 +75,8 @@ def weight_of(name: str) -> str | None:
         weight = name.removesuffix(ending)
         if weight != name and weight.endswith(("weight", "_proj")):
             return weight
-    return None
+    prefix = name.removesuffix(_RELEASED_SCALE)
+    return f"{prefix}.weight" if prefix != name else None
 
 
 def is_scale(name: str) -> bool:
@@ -69,7 +86,14 @@ def is_scale(name: str) -> bool:
 
 def scale_of(name: str, names: Container[str]) -> str | None:
     """The name of a weight's scales among `names`, or None."""
-    return next((f"{name}{ending}" for ending in SCALES if f"{name}{ending}" in names), None)
+    known = [f"{name}{ending}" for ending in SCALES]
+    known += [f"{name.removesuffix('.weight')}{_RELEASED_SCALE}"]
+    return next((each for each in known if each in names), None)
+
+
+def blocks_of(dtype: torch.dtype, blocks: Block | None) -> Block | None:
+    """The blocks of a weight's stored entries. blocks: of fp8, from config.json"""
+    return _PACKED_BLOCK if dtype in PACKED else blocks
 
 
 def fits(shape: tuple[int, ...], scale: tuple[int, ...], blocks: Block | None) -> bool:
@@ -100,10 +124,10 @@ def require_scale(
     """Raises CheckpointError for an fp8 weight whose scales are missing or have a wrong shape."""
     if scale is None:
         raise CheckpointError(
-            f"{name} holds fp8, and {scale_name} is in no file: without its scales the weight has "
-            "no values. Copy the rest of the checkpoint."
+            f"{name} holds {'MXFP4' if weight.dtype in PACKED else 'fp8'}, and {scale_name} is in "
+            "no file: without its scales the weight has no values. Copy the rest of the checkpoint."
         )
-    shape = tuple(weight.shape)
+    shape, blocks = tuple(weight.shape), blocks_of(weight.dtype, blocks)
     if not scale.dtype.is_floating_point or not fits(shape, tuple(scale.shape), blocks):
         raise CheckpointError(
             f"{scale_name} has shape {list(scale.shape)} and dtype {dtype_name(scale.dtype)}, and "
@@ -144,6 +168,8 @@ def as_floats(
         return torch.stack(
             [as_floats(*one, blocks, dtype) for one in zip(weight, scale, strict=True)]
         )
+    if weight.dtype in PACKED:
+        return unpacked(weight, scale).to(dtype)
     block = block_of_scale(weight.shape, scale.shape, blocks)
     assert block is not None, "require_scale"
     scale = scale.float().reshape(block.scale_shape(weight.shape)).contiguous()
@@ -174,6 +200,9 @@ def as_integers(
 
     Arguments as for `as_floats`, for a matrix.
     """
+    if weight.dtype in PACKED:
+        floats = FloatLayer(unpacked(weight, scale).float(), torch.float32)
+        return find_scheme(INTEGERS, "MXFP4").rounded(floats)
     block = block_of_scale(weight.shape, scale.shape, blocks)
     assert block is not None, "require_scale"
     scale = scale.float().reshape(block.scale_shape(weight.shape)).contiguous()
@@ -197,6 +226,16 @@ def as_integers(
         "weight_scale": weight_scale,
         "weight_offset": torch.zeros_like(weight_scale),
     }
+
+
+def unpacked(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """An MXFP4 weight [out, in / 2] with scales [out, in / 32]: [out, in] bf16, exactly."""
+    signed = torch.cat([_FP4, -_FP4])
+    of_byte = torch.stack([signed.repeat(16), signed.repeat_interleave(16)], dim=1)
+    pairs = of_byte.view(torch.int32).flatten()  # both numbers of each byte
+    found = pairs.index_select(0, weight.view(torch.uint8).flatten().int()).view(torch.bfloat16)
+    values = found.view(*scale.shape, -1)
+    return values.mul_(scale.to(torch.bfloat16).unsqueeze(-1)).view(len(weight), -1)
 
 
 def _exact(weight: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,15 @@
 
 `X.weight` is float8_e4m3fn [out, in], `X.weight_scale_inv` the factors of its blocks: [ceil(out /
 rows), ceil(in / columns)] for blocks, usually of 128 x 128, [out, 1] for rows, [1] for the tensor,
-in any floating dtype. compressed-tensors calls it `X.weight_scale`. A layer's experts may be one
+in any floating dtype. compressed-tensors calls it `X.weight_scale`, DeepSeek-V4 `X.scale`; routed
+experts of DeepSeek-V4 may be MXFP4 (`quantization.fp8`). A layer's experts may be one
 tensor with a leading expert dimension. Loading converts such a checkpoint to floats (vLLM's
 quantization `fp8`, `compressed-tensors`) or to W8A8_DYNAMIC (`ascend`).
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,8 +37,10 @@ from vllm_davinci.core.quantization.fp8 import (
     Block,
     as_floats,
     as_integers,
+    blocks_of,
     expected,
     fits,
+    has_scales,
     require_scale,
     scale_of,
     weight_of,
@@ -53,7 +57,10 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 NAME = "fp8"
+# MLA splits the first's floats, DeepSeek-V4 multiplies the second's in groups.
+_FLOAT_PRODUCTS = re.compile(r"\.(kv_b_proj|wo_a)\.")
 COMPRESSED = "compressed-tensors"
+OF_DEEPSEEK_V4 = "deepseek_v4_fp8"  # vLLM puts it into the configurations of this model
 
 
 @FORMATS.register
@@ -74,7 +81,8 @@ class Fp8Weights(Format):
         config: `quantization_config`
         Raises UnsupportedFeatureError for invalid blocks.
         """
-        method = config.get("quant_method")
+        given = config.get("quant_method")
+        method = NAME if given == OF_DEEPSEEK_V4 else given
         if method == COMPRESSED:
             found = _blocks_of_groups(config)
         elif method == NAME:
@@ -124,7 +132,7 @@ class Fp8Weights(Format):
             if name.endswith(INPUT_SCALE):
                 continue
             key = weight_of(name) or name
-            if key == name and tensor.dtype != DTYPE:
+            if key == name and not has_scales(name, tensor.dtype):
                 yield name, tensor
                 continue
             if key not in waiting:
@@ -156,22 +164,23 @@ class Fp8Weights(Format):
         for name, tensor in tensors.items():
             key = weight_of(name)
             if key is not None:
-                if key not in tensors or tensors[key].dtype != DTYPE:
+                if key not in tensors or not has_scales(key, tensors[key].dtype):
                     report.problem(name, "belongs to no fp8 weight")
                 continue
-            if tensor.dtype != DTYPE:
+            if not has_scales(name, tensor.dtype):
                 continue
-            scale = scale_of(name, tensors)
+            scale, blocks = scale_of(name, tensors), blocks_of(tensor.dtype, self.blocks)
             if scale is None:
-                report.problem(f"{name}{SCALES[0]}", "is missing: the weight is fp8")
+                kind = "fp8" if tensor.dtype == DTYPE else "MXFP4"
+                report.problem(f"{name}{SCALES[0]}", f"is missing: the weight is {kind}")
             elif not tensors[scale].dtype.is_floating_point or not fits(
-                tensor.shape, tensors[scale].shape, self.blocks
+                tensor.shape, tensors[scale].shape, blocks
             ):
                 found = tensors[scale]
                 report.problem(
                     scale,
                     f"is {dtype_name(found.dtype)} {list(found.shape)} and must have a floating "
-                    f"dtype and {expected(tensor.shape, self.blocks)}",
+                    f"dtype and {expected(tensor.shape, blocks)}",
                 )
 
 
@@ -213,13 +222,13 @@ def _keep(spares: deque[torch.Tensor], made: torch.Tensor) -> None:
 def integer_types(names: Iterable[str]) -> dict[str, str]:
     """Types of an fp8 checkpoint with `--quantization ascend`: fp8 layers become int8.
 
-    Except kv_b_proj, whose floats MLA needs, and products that are only partly fp8.
+    Except _FLOAT_PRODUCTS, and products that are only partly fp8.
     names: of all tensors
     """
     listed = set(names)
     weights = [name for name in listed if name.endswith(".weight")]
     types = {
-        name: INTEGERS if scale_of(name, listed) and "kv_b_proj." not in name else FLOAT
+        name: INTEGERS if scale_of(name, listed) and not _FLOAT_PRODUCTS.search(name) else FLOAT
         for name in weights
     }
     for parts in FUSED_LAYERS.values():
@@ -233,6 +242,7 @@ def integer_types(names: Iterable[str]) -> dict[str, str]:
     return types
 
 
+@register_quantization_config(OF_DEEPSEEK_V4)
 @register_quantization_config(NAME)
 class NPUFp8Config(QuantizationConfig):
     """An fp8 checkpoint whose layers compute in floats: the loader converts its weights."""
