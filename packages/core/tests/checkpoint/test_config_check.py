@@ -100,6 +100,24 @@ def deepseek() -> Shapes:
     return shapes
 
 
+V4 = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "num_hidden_layers": 4,
+    "compress_ratios": [0, 4, 0, 4, 0],
+    "tie_word_embeddings": False,
+}
+
+
+def deepseek_v4() -> Shapes:
+    """Released names; layers of two kinds."""
+    shapes: Shapes = {"embed": (VOCABULARY, HIDDEN), "head": (VOCABULARY, HIDDEN)}
+    for number in range(4):
+        shapes[f"layers.{number}.attn.wkv"] = shapes[f"layers.{number}.attn.wo_b"] = (HEAD, HIDDEN)
+        if number % 2:
+            shapes[f"layers.{number}.attn.compressor.wkv"] = (HEAD, HIDDEN)
+    return shapes
+
+
 def problems(directory: Path, shapes: Shapes, config: dict[str, Any]) -> list[str]:
     tensors = {f"{name}.weight": torch.ones(shape).bfloat16() for name, shape in shapes.items()}
     save_file(tensors, directory / "model.safetensors")
@@ -107,10 +125,17 @@ def problems(directory: Path, shapes: Shapes, config: dict[str, Any]) -> list[st
     return [f"{one.subject}: {one.what}" for one in check_checkpoint(directory).issues]
 
 
-@pytest.mark.parametrize("model", ["llama", "deepseek"])
+MODELS = {
+    "llama": (llama, LLAMA),
+    "deepseek": (deepseek, DEEPSEEK),
+    "deepseek_v4": (deepseek_v4, V4),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_a_whole_model_has_no_finding(model: str, tmp_path: Path):
-    shapes, config = (llama(), LLAMA) if model == "llama" else (deepseek(), DEEPSEEK)
-    assert problems(tmp_path, shapes, config) == []
+    make, config = MODELS[model]
+    assert problems(tmp_path, make(), config) == []
 
 
 def test_layers_that_were_pruned_of_heads_or_width_are_another_model(tmp_path: Path):
@@ -149,10 +174,16 @@ def test_layers_that_were_pruned_of_heads_or_width_are_another_model(tmp_path: P
             "lm_head",
             "lm_head.weight: is missing, and config.json has tie_word_embeddings false",
         ),
+        (
+            "deepseek_v4",
+            "layers.3.attn.compressor.wkv",
+            "layers.3.attn.compressor.wkv.weight: is missing; 1 other layer has it",
+        ),
     ],
 )
 def test_a_weight_that_is_not_there_is_named(model: str, lost: str, told: str, tmp_path: Path):
-    shapes, config = (llama(), LLAMA) if model == "llama" else (deepseek(), DEEPSEEK)
+    make, config = MODELS[model]
+    shapes = make()
     del shapes[lost]
     assert told in "\n".join(problems(tmp_path, shapes, config))
 

@@ -17,7 +17,7 @@ from vllm_davinci.core.weight_files.layer_names import EXPERT, shortened
 
 _LAYER = re.compile(r"^(?P<stack>.*\.)?layers\.(?P<number>\d{1,9})\.(?P<part>.+)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-_HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out)\.")
+_HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out)\.|^head\.")
 # Each is useless without the other.
 _PAIRS = (("gate_proj", "up_proj"), ("gate_proj", "down_proj"), ("k_proj", "q_proj"))
 
@@ -106,21 +106,27 @@ def _check_layers_alike(
     text: Mapping[str, Any], weights: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
     """Reports a layer that has some weights of more frequent layers and none of its own: the rest
-    is missing."""
-    num_layers = text.get("num_hidden_layers")
+    is missing. Layers that config.json gives different ratios of compression have different
+    weights (DeepSeek-V4)."""
+    num_layers, ratios = text.get("num_hidden_layers"), text.get("compress_ratios")
     layers: dict[tuple[str, int], set[str]] = {}
     for prefix in weights:
         match = _LAYER.match(prefix)
         if match and not (isinstance(num_layers, int) and int(match["number"]) >= num_layers):
             place = match["stack"] or "", int(match["number"])
             layers.setdefault(place, set()).add(_NUMBER.sub("*", match["part"]))
-    kinds = Counter((stack, frozenset(parts)) for (stack, _), parts in layers.items())
+
+    def alike(stack: str, number: int) -> tuple[str, Any]:
+        own = ratios[number : number + 1] if isinstance(ratios, list) else []
+        return stack, own[0] if own else None
+
+    kinds = Counter((alike(*place), frozenset(parts)) for place, parts in layers.items())
     for (stack, number), parts in sorted(layers.items()):
-        own = kinds[stack, frozenset(parts)]
+        own = kinds[alike(stack, number), frozenset(parts)]
         whole = [
             (count, kind)
-            for (of_stack, kind), count in kinds.items()
-            if of_stack == stack and kind > parts and count >= own
+            for (group, kind), count in kinds.items()
+            if group == alike(stack, number) and kind > parts and count >= own
         ]
         if whole:
             count, kind = max(whole, key=lambda each: each[0])

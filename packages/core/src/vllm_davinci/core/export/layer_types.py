@@ -14,13 +14,17 @@ from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
 UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not observe
 # Projections and experts, by the last part of the layer's name.
-_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|wq_b|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
-# MLA splits the first; the MTP head's is small and sensitive; an indexer's two form one float
+_QUANTIZED = re.compile(
+    r"(^|\.)(\w+_proj|wq_b|attn\.(wq_a|wkv)|kv_a_proj_with_mqa|(shared_)?experts\.(\d+\.)?w[123])$"
+)
+# MLA splits the first; the MTP head's are small and sensitive; an indexer's two form one float
 # product in vLLM.
 _KEPT_FLOAT = re.compile(
-    r"(^|\.)(kv_b_proj|eh_proj|indexer\.(wk|weights_proj))$|(^|\.)(visual|vision_\w+|audio_\w+)\."
+    r"(^|\.)(kv_b_proj|(eh|e|h)_proj|indexer\.(wk|weights_proj))$"
+    r"|(^|\.)(visual|vision_\w+|audio_\w+)\."
 )
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
+_PREDICTING = "mtp."
 _ROUTED = re.compile(r"\.experts\.\d+\.")
 
 
@@ -59,4 +63,5 @@ class LayerTypes:
     def _is_after_the_model(self, prefix: str) -> bool:
         """True for a layer of multi-token prediction, which calibration does not run."""
         number = _LAYER.match(prefix)
-        return number is not None and int(number[1]) >= self._num_layers
+        is_beyond = number is not None and int(number[1]) >= self._num_layers
+        return is_beyond or prefix.startswith(_PREDICTING)

@@ -13,7 +13,9 @@ FUSED_LAYERS: dict[str, tuple[str, ...]] = {
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
 VOCABULARY = ("lm_head", "embed_tokens")
-EXPERT = re.compile(r"^(?P<experts>.*\.layers\.\d+\..*experts)\.(?P<number>\d{1,9})\.(?P<part>.+)$")
+EXPERT = re.compile(
+    r"^(?P<experts>(?:.*\.)?(?:layers|mtp)\.\d+\..*experts)\.(?P<number>\d{1,9})\.(?P<part>.+)$"
+)
 # A norm into which outliers were moved, of which exporters before format 1.0.0 wrote a second copy.
 WRAPPED_NORM = re.compile(r"^(?P<norm>.*norm)\.module\.(?P<part>weight|bias)$")
 
