@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.compressed_zoo import NUM_CHOSEN, WINDOW
+from vllm_davinci_testing.engines.compressed_zoo import (
+    NUM_CHOSEN,
+    WINDOW,
+    PredictingReference,
+    in_transformers,
+    with_mtp,
+    write_native,
+)
+from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.generating import (
     COUNTED,
@@ -19,6 +27,8 @@ from vllm_davinci_testing.engines.generating import (
     TWO_RANKS,
     assert_generates,
 )
+from vllm_davinci_testing.engines.integer_reference import IntegerReference
+from vllm_davinci_testing.engines.speculating import speculation, told
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 MODEL, MAX_TOKENS = "deepseek_v4", 12
@@ -62,6 +72,126 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(zoo(MODEL), environment=environment, **LONG, **options) as engine:
         assert_generates(engine, reference(MODEL), prompts_of(LENGTHS), MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def predicting(zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_mtp(zoo(MODEL), tmp_path_factory.mktemp("mtp") / "checkpoint")
+
+
+# Drafts that are rejected after they have completed a group, at every place of one.
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("method", "count", "options"),
+    [
+        pytest.param("mtp", 3, IN_PARTS, id="mtp_3"),
+        pytest.param("mtp", 1, {"async_scheduling": False}, id="mtp_1_synchronous"),
+        pytest.param("mtp", 2, {**TWO_RANKS, "enable_expert_parallel": True}, id="mtp_2_expert2"),
+        pytest.param("custom_class", 5, {}, id="wrong_5"),
+    ],
+)
+def test_drafts_change_no_token(
+    method: str,
+    count: int,
+    options: dict[str, Any],
+    predicting: Path,
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+):
+    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
+    drafter = {} if method == "mtp" else {"model": WRONG}
+    asked = {**speculation(method, count, **drafter), **LONG, **options}
+    with start_engine(predicting, environment=environment, **asked) as engine:
+        prompts = prompts_of([1, 3, 4, WINDOW, 127, 129, 259])
+        assert_generates(engine, reference(MODEL), prompts, 16)
+        drafted, accepted = told(engine)
+    print(f"{method} {count}: {accepted} of {drafted} drafts accepted")
+    assert 0 <= accepted < drafted
+
+
+@pytest.mark.thorough
+def test_drafts_are_those_of_transformers_modules(
+    predicting: Path,
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    tmp_path: Path,
+):
+    """One draft a step: which of them are accepted follows from the text."""
+    drafting = PredictingReference(predicting, tmp_path / "layer")
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    asked = {**speculation("mtp", 1), "async_scheduling": False, **LONG}
+    counts, expected = [], []
+    with start_engine(predicting, **asked) as engine:
+        for prompt in prompts_of([1, 5, WINDOW, 129, 259]):
+            before = told(engine)
+            (output,) = engine.generate([{"prompt_token_ids": prompt}], greedy)
+            counts.append(tuple(now - then for now, then in zip(told(engine), before, strict=True)))
+            text = [*prompt, *output.outputs[0].token_ids]
+            expected.append(_drafted_and_accepted(drafting.drafts(text), text, len(prompt)))
+    assert counts == expected
+    assert sum(accepted for _, accepted in counts) > 3
+
+
+def _drafted_and_accepted(drafts: list[int], text: list[int], newest: int) -> tuple[int, int]:
+    """newest: the place of the token that was sampled last; drafts begin with the third token's"""
+    drafted = accepted = 0
+    while newest + 1 < len(text):
+        is_right = drafts[newest - 1] == text[newest + 1]
+        drafted, accepted, newest = drafted + 1, accepted + is_right, newest + 1 + is_right
+    return drafted, accepted
+
+
+@pytest.mark.thorough
+def test_an_int8_export_gives_the_tokens_of_its_integers(
+    predicting: Path,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    quantize: Callable[..., Path],
+    start_engine: Callable[..., EngineProcess],
+):
+    directory = quantize(predicting, "W8A8_DYNAMIC")
+    asked = {"dtype": "bfloat16", **speculation("mtp", 2), **IN_PARTS, **LONG}
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    prompts = prompts_of(LENGTHS)
+    with start_engine(directory, environment=RACES, **asked) as engine:
+        outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
+        assert told(engine)[0] > 0
+    tokens = [list(each.outputs[0].token_ids) for each in outputs]
+    integers = IntegerReference(directory, named=in_transformers)
+    ours = sum(integers.differing_tokens(prompts, tokens))
+    in_16_bits = [_in_16_bits(zoo(MODEL)).greedy(each, MAX_TOKENS) for each in prompts]
+    allowed = sum(reference(MODEL).differing_tokens(prompts, in_16_bits))
+    of_floats = sum(reference(MODEL).differing_tokens(prompts, tokens))
+    print(f"differing tokens: {ours}, in 16 bits {allowed}, from floats {of_floats}")
+    assert ours <= 1.5 * allowed
+    assert ours < of_floats
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("quantization", [None, "ascend"])
+def test_released_types_become_floats_or_integers(
+    quantization: str | None,
+    predicting: Path,
+    start_engine: Callable[..., EngineProcess],
+    tmp_path: Path,
+):
+    native, floats = tmp_path / "native", tmp_path / "floats"
+    write_native(predicting, native, floats)
+    expected = TransformersReference(floats)
+    asked = {**speculation("mtp", 1), **IN_PARTS, **LONG}
+    if quantization is None:
+        with start_engine(native, environment=RACES, **asked) as engine:
+            assert_generates(engine, expected, prompts_of(LENGTHS), MAX_TOKENS)
+        return
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    prompts = prompts_of(LENGTHS)
+    options = {"dtype": "bfloat16", "quantization": quantization, **asked}
+    with start_engine(native, environment=RACES, **options) as engine:
+        outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
+    tokens = [list(each.outputs[0].token_ids) for each in outputs]
+    close, wrong = expected.differing_tokens(prompts, tokens)
+    print(f"differing tokens: {close} close, {wrong} others")
+    assert wrong < MAX_TOKENS * len(prompts) / 10
 
 
 @pytest.mark.thorough

@@ -149,7 +149,7 @@ class DeepseekV4Model(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
-        self.config, self._rule = config, StreamRule.of_model(config)
+        self.config, self._rule = config, stream_rule(config)
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, config.hidden_size, prefix=f"{prefix}.embed_tokens"
         )
@@ -162,6 +162,13 @@ class DeepseekV4Model(nn.Module):
         )
         self.hc_head = StreamHead(self._rule)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # The last streams of each token, for the layer that predicts further ones.
+        self.last_streams: torch.Tensor | None = None
+        speculative = vllm_config.speculative_config
+        if speculative is not None and speculative.method == "mtp":
+            num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+            width = self._rule.num_streams * config.hidden_size
+            self.last_streams = torch.empty(num_tokens, width)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedded: torch.Tensor = self.embed_tokens(input_ids)
@@ -180,28 +187,34 @@ class DeepseekV4Model(nn.Module):
         step = first.attn.rows.step
         for layer in self.layers:
             streams = layer(positions, streams, input_ids, step)
+        if self.last_streams is not None:
+            self.last_streams[: len(streams)].copy_(streams.flatten(1))
         hidden: torch.Tensor = self.norm(self.hc_head(streams))
         return hidden
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads tensors whose names are mapped. Returns the names of the parameters."""
-        parameters, loaded = dict(self.named_parameters()), set()
-        experts = {part: (target, *place) for target, part, *place in expert_mapping(self)}
-        for name, tensor in weights:
-            if (found := EXPERT_PART.search(name)) is not None:
-                target, expert, shard = experts[found.group()]
-                name = name.replace(found.group(), str(target))
-                parameter: Any = parameters[name]
-                options = {"expert_id": expert, "shard_id": shard, "return_success": True}
-                if parameter.weight_loader(parameter, tensor, name, **options):
-                    loaded.add(name)
-                continue
-            parameter = parameters[name]
-            load: Any = getattr(parameter, "weight_loader", default_weight_loader)
-            shard = getattr(tensor, "shard_id", None)
-            load(parameter, tensor, *(() if shard is None else (shard,)))
-            loaded.add(name)
-        return loaded
+        return load_mapped(self, weights)
+
+
+def load_mapped(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Loads tensors whose names are mapped. Returns the names of the parameters."""
+    parameters, loaded = dict(model.named_parameters()), set()
+    experts = {part: (target, *place) for target, part, *place in expert_mapping(model)}
+    for name, tensor in weights:
+        if (found := EXPERT_PART.search(name)) is not None:
+            target, expert, shard = experts[found.group()]
+            name = name.replace(found.group(), str(target))
+            parameter: Any = parameters[name]
+            options = {"expert_id": expert, "shard_id": shard, "return_success": True}
+            if parameter.weight_loader(parameter, tensor, name, **options):
+                loaded.add(name)
+            continue
+        parameter = parameters[name]
+        load: Any = getattr(parameter, "weight_loader", default_weight_loader)
+        shard = getattr(tensor, "shard_id", None)
+        load(parameter, tensor, *(() if shard is None else (shard,)))
+        loaded.add(name)
+    return loaded
 
 
 # The part of a released name that identifies the tensor of a routed expert.
@@ -220,20 +233,45 @@ def expert_mapping(model: Any) -> list[tuple[str, str, int, str]]:
     return mapping
 
 
+def stream_rule(config: Any) -> StreamRule:
+    """The rule of a model and of its drafter, whose configuration vLLM gives another type."""
+    return StreamRule.of_model(config, "deepseek_v4")
+
+
 def num_hash_layers(config: Any) -> int:
     """Number of first layers that choose experts by a table."""
     kinds = getattr(config, "mlp_layer_types", None)
     return int(config.num_hash_layers) if kinds is None else kinds.count("hash_moe")
 
 
+# Released names of a layer's tensors -> names of parameters.
+LAYER_NAMES = WeightsMapper(
+    orig_to_new_regex={re.compile(r"\.hc_(attn|ffn|head)_(fn|base|scale)$"): r".hc_\1.\2"},
+    orig_to_new_substr={
+        ".shared_experts.w2.": ".shared_experts.down_proj.",
+        ".ffn.gate.bias": ".ffn.gate.e_score_correction_bias",
+    },
+    orig_to_new_stacked={
+        ".shared_experts.w1.": (".shared_experts.gate_up_proj.", 0),
+        ".shared_experts.w3.": (".shared_experts.gate_up_proj.", 1),
+        ".attn.wq_a.": (".attn.fused_wqa_wkv.", 0),
+        ".attn.wkv.": (".attn.fused_wqa_wkv.", 1),
+        ".compressor.wkv.": (".compressor.fused_wkv_wgate.", 0),
+        ".compressor.wgate.": (".compressor.fused_wkv_wgate.", 1),
+    },
+)
+PACKED_MODULES = {
+    "gate_up_proj": ["w1", "w3"],
+    "fused_wqa_wkv": ["wq_a", "wkv"],
+    "fused_wkv_wgate": ["wkv", "wgate"],
+}
+
+
 class NPUDeepseekV4ForCausalLM(nn.Module):
     """DeepSeek-V4 under its released names."""
 
-    hf_to_vllm_mapper = WeightsMapper(
-        orig_to_new_regex={
-            re.compile(r"\.hc_(attn|ffn)_(fn|base|scale)$"): r".hc_\1.\2",
-            re.compile(r"^hc_head_(fn|base|scale)$"): r"model.hc_head.\1",
-        },
+    hf_to_vllm_mapper = LAYER_NAMES | WeightsMapper(
+        orig_to_new_regex={re.compile(r"^hc_head_(fn|base|scale)$"): r"model.hc_head.\1"},
         orig_to_new_prefix={
             "layers.": "model.layers.",
             "embed.": "model.embed_tokens.",
@@ -241,24 +279,8 @@ class NPUDeepseekV4ForCausalLM(nn.Module):
             "head.": "lm_head.",
             "mtp.": None,  # multi-token prediction layers, which are another model
         },
-        orig_to_new_substr={
-            ".shared_experts.w2.": ".shared_experts.down_proj.",
-            ".ffn.gate.bias": ".ffn.gate.e_score_correction_bias",
-        },
-        orig_to_new_stacked={
-            ".shared_experts.w1.": (".shared_experts.gate_up_proj.", 0),
-            ".shared_experts.w3.": (".shared_experts.gate_up_proj.", 1),
-            ".attn.wq_a.": (".attn.fused_wqa_wkv.", 0),
-            ".attn.wkv.": (".attn.fused_wqa_wkv.", 1),
-            ".compressor.wkv.": (".compressor.fused_wkv_wgate.", 0),
-            ".compressor.wgate.": (".compressor.fused_wkv_wgate.", 1),
-        },
     )
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "gate_up_proj": ["w1", "w3"],
-        "fused_wqa_wkv": ["wq_a", "wkv"],
-        "fused_wkv_wgate": ["wkv", "wgate"],
-    }
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = PACKED_MODULES
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -286,6 +308,13 @@ class NPUDeepseekV4ForCausalLM(nn.Module):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         return logits
+
+    def get_mtp_target_hidden_states(self) -> torch.Tensor | None:
+        """The newest step's last streams, which vLLM gives the drafter in place of hidden states.
+
+        [max_num_batched_tokens, num_streams * hidden_size]; None without such a drafter
+        """
+        return self.model.last_streams
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

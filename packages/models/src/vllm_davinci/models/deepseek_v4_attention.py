@@ -18,6 +18,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.transformers_utils.deepseek_v4_utils import get_compress_ratios
 
 from vllm_davinci.core.attention.compressed.compressor import OVERLAPPING, Compressor
 from vllm_davinci.core.attention.compressed.layer import CompressedAttention
@@ -25,6 +26,7 @@ from vllm_davinci.core.attention.compressed.rope import CosSin, RopeTable, inver
 from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.layers.quantized_activation import map_rows
 
 
 class RowIndexer(nn.Module):
@@ -152,8 +154,8 @@ class DeepseekV4Attention(nn.Module):
         """
         if step is None:
             return self._project_back(self._profile(positions, x), self._rope.at(positions))
-        num_rows, num_tokens = len(x), step.num_tokens
-        x, positions = x[:num_tokens], positions[:num_tokens]
+        num_rows, num_tokens = x.shape[0], step.num_tokens
+        x, positions = map_rows(x, lambda rows: rows[:num_tokens]), positions[:num_tokens]
         cos_sin = self._rope.at(positions)
         query, rows, q_c = self._project(x, cos_sin)
         index = None
@@ -203,11 +205,9 @@ def compress_ratio(config: Any, layer: int) -> int:
     """Tokens of a layer's compressed rows; 0 or 1 without such rows.
 
     config: as released, or with transformers' names, which it also gets from released ones
+    layer:  may be one of multi-token prediction, after the model's last
     """
-    ratios = getattr(config, "compress_ratios", None)
-    if ratios is None:
-        return int(config.compress_rates.get(config.layer_types[layer], 0))
-    return int(ratios[layer])
+    return int(get_compress_ratios(config)[layer])
 
 
 def rope_tables(config: Any, num_positions: int) -> dict[bool, RopeTable]:

@@ -17,6 +17,7 @@ SEQUENCE_PARALLEL = {
 }
 # Multi-token prediction.
 DRAFTERS = {
+    "DeepSeekV4MTPModel": "vllm_davinci.models.deepseek_v4_mtp:NPUDeepSeekV4MTP",
     "DeepSeekMTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
     "DeepseekV32MTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
 }

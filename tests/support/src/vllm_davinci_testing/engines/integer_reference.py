@@ -7,6 +7,7 @@ the choice is not close.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,17 @@ class IntegerLinear(nn.Module):
 
 
 class IntegerExperts(nn.Module):
-    """Routed experts, one by one. products: per expert those of gate, up and down."""
+    """Routed experts, one by one.
 
-    def __init__(self, products: list[tuple[Product, Product, Product]]) -> None:
+    products: per expert those of gate, up and down
+    limit:    of gate and up, as DeepSeek-V4's swiglu_limit
+    """
+
+    def __init__(
+        self, products: list[tuple[Product, Product, Product]], limit: float = math.inf
+    ) -> None:
         super().__init__()
-        self.products = products
+        self.products, self.limit = products, limit
 
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden: [num_tokens, hidden_size]; the others: [num_tokens, top_k]."""
@@ -101,7 +108,8 @@ class IntegerExperts(nn.Module):
             rows, place = (top_k_index == number).nonzero(as_tuple=True)
             if len(rows):
                 x = hidden[rows]
-                result = down(nn.functional.silu(gate(x)) * up(x))
+                gated = nn.functional.silu(gate(x).clamp(max=self.limit))
+                result = down(gated * up(x).clamp(-self.limit, self.limit))
                 total.index_add_(0, rows, result * top_k_weights[rows, place].unsqueeze(1))
         return total
 
@@ -122,9 +130,11 @@ class IntegerReference(TransformersReference):
         checkpoint: Path,
         auto_class: Any = transformers.AutoModelForCausalLM,
         prefixes: Mapping[str, str] | None = None,
+        named: Callable[[str], str] = lambda name: name,
     ) -> None:
         """auto_class: transformers' of the kind of model
         prefixes:   how names begin in the checkpoint -> in transformers, where that differs
+        named:      a tensor's name in the checkpoint -> in transformers, instead of prefixes
         """
         config = transformers.AutoConfig.from_pretrained(checkpoint)
         self.network = auto_class.from_config(
@@ -141,8 +151,9 @@ class IntegerReference(TransformersReference):
                 own = next(
                     (to + name[len(begin) :]
                      for begin, to in (prefixes or {}).items() if name.startswith(begin)),
-                    name,
-                ).rpartition(".")[0]  # fmt: skip
+                    named(name),
+                )  # fmt: skip
+                own, _, last = own.rpartition(".")
                 self._layers.setdefault(own, {})[last] = tensor
                 self._types[own] = types.get(f"{prefix}.weight", "FLOAT")
         for name, module in list(self.network.named_modules()):
@@ -155,8 +166,8 @@ class IntegerReference(TransformersReference):
             self._set(name, IntegerExperts([
                 tuple(self._product(f"{name}.{number}.{part}") for part in parts)  # type: ignore[misc]
                 for number in range(count)
-            ]))  # fmt: skip
-        elif isinstance(module, nn.Linear) and name in self._layers:
+            ], getattr(module, "limit", math.inf)))  # fmt: skip
+        elif type(module) is nn.Linear and name in self._layers:
             self._set(name, IntegerLinear(self._product(name)))
         elif name in self._layers:
             with torch.no_grad():

@@ -99,6 +99,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "InklingForConditionalGeneration": _FOREIGN,
     # Multi-token prediction layers, vLLM's "mtp".
     "DeepSeekMTPModel": Architecture(drafts_for="DeepSeek-V3, R1"),
+    "DeepSeekV4MTPModel": Architecture(drafts_for="DeepSeek-V4"),
     "DeepseekV32MTPModel": Architecture(drafts_for="DeepSeek-V3.2, GLM-5"),
     "ErnieMTPModel": Architecture(drafts_for="ERNIE 4.5 with experts"),
     "ExaoneMoeMTP": Architecture(drafts_for="K-EXAONE"),
@@ -110,7 +111,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3_5MoeMTP": Architecture(drafts_for="Qwen3.5 with experts"),
     "BailingMoeV25MTPModel": Architecture(no_drafts=_STATES),
     "BailingMoeV3MTPModel": Architecture(no_drafts=_STATES),
-    "DeepSeekV4MTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
     "Dots3NoteMTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
     "Exaone4_5_MTP": Architecture(no_drafts=IMAGES),
     "Gemma4MTPModel": Architecture(no_drafts=_OWN_DRAFTER),

@@ -19,6 +19,13 @@ def _has_compressed_rows(engine: Engine) -> bool:
     return getattr(text, "model_type", None) == "deepseek_v4"
 
 
+def _other_quantization(engine: Engine) -> str | None:
+    """A quantization that no checkpoint of such a model has been tried with."""
+    method = getattr(engine.model, "quantization", None)
+    is_known = method in (None, "ascend", "fp8")
+    return None if is_known or not _has_compressed_rows(engine) else str(method)
+
+
 FEATURES = (
     Feature(
         "",
@@ -44,16 +51,22 @@ FEATURES = (
         BOTH,
         excludes=dict.fromkeys(
             (
-                "--speculative-config",
                 "--kv-transfer-config",
                 "--kv-offloading-size",
                 "--data-parallel-size",
                 "eplb_config.dynamic_eplb",
-                "--quantization",
                 "--enable-prompt-embeds",
                 "--decode-context-parallel-size",
             ),
             "it has not been tried",
         ),
+    ),
+    refused(
+        "--quantization with rows of groups of tokens",
+        "other quantized checkpoints of models whose rows stand for groups of tokens",
+        lambda e: _other_quantization(e) is not None,
+        as_given=lambda e: f"--quantization {_other_quantization(e)}",
+        because="it has not been tried",
+        instead="Use a checkpoint that --quantization ascend or fp8 serves.",
     ),
 )

@@ -55,10 +55,14 @@ class StreamRule:
     norm_eps: float
 
     @classmethod
-    def of_model(cls, config: Any) -> "StreamRule":
-        """The rule of a model. config: of the text model, with transformers' names"""
+    def of_model(cls, config: Any, family: str | None = None) -> "StreamRule":
+        """The rule of a model.
+
+        config: of the text model, with transformers' names
+        family: its model_type in the checkpoint, if the configuration has another one
+        """
         return cls(
-            family=FAMILIES[config.model_type],
+            family=FAMILIES[family or config.model_type],
             num_streams=config.hc_mult,
             hidden_size=config.hidden_size,
             post_factor=getattr(config, "hc_magnitude", 2.0),
