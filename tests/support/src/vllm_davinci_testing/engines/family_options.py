@@ -159,5 +159,3 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
 }
-# Keys that transformers writes, released checkpoints lack, and vLLM's configuration does not take.
-NOT_RELEASED: dict[str, tuple[str, ...]] = {"deepseek_v4": ("mlp_layer_types",)}

@@ -6,7 +6,6 @@ in family_options.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,15 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from vllm_davinci_testing.engines.family_options import NOT_RELEASED, OF_FAMILY
+from vllm_davinci_testing.engines.compressed_zoo import COMPRESSED
+from vllm_davinci_testing.engines.family_options import OF_FAMILY
 from vllm_davinci_testing.engines.model_zoo import (
     BOS_ID,
+    BY_NAME,
     EOS_ID,
     VOCAB_SIZE,
     fill_with_normal_weights,
+    write_checkpoint,
     write_tokenizer,
 )
 
@@ -117,6 +119,8 @@ def _ends_of(kinds: Iterable[str]) -> list[str]:
 
 def write_family(model_type: str, directory: Path, seed: int = 0) -> Path:
     """Writes configuration, fp32 weights and tokenizer; the directory."""
+    if model_type in BY_NAME and BY_NAME[model_type] in COMPRESSED:  # released names of tensors
+        return write_checkpoint(BY_NAME[model_type], directory)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = transformers.AutoModelForCausalLM.from_config(
@@ -124,9 +128,5 @@ def write_family(model_type: str, directory: Path, seed: int = 0) -> Path:
         )
         fill_with_normal_weights(network)
     network.save_pretrained(directory)
-    if lacked := NOT_RELEASED.get(model_type):
-        path = directory / "config.json"
-        fields = json.loads(path.read_text())
-        path.write_text(json.dumps({name: fields[name] for name in fields if name not in lacked}))
     write_tokenizer(directory)
     return directory
