@@ -46,7 +46,7 @@ def operator_constraints_page(constraints: list[Any], launched: set[str]) -> str
     written = sum(map(len, sections))
     return (
         "# Constraints of operators\n\n"
-        + GENERATED.format(source="packages/vnpu/csrc/ops/**/*_constraints.cpp")
+        + GENERATED.format(source="packages/vnpu/csrc/ops/**/*.cpp")
         + f"{len(constraints)} rows hold {len(rows_of)} operators to what CANN documents; "
         f"operators that share rows share a section below: {written} rows. Calls outside the "
         f"documents are refused with the status and the rule of their row: {len(CASES)} are "

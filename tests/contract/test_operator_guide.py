@@ -58,7 +58,7 @@ def test_its_row_is_its_place_in_coverage(shown: tuple[str, str]) -> None:
 def test_its_rules_are_listed_and_refuse_generated_calls(shown: tuple[str, str]) -> None:
     name, code = shown
     rules = [row for row in constraints() if row.operator == f"aclnn{name}"]
-    assert [rule.argument for rule in rules] == re.findall(r'^\s*\{"(\w+)", ', code, re.MULTILINE)
+    assert [rule.argument for rule in rules] == re.findall(r'\{"(\w+)", ', code)
     assert all(breaking(rule, LEGAL[name]) for rule in rules)
 
 
@@ -72,3 +72,20 @@ def test_every_operator_is_declared_by_a_row_and_none_twice() -> None:
 @pytest.mark.parametrize("path", re.findall(r"`((?:packages|tests|docs)/[\w./]+\.\w+)`", GUIDE))
 def test_the_files_that_the_guide_names_exist(path: str) -> None:
     assert (ROOT / path).is_file()
+
+
+def _defined(text: str, result: str) -> set[str]:
+    return set(re.findall(rf"\b{result} (\w+)\(", text))
+
+
+def test_rules_and_cost_stand_in_the_operators_own_file() -> None:
+    """Or, if operators of several files have them, in a header of these."""
+    for path in sorted(VNPU.glob("csrc/ops/*/*.cpp")):
+        text = path.read_text(encoding="utf-8")
+        headers = [*path.parent.glob("*.h"), *path.parents[1].glob("*.h")]
+        shared = "".join(header.read_text(encoding="utf-8") for header in headers)
+        for field, result in (("rules", "Rules"), ("cost", "void")):
+            named = set(re.findall(rf"\.{field} = (\w+)", text))
+            assert named <= _defined(text, result) | _defined(shared, result), path
+        for name in _defined(text, "Rules"):
+            assert len(re.findall(rf"\b{name}\(", text)) > 1, f"no row of {path} has {name}"

@@ -82,7 +82,8 @@ class Constraints {
     std::vector<int> positions;  // of the argument and the names
   };
 
-  explicit Constraints(const Operator& op) : name_(op.name), allowed_(op.declared.allowed()) {
+  explicit Constraints(const Operator& op)
+      : name_(op.name), allowed_(op.declared().rules), rows_(rows_of(allowed_)) {
     const Configuration& configuration = Configuration::instance();
     // The documents say nothing of other generations.
     const unsigned chip =
@@ -91,14 +92,14 @@ class Constraints {
       missing_on_ = configuration.soc_name;
     }
     const std::vector<std::string>& names = op.names();
-    for (const Row& row : allowed_.rows) {
+    for (const Row& row : rows_) {
       const bool applies = (row.scope.chips == 0 || (row.scope.chips & chip) != 0) &&
                            configuration.cann >= row.scope.since &&
                            configuration.cann <= row.scope.until &&
                            !(row.check.is_limit && configuration.is_reference);
       if (!applies) continue;
       Bound bound{&row, {}};
-      bound.positions.push_back(position_of(names, row.argument));
+      bound.positions.push_back(position_of(names, row.argument.c_str()));
       for (const char* const name : row.check.names) {
         bound.positions.push_back(position_of(names, name));
       }
@@ -184,7 +185,8 @@ class Constraints {
   }
 
   const std::string name_;
-  const Allowed allowed_;
+  const Rules allowed_;
+  const std::vector<Row> rows_;
   std::vector<Bound> bound_;
   std::string missing_on_;
   size_t count_ = 0;
@@ -194,7 +196,7 @@ class Constraints {
 const Constraints* Operator::constraints() const {
   if (is_bound_.load(std::memory_order_acquire)) return constraints_;
   std::call_once(bound_, [this] {
-    if (Configuration::instance().strict && declared.allowed != nullptr) {
+    if (Configuration::instance().strict && !declared().rules.list.empty()) {
       constraints_ = new Constraints(*this);  // as long as the process
     }
     is_bound_.store(true, std::memory_order_release);
@@ -205,7 +207,7 @@ const Constraints* Operator::constraints() const {
 uint64_t check(const Operator& op, const Constraints* constraints, const ArgumentValue* arguments) {
   RefusalLog* const log = RefusalLog::instance();
   if (constraints == nullptr) {
-    if (log != nullptr && op.declared.allowed == nullptr) log->add_call_without_rules(op.name);
+    if (log != nullptr && op.declared().rules.list.empty()) log->add_call_without_rules(op.name);
     return 0;
   }
   if (log != nullptr) log->add_call();
@@ -223,9 +225,8 @@ std::string listed_constraints() {
     return result + "\"";
   };
   for (const Operator* op = Operator::newest(); op != nullptr; op = op->before) {
-    if (op->declared.allowed == nullptr) continue;
-    const Allowed allowed = op->declared.allowed();
-    for (const Row& row : allowed.rows) {
+    const Rules& allowed = op->declared().rules;
+    for (const Row& row : rows_of(allowed)) {
       out << "{\"operator\": " << quoted(op->name) << ", \"argument\": " << quoted(row.argument)
           << ", \"rule\": " << quoted(row.check.text)
           << ", \"form\": " << (row.check.form.empty() ? "null" : row.check.form)

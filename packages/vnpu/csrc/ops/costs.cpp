@@ -72,11 +72,6 @@ int64_t Call::largest() const {
   return most;
 }
 
-int64_t size_at(const TensorView& view, int dimension) {
-  const int at = dimension < 0 ? view.dims + dimension : dimension;
-  return at < 0 || at >= view.dims ? 1 : view.sizes[at];
-}
-
 int64_t bytes_of(const TensorView& view) {
   return view.numel() * static_cast<int64_t>(c10::elementSize(view.dtype));
 }
@@ -90,17 +85,17 @@ timing::Arithmetic arithmetic_of(const TensorView& view) {
   }
 }
 
-void for_each_element(const Call& call, timing::Work& work, int64_t operations) {
+void for_each_element(const Call& call, Work& work, int64_t operations) {
   const int64_t elements = call.largest();
   work.vector_operations += operations * elements;
   work.wide = elements > 0 && (work.read_bytes + work.written_bytes) / elements >= 4 * 2;
 }
 
-void multiply(timing::Work& work, const TensorView& left, const TensorView& right) {
+void multiply(Work& work, const TensorView& left, const TensorView& right) {
   work.kind = timing::Work::Class::kMatmul;
   timing::MatrixProduct product;
-  product.k = size_at(left, -1);
-  product.n = right.dims < 2 ? 1 : size_at(right, -1);
+  product.k = size_of(left, -1);
+  product.n = right.dims < 2 ? 1 : size_of(right, -1);
   for (int i = 0; i + 2 < right.dims; ++i) product.batch *= right.sizes[i];
   if (product.k > 0 && product.batch > 0) {
     product.m = left.numel() / product.k / product.batch;
@@ -112,6 +107,17 @@ void multiply(timing::Work& work, const TensorView& left, const TensorView& righ
 int64_t routed_rows(int64_t rows) {
   const timing::Model* const model = timing::Model::instance();
   return model == nullptr ? rows : model->routed_rows(rows);
+}
+
+int64_t routed_bytes(const TensorView& rows) {
+  const int64_t count = size_of(rows, -1) > 0 ? rows.numel() / size_of(rows, -1) : 0;
+  return count > 0 ? bytes_of(rows) / count * routed_rows(count) : 0;
+}
+
+void write_part(Work& work, int64_t bytes, int64_t operations) {
+  work.read_bytes = bytes;
+  work.written_bytes = bytes;
+  work.vector_operations = operations;
 }
 
 }  // namespace vnpu::ops

@@ -20,6 +20,9 @@
 
 namespace vnpu::ops {
 
+using timing::MatrixProduct;
+using timing::Work;
+
 // A call between its two phases.
 class Call {
  public:
@@ -46,8 +49,8 @@ class Call {
 
 using Cost = void (*)(const Call&, timing::Work&);
 
-// For costs: -1 is the last dimension.
-int64_t size_at(const TensorView& view, int dimension);
+// Size of a dimension, -1 being the last; 1 for one that the tensor lacks.
+int64_t size_of(const TensorView& view, int dimension);
 int64_t bytes_of(const TensorView& view);
 timing::Arithmetic arithmetic_of(const TensorView& view);
 // Adds `operations` on each element of the largest operand.
@@ -65,7 +68,10 @@ void elements_on_ai_cpu(const Call& call, timing::Work& work) {
 }
 // Adds the product of [.., m, k] and [.., k, n].
 void multiply(timing::Work& work, const TensorView& left, const TensorView& right);
-// Of rows that routing makes room for, those that this rank's experts have.
+// Of rows that routing makes room for, those that this rank's experts have, and their bytes.
 int64_t routed_rows(int64_t rows);
+int64_t routed_bytes(const TensorView& rows);
+// Of a tensor that is written in part: the bytes of that part, read and written.
+void write_part(Work& work, int64_t bytes, int64_t operations = 0);
 
 }  // namespace vnpu::ops

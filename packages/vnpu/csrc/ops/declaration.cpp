@@ -12,12 +12,17 @@ constinit const Operator* newest_operator = nullptr;
 
 }  // namespace
 
-Operator::Operator(const char* name, const char* parameters, Declaration declared)
-    : name(name), parameters(parameters), declared(declared), before(newest_operator) {
+Operator::Operator(const char* name, const char* parameters, Declaration (*declare)())
+    : name(name), parameters(parameters), before(newest_operator), declare_(declare) {
   newest_operator = this;
 }
 
 const Operator* Operator::newest() { return newest_operator; }
+
+const Declaration& Operator::declared() const {
+  std::call_once(declared_once_, [this] { declared_ = declare_(); });
+  return declared_;
+}
 
 const std::vector<std::string>& Operator::names() const {
   std::call_once(named_, [this] { names_ = parameter_names(parameters); });
@@ -43,8 +48,8 @@ const char* text_of(Tier tier) {
 std::string listed_operators() {
   std::ostringstream out;
   for (const Operator* each = newest_operator; each != nullptr; each = each->before) {
-    out << "{\"operator\": \"" << each->name << "\", \"tier\": \"" << text_of(each->declared.tier)
-        << "\", \"priced\": " << (each->declared.cost != nullptr ? "true" : "false")
+    out << "{\"operator\": \"" << each->name << "\", \"tier\": \"" << text_of(each->declared().tier)
+        << "\", \"priced\": " << (each->declared().cost != nullptr ? "true" : "false")
         << ", \"arguments\": \"" << each->parameters << "\"}\n";
   }
   return out.str();

@@ -3,7 +3,7 @@
 // What a row of an operator declares beside its arguments and its body:
 //
 //   VNPU_OPERATOR(Gelu, (const Tensor& self, Out out),
-//                 {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu}) {
+//                 {.tier = kT1, .cost = elements<10>, .rules = {...}}) {
 //
 // From it come the operator's place in `vnpu coverage`, the work that the timing model gives it
 // (ops/costs.h), the calls that are refused (ops/rules.h) and its line on the reference pages.
@@ -34,19 +34,20 @@ struct Declaration {
   Tier tier = kOther;
   // Null: the operator cannot be launched where time is modelled.
   Cost cost = nullptr;
-  // Null: no document limits its calls.
-  Allowed (*allowed)() = nullptr;
+  Rules rules = {};
 };
 
 // An operator as its row declares it; one static object for each row.
 class Operator {
  public:
   // name: "aclnnAdd". parameters: as the row spells them.
-  Operator(const char* name, const char* parameters, Declaration declared);
+  // declare: the row's Declaration, which is made when it is first asked for
+  Operator(const char* name, const char* parameters, Declaration (*declare)());
 
   // The newest one; the others follow by `before`.
   static const Operator* newest();
 
+  const Declaration& declared() const;
   // Of the arguments, plain (ops/parameters.h).
   const std::vector<std::string>& names() const;
   // What its calls are checked by; null where nothing is written down, or nothing is checked.
@@ -54,10 +55,12 @@ class Operator {
 
   const char* const name;
   const char* const parameters;
-  const Declaration declared;
   const Operator* const before;
 
  private:
+  Declaration (*const declare_)();
+  mutable std::once_flag declared_once_;
+  mutable Declaration declared_;
   mutable std::once_flag named_;
   mutable std::vector<std::string> names_;
   mutable std::once_flag bound_;

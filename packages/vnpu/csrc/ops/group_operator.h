@@ -96,6 +96,6 @@ struct GroupFirstPhase<kBody, kOperator> {
 #define VNPU_GROUP_OPERATOR(NAME, PARAMETERS, ...)                                    \
   static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);      \
   static const Operator vnpu_operator_##NAME("aclnn" #NAME, VNPU_SPELLED(PARAMETERS), \
-                                             Declaration __VA_ARGS__);                \
+                                             [] { return Declaration __VA_ARGS__; }); \
   VNPU_PHASES(GroupFirstPhase, NAME)                                                  \
   static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS)

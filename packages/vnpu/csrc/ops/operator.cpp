@@ -331,12 +331,12 @@ int prepare_call(const Operator& op, const Parameters& parameters, const void* c
 
 std::shared_ptr<const timing::Work> work_of(const Operator& op, const ArgumentValue* values,
                                             const Touched& touched) {
-  if (op.declared.cost == nullptr) return nullptr;
+  if (op.declared().cost == nullptr) return nullptr;
   auto work = std::make_shared<timing::Work>();
   for (const Access& access : touched.accesses()) {
     (access.write ? work->written_bytes : work->read_bytes) += bytes_of(access);
   }
-  op.declared.cost(Call(values, op.names()), *work);
+  op.declared().cost(Call(values, op.names()), *work);
   return work;
 }
 

@@ -3,7 +3,7 @@
 // How an operator is written: one row declares it, and its body computes,
 //
 //   VNPU_OPERATOR(Add, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
-//                 {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
+//                 {.tier = kT1, .cost = elements<1>, .rules = {...}}) {
 //     store(out, at::add(self, other, alpha));
 //   }
 //
@@ -139,7 +139,7 @@ using Address = void (*)();
 #define VNPU_OPERATOR(NAME, PARAMETERS, ...)                                          \
   static void vnpu_body_##NAME PARAMETERS;                                            \
   static const Operator vnpu_operator_##NAME("aclnn" #NAME, VNPU_SPELLED(PARAMETERS), \
-                                             Declaration __VA_ARGS__);                \
+                                             [] { return Declaration __VA_ARGS__; }); \
   VNPU_PHASES(FirstPhase, NAME)                                                       \
   static void vnpu_body_##NAME PARAMETERS
 

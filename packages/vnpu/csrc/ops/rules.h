@@ -1,25 +1,25 @@
 #pragma once
 
-// What the documents of CANN allow an operator to be called with. Its row names a function,
+// Calls of an operator that CANN's documents allow. They stand in the operator's row, or in a
+// function above it:
 //
-//   Allowed allowed_scatter_pa_kv_cache() {
-//     return {Workspace{16 * kMiB},
-//             {
-//                 {"key", dtype({at::kHalf, at::kBFloat16, at::kChar}), kDocument},
-//                 {"value", contiguous(), kDocument},
-//                 {"slotMapping", not_empty(), kTiling, {.tiling = true}},
-//             }};
-//   }
+//   .rules = {"aclnnScatterPaKvCache.md, parameters",
+//             {{"key", {dtype({at::kHalf, at::kBFloat16, at::kChar}), contiguous()}},
+//              {"key_cache, value_cache", same_dtype("key")},
+//              {"slot_mapping", not_empty(), "scatter_pa_kv_cache_tiling.cpp", {.tiling = true}}},
+//             {.bytes = 16 * kMiB}}
 //
-// A row names the argument, the rule and its source; it may hold for some chips and releases of
-// CANN only. Names are those of the operator's row in ops/, without regard to `_` and capitals.
-// A call is checked between its two phases, where nothing has been launched; one that breaks a rule
-// is refused with CANN's status and a text that has argument, value, rule and source. Rules compare
-// sizes, dtypes and numbers that the call has brought along: they read no memory of the device.
+// A rule names its arguments and what holds for each, and the source if it is not that of all. It
+// may hold for some chips and releases of CANN only. Names are those of the operator's row, without
+// regard to `_` and capitals. A call is checked between its two phases, where nothing has been
+// launched; one that breaks a rule is refused with CANN's status and a text that has argument,
+// value, rule and source. Rules compare sizes, dtypes and numbers that the call has brought along:
+// they read no memory of the device.
 //
 // From a rule that says in `form` what it is, tests make calls that it refuses; for others they are
 // written by hand.
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -30,6 +30,7 @@
 
 #include "device/chip.h"
 #include "ops/argument_value.h"
+#include "ops/costs.h"
 
 namespace vnpu::ops {
 
@@ -98,11 +99,24 @@ inline constexpr Scope kOnBigChips{.chips = kBigChips};
 
 inline std::string text(int64_t number) { return std::to_string(number); }
 
-struct Row {
-  const char* argument;
-  Check check;
-  const char* source;
-  Scope scope = {};
+// What holds for an argument: a check, or several in braces.
+struct Checks : std::vector<Check> {
+  Checks(Check check) { push_back(std::move(check)); }
+  Checks(std::initializer_list<Check> checks) : std::vector<Check>(checks) {}
+};
+// Each of them, under one condition.
+Checks when(const Condition& condition, Checks checks);
+
+struct Rule {
+  Rule(const char* arguments, Checks checks, const char* source = nullptr, Scope scope = {})
+      : arguments(arguments), checks(std::move(checks)), source(source), scope(scope) {}
+  Rule(const char* arguments, Checks checks, Scope scope)
+      : Rule(arguments, std::move(checks), nullptr, scope) {}
+
+  const char* arguments;  // "self, other"
+  Checks checks;
+  const char* source;  // null: that of all
+  Scope scope;
 };
 
 // Bytes that an operator asks for. copies: those of strided inputs are copied into it
@@ -111,13 +125,25 @@ struct Workspace {
   bool copies = false;
 };
 
-// The calls of an operator that the documents allow.
-struct Allowed {
+// The calls of an operator that the documents allow; without any rule, no document limits them.
+struct Rules {
+  const char* source = nullptr;
+  std::vector<Rule> list = {};
   Workspace workspace = {};
-  std::vector<Row> rows = {};
   // Those that have the operator.
   unsigned chips = kA2 | kA3 | k310P;
 };
+
+std::vector<Rule> joined(std::vector<Rule> first, const std::vector<Rule>& second);
+
+// One check of one argument.
+struct Row {
+  std::string argument;
+  Check check;
+  const char* source;
+  Scope scope;
+};
+std::vector<Row> rows_of(const Rules& rules);
 
 // --- rules -------------------------------------------------------------------------------------
 // Of tensors, and of numbers that cross the interface with a dtype.
@@ -145,6 +171,14 @@ Check same_sizes_each(const char* other);
 Check between(int64_t least, int64_t most);
 Check one_of(std::vector<int64_t> allowed);
 Check one_of(std::vector<std::string> allowed);
+template <std::integral... T>
+Check one_of(T... allowed) {
+  return one_of(std::vector<int64_t>{static_cast<int64_t>(allowed)...});
+}
+template <std::convertible_to<const char*>... T>
+Check one_of(T... allowed) {
+  return one_of(std::vector<std::string>{allowed...});
+}
 // Any other. find: what is wrong
 Check that(std::string text, std::vector<const char*> names,
            std::function<Found(const RuleArguments&)> find);
@@ -156,13 +190,20 @@ Condition is_given(const char* argument);
 Condition is_missing(const char* argument);
 Condition equals(const char* argument, std::vector<std::string> texts);
 Condition equals(const char* argument, std::vector<int64_t> numbers);
+template <std::integral... T>
+Condition equals(const char* argument, T... numbers) {
+  return equals(argument, std::vector<int64_t>{static_cast<int64_t>(numbers)...});
+}
+template <std::convertible_to<const char*>... T>
+Condition equals(const char* argument, T... texts) {
+  return equals(argument, std::vector<std::string>{texts...});
+}
 Condition has_dtype(const char* argument, std::vector<ScalarType> dtypes);
 Condition both(Condition first, Condition second);
 
 // For texts: "bfloat16", "[3, 2]".
 std::string name_of(ScalarType type);
 std::string sizes_of(const TensorView& view);
-int64_t size_of(const TensorView& view, int dimension);
 bool is_contiguous(const TensorView& view);
 
 }  // namespace vnpu::ops

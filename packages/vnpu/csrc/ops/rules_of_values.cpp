@@ -3,6 +3,7 @@
 #include "ops/rules.h"
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include "ops/rule_text.h"
@@ -84,6 +85,28 @@ Check Check::when(Condition condition) && {
     return holds(arguments.after(own)) ? find(arguments) : std::nullopt;
   };
   return std::move(*this);
+}
+
+Checks when(const Condition& condition, Checks checks) {
+  for (Check& check : checks) check = std::move(check).when(condition);
+  return checks;
+}
+
+std::vector<Rule> joined(std::vector<Rule> first, const std::vector<Rule>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+std::vector<Row> rows_of(const Rules& rules) {
+  std::vector<Row> rows;
+  for (const Rule& rule : rules.list) {
+    const char* const source = rule.source == nullptr ? rules.source : rule.source;
+    std::istringstream arguments(rule.arguments);
+    for (std::string argument; std::getline(arguments >> std::ws, argument, ',');) {
+      for (const Check& check : rule.checks) rows.push_back({argument, check, source, rule.scope});
+    }
+  }
+  return rows;
 }
 
 Check between(int64_t least, int64_t most) {

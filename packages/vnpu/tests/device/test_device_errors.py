@@ -89,39 +89,6 @@ print(acl.aclrtPeekAtLastError(0))
     assert lines == ["True", "0"]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_callback_for_failed_tasks_is_told_which_failed(schedule: str) -> None:
-    lines = output_of(
-        RUNTIME
-        + """
-of = {name: getattr(acl, f"aclrtGet{name}FromExceptionInfo")
-      for name in ("TaskId", "StreamId", "ThreadId", "DeviceId", "ErrorCode")}
-for function in of.values():
-    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_uint32
-told = []
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def callback(info):
-    told.append({name: function(info) for name, function in of.items()})
-
-assert acl.aclrtSetExceptionInfoCallback(callback) == 0
-assert fill(first) == fill(second) == fill(first) == 0
-statuses = [acl.aclrtSynchronizeStream(each) for each in (first, second)]
-number = ctypes.c_int()
-acl.aclrtStreamGetId(first, ctypes.byref(number))
-[info] = told
-print(statuses, info["TaskId"], info["StreamId"] == number.value, info["DeviceId"],
-      info["ErrorCode"], info["ThreadId"] == threading.get_native_id())
-print(of["ErrorCode"](None) == 0xFFFFFFFF)
-assert acl.aclrtSetExceptionInfoCallback(None) == 0
-assert fill(first) == 0 and acl.aclrtSynchronizeStream(first) == 507034
-print(len(told))
-""",
-        VNPU_FAULTS="launch:memory fill@3=async:507035;launch:memory fill@4=async:507034",
-        VNPU_SCHEDULE=schedule,
-    )
-    assert lines == ["[507035, 0] 1 True 0 507035 True", "True", "1"]
-
-
 def test_a_device_tells_its_newest_error_and_repairs_memory() -> None:
     lines = output_of(
         RUNTIME

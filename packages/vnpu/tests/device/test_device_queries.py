@@ -1,4 +1,4 @@
-"""Questions of programs in C to the runtime: versions, features, streams, sums, allocators."""
+"""Questions of programs in C to the runtime: versions, features, streams."""
 
 from __future__ import annotations
 
@@ -78,49 +78,3 @@ print(handles[0].value == handles[1].value != 0, acl.aclrtSynchronizeStream(hand
 """
     )
     assert lines == ["True 0"]
-
-
-def test_device_memory_is_summed_on_the_way() -> None:
-    lines = output_of_calls(
-        """
-pointer = lambda tensor: ctypes.c_void_p(tensor.data_ptr())
-TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int32: 3, torch.bfloat16: 27}
-COMBINE = {10: torch.add, 11: torch.maximum, 12: torch.minimum}
-for dtype, number in TYPES.items():
-    for kind, combine in COMBINE.items():
-        left = torch.tensor([1, -2, 3, 100], dtype=dtype)
-        right = torch.tensor([5, -7, 2, 27], dtype=dtype)
-        to, source = left.npu(), right.npu()
-        torch.npu.synchronize()
-        size = ctypes.c_uint64(left.nbytes)
-        status = acl.aclrtReduceAsync(pointer(to), pointer(source), size, kind, number, None, None)
-        assert status == 0
-        acl.aclrtSynchronizeStream(None)
-        assert torch.equal(to.cpu(), combine(left, right)), (dtype, kind)
-print(acl.aclrtReduceAsync(pointer(to), pointer(source), size, 13, 0, None, None) == 0)
-print(acl.aclrtReduceAsync(pointer(to), pointer(source), size, 10, 9, None, None) == 0)
-"""
-    )
-    assert lines == ["False", "False"]
-
-
-def test_an_allocator_is_found_by_the_stream_that_it_was_registered_with() -> None:
-    lines = output_of_calls(
-        """
-acl.aclrtAllocatorCreateDesc.restype = ctypes.c_void_p
-description = ctypes.c_void_p(acl.aclrtAllocatorCreateDesc())
-stream = ctypes.c_void_p()
-acl.aclrtCreateStream(ctypes.byref(stream))
-print(acl.aclrtAllocatorRegister(stream, description) == 0)  # which has no functions
-PARTS = ("Obj", "AllocFunc", "FreeFunc", "AllocAdviseFunc", "GetAddrFromBlockFunc")
-for at, part in enumerate(PARTS):
-    getattr(acl, f"aclrtAllocatorSet{part}ToDesc")(description, ctypes.c_void_p(at + 1))
-print(acl.aclrtAllocatorRegister(stream, description) == 0)
-found = [ctypes.c_void_p() for _ in range(6)]
-ask = lambda: acl.aclrtAllocatorGetByStream(stream, *map(ctypes.byref, found))
-print(ask(), found[0].value == description.value, *(each.value for each in found[1:]))
-print(acl.aclrtAllocatorUnregister(stream), acl.aclrtAllocatorUnregister(stream), ask() == 0)
-print(acl.aclrtAllocatorDestroyDesc(description), acl.aclrtAllocatorDestroyDesc(description) == 0)
-"""
-    )
-    assert lines == ["False", "True", "0 True 1 2 3 4 5", "0 0 False", "0 False"]

@@ -1,8 +1,5 @@
-// The end of tasks that a program gives up, and who is told of it.
+// The end of tasks that a program gives up.
 
-#include <algorithm>
-#include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,55 +16,11 @@ namespace {
 constexpr auto kDeviceTaskAbort = static_cast<FailureKind>(107022);
 constexpr auto kStreamAbort = static_cast<FailureKind>(107023);
 
-struct Callback {
-  aclrtDeviceTaskAbortCallback function;
-  void* arguments;
-};
-
-struct Callbacks {
-  std::mutex mutex;
-  std::map<std::string, Callback> by_name;
-};
-
-Callbacks& callbacks() {
-  static Callbacks* const all = new Callbacks();
-  return *all;
-}
-
-void tell(int32_t device, aclrtDeviceTaskAbortStage stage, uint32_t timeout_ms) {
-  std::vector<std::pair<std::string, Callback>> told;
-  {
-    const std::lock_guard lock(callbacks().mutex);
-    told.assign(callbacks().by_name.begin(), callbacks().by_name.end());
-  }
-  for (const auto& [name, callback] : told) {
-    const int32_t status = callback.function(device, stage, timeout_ms, callback.arguments);
-    if (status == 0) continue;
-    throw Failure(FailureKind::kInternal, "vnpu: the callback '" + name +
-                                              "' for the end of tasks returned " +
-                                              std::to_string(status));
-  }
-}
-
 }  // namespace
-
-VNPU_ACL(aclrtSetDeviceTaskAbortCallback,
-         (const char* name, aclrtDeviceTaskAbortCallback callback, void* arguments)) {
-  return guarded("aclrtSetDeviceTaskAbortCallback", [&] {
-    if (name == nullptr) throw Failure(FailureKind::kInvalidArgument, "vnpu: regName is null.");
-    const std::lock_guard lock(callbacks().mutex);
-    if (callback == nullptr) {
-      callbacks().by_name.erase(name);
-    } else {
-      callbacks().by_name.insert_or_assign(name, Callback{callback, arguments});
-    }
-  });
-}
 
 VNPU_ACL(aclrtDeviceTaskAbort, (int32_t device, uint32_t timeout_ms)) {
   return guarded("aclrtDeviceTaskAbort", [&] {
     System::instance().physical(device);
-    tell(device, ACL_RT_DEVICE_TASK_ABORT_PRE, timeout_ms);
     Executor::Limit limit;
     if (timeout_ms > 0) limit = std::chrono::milliseconds(timeout_ms);
     const std::vector<TaskPtr> dropped = executor().abort_device(
@@ -76,7 +29,6 @@ VNPU_ACL(aclrtDeviceTaskAbort, (int32_t device, uint32_t timeout_ms)) {
                                       " were given up by aclrtDeviceTaskAbort."),
         limit);
     leave_groups_of(dropped, "aclrtDeviceTaskAbort");
-    tell(device, ACL_RT_DEVICE_TASK_ABORT_POST, timeout_ms);
   });
 }
 

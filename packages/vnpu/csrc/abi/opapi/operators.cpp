@@ -82,5 +82,5 @@ extern "C" __attribute__((visibility("default"))) const char* vnpuListOperators(
 // Likewise: the tier of an operator, by its name without "aclnn"; null where there is none.
 extern "C" __attribute__((visibility("default"))) const char* vnpuTierOf(const char* type) {
   const ops::Operator* const found = ops::operator_named(std::string("aclnn") + type);
-  return found == nullptr ? nullptr : ops::text_of(found->declared.tier);
+  return found == nullptr ? nullptr : ops::text_of(found->declared().tier);
 }

@@ -1,16 +1,23 @@
-// Costs of attention, of its caches and of what stands around it.
+// Cost of the attention operators, with lengths or ends of sequences.
 
 #include <algorithm>
-#include <string_view>
-#include <vector>
 
-#include "ops/attention/declarations.h"
+#include "ops/attention/fused_attention.h"
 
 namespace vnpu::ops {
-namespace {
 
-using timing::MatrixProduct;
-using timing::Work;
+bool has_packed_tokens(std::string_view layout) {
+  return layout.starts_with("TND") || layout.starts_with("NTD");
+}
+
+int64_t tokens_of(const TensorView& view, std::string_view layout) {
+  if (layout.starts_with("BNSD")) return size_of(view, 2);
+  if (layout.starts_with("SBH")) return size_of(view, 0);
+  if (has_packed_tokens(layout)) return size_of(view, layout.starts_with("TND") ? 0 : 1);
+  return size_of(view, 1);
+}
+
+namespace {
 
 // Operations on each score between the two products: scale, mask, maximum, exponential, sum,
 // divide.
@@ -26,32 +33,21 @@ std::vector<int64_t> lengths(const std::vector<int64_t>& values, bool are_ends) 
   return result;
 }
 
-bool is_packed(std::string_view layout) {
-  return layout.starts_with("TND") || layout.starts_with("NTD");
-}
-
 struct Sequences {
   std::vector<int64_t> query;
   std::vector<int64_t> key;
 };
 
-// The dimension of tokens, and the number of sequences, where no lengths are given.
-int64_t tokens_of(const TensorView& view, std::string_view layout) {
-  if (layout.starts_with("BNSD")) return size_at(view, 2);
-  if (layout.starts_with("SBH")) return size_at(view, 0);
-  if (is_packed(layout)) return size_at(view, layout.starts_with("TND") ? 0 : 1);
-  return size_at(view, 1);
-}
 int64_t batch_of(const TensorView& view, std::string_view layout) {
-  if (is_packed(layout)) return 1;
-  return size_at(view, layout.starts_with("SBH") ? 1 : 0);
+  if (has_packed_tokens(layout)) return 1;
+  return size_of(view, layout.starts_with("SBH") ? 1 : 0);
 }
 
 Sequences sequences_of(const Call& call, const std::vector<int64_t>* query_lengths,
                        const std::vector<int64_t>* key_lengths) {
   const std::string& layout = call.text("layout");
   const TensorView& query = call.tensor("query");
-  const bool packed = is_packed(layout);
+  const bool packed = has_packed_tokens(layout);
   const bool paged = call.has("block_table");
   Sequences found;
   if (query_lengths != nullptr && !query_lengths->empty()) {
@@ -63,7 +59,7 @@ Sequences sequences_of(const Call& call, const std::vector<int64_t>* query_lengt
     found.key = lengths(*key_lengths, packed && !paged);
   } else if (paged) {
     // As many as the table has room for.
-    const int64_t room = size_at(call.tensor("block_table"), 1) *
+    const int64_t room = size_of(call.tensor("block_table"), 1) *
                          std::max<int64_t>(call.integer("block_size", 128), 1);
     found.key.assign(found.query.size(), room);
   } else {
@@ -75,8 +71,10 @@ Sequences sequences_of(const Call& call, const std::vector<int64_t>* query_lengt
   return found;
 }
 
-void attend(const Call& call, Work& work, const std::vector<int64_t>* query_lengths,
-            const std::vector<int64_t>* key_lengths) {
+}  // namespace
+
+void cost_of_attention(const Call& call, Work& work, const std::vector<int64_t>* query_lengths,
+                       const std::vector<int64_t>* key_lengths) {
   work.kind = Work::Class::kAttention;
   work.wide = true;
   const TensorView& query = call.tensor("query");
@@ -88,8 +86,8 @@ void attend(const Call& call, Work& work, const std::vector<int64_t>* query_leng
   if (key_heads <= 0) key_heads = heads;
   const std::string& layout = call.text("layout");
   const bool is_flat = layout == "BSH" || layout == "SBH";  // heads lie in the last dimension
-  const int64_t query_size = is_flat ? size_at(query, -1) / heads : size_at(query, -1);
-  const int64_t rope = call.has("query_rope") ? size_at(call.tensor("query_rope"), -1) : 0;
+  const int64_t query_size = is_flat ? size_of(query, -1) / heads : size_of(query, -1);
+  const int64_t rope = call.has("query_rope") ? size_of(call.tensor("query_rope"), -1) : 0;
   const Sequences sequences = sequences_of(call, query_lengths, key_lengths);
   int64_t query_tokens = 0;
   for (const int64_t length : sequences.query) query_tokens += length;
@@ -121,86 +119,6 @@ void attend(const Call& call, Work& work, const std::vector<int64_t>* query_leng
   }
   work.read_bytes = read;
   work.written_bytes = bytes_of(out);
-}
-
-}  // namespace
-
-void attend_with_lengths(const Call& call, Work& work) {
-  attend(call, work, call.integers("query_lengths"), call.integers("key_lengths"));
-}
-
-void attend_with_ends(const Call& call, Work& work) {
-  attend(call, work, call.integers("query_ends"), call.integers("key_ends"));
-}
-
-// Of the table of sines and cosines, the rows of the tokens.
-void cost_of_rope_with_sin_cos_cache(const Call& call, Work& work) {
-  const int64_t query = bytes_of(call.tensor("query"));
-  const int64_t key = bytes_of(call.tensor("key"));
-  work.read_bytes = query + key +
-                    call.tensor("positions").numel() * size_at(call.tensor("table"), -1) *
-                        static_cast<int64_t>(c10::elementSize(call.tensor("table").dtype));
-  work.written_bytes = query + key;
-  work.vector_operations = 6 * (call.tensor("query").numel() + call.tensor("key").numel());
-}
-
-namespace {
-
-// Of a cache, the rows that are written.
-void write_rows(Work& work, int64_t bytes, int64_t elements, int64_t operations) {
-  work.read_bytes = bytes;
-  work.written_bytes = bytes;
-  work.vector_operations = operations * elements;
-}
-}  // namespace
-
-void cost_of_scatter_pa_kv_cache(const Call& call, Work& work) {
-  int64_t bytes = bytes_of(call.tensor("key"));
-  if (call.has("value")) bytes += bytes_of(call.tensor("value"));
-  write_rows(work, bytes, 0, 0);
-}
-
-void cost_of_inplace_quant_scatter(const Call& call, Work& work) {
-  const TensorView& updates = call.tensor("updates");
-  write_rows(work, bytes_of(updates), updates.numel(), 2);
-}
-
-void cost_of_gather_pa_kv_cache(const Call& call, Work& work) {
-  write_rows(work, bytes_of(call.tensor("key")) + bytes_of(call.tensor("value")), 0, 0);
-}
-
-void cost_of_kv_rms_norm_rope_cache(const Call& call, Work& work) {
-  const TensorView& kv = call.tensor("kv");
-  write_rows(work, bytes_of(kv), kv.numel(), 10);
-}
-
-// Projections of the hidden states, norms, rotary embedding, absorption of the key's projection,
-// and the tokens' rows of the cache.
-void prolog(const Call& call, Work& work) {
-  const TensorView& x = call.tensor("x");
-  const int64_t hidden = size_at(x, -1);
-  const int64_t tokens = hidden > 0 ? x.numel() / hidden : 0;
-  work.kind = Work::Class::kMatmul;
-  const auto project = [&](const TensorView& weight, int64_t in) {
-    const int64_t n = in > 0 ? weight.numel() / in : 0;
-    work.products.push_back({1, tokens, n, in, arithmetic_of(weight)});
-    work.read_bytes += bytes_of(weight);
-    return n;
-  };
-  work.read_bytes = bytes_of(x);
-  const int64_t rank = project(call.tensor("down_query"), hidden);
-  project(call.tensor("down_key"), hidden);
-  project(call.tensor("up_query"), rank);
-  const TensorView& absorbed = call.tensor("absorbed_key");  // [heads, size, latent]
-  work.products.push_back({size_at(absorbed, 0), tokens, size_at(absorbed, -1),
-                           size_at(absorbed, -2), arithmetic_of(absorbed)});
-  work.read_bytes += bytes_of(absorbed);
-  const int64_t rows =
-      tokens * (size_at(call.tensor("latent_cache"), -1) + size_at(call.tensor("rope_cache"), -1));
-  work.written_bytes =
-      rows * 2 + bytes_of(call.tensor("query")) + bytes_of(call.tensor("query_rope"));
-  work.vector_operations =
-      10 * (rows + call.tensor("query").numel() + call.tensor("query_rope").numel());
 }
 
 }  // namespace vnpu::ops

@@ -3,7 +3,6 @@
 
 #include <cctype>
 
-#include "ops/attention/declarations.h"
 #include "ops/attention/fused_attention.h"
 
 namespace vnpu::ops {
@@ -74,6 +73,9 @@ void flash(const Flash& flash) {
         softmax_sum.tensor, out.tensor                                                            \
   }
 
+static void attend_with_ends(const Call& call, Work& work) {
+  cost_of_attention(call, work, call.integers("query_ends"), call.integers("key_ends"));
+}
 VNPU_OPERATOR(FlashAttentionScore,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, VNPU_FLASH_ATTRIBUTES, VNPU_FLASH_OUTPUTS),

@@ -6,7 +6,7 @@
 // head_size / piece, block_size, piece] (or with heads as a dimension of its own).
 
 #include "ops/attention/kv_cache.h"
-#include "ops/attention/declarations.h"
+#include "ops/shared_rules.h"
 
 #include <cstring>
 
@@ -172,6 +172,71 @@ void gather_blocks(const Tensor& cache, const Tensor& block_tables,
 
 }  // namespace
 
+constexpr char kScatterTiling[] = "scatter_pa_kv_cache_tiling.cpp";
+const auto kNorms = std::vector<std::string>{"", "Norm", "None"};
+const auto kPieces = std::vector<std::string>{"PA_NZ"};
+static Check holds_a_row_per_token(const char* rows) {
+  return fits(std::string("hold the heads of ") + rows, {rows},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& cache = own.tensor();
+                const TensorView& row = own.tensor(1);
+                const bool fits_heads = cache.dims == 4 && size_of(cache, 2) == size_of(row, 1) &&
+                                        size_of(cache, 3) == size_of(row, 2);
+                if (fits_heads) return std::nullopt;
+                return "sizes " + sizes_of(cache) + " beside " + sizes_of(row);
+              });
+}
+static Check holds_all_tokens() {
+  return fits("have a slot for each token", {"slot_mapping", "cache_mode"},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& cache = own.tensor();
+                const int64_t slots =
+                    size_of(cache, 0) * size_of(cache, own.text(2) == "PA_NZ" ? -2 : 1);
+                if (slots >= own.tensor(1).numel()) return std::nullopt;
+                return text(slots) + " slots for " + text(own.tensor(1).numel()) + " tokens";
+              });
+}
+static Check pieces_of_32_bytes() {
+  return that("end in pieces of 32 bytes", {}, [](const RuleArguments& own) -> Found {
+    const TensorView& cache = own.tensor();
+    const int64_t bytes = size_of(cache, -1) * static_cast<int64_t>(at::elementSize(cache.dtype));
+    if (bytes == 32) return std::nullopt;
+    return "sizes " + sizes_of(cache) + " of " + name_of(cache.dtype);
+  });
+}
+static Rules rules_of_scatter_pa_kv_cache() {
+  return {"aclnnScatterPaKvCache.md, parameters",
+          {{"key", {dtype({at::kHalf, at::kBFloat16, at::kChar}), dims(3, 4), contiguous()}},
+           {"key", not_empty(), kScatterTiling, {.tiling = true}},
+           {"value",
+            {same_dtype("key"), contiguous(),
+             fits("have the tokens and heads of key", {"key"},
+                  [](const RuleArguments& own) -> Found {
+                    const TensorView& value = own.tensor();
+                    const TensorView& key = own.tensor(1);
+                    if (value.numel() == 0 || (size_of(value, 0) == size_of(key, 0) &&
+                                               size_of(value, 1) == size_of(key, 1))) {
+                      return std::nullopt;
+                    }
+                    return "sizes " + sizes_of(value) + " beside " + sizes_of(key);
+                  })}},
+           {"key_cache", {same_dtype("key"), dims(4, 5), contiguous()}},
+           {"key_cache", holds_a_row_per_token("key").when(
+                             both(equals("cache_mode", kNorms), is_missing("compress_lens")))},
+           {"key_cache", holds_all_tokens().when(is_missing("compress_lens")), kScatterTiling},
+           {"key_cache, value_cache", pieces_of_32_bytes().when(equals("cache_mode", kPieces))},
+           {"value_cache", {same_dtype("key"), contiguous()}},
+           {"slot_mapping", {dtype({at::kInt, at::kLong}), contiguous(), dims(1, 2)}},
+           {"slot_mapping", same_size(0, "key", 0).when(is_missing("compress_lens"))},
+           {"cache_mode", one_of("", "Norm", "None", "PA_NZ")}},
+          {.bytes = 16 * kMiB},
+          kBigChips};
+}
+static void cost_of_scatter_pa_kv_cache(const Call& call, Work& work) {
+  int64_t bytes = bytes_of(call.tensor("key"));
+  if (call.has("value")) bytes += bytes_of(call.tensor("value"));
+  write_part(work, bytes);
+}
 VNPU_OPERATOR(ScatterPaKvCache,
               (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
                const OptionalTensor& value, OptionalInOut value_cache,
@@ -179,7 +244,7 @@ VNPU_OPERATOR(ScatterPaKvCache,
                const Text& cache_mode, const Text& scatter_mode, const IntArray&, const IntArray&),
               {.tier = kT2,
                .cost = cost_of_scatter_pa_kv_cache,
-               .allowed = allowed_scatter_pa_kv_cache}) {
+               .rules = rules_of_scatter_pa_kv_cache()}) {
   // Compressed forms (a slot per head) exist on the device for a few chips only.
   if (compress_lens || slot_mapping.dim() != 1 || key.dim() == 4) {
     refuse(
@@ -206,13 +271,38 @@ VNPU_OPERATOR(ScatterPaCache,
   write_slots(key, key_cache.tensor, slot_mapping, cache_mode_of(cache_mode), false);
 }
 
+static Rules rules_of_gather_pa_kv_cache() {
+  return {"aclnnGatherPaKvCache.md, parameters",
+          {{"key_cache", {dtype({at::kHalf, at::kBFloat16, at::kChar}), contiguous()}},
+           {"value_cache, key", {same_dtype("key_cache"), contiguous()}},
+           {"value", {same_dtype("value_cache"), contiguous(), same_size(0, "key", 0)}},
+           {"block_tables", {dtype({at::kInt}), dims(2, 2), contiguous(), not_empty()}},
+           {"seq_lens", {dtype({at::kInt}), dims(1, 1), contiguous()}},
+           {"seq_offset", {dtype({at::kInt}), contiguous()}},
+           {"key",
+            that("have rows of at most 148 KiB", {},
+                 [](const RuleArguments& own) -> Found {
+                   const TensorView& key = own.tensor();
+                   int64_t bytes = static_cast<int64_t>(at::elementSize(key.dtype));
+                   for (int i = 1; i < key.dims; ++i) bytes *= key.sizes[i];
+                   if (bytes <= 148 * 1024) return std::nullopt;
+                   return "rows of " + text(bytes) + " bytes";
+                 }),
+            "gather_pa_kv_cache_tiling.cpp",
+            {.tiling = true}}},
+          {.bytes = 16 * kMiB},
+          kBigChips};
+}
+static void cost_of_gather_pa_kv_cache(const Call& call, Work& work) {
+  write_part(work, bytes_of(call.tensor("key")) + bytes_of(call.tensor("value")));
+}
 VNPU_OPERATOR(GatherPaKvCache,
               (const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
                const Tensor& seq_lens, InOut key, InOut value, const OptionalTensor& seq_offset,
                const Text& cache_mode, bool cumulative),
               {.tier = kT2,
                .cost = cost_of_gather_pa_kv_cache,
-               .allowed = allowed_gather_pa_kv_cache}) {
+               .rules = rules_of_gather_pa_kv_cache()}) {
   const CacheMode mode = cache_mode_of(cache_mode);
   std::vector<int64_t> lengths = host_values(seq_lens);
   if (cumulative) {  // [0, end of request 0, end of request 1, ...]

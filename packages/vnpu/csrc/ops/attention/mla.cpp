@@ -1,13 +1,13 @@
 // What stands before multi-head latent attention: projections, norms, rotary embedding and the
 // write to the caches of the latent and the rotary part.
 
-#include "ops/attention/declarations.h"
 #include "ops/attention/latent_cache.h"
 #include "ops/attention/rotary.h"
 #include "ops/matmul/blocked_matmul.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/quantization/int8_quantization.h"
 #include "ops/reduction/rms_norm.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -125,6 +125,82 @@ OptionalTensor filled(const OptionalOut& out) {
 
 }  // namespace
 
+static Check dtype_of_kv_or_int8() {
+  return that("have the dtype of kv, or int8 with scales", {"kv"},
+              [](const RuleArguments& own) -> Found {
+                const ScalarType type = own.tensor().dtype;
+                if (type == own.tensor(1).dtype || type == at::kChar) return std::nullopt;
+                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+              });
+}
+static Rules rules_of_kv_rms_norm_rope_cache() {
+  return {"aclnnKvRmsNormRopeCache.md, parameters",
+          {{"kv", {dtype(kHalves), dims(4, 4)}},
+           {"kv", {size_in(1, {1}), not_empty(), size_in(-1, {576})}, {.tiling = true}},
+           {"gamma", {same_dtype("kv"), dims(1, 1)}},
+           {"gamma", size_in(0, {512}), {.tiling = true}},
+           {"cos, sin", same_dtype("kv")},
+           {"cos", size_in(-1, {64}), {.tiling = true}},
+           {"cos", same_size(0, "kv", 0)},
+           {"sin", same_sizes("cos")},
+           {"index",
+            {dtype({at::kLong}), fits("have an entry for each token", {"kv", "cache_mode"},
+                                      [](const RuleArguments& own) -> Found {
+                                        const TensorView& kv = own.tensor(1);
+                                        const int64_t tokens = size_of(kv, 0) * size_of(kv, 2);
+                                        const std::string& mode = own.text(2);
+                                        const bool per_token =
+                                            mode == "PA" || mode == "PA_BNSD" || mode == "PA_NZ";
+                                        if (!per_token || own.tensor().numel() == tokens) {
+                                          return std::nullopt;
+                                        }
+                                        return "sizes " + sizes_of(own.tensor()) + " for " +
+                                               text(tokens) + " tokens";
+                                      })}},
+           {"rope_cache, latent_cache", {dtype_of_kv_or_int8(), contiguous()}},
+           {"rope_cache",
+            size_in(-1, {64}).when(equals("cache_mode", "PA_BNSD", "PA")),
+            {.tiling = true}},
+           {"latent_cache",
+            size_in(-1, {512}).when(equals("cache_mode", "PA_BNSD", "PA")),
+            {.tiling = true}},
+           {"cache_mode", one_of("", "Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ")},
+           {"rope_offset, latent_offset", absent(), {.until = CannRelease::k8_5}}},
+          {.bytes = 32, .copies = true},
+          kBigChips};
+}
+static void cost_of_kv_rms_norm_rope_cache(const Call& call, Work& work) {
+  const TensorView& kv = call.tensor("kv");
+  write_part(work, bytes_of(kv), 10 * kv.numel());
+}
+// Projections of the hidden states, norms, rotary embedding, absorption of the key's projection,
+// and the tokens' rows of the cache.
+static void prolog(const Call& call, Work& work) {
+  const TensorView& x = call.tensor("x");
+  const int64_t hidden = size_of(x, -1);
+  const int64_t tokens = hidden > 0 ? x.numel() / hidden : 0;
+  work.kind = Work::Class::kMatmul;
+  const auto project = [&](const TensorView& weight, int64_t in) {
+    const int64_t n = in > 0 ? weight.numel() / in : 0;
+    work.products.push_back({1, tokens, n, in, arithmetic_of(weight)});
+    work.read_bytes += bytes_of(weight);
+    return n;
+  };
+  work.read_bytes = bytes_of(x);
+  const int64_t rank = project(call.tensor("down_query"), hidden);
+  project(call.tensor("down_key"), hidden);
+  project(call.tensor("up_query"), rank);
+  const TensorView& absorbed = call.tensor("absorbed_key");  // [heads, size, latent]
+  work.products.push_back({size_of(absorbed, 0), tokens, size_of(absorbed, -1),
+                           size_of(absorbed, -2), arithmetic_of(absorbed)});
+  work.read_bytes += bytes_of(absorbed);
+  const int64_t rows =
+      tokens * (size_of(call.tensor("latent_cache"), -1) + size_of(call.tensor("rope_cache"), -1));
+  work.written_bytes =
+      rows * 2 + bytes_of(call.tensor("query")) + bytes_of(call.tensor("query_rope"));
+  work.vector_operations =
+      10 * (rows + call.tensor("query").numel() + call.tensor("query_rope").numel());
+}
 // kv [batch, 1, tokens, latent + rope]: norm of the latent part, rotation of the other, both to the
 // cache.
 VNPU_OPERATOR(KvRmsNormRopeCache,
@@ -136,7 +212,7 @@ VNPU_OPERATOR(KvRmsNormRopeCache,
                OptionalOut latent_out),
               {.tier = kT2,
                .cost = cost_of_kv_rms_norm_rope_cache,
-               .allowed = allowed_kv_rms_norm_rope_cache}) {
+               .rules = rules_of_kv_rms_norm_rope_cache()}) {
   if (kv.numel() == 0) return;
   const int64_t latent = gamma.size(0);
   const int64_t rope = kv.size(-1) - latent;
@@ -162,6 +238,12 @@ VNPU_OPERATOR(KvRmsNormRopeCache,
       latent_cache.tensor, target);
 }
 
+// What both versions are called with.
+#define VNPU_PROLOG_CALL                                                                          \
+  x, down_query, up_query, absorbed_key, down_key, query_gamma, key_gamma, sin, cos, cache_index, \
+      latent_cache, rope_cache, x_scale, down_query_scale, up_query_scale, down_key_scale,        \
+      latent_scale, rope_scale, smooth, query_epsilon, key_epsilon, cache_mode
+
 VNPU_OPERATOR(MlaPrologV2WeightNz,
               (const Tensor& x, const LaidOut& down_query, const LaidOut& up_query,
                const Tensor& absorbed_key, const LaidOut& down_key, const Tensor& query_gamma,
@@ -173,34 +255,7 @@ VNPU_OPERATOR(MlaPrologV2WeightNz,
                const OptionalTensor& smooth, double query_epsilon, double key_epsilon,
                const Text& cache_mode, Out query, Out query_rope, OptionalOut query_scale),
               {.tier = kT2, .cost = prolog}) {
-  prolog({x,
-          down_query,
-          up_query,
-          absorbed_key,
-          down_key,
-          query_gamma,
-          key_gamma,
-          sin,
-          cos,
-          cache_index,
-          latent_cache,
-          rope_cache,
-          x_scale,
-          down_query_scale,
-          up_query_scale,
-          down_key_scale,
-          latent_scale,
-          rope_scale,
-          smooth,
-          query_epsilon,
-          key_epsilon,
-          cache_mode,
-          1,
-          1,
-          {},
-          {},
-          filled(query_scale)},
-         query, query_rope);
+  prolog({VNPU_PROLOG_CALL, 1, 1, {}, {}, filled(query_scale)}, query, query_rope);
 }
 
 // The arguments are those of CANN 8.5.0 and later; before, queryNormFlag stood after cacheMode.
@@ -223,34 +278,8 @@ VNPU_OPERATOR(MlaPrologV3WeightNz,
            std::to_string(cache_quant_mode) + ", ckvkrRepoMode " + std::to_string(joint_caches) +
            ": only floats and int8 (modes 0 to 2) in separate caches are supported.");
   }
-  prolog({x,
-          down_query,
-          up_query,
-          absorbed_key,
-          down_key,
-          query_gamma,
-          key_gamma,
-          sin,
-          cos,
-          cache_index,
-          latent_cache,
-          rope_cache,
-          x_scale,
-          down_query_scale,
-          up_query_scale,
-          down_key_scale,
-          latent_scale,
-          rope_scale,
-          smooth,
-          query_epsilon,
-          key_epsilon,
-          cache_mode,
-          query_factor,
-          key_factor,
-          filled(normed_query),
-          filled(normed_query_scale),
-          filled(query_scale),
-          actual_seq_len},
+  prolog({VNPU_PROLOG_CALL, query_factor, key_factor, filled(normed_query),
+          filled(normed_query_scale), filled(query_scale), actual_seq_len},
          query, query_rope);
 }
 

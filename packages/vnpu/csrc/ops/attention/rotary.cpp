@@ -7,7 +7,7 @@
 // end.
 
 #include "ops/attention/rotary.h"
-#include "ops/attention/declarations.h"
+#include "ops/shared_rules.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -210,13 +210,79 @@ VNPU_OPERATOR(ApplyRotaryPosEmbV2,
   rotate_both(query, key, cos, sin, layout, pairing_of(rotary_mode));
 }
 
+constexpr char kRotary[] = "aclnnRopeWithSinCosCache.md, constraints";
+// 32 entries in 16-bit types, 16 in float32.
+static Check multiple_of_64_bytes(const char* typed_by) {
+  return that("be a multiple of 32 (float32: 16)", {typed_by},
+              [](const RuleArguments& own) -> Found {
+                const int64_t multiple = own.tensor(1).dtype == at::kFloat ? 16 : 32;
+                if (own.integer() > 0 && own.integer() % multiple == 0) return std::nullopt;
+                return "value " + text(own.integer());
+              });
+}
+static Rules rules_of_rope_with_sin_cos_cache() {
+  return {
+      kRotary,
+      {{"query", {dtype({at::kHalf, at::kBFloat16, at::kFloat}), dims(2, 2), contiguous_rows()}},
+       {"key", {same_dtype("query"), dims(2, 2), contiguous_rows()}},
+       {"table", {same_dtype("query"), contiguous()}},
+       {"query, key", not_empty(), {.tiling = true}},
+       {"key", same_size(0, "query", 0)},
+       {"head_size",
+        multiple_of_64_bytes("query"),
+        "op-plugin torch_npu-npu_mrope.md, head_size",
+        {.tiling = true}},
+       {"table",
+        that("have rows of a multiple of 32 entries (float32: 16), at most headSize", {"head_size"},
+             [](const RuleArguments& own) -> Found {
+               const int64_t size = size_of(own.tensor(), -1);
+               const int64_t multiple = own.tensor().dtype == at::kFloat ? 16 : 32;
+               if (size % multiple == 0 && size <= own.integer(1)) return std::nullopt;
+               return "sizes " + sizes_of(own.tensor()) + " beside headSize " +
+                      text(own.integer(1));
+             }),
+        "op-plugin torch_npu-npu_mrope.md, rotary_dim",
+        {.tiling = true}},
+       {"positions", dtype({at::kLong}), {.until = CannRelease::k8_5}},
+       {"positions", dtype({at::kLong, at::kInt}), {.since = CannRelease::k9_0}},
+       {"positions", fits("have an entry for each token", {"query"},
+                          [](const RuleArguments& own) -> Found {
+                            if (size_of(own.tensor(), -1) == size_of(own.tensor(1), 0))
+                              return std::nullopt;
+                            return "sizes " + sizes_of(own.tensor()) + " for " +
+                                   text(size_of(own.tensor(1), 0)) + " tokens";
+                          })},
+       {"section",
+        that("be [0, 0, 0] or [16, 24, 24]", {},
+             [](const RuleArguments& own) -> Found {
+               const std::vector<int64_t>& section = own.integers();
+               if (section.empty() || section == std::vector<int64_t>{0, 0, 0} ||
+                   section == std::vector<int64_t>{16, 24, 24}) {
+                 return std::nullopt;
+               }
+               return "another value";
+             }),
+        {.until = CannRelease::k8_5, .tiling = true}}},
+      {.bytes = 16 * kMiB},
+      kBigChips};
+}
+// Of the table of sines and cosines, the rows of the tokens.
+static void cost_of_rope_with_sin_cos_cache(const Call& call, Work& work) {
+  const int64_t query = bytes_of(call.tensor("query"));
+  const int64_t key = bytes_of(call.tensor("key"));
+  work.read_bytes = query + key +
+                    call.tensor("positions").numel() * size_of(call.tensor("table"), -1) *
+                        static_cast<int64_t>(c10::elementSize(call.tensor("table").dtype));
+  work.written_bytes = query + key;
+  work.vector_operations = 6 * (call.tensor("query").numel() + call.tensor("key").numel());
+}
 VNPU_OPERATOR(RopeWithSinCosCache,
               (const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& table,
                const IntArray& section, int64_t head_size, bool half_style, Out query_out,
                Out key_out),
               {.tier = kT2,
                .cost = cost_of_rope_with_sin_cos_cache,
-               .allowed = allowed_rope_with_sin_cos_cache}) {
+               .rules = rules_of_rope_with_sin_cos_cache()}) {
   rotate_from_table(positions, query, key, table, section, head_size, half_style, false, query_out,
                     key_out);
 }
@@ -227,13 +293,25 @@ VNPU_OPERATOR(RopeWithSinCosCacheV2,
                Out query_out, Out key_out),
               {.tier = kT2,
                .cost = cost_of_rope_with_sin_cos_cache,
-               .allowed = allowed_rope_with_sin_cos_cache}) {
+               .rules = rules_of_rope_with_sin_cos_cache()}) {
   rotate_from_table(positions, query, key, table, section, head_size, half_style, cache_mode == 1,
                     query_out, key_out);
 }
 
+static Rules rules_of_interleave_rope() {
+  return {"aclnnInterleaveRope.md, parameters",
+          {{"x", {dtype(kHalves), dims(4, 4)}},
+           {"x", {not_empty(), size_in(-1, {64})}, {.tiling = true}},
+           {"cos, sin", same_dtype("x")},
+           {"cos", {size_in(-1, {64}), size_in(1, {1})}, {.tiling = true}},
+           {"cos", same_size(0, "x", 0)},
+           {"sin", same_sizes("cos")},
+           {"out", {same_sizes("x"), same_dtype("x")}}},
+          {.bytes = 32, .copies = true},
+          kBigChips};
+}
 VNPU_OPERATOR(InterleaveRope, (const Tensor& x, const Tensor& cos, const Tensor& sin, Out out),
-              {.tier = kT2, .cost = elements<6>, .allowed = allowed_interleave_rope}) {
+              {.tier = kT2, .cost = elements<6>, .rules = rules_of_interleave_rope()}) {
   rotate(x, {cos, sin, false}, Pairing::kInterleaveHalf, out.tensor);
 }
 

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/declarations.h"
 #include "ops/attention/kv_cache.h"
 
 namespace vnpu::ops {
@@ -45,10 +44,20 @@ void quantize_into(const InOut& self, const Tensor& indices, const Tensor& updat
 
 }  // namespace
 
+static void cost_of_inplace_quant_scatter(const Call& call, Work& work) {
+  const TensorView& updates = call.tensor("updates");
+  write_part(work, bytes_of(updates), 2 * updates.numel());
+}
 VNPU_OPERATOR(ScatterNdUpdate, (InOut self, const Tensor& indices, const Tensor& updates),
               {.tier = kT2,
                .cost = cost_of_inplace_quant_scatter,
-               .allowed = allowed_scatter_nd_update}) {
+               .rules = {"CheckDtypeValid in aclnn_scatter_nd_update.cpp",
+                         {{"self",
+                           dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kBool, at::kShort,
+                                  at::kLong, at::kChar, at::kInt}),
+                           kOnBigChips},
+                          {"indices", dtype({at::kInt, at::kLong})},
+                          {"updates", same_dtype("self")}}}}) {
   const int64_t depth = indices.size(-1);
   if (depth > self.tensor.dim()) {
     refuse("indices address " + std::to_string(depth) + " dimensions of a tensor with " +

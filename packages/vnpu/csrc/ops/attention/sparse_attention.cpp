@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "ops/attention/declarations.h"
 #include "ops/attention/key_value_source.h"
 #include "ops/attention/kv_cache.h"
 #include "ops/matmul/blocked_matmul.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -160,6 +160,98 @@ RowSource rows_of(const Tensor& tensor) {
 
 }  // namespace
 
+constexpr char kIndexer[] = "aclnnLightningIndexer.md, parameters";
+constexpr char kIndexerLimits[] = "aclnnLightningIndexer.md, constraints";
+static Check counts_of_sparse_tokens() {
+  return that("be 1 to 2048, or 3072, 4096, 5120, 6144, 7168 or 8192", {},
+              [](const RuleArguments& own) -> Found {
+                const int64_t count = own.integer();
+                if (count >= 1 && (count <= 2048 || (count <= 8192 && count % 1024 == 0)))
+                  return std::nullopt;
+                return "value " + text(count);
+              });
+}
+static Check float32_or_dtype_of(const char* other) {
+  return that(std::string("be float32 or have the dtype of ") + other, {other},
+              [](const RuleArguments& own) -> Found {
+                const ScalarType type = own.tensor().dtype;
+                if (type == at::kFloat || type == own.tensor(1).dtype) return std::nullopt;
+                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+              });
+}
+// What both operators say of tables, lengths and layouts.
+static Rules rules_of_both(const char* parameters, const char* limits, std::vector<Rule> more,
+                           uint64_t workspace_bytes) {
+  const auto on_pages = [] { return equals("key_layout", "PA_BSND"); };
+  std::vector<Rule> rules{
+      {"query", {dtype(kHalves), contiguous(), not_empty()}},
+      {"query", dims(3, 3).when(equals("query_layout", "TND"))},
+      {"query", dims(4, 4).when(equals("query_layout", "BSND"))},
+      {"key", {same_dtype("query"), size_in(-2, {1})}, limits},
+      {"key", dims(3, 3).when(equals("key_layout", "TND"))},
+      {"key", dims(4, 4).when(equals("key_layout", "BSND", "PA_BSND"))},
+      {"key", {contiguous(), not_empty()}},
+      {"key", size_between(1, 16, 1024, 16).when(on_pages()), limits},
+      {"query_lengths, key_lengths", {dtype({at::kInt}), dims(1, 1), contiguous()}},
+      {"query_lengths", present().when(equals("query_layout", "TND"))},
+      {"key_lengths", present().when(equals("key_layout", "TND", "PA_BSND"))},
+      {"block_table", {dtype({at::kInt}), dims(2, 2), contiguous()}},
+      {"block_table", present().when(on_pages())},
+      {"query_layout", one_of("BSND", "TND")},
+      {"key_layout", one_of("BSND", "TND", "PA_BSND")},
+      {"sparse_mode", one_of(0, 3)},
+      {"pre_tokens, next_tokens", one_of(INT64_MAX)}};
+  rules.insert(rules.end(), more.begin(), more.end());
+  return {parameters, std::move(rules), {.bytes = workspace_bytes}, kBigChips};
+}
+// Queries, and the keys that a cache or a sequence has room for: lengths are on the device.
+namespace {
+struct Rows {
+  int64_t queries, keys;
+};
+}  // namespace
+static Rows rows_of(const Call& call) {
+  const TensorView& query = call.tensor("query");
+  const TensorView& key = call.tensor("key");
+  const int64_t queries =
+      query.numel() / std::max<int64_t>(size_of(query, -1) * size_of(query, -2), 1);
+  if (call.text("key_layout") == "PA_BSND") {
+    return {queries, size_of(call.tensor("block_table"), 1) * size_of(key, 1)};
+  }
+  return {queries, size_of(key, call.text("key_layout") == "TND" ? 0 : 1)};
+}
+static Rules rules_of_lightning_indexer() {
+  return rules_of_both(
+      kIndexer, kIndexerLimits,
+      {{"query", {size_in(-1, {128}), size_between(-2, 1, 64)}, kIndexerLimits},
+       {"key", size_in(-1, {128}), kIndexerLimits},
+       {"weights",
+        {dtype({at::kHalf, at::kBFloat16, at::kFloat}), contiguous(), same_size(0, "query", 0)}},
+       {"weights", float32_or_dtype_of("query"), kIndexerLimits},
+       {"weights", dims(2, 2).when(equals("query_layout", "TND"))},
+       {"weights", dims(3, 3).when(equals("query_layout", "BSND"))},
+       {"sparse_count", counts_of_sparse_tokens()},
+       {"returns_values", one_of(0).when(equals("key_layout", "PA_BSND"))},
+       {"indices", {dtype({at::kInt}), contiguous()}}},
+      16 * kMiB);
+}
+// One product of all heads' queries with the keys, then three operations on each score and the
+// selection of the largest.
+static void cost_of_lightning_indexer(const Call& call, Work& work) {
+  const TensorView& query = call.tensor("query");
+  const TensorView& key = call.tensor("key");
+  const auto [queries, keys] = rows_of(call);
+  const int64_t heads = size_of(query, -2);
+  work.kind = timing::Work::Class::kAttention;
+  work.wide = true;
+  work.products.push_back({1, queries * heads, keys, size_of(query, -1), arithmetic_of(query)});
+  work.vector_operations = queries * keys * (3 * heads + 8);
+  const int64_t requests = call.has("key_lengths") ? call.tensor("key_lengths").numel() : 1;
+  work.read_bytes =
+      bytes_of(query) + bytes_of(call.tensor("weights")) +
+      requests * keys * size_of(key, -1) * static_cast<int64_t>(c10::elementSize(key.dtype));
+  work.written_bytes = bytes_of(call.tensor("indices"));
+}
 // indices: the chosen tokens of each query by falling score, of equal ones the earlier first, then
 // -1.
 VNPU_OPERATOR(LightningIndexer,
@@ -170,7 +262,7 @@ VNPU_OPERATOR(LightningIndexer,
                bool returns_values, Out indices, OptionalOut values),
               {.tier = kT3,
                .cost = cost_of_lightning_indexer,
-               .allowed = allowed_lightning_indexer}) {
+               .rules = rules_of_lightning_indexer()}) {
   (void)pre_tokens, (void)next_tokens;
   const Sequences sequences(query, query_layout, query_lengths, key, key_layout, key_lengths,
                             block_table);
@@ -212,6 +304,56 @@ VNPU_OPERATOR(LightningIndexer,
   if (returns_values) store(values, scores_of_chosen.view(values.tensor->sizes()));
 }
 
+constexpr char kSparse[] = "aclnnSparseFlashAttention.md, parameters";
+constexpr char kSparseLimits[] = "aclnnSparseFlashAttention.md, constraints";
+static Check divides_block_of(const char* cache) {
+  return that("be 1 to 128 and divide the block size", {cache, "key_layout"},
+              [](const RuleArguments& own) -> Found {
+                const int64_t size = own.integer();
+                const bool fits_block =
+                    own.text(2) != "PA_BSND" || (size > 0 && size_of(own.tensor(1), 1) % size == 0);
+                if (size >= 1 && size <= 128 && fits_block) return std::nullopt;
+                return "value " + text(size);
+              });
+}
+static Rules rules_of_sparse_flash_attention() {
+  return rules_of_both(
+      kSparse, kSparseLimits,
+      {{"query", {size_in(-1, {512}), size_in(-2, {1, 2, 4, 8, 16, 32, 64, 128})}, kSparseLimits},
+       {"key", size_in(-1, {512}), kSparseLimits},
+       {"value", same_dtype("query"), kSparseLimits},
+       {"value", {same_sizes("key"), contiguous()}},
+       {"sparse_indices", {dtype({at::kInt}), contiguous(), not_empty(), same_size(0, "query", 0)}},
+       {"sparse_indices", dims(3, 3).when(equals("query_layout", "TND"))},
+       {"sparse_indices", dims(4, 4).when(equals("query_layout", "BSND"))},
+       {"query_rope, key_rope", {present(), same_dtype("query"), contiguous()}},
+       {"query_rope, key_rope", size_in(-1, {64}), kSparseLimits},
+       {"sparse_block_size", divides_block_of("key"), kSparseLimits},
+       {"attention_mode", one_of(2)},
+       {"returns_softmax", one_of(0).when(equals("key_layout", "PA_BSND"))},
+       {"out", {same_sizes("query"), same_dtype("query")}}},
+      32 * kMiB);
+}
+// Each query reads its own rows: keys serve as values.
+static void cost_of_sparse_flash_attention(const Call& call, Work& work) {
+  const TensorView& query = call.tensor("query");
+  const TensorView& key = call.tensor("key");
+  const auto [queries, keys] = rows_of(call);
+  const int64_t heads = size_of(query, -2);
+  const int64_t rope = size_of(call.tensor("query_rope"), -1);
+  const int64_t chosen =
+      std::min(keys, size_of(call.tensor("sparse_indices"), -1) *
+                         std::max<int64_t>(call.integer("sparse_block_size", 1), 1));
+  work.kind = timing::Work::Class::kAttention;
+  work.wide = true;
+  work.products.push_back(
+      {queries, heads, chosen, 2 * size_of(query, -1) + rope, arithmetic_of(query)});
+  work.vector_operations = 6 * queries * heads * chosen;
+  work.read_bytes = bytes_of(query) + bytes_of(call.tensor("query_rope")) +
+                    queries * chosen * (size_of(key, -1) + rope) *
+                        static_cast<int64_t>(c10::elementSize(key.dtype));
+  work.written_bytes = bytes_of(call.tensor("out"));
+}
 VNPU_OPERATOR(SparseFlashAttention,
               (const Tensor& query, const Tensor& key, const Tensor& value,
                const Tensor& sparse_indices, const OptionalTensor& block_table,
@@ -222,7 +364,7 @@ VNPU_OPERATOR(SparseFlashAttention,
                bool returns_softmax, Out out, OptionalOut softmax_max, OptionalOut softmax_sum),
               {.tier = kT3,
                .cost = cost_of_sparse_flash_attention,
-               .allowed = allowed_sparse_flash_attention}) {
+               .rules = rules_of_sparse_flash_attention()}) {
   (void)pre_tokens, (void)next_tokens;
   require(attention_mode == 2 && query_rope && key_rope,
           "attentionMode 2, with queryRope and keyRope, is the only one.");

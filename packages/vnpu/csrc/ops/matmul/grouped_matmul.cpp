@@ -2,9 +2,9 @@
 // Fused with what follows it in such a layer: grouped_matmul_fusions.cpp.
 
 #include "ops/matmul/blocked_matmul.h"
-#include "ops/matmul/declarations.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/matmul/row_groups.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 
@@ -215,12 +215,175 @@ void grouped_matmul(const GroupedMatmul& call) {
                   given(weight_offset), given(row_scale), group_list, group_type, group_list_form, \
                   activation, out})
 
+constexpr char kGrouped[] = "op-plugin torch_npu-npu_grouped_matmul.md, constraints";
+constexpr char kGroupedCheck[] = "CheckQuantParamsDtype in aclnn_grouped_matmul.cpp";
+constexpr char kGroupedWeightOnly[] = "CheckGroupedMatmulAntiQuant in aclnn_grouped_matmul.cpp";
+constexpr char kGroupedHalves[] =
+    "ops-transformer gmm/grouped_matmul/docs/aclnnGroupedMatmulV5.md, A8W4";
+// The page knows groups of 256 only; the host code takes any that divide the depth, and one scale.
+constexpr char kGroupedHalvesTiling[] = "A8W4Tiling in grouped_matmul_tiling.cpp";
+static Condition has_integers() {
+  return {"x and weight are int8", {"x", "weight"}, [](const RuleArguments& own) {
+            return own.has(0) && own.has(1) && own.tensor(0).dtype == at::kChar &&
+                   own.tensor(1).dtype == at::kChar;
+          }};
+}
+// Weights of integers beside rows of floats.
+static Condition is_weight_only() {
+  return {
+      "x is float16 or bfloat16 and weight int8 or int4",
+      {"x", "weight"},
+      [](const RuleArguments& own) {
+        if (!own.has(0) || !own.has(1)) return false;
+        const ScalarType x = own.tensor(0).dtype;
+        const ScalarType weight = own.tensor(1).dtype;
+        return (x == at::kHalf || x == at::kBFloat16) &&
+               (weight == at::kChar || weight == at::kInt || weight == at::ScalarType::QUInt4x2);
+      }};
+}
+// 8-bit rows beside 4-bit weights, which lie in int32.
+static Condition has_int4() { return {"x is int8 and weight int4", {"x", "weight"}, has_halves}; }
+static Condition has_no_int4() {
+  return {"weight is not int4 beside int8", {"x", "weight"}, [](const RuleArguments& own) {
+            return !has_halves(own);
+          }};
+}
+static Condition without_row_scales() { return both(has_integers(), is_missing("row_scale")); }
+static Condition with_row_scales() { return both(has_integers(), is_given("row_scale")); }
+static std::vector<Rule> rules_of_halves() {
+  return {{"bias",
+           when(has_int4(), {present(), dtype({at::kFloat}), dims(2, 2), same_size(-1, "out", -1)}),
+           kGroupedHalves},
+          {"scale",
+           when(has_int4(),
+                {present(), dtype({at::kLong, at::kUInt64}), dims(3, 3), same_size(-1, "out", -1)}),
+           kGroupedHalves},
+          {"scale",
+           fits("have a number of groups that divides the columns of x", {"x"},
+                [](const RuleArguments& own) -> Found {
+                  const int64_t groups = size_of(own.tensor(), -2);
+                  if (groups > 0 && size_of(own.tensor(1), -1) % groups == 0) return std::nullopt;
+                  return text(groups) + " groups beside sizes " + sizes_of(own.tensor(1));
+                })
+               .when(has_int4()),
+           kGroupedHalvesTiling,
+           {.tiling = true}},
+          {"row_scale", when(has_int4(), {present(), dims(1, 2)}), kGroupedHalves},
+          {"x",
+           size_between(-1, 64, 18432, 64).when(has_int4()),
+           kGroupedHalvesTiling,
+           {.tiling = true}},
+          {"weight_scale, weight_offset", absent().when(has_int4()), kGroupedHalves},
+          {"group_type, activation", one_of(0).when(has_int4()), kGroupedHalves},
+          {"group_list_form", one_of(1).when(has_int4()), kGroupedHalves},
+          {"out", dtype({at::kHalf, at::kBFloat16}).when(has_int4()), kGroupedHalves}};
+}
+static std::vector<Rule> grouped_rules() {
+  return joined(
+      {{"x",
+        {dtype(
+             {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::ScalarType::QUInt4x2}),
+         dims(2, 6),
+         that("be a list of at most 128 tensors", {},
+              [](const RuleArguments& own) -> Found {
+                if (own[0].tensors.count <= 128) return std::nullopt;
+                return text(own[0].tensors.count) + " tensors";
+              })}},
+       {"weight",
+        {that("have the dtype of x, or be int8 or int4", {"x"},
+              [](const RuleArguments& own) -> Found {
+                const ScalarType type = own.tensor().dtype;
+                if (type == own.tensor(1).dtype || type == at::kChar || type == at::kInt ||
+                    type == at::ScalarType::QUInt4x2) {
+                  return std::nullopt;
+                }
+                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+              }),
+         dims(2, 3)}},
+       {"x", size_between(-1, 0, kMostInner), {.tiling = true}},
+       {"weight", size_between(-1, 1, kMostInner), {.tiling = true}},
+       {"weight",
+        that("have at most 1024 groups", {},
+             [](const RuleArguments& own) -> Found {
+               if (own.tensor().dims != 3 || size_of(own.tensor(), 0) <= 1024) return std::nullopt;
+               return "sizes " + sizes_of(own.tensor());
+             }),
+        "CheckGroupListCommonTensor in aclnn_grouped_matmul.cpp"},
+       {"group_list", {dtype({at::kLong}), dims(1, 2)}},
+       {"group_list",
+        fits("have an entry for each group of weight", {"weight", "group_list_form"},
+             [](const RuleArguments& own) -> Found {
+               const TensorView& weight = own.tensor(1);
+               if (weight.dims != 3 || own.integer(2) == 2 || size_of(weight, 0) == 1 ||
+                   size_of(own.tensor(), 0) == size_of(weight, 0)) {
+                 return std::nullopt;
+               }
+               return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(weight);
+             }),
+        "CheckGroupListCommonTensor in aclnn_grouped_matmul.cpp"},
+       {"group_type", one_of(-1, 0, 2)},
+       {"group_list_form", one_of(0, 1, 2)},
+       {"bias", dtype({at::kHalf}).when(has_dtype("x", {at::kHalf}))},
+       {"bias", dtype({at::kFloat}).when(has_dtype("x", {at::kBFloat16, at::kFloat}))},
+       {"bias", dtype({at::kInt, at::kBFloat16}).when(has_integers())},
+       {"scale",
+        dtype({at::kBFloat16}).when(both(without_row_scales(), has_dtype("out", {at::kBFloat16}))),
+        kGroupedCheck},
+       {"scale",
+        dtype({at::kFloat}).when(both(without_row_scales(), has_dtype("out", {at::kHalf}))),
+        kGroupedCheck},
+       {"scale",
+        dtype({at::kLong, at::kUInt64})
+            .when(both(without_row_scales(), has_dtype("out", {at::kChar}))),
+        kGroupedCheck},
+       {"scale",
+        dtype({at::kBFloat16}).when(both(with_row_scales(), has_dtype("out", {at::kBFloat16}))),
+        kGroupedCheck},
+       {"scale", dtype({at::kFloat}).when(both(with_row_scales(), has_dtype("out", {at::kHalf}))),
+        kGroupedCheck},
+       {"row_scale", {dtype({at::kFloat}), same_size(0, "x", 0)}, kGroupedCheck},
+       {"row_scale", dims(1, 1).when(has_no_int4()), kGroupedCheck},
+       {"weight_scale, weight_offset", when(is_weight_only(), {present(), same_dtype("x")}),
+        kGroupedWeightOnly},
+       {"weight_offset", same_sizes("weight_scale"), kGroupedWeightOnly},
+       {"weight_scale",
+        {same_size(-1, "out", -1),
+         fits("have a row for each matrix of weight, or beside int4 also a number of groups that "
+              "divides the columns of x",
+              {"weight", "x"},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& scale = own.tensor();
+                const TensorView& weight = own.tensor(1);
+                const bool has_groups = scale.dims == weight.dims && weight.dtype != at::kChar;
+                const int64_t groups = has_groups ? size_of(scale, -2) : 1;
+                if (!has_groups && scale.dims != weight.dims - 1) return "sizes " + sizes_of(scale);
+                if (weight.dims == 3 && size_of(scale, 0) != size_of(weight, 0)) {
+                  return "sizes " + sizes_of(scale) + " beside " + sizes_of(weight);
+                }
+                if (groups > 0 && size_of(own.tensor(2), -1) % groups == 0) return std::nullopt;
+                return text(groups) + " groups beside sizes " + sizes_of(own.tensor(2));
+              })},
+        kGroupedWeightOnly},
+       {"scale, row_scale", absent().when(is_weight_only()), kGroupedWeightOnly},
+       {"group_type", one_of(-1, 0).when(is_weight_only()), kGroupedWeightOnly},
+       {"activation", one_of(0).when(is_weight_only()), kGroupedWeightOnly},
+       {"out", same_dtype("x").when(is_weight_only()), kGroupedWeightOnly},
+       {"weight_scale, weight_offset", absent().when(has_integers()), kGroupedCheck},
+       {"activation", one_of(0).when(has_dtype("out", {at::kInt}))}},
+      rules_of_halves());
+}
+static Rules rules_of_grouped_matmul_v4() {
+  return {kGrouped, grouped_rules(), {.bytes = 16 * kMiB, .copies = true}, kBigChips};
+}
+static void cost_of_grouped_matmul_v4(const Call& call, Work& work) {
+  multiply_groups(call, work, "out", 1);
+}
 VNPU_OPERATOR(GroupedMatmulV4,
               (VNPU_GROUPED_MATMUL_INPUTS, const OutList& out, const OptionalOutList&,
                const OptionalOutList&),
               {.tier = kT2,
                .cost = cost_of_grouped_matmul_v4,
-               .allowed = allowed_grouped_matmul_v4}) {
+               .rules = rules_of_grouped_matmul_v4()}) {
   VNPU_GROUPED_MATMUL_CALL;
 }
 VNPU_OPERATOR(GroupedMatmulV5,
@@ -228,15 +391,36 @@ VNPU_OPERATOR(GroupedMatmulV5,
                const OptionalOutList&, const OptionalOutList&),
               {.tier = kT2,
                .cost = cost_of_grouped_matmul_v4,
-               .allowed = allowed_grouped_matmul_v4}) {
+               .rules = rules_of_grouped_matmul_v4()}) {
   VNPU_GROUPED_MATMUL_CALL;
+}
+
+constexpr char kGroupedNz[] = "aclnnGroupedMatmulWeightNz in aclnn_grouped_matmul.cpp";
+// Whole tiles of 32 bytes by 16 rows.
+static Check whole_tiles() {
+  return that("have whole tiles: inner sizes divisible by 16 and, last, by 32 bytes", {},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& weight = own.tensor();
+                const int64_t columns = 32 / static_cast<int64_t>(at::elementSize(weight.dtype));
+                // As it was cast: a transposed view has them the other way round.
+                const bool turned = weight.dims >= 2 && weight.strides[weight.dims - 2] == 1 &&
+                                    weight.sizes[weight.dims - 2] != 1;
+                const int64_t last = size_of(weight, turned ? -2 : -1);
+                const int64_t before = size_of(weight, turned ? -1 : -2);
+                if (last % columns == 0 && before % 16 == 0) return std::nullopt;
+                return "sizes " + sizes_of(weight) + " of " + name_of(weight.dtype);
+              });
 }
 VNPU_OPERATOR(GroupedMatmulWeightNz,
               (VNPU_GROUPED_MATMUL_INPUTS, const OptionalIntArray&, int64_t, const OutList& out,
                const OptionalOutList&, const OptionalOutList&),
               {.tier = kT2,
                .cost = cost_of_grouped_matmul_v4,
-               .allowed = allowed_grouped_matmul_weight_nz}) {
+               .rules = {kGrouped,
+                         joined(grouped_rules(), {{"weight", whole_tiles(), kGroupedNz},
+                                                  {"group_type", one_of(-1, 0), kGroupedNz}}),
+                         {.bytes = 16 * kMiB},
+                         kBigChips}}) {
   VNPU_GROUPED_MATMUL_CALL;
 }
 

@@ -1,7 +1,6 @@
 // Products of groups of integer rows, fused with what follows them in a layer of experts: the
 // activation and the next quantization, or the way back into the order of the tokens.
 
-#include "ops/matmul/declarations.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/matmul/row_groups.h"
 #include "ops/quantization/int8_quantization.h"
@@ -89,6 +88,9 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
 
 }  // namespace
 
+static void cost_of_grouped_matmul_swiglu_quant_v2(const Call& call, Work& work) {
+  multiply_groups(call, work, "out", 2);
+}
 VNPU_OPERATOR(GroupedMatmulSwigluQuantWeightNZ,
               (const Tensor& x, const LaidOut& weight, const OptionalTensor& bias,
                const OptionalTensor&, const Tensor& weight_scale, const Tensor& x_scale,
@@ -133,6 +135,9 @@ VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantWeightNzV2,
        shared_weight, shared_offset, transpose1, transpose2, group_list_form},                  \
       out)
 
+static void cost_of_grouped_matmul_finalize_routing_v2(const Call& call, Work& work) {
+  multiply_groups(call, work, "out", 1);
+}
 VNPU_OPERATOR(GroupedMatmulFinalizeRoutingV2, (VNPU_FINALIZE_INPUTS, Out out),
               {.tier = kT2, .cost = cost_of_grouped_matmul_finalize_routing_v2}) {
   VNPU_FINALIZE_CALL;

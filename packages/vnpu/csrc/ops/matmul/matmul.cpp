@@ -1,10 +1,12 @@
 // Matrix products. Transposed operands arrive as strided views, which ATen's products take as they
 // are. cubeMathType allows the device to lower the precision of float32; here it never does.
 
+#include <limits>
+
 #include "ops/matmul/blocked_matmul.h"
-#include "ops/matmul/declarations.h"
 #include "ops/matmul/fractal_layout.h"
 #include "ops/operator.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -64,25 +66,55 @@ void multiply_add(const Tensor& self, const Tensor& mat1, const Tensor& mat2, co
 
 }  // namespace
 
+constexpr char kMm[] = "ops-nn matmul/mat_mul_v3/docs/aclnnMm.md, parameters";
+// The documents exclude bfloat16 beside float32; the library casts either to float32, and
+// quantizers rely on it.
+constexpr char kPromotion[] = "Dav2201MatMulRule in matmul_util.cpp of ops-nn";
+static Check inner_sizes_agree(const char* other) {
+  return fits(std::string("have the inner size of ") + other, {other},
+              [](const RuleArguments& own) -> Found {
+                if (size_of(own.tensor(), -2) == size_of(own.tensor(1), -1)) return std::nullopt;
+                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(own.tensor(1));
+              });
+}
+static Rules rules_of_product(const char* a, const char* b, int64_t dimensions) {
+  return {kMm,
+          {{a, {dtype(kFloats), dims(dimensions, dimensions)}},
+           {a, dtype({at::kFloat, at::kHalf}), {.chips = k310P}},
+           {b, dtype(kFloats), kPromotion},
+           {b, dtype({at::kFloat, at::kHalf}), {.chips = k310P}},
+           {b, {dims(dimensions, dimensions), inner_sizes_agree(a)}}},
+          {.bytes = 20 * kMiB, .copies = true}};
+}
+static void cost_of_mm(const Call& call, Work& work) {
+  multiply(work, call.tensor("self"), call.tensor("mat2"));
+}
 VNPU_OPERATOR(Mm, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_mm, .allowed = allowed_mm}) {
+              {.tier = kT1, .cost = cost_of_mm, .rules = rules_of_product("self", "mat2", 2)}) {
   require(self.dim() == 2 && mat2.dim() == 2, "both operands must be matrices");
   multiply(self, mat2, out.tensor);
 }
 VNPU_OPERATOR(Matmul, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_mm, .allowed = allowed_matmul}) {
+              {.tier = kT1,
+               .cost = cost_of_mm,
+               .rules = {kMm,
+                         {{"self", dtype(kFloats)}, {"mat2", dtype(kFloats), kPromotion}},
+                         {.bytes = 20 * kMiB, .copies = true}}}) {
   multiply(self, mat2, out.tensor);
 }
 VNPU_OPERATOR(BatchMatMul, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_mm, .allowed = allowed_batch_mat_mul}) {
+              {.tier = kT1, .cost = cost_of_mm, .rules = rules_of_product("self", "mat2", 3)}) {
   require(self.dim() == 3 && mat2.dim() == 3, "both operands must have 3 dimensions");
   multiply(self, mat2, out.tensor);
 }
 
+static void cost_of_addmm(const Call& call, Work& work) {
+  multiply(work, call.tensor("mat1"), call.tensor("mat2"));
+}
 VNPU_OPERATOR(Addmm,
               (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                const Scalar& alpha, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_addmm, .allowed = allowed_addmm}) {
+              {.tier = kT1, .cost = cost_of_addmm, .rules = rules_of_product("mat1", "mat2", 2)}) {
   multiply_add(self, mat1, mat2, beta, alpha, out.tensor);
 }
 VNPU_OPERATOR(InplaceAddmm,
@@ -106,6 +138,10 @@ VNPU_OPERATOR(Mv, (const Tensor& self, const Tensor& vec, Out out, int8_t),
 VNPU_OPERATOR(Dot, (const Tensor& self, const Tensor& tensor, Out out),
               {.tier = kT1, .cost = elements<2>}) {
   store(out, at::dot(widen(self), widen(tensor)));
+}
+
+static void cost_of_baddbmm(const Call& call, Work& work) {
+  multiply(work, call.tensor("batch1"), call.tensor("batch2"));
 }
 VNPU_OPERATOR(Baddbmm,
               (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
@@ -149,13 +185,46 @@ VNPU_OPERATOR(AddmmWeightNz,
   multiply_add(self, mat1, mat2.matrix(), beta, alpha, out.tensor);
 }
 
+static Rules rules_of_add_lora() {
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  return {
+      "op-plugin torch_npu-npu_batch_gather_matmul.md, parameters",
+      {{"y", {dtype({at::kHalf}), dims(2, 2)}},
+       {"x", {dtype({at::kHalf}), dims(2, 2), size_between(1, 16, kAny, 16), same_size(0, "y", 0)}},
+       {"weight_b", {dtype({at::kHalf}), dims(4, 4), size_between(2, 16, kAny, 16)}},
+       {"weight_b", size_between(0, 1, 32),
+        "ops-transformer posembedding/add_lora/docs/aclnnAddLora.md, constraints"},
+       {"indices", {dtype({at::kInt}), dims(1, 1), same_size(0, "y", 0)}},
+       {"weight_a",
+        {dtype({at::kHalf}), dims(4, 4), size_between(2, 16, 128, 16), same_size(0, "weight_b", 0),
+         same_size(1, "weight_b", 1), same_size(2, "weight_b", 3), same_size(3, "x", 1)}},
+       {"weight_b", same_size(3, "x", 1).when(is_missing("weight_a"))},
+       {"out", {same_dtype("y"), same_sizes("y")}}},
+      {},
+      kA2 | k310P};
+}
+// Each row's own slot: as many operations as one pair of matrices, whatever the number of slots.
+static void cost_of_add_lora(const Call& call, Work& work) {
+  work.kind = Work::Class::kMatmul;
+  const TensorView& x = call.tensor("x");
+  const TensorView& weight_b = call.tensor("weight_b");
+  MatrixProduct product;
+  product.m = size_of(x, 0);
+  product.arithmetic = arithmetic_of(x);
+  product.k = size_of(x, 1);
+  product.n = size_of(weight_b, 3);
+  if (product.n != product.k) work.products.push_back(product);
+  product.k = size_of(weight_b, 3);
+  product.n = size_of(weight_b, 2);
+  work.products.push_back(product);
+}
 // The result is y, which `out` is too or gets a copy of. A row of index -1 has no slot, as in
 // torch_npu's example; the documents do not say so.
 VNPU_OPERATOR(AddLora,
               (InOut y, const Tensor& x, const Tensor& weight_b, const Tensor& indices,
                const OptionalTensor& weight_a, int64_t layer_idx, double scale, int64_t y_offset,
                int64_t y_slice_size, Out out),
-              {.tier = kT3, .cost = cost_of_add_lora, .allowed = allowed_add_lora}) {
+              {.tier = kT3, .cost = cost_of_add_lora, .rules = rules_of_add_lora()}) {
   const int64_t slots = weight_b.size(0);
   const int64_t columns = weight_b.size(2);
   require(layer_idx >= 0 && layer_idx < weight_b.size(1),

@@ -1,5 +1,7 @@
 #include "ops/matmul/row_groups.h"
 
+#include <algorithm>
+
 #include "ops/handles.h"
 
 namespace vnpu::ops {
@@ -60,6 +62,35 @@ Tensor of_group(const std::vector<Tensor>& list, int64_t group, int64_t dims_of_
            " of a parameter.");
   }
   return all[group];
+}
+
+void multiply_groups(const Call& call, Work& work, const char* out_name, int64_t columns_per_out) {
+  work.kind = Work::Class::kMatmul;
+  const std::vector<const TensorView*> inputs = call.tensors("x");
+  const std::vector<const TensorView*> weights = call.tensors("weight");
+  const TensorView& out = call.tensor(out_name);
+  int64_t rows = 0;
+  for (const TensorView* x : inputs) rows += size_of(*x, -1) > 0 ? x->numel() / size_of(*x, -1) : 0;
+  const int64_t groups = weights.size() > 1 ? static_cast<int64_t>(weights.size())
+                                            : std::max<int64_t>(size_of(*weights.front(), 0), 1);
+  const bool is_routed = call.has("group_list");
+  const int64_t live = is_routed ? routed_rows(rows) : rows;
+  MatrixProduct product;
+  product.batch = std::min(groups, live);
+  product.m = (live + groups - 1) / groups;
+  product.n = size_of(out, -1) * columns_per_out;
+  product.k = size_of(*inputs.front(), -1);
+  product.arithmetic = arithmetic_of(*inputs.front());
+  work.products.push_back(product);
+  int64_t read = live * product.k * static_cast<int64_t>(c10::elementSize(inputs.front()->dtype));
+  int64_t weight_bytes = 0;
+  for (const TensorView* weight : weights) weight_bytes += bytes_of(*weight);
+  // Of experts without a row nothing is read. Rows are spread evenly.
+  read += weight_bytes / groups * std::min(groups, live);
+  work.read_bytes = read;
+  work.written_bytes = live * size_of(out, -1) * static_cast<int64_t>(c10::elementSize(out.dtype));
+  work.vector_operations = live * product.n * (columns_per_out > 1 ? 10 : 2);
+  work.wide = true;
 }
 
 }  // namespace vnpu::ops

@@ -31,4 +31,8 @@ std::vector<Group> row_groups(const Tensor& group_list, GroupListForm form, int6
 // Per group one of a list, or a slice of the only tensor, which then has the groups in front.
 Tensor of_group(const std::vector<Tensor>& list, int64_t group, int64_t dims_of_one);
 
+// Cost of products of a group of rows for each expert. Routing makes room for more rows than there
+// are.
+void multiply_groups(const Call& call, Work& work, const char* out_name, int64_t columns_per_out);
+
 }  // namespace vnpu::ops

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "ops/group_operator.h"
-#include "ops/moe/declarations.h"
 #include "ops/moe/distribute_limits.h"
 #include "ops/moe/expert_exchange.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -124,79 +124,101 @@ TaskPtr combine(const Launch& launch, const DistributeArguments& common,
 
 }  // namespace
 
-VNPU_GROUP_OPERATOR(MoeDistributeDispatch,
-                    (const TensorIn& x, const TensorIn& expert_ids, const OptionalTensorIn& smooth,
-                     const OptionalTensorIn& active, const OptionalTensorIn& weights,
-                     const Text& group, int64_t ranks, int64_t rank, int64_t experts, const Text&,
-                     int64_t tp_ranks, int64_t, int64_t shard_type, int64_t shared,
-                     int64_t shared_ranks, int64_t quant_mode, int64_t global_tokens,
-                     int64_t counts_type, TensorOut rows, OptionalTensorOut row_scales,
-                     TensorOut numbers, TensorOut tokens_per_expert, TensorOut ends,
-                     OptionalTensorOut total, OptionalTensorOut row_weights),
+// What depends on the group, or on several numbers at once, is refused by distribute_limits.cpp.
+static Rules rules_of_moe_distribute_dispatch() {
+  return {"aclnnMoeDistributeDispatchV2.md, parameters",
+          {{"x", {dtype(kHalves), dims(2, 2)}},
+           {"expert_ids", {dtype({at::kInt}), dims(2, 2), same_size(0, "x", 0)}},
+           {"smooth", {dtype({at::kFloat}), dims(2, 2)}},
+           {"active", dtype({at::kBool})},
+           {"weights, row_scales", dtype({at::kFloat})},
+           {"quant_mode", one_of(0, 2)},
+           {"counts_type", one_of(0, 1)},
+           {"rows", dims(2, 2)},
+           {"tokens_per_expert", dtype({at::kLong})},
+           {"ends", dtype({at::kInt})}},
+          {},
+          kBigChips};
+}
+// Sends a row per token and chosen expert; the exchange is priced by its bytes, as read_bytes.
+static void cost_of_moe_distribute_dispatch(const Call& call, Work& work) {
+  const int64_t size = call.integer("quant_mode", 0) != 0 ? 1 : 2;
+  work.read_bytes = call.tensor("expert_ids").numel() * size_of(call.tensor("x"), -1) * size;
+}
+#define VNPU_DISPATCH_INPUTS                                                                 \
+  const TensorIn &x, const TensorIn &expert_ids, const OptionalTensorIn &smooth,             \
+      const OptionalTensorIn &active, const OptionalTensorIn &weights, const Text &group,    \
+      int64_t ranks, int64_t rank, int64_t experts, const Text &, int64_t tp_ranks, int64_t, \
+      int64_t shard_type, int64_t shared, int64_t shared_ranks, int64_t quant_mode,          \
+      int64_t global_tokens, int64_t counts_type
+#define VNPU_DISPATCH_OUTPUTS                                                                   \
+  TensorOut rows, OptionalTensorOut row_scales, TensorOut numbers, TensorOut tokens_per_expert, \
+      TensorOut ends, OptionalTensorOut total, OptionalTensorOut row_weights
+#define VNPU_DISPATCH_CALL(IN_TRIPLES)                                                             \
+  dispatch(launch,                                                                                 \
+           {x.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type, shared, \
+            shared_ranks, global_tokens},                                                          \
+           {x, smooth, weights, quant_mode, counts_type, IN_TRIPLES, rows, row_scales, numbers,    \
+            tokens_per_expert, ends, total, row_weights})
+VNPU_GROUP_OPERATOR(MoeDistributeDispatch, (VNPU_DISPATCH_INPUTS, VNPU_DISPATCH_OUTPUTS),
                     {.tier = kT2,
                      .cost = cost_of_moe_distribute_dispatch,
-                     .allowed = allowed_moe_distribute_dispatch}) {
-  return dispatch(launch,
-                  {x.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
-                   shared, shared_ranks, global_tokens},
-                  {x, smooth, weights, quant_mode, counts_type, false, rows, row_scales, numbers,
-                   tokens_per_expert, ends, total, row_weights});
+                     .rules = rules_of_moe_distribute_dispatch()}) {
+  return VNPU_DISPATCH_CALL(false);
 }
 
 VNPU_GROUP_OPERATOR(MoeDistributeDispatchV2,
-                    (const TensorIn& x, const TensorIn& expert_ids, const OptionalTensorIn& smooth,
-                     const OptionalTensorIn& active, const OptionalTensorIn& weights,
-                     const Text& group, int64_t ranks, int64_t rank, int64_t experts, const Text&,
-                     int64_t tp_ranks, int64_t, int64_t shard_type, int64_t shared,
-                     int64_t shared_ranks, int64_t quant_mode, int64_t global_tokens,
-                     int64_t counts_type, const Text&, TensorOut rows, OptionalTensorOut row_scales,
-                     TensorOut triples, TensorOut tokens_per_expert, TensorOut ends,
-                     OptionalTensorOut total, OptionalTensorOut row_weights),
+                    (VNPU_DISPATCH_INPUTS, const Text&, VNPU_DISPATCH_OUTPUTS),
                     {.tier = kT2,
                      .cost = cost_of_moe_distribute_dispatch,
-                     .allowed = allowed_moe_distribute_dispatch}) {
-  return dispatch(launch,
-                  {x.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
-                   shared, shared_ranks, global_tokens},
-                  {x, smooth, weights, quant_mode, counts_type, true, rows, row_scales, triples,
-                   tokens_per_expert, ends, total, row_weights});
+                     .rules = rules_of_moe_distribute_dispatch()}) {
+  return VNPU_DISPATCH_CALL(true);
 }
 
+static Rules rules_of_moe_distribute_combine() {
+  return {"aclnnMoeDistributeCombineV2.md, parameters",
+          {{"rows", {dtype(kHalves), dims(2, 2)}},
+           {"expert_ids", {dtype({at::kInt}), dims(2, 2)}},
+           {"ends", dtype({at::kInt})},
+           {"weights", {dtype({at::kFloat}), dims(2, 2), same_sizes("expert_ids")}},
+           {"active", dtype({at::kBool})},
+           {"quant_mode", one_of(0, 2)},
+           {"sums", {same_dtype("rows"), dims(2, 2)}}},
+          {},
+          kBigChips};
+}
+static void cost_of_moe_distribute_combine(const Call& call, Work& work) {
+  work.read_bytes = call.tensor("expert_ids").numel() * size_of(call.tensor("rows"), -1) * 2;
+}
+#define VNPU_COMBINE_INPUTS                                                                 \
+  const TensorIn &rows, const TensorIn &expert_ids, const TensorIn &, const TensorIn &ends, \
+      const TensorIn &weights, const OptionalTensorIn &, const OptionalTensorIn &active,    \
+      const OptionalTensorIn &, const OptionalTensorIn &, const OptionalTensorIn &,         \
+      const OptionalTensorIn &
+#define VNPU_COMBINE_SETTINGS                                                                      \
+  const Text &group, int64_t ranks, int64_t rank, int64_t experts, const Text &, int64_t tp_ranks, \
+      int64_t, int64_t shard_type, int64_t shared, int64_t shared_ranks, int64_t global_tokens,    \
+      int64_t, int64_t quant_mode, int64_t
+#define VNPU_COMBINE_CALL(SHARED_X)                                                          \
+  combine(launch,                                                                            \
+          {rows.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type, \
+           shared, shared_ranks, global_tokens},                                             \
+          {rows, ends, weights, SHARED_X, quant_mode, sums})
 VNPU_GROUP_OPERATOR(MoeDistributeCombine,
-                    (const TensorIn& rows, const TensorIn& expert_ids, const TensorIn&,
-                     const TensorIn& ends, const TensorIn& weights, const OptionalTensorIn&,
-                     const OptionalTensorIn& active, const OptionalTensorIn&,
-                     const OptionalTensorIn&, const OptionalTensorIn&, const OptionalTensorIn&,
-                     const Text& group, int64_t ranks, int64_t rank, int64_t experts, const Text&,
-                     int64_t tp_ranks, int64_t, int64_t shard_type, int64_t shared,
-                     int64_t shared_ranks, int64_t global_tokens, int64_t, int64_t quant_mode,
-                     int64_t, TensorOut sums),
+                    (VNPU_COMBINE_INPUTS, VNPU_COMBINE_SETTINGS, TensorOut sums),
                     {.tier = kT2,
                      .cost = cost_of_moe_distribute_combine,
-                     .allowed = allowed_moe_distribute_combine}) {
-  return combine(launch,
-                 {rows.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
-                  shared, shared_ranks, global_tokens},
-                 {rows, ends, weights, {}, quant_mode, sums});
+                     .rules = rules_of_moe_distribute_combine()}) {
+  return VNPU_COMBINE_CALL({});
 }
 
 VNPU_GROUP_OPERATOR(MoeDistributeCombineV2,
-                    (const TensorIn& rows, const TensorIn& expert_ids, const TensorIn&,
-                     const TensorIn& ends, const TensorIn& weights, const OptionalTensorIn&,
-                     const OptionalTensorIn& active, const OptionalTensorIn&,
-                     const OptionalTensorIn&, const OptionalTensorIn&, const OptionalTensorIn&,
-                     const OptionalTensorIn& shared_x, const Text& group, int64_t ranks,
-                     int64_t rank, int64_t experts, const Text&, int64_t tp_ranks, int64_t,
-                     int64_t shard_type, int64_t shared, int64_t shared_ranks,
-                     int64_t global_tokens, int64_t, int64_t quant_mode, int64_t, const Text&,
-                     TensorOut sums),
+                    (VNPU_COMBINE_INPUTS, const OptionalTensorIn& shared_x, VNPU_COMBINE_SETTINGS,
+                     const Text&, TensorOut sums),
                     {.tier = kT2,
                      .cost = cost_of_moe_distribute_combine,
-                     .allowed = allowed_moe_distribute_combine}) {
-  return combine(launch,
-                 {rows.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
-                  shared, shared_ranks, global_tokens},
-                 {rows, ends, weights, shared_x, quant_mode, sums});
+                     .rules = rules_of_moe_distribute_combine()}) {
+  return VNPU_COMBINE_CALL(shared_x);
 }
 
 }  // namespace vnpu::ops

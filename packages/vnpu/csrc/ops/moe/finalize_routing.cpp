@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ops/float_rows.h"
-#include "ops/moe/declarations.h"
 #include "ops/operator.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -106,6 +106,12 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
 
 }  // namespace
 
+static void cost_of_moe_finalize_routing(const Call& call, Work& work) {
+  const TensorView& rows = call.tensor("rows");
+  work.read_bytes = routed_bytes(rows);
+  work.written_bytes = bytes_of(call.tensor("out"));
+  work.vector_operations = 2 * routed_rows(rows.numel());
+}
 VNPU_OPERATOR(MoeFinalizeRouting,
               (const Tensor& rows, const Tensor& skip1, const OptionalTensor& skip2,
                const OptionalTensor& bias, const OptionalTensor& scales, const Tensor& row_index,
@@ -114,6 +120,39 @@ VNPU_OPERATOR(MoeFinalizeRouting,
   finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, true}, out);
 }
 
+static Rules rules_of_moe_finalize_routing_v2() {
+  return {"op-plugin torch_npu-npu_moe_finalize_routing.md, parameters",
+          {{"rows", dtype(kFloats)},
+           {"rows", dims(2, 2).when(equals("drop_pad_mode", 0, 2))},
+           {"rows", dims(3, 3).when(equals("drop_pad_mode", 1, 3))},
+           {"drop_pad_mode", one_of(0, 1, 2, 3)},
+           {"row_index", {dtype({at::kInt}), dims(1, 1)}},
+           {"scales",
+            {dims(2, 2), fits("have an entry for each of the row index", {"row_index"},
+                              [](const RuleArguments& own) -> Found {
+                                if (own.tensor().numel() == own.tensor(1).numel())
+                                  return std::nullopt;
+                                return "sizes " + sizes_of(own.tensor()) + " beside " +
+                                       sizes_of(own.tensor(1));
+                              })}},
+           {"scales",
+            that("have the dtype of rows, or be float32 beside bfloat16", {"rows"},
+                 [](const RuleArguments& own) -> Found {
+                   const ScalarType type = own.tensor().dtype;
+                   const ScalarType rows = own.tensor(1).dtype;
+                   if (type == rows || (type == at::kFloat && rows == at::kBFloat16)) {
+                     return std::nullopt;
+                   }
+                   return "dtype " + name_of(type) + " beside " + name_of(rows);
+                 }),
+            "moe_finalize_routing_v2_tiling.cpp"},
+           {"skip1, skip2, bias, out", same_dtype("rows")},
+           {"skip2", absent().when(is_missing("skip1"))},
+           {"expert_index", present().when(is_given("bias"))},
+           {"expert_index", dtype({at::kInt})}},
+          {.bytes = 16 * kMiB, .copies = true},
+          kBigChips};
+}
 VNPU_OPERATOR(MoeFinalizeRoutingV2,
               (const Tensor& rows, const Tensor& row_index, const OptionalTensor& skip1,
                const OptionalTensor& skip2, const OptionalTensor& bias,
@@ -121,7 +160,7 @@ VNPU_OPERATOR(MoeFinalizeRoutingV2,
                int64_t drop_pad_mode, Out out),
               {.tier = kT2,
                .cost = cost_of_moe_finalize_routing,
-               .allowed = allowed_moe_finalize_routing_v2}) {
+               .rules = rules_of_moe_finalize_routing_v2()}) {
   // 0 and 2 dropless, 1 and 3 drop-and-pad; 0 and 1 number the assignments choice by choice.
   if (drop_pad_mode < 0 || drop_pad_mode > 3) {
     refuse("dropPadMode " + std::to_string(drop_pad_mode) + " is not known; use 0 to 3.");

@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "ops/float_rows.h"
-#include "ops/moe/declarations.h"
 #include "ops/operator.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -142,12 +142,71 @@ Tensor with_finished(const Tensor& chosen, const OptionalTensor& finished, int64
 
 }  // namespace
 
+static Rules rules_of_moe_gating_top_k() {
+  return {"aclnnMoeGatingTopK.md, constraints",
+          {{"x", {dtype(kFloats), dims(2, 2)}},
+           {"x", size_between(-1, 1, 2048), {.tiling = true}},
+           {"bias", {same_dtype("x"), dims(1, 1), same_size(0, "x", 1)}},
+           {"y", same_dtype("x")},
+           {"groups", fits("divide the experts", {"x"},
+                           [](const RuleArguments& own) -> Found {
+                             const int64_t experts = size_of(own.tensor(1), -1);
+                             if (own.integer() >= 1 && experts % own.integer() == 0)
+                               return std::nullopt;
+                             return "value " + text(own.integer()) + " beside " + text(experts) +
+                                    " experts";
+                           })},
+           {"groups",
+            {that("leave more experts to each group than groupSelectMode", {"x", "group_score"},
+                  [](const RuleArguments& own) -> Found {
+                    const int64_t experts = size_of(own.tensor(1), -1);
+                    if (own.integer() <= 1 || experts / own.integer() > own.integer(2)) {
+                      return std::nullopt;
+                    }
+                    return "value " + text(own.integer()) + " beside " + text(experts) + " experts";
+                  }),
+             that("have at most 2048 experts when those of each group are rounded up to 32", {"x"},
+                  [](const RuleArguments& own) -> Found {
+                    const int64_t groups = own.integer();
+                    if (groups <= 1) return std::nullopt;
+                    const int64_t each = size_of(own.tensor(1), -1) / groups;
+                    if ((each + 31) / 32 * 32 * groups <= 2048) return std::nullopt;
+                    return "value " + text(groups) + " beside " + sizes_of(own.tensor(1));
+                  })},
+            "moe_gating_top_k_tiling.cpp",
+            {.tiling = true}},
+           {"chosen_groups", that("be 1 to groupCount", {"groups"},
+                                  [](const RuleArguments& own) -> Found {
+                                    if (own.integer() >= 1 && own.integer() <= own.integer(1))
+                                      return std::nullopt;
+                                    return "value " + text(own.integer()) + " of " +
+                                           text(own.integer(1)) + " groups";
+                                  })},
+           {"k", that("be 1 to the experts of the chosen groups", {"x", "groups", "chosen_groups"},
+                      [](const RuleArguments& own) -> Found {
+                        const int64_t groups = std::max<int64_t>(1, own.integer(2));
+                        const int64_t experts =
+                            size_of(own.tensor(1), -1) / groups * own.integer(3);
+                        if (own.integer() >= 1 && own.integer() <= experts) return std::nullopt;
+                        return "value " + text(own.integer()) + " of " + text(experts) + " experts";
+                      })},
+           {"renormalize", one_of(0), {.tiling = true}},
+           {"activation, group_score", one_of(0, 1)},
+           {"expert_index", dtype({at::kInt})},
+           {"scores", dtype({at::kFloat})}},
+          {.bytes = 16 * kMiB, .copies = true},
+          kBigChips};
+}
+static void cost_of_moe_gating_top_k(const Call& call, Work& work) {
+  for_each_element(call, work, 16);
+  work.wide = true;
+}
 VNPU_OPERATOR(
     MoeGatingTopK,
     (const Tensor& x, const OptionalTensor& bias, int64_t k, int64_t chosen_groups, int64_t groups,
      int64_t group_score, int64_t renormalize, int64_t activation, bool wants_scores,
      double scaling_factor, double epsilon, Out y, Out expert_index, OptionalOut scores),
-    {.tier = kT2, .cost = cost_of_moe_gating_top_k, .allowed = allowed_moe_gating_top_k}) {
+    {.tier = kT2, .cost = cost_of_moe_gating_top_k, .rules = rules_of_moe_gating_top_k()}) {
   gate(x, bias, {},
        {k, chosen_groups, groups, group_score, renormalize, activation, scaling_factor, epsilon},
        wants_scores, y, expert_index, scores);
@@ -183,12 +242,32 @@ VNPU_OPERATOR(MoeGatingTopKSoftmax,
         at::arange(rows * k, at::kInt).view({k, rows}).t().reshape(row_index.tensor.sizes()));
 }
 
+static Rules rules_of_moe_gating_top_k_softmax_v2() {
+  return {
+      "op-plugin torch_npu-npu_moe_gating_top_k_softmax.md, parameters",
+      {{"x", {dtype(kFloats), dims(2, 3)}},
+       {"finished", dtype({at::kBool})},
+       {"k", that("be 1 to 1024, at most the experts", {"x"},
+                  [](const RuleArguments& own) -> Found {
+                    const int64_t experts = size_of(own.tensor(1), -1);
+                    if (own.integer() >= 1 && own.integer() <= std::min<int64_t>(1024, experts)) {
+                      return std::nullopt;
+                    }
+                    return "value " + text(own.integer()) + " of " + text(experts) + " experts";
+                  })},
+       {"renormalize", one_of(0, 1)},
+       {"y", same_dtype("x")},
+       {"expert_index", dtype({at::kInt})},
+       {"softmax_out", dtype({at::kFloat})}},
+      {.bytes = 16 * kMiB, .copies = true},
+      kBigChips};
+}
 VNPU_OPERATOR(MoeGatingTopKSoftmaxV2,
               (const Tensor& x, const OptionalTensor& finished, int64_t k, int64_t renormalize,
                bool wants_softmax, Out y, Out expert_index, OptionalOut softmax_out),
               {.tier = kT2,
                .cost = cost_of_moe_gating_top_k,
-               .allowed = allowed_moe_gating_top_k_softmax_v2}) {
+               .rules = rules_of_moe_gating_top_k_softmax_v2()}) {
   if (x.numel() == 0) return;
   const Tensor wide = x.to(at::kFloat);
   if (renormalize == 1) {  // the softmax is over the chosen ones only

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "ops/moe/assignments.h"
-#include "ops/moe/declarations.h"
 #include "ops/operator.h"
 #include "ops/quantization/int8_quantization.h"
 
@@ -194,6 +193,13 @@ void store_counts(const Tensor& experts, int64_t count, int64_t form, const Opti
 
 }  // namespace
 
+static void spread(const Call& call, Work& work, const char* out) {
+  const int64_t written = routed_bytes(call.tensor(out));
+  work.read_bytes = written + bytes_of(call.tensor("expert_index"));
+  work.written_bytes = written;
+  work.vector_operations = 32 * call.tensor("expert_index").numel();  // the sort
+}
+static void cost_of_moe_init_routing(const Call& call, Work& work) { spread(call, work, "x_out"); }
 VNPU_OPERATOR(MoeInitRouting,
               (const Tensor& x, const Tensor& row_index, const Tensor& expert_index, int64_t,
                Out x_out, Out row_index_out, Out expert_index_out),
@@ -230,6 +236,70 @@ VNPU_OPERATOR(MoeInitRoutingV2,
   if (counts_before_drop) store_counts(sorted, experts, 2, before_drop_out);
 }
 
+constexpr char kInitTiling[] = "moe_init_routing_v3_tiling.cpp";
+static std::string range_text(const std::vector<int64_t>& range) {
+  std::string shown = "value [";
+  for (size_t i = 0; i < range.size(); ++i) shown += (i > 0 ? ", " : "") + text(range[i]);
+  return shown + "]";
+}
+static Rules rules_of_moe_init_routing_v3() {
+  return {"aclnnMoeInitRoutingV3.md, parameters",
+          {{"x", {dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar}), dims(2, 2)}},
+           {"expert_index", {dtype({at::kInt}), dims(2, 2), same_size(0, "x", 0)}},
+           {"active_rows",
+            that("be the number of assignments, or -1 for all", {"expert_index"},
+                 [](const RuleArguments& own) -> Found {
+                   const int64_t rows = own.tensor(1).numel();
+                   if (own.integer() == rows || own.integer() == -1) return std::nullopt;
+                   return "value " + text(own.integer()) + " beside " + text(rows) + " assignments";
+                 }),
+            kInitTiling,
+            {.until = CannRelease::k8_5, .tiling = true}},
+           {"drop_pad_mode", one_of(0), kInitTiling, {.until = CannRelease::k8_3, .tiling = true}},
+           {"drop_pad_mode, row_index_type", one_of(0, 1)},
+           {"count_form", one_of(1, 2), kInitTiling, {.until = CannRelease::k8_3, .tiling = true}},
+           {"count_form", one_of(0, 1, 2)},
+           {"wants_counts", one_of(1), kInitTiling, {.until = CannRelease::k8_5, .tiling = true}},
+           {"quant_mode", one_of(-1, 1), kInitTiling, {.until = CannRelease::k8_3, .tiling = true}},
+           {"quant_mode", one_of(-1, 0, 1)},
+           {"active_range",
+            that("be two numbers, from 0 to expertNum, the first below the second", {"experts"},
+                 [](const RuleArguments& own) -> Found {
+                   const std::vector<int64_t>& range = own.integers();
+                   if (range.size() == 2 && range[0] >= 0 && range[0] < range[1] &&
+                       range[1] <= own.integer(1)) {
+                     return std::nullopt;
+                   }
+                   return range_text(range) + " beside " + text(own.integer(1)) + " experts";
+                 })},
+           {"active_range",
+            that("end at 10240 or before", {},
+                 [](const RuleArguments& own) -> Found {
+                   if (own.integers().size() != 2 || own.integers()[1] <= 10240)
+                     return std::nullopt;
+                   return range_text(own.integers());
+                 }),
+            kInitTiling,
+            {.tiling = true}},
+           {"scale",
+            {dtype({at::kFloat}),
+             fits("be [experts of the range, H]", {"x", "active_range", "quant_mode"},
+                  [](const RuleArguments& own) -> Found {
+                    const TensorView& scale = own.tensor();
+                    const std::vector<int64_t>& range = own.integers(2);
+                    if (own.integer(3) != 1 || range.size() != 2) return std::nullopt;
+                    const bool rows =
+                        size_of(scale, 0) == range[1] - range[0] || size_of(scale, 0) == 1;
+                    if (scale.dims == 2 && rows && size_of(scale, 1) == size_of(own.tensor(1), 1)) {
+                      return std::nullopt;
+                    }
+                    return "sizes " + sizes_of(scale);
+                  })}},
+           {"counts_out", dtype({at::kLong})},
+           {"row_index_out", dtype({at::kInt})}},
+          {.bytes = 32 * kMiB, .copies = true},
+          kBigChips};
+}
 VNPU_OPERATOR(MoeInitRoutingV3,
               (const Tensor& x, const Tensor& expert_index, const OptionalTensor& scale,
                const OptionalTensor& offset, int64_t active_rows, int64_t capacity, int64_t experts,
@@ -238,7 +308,7 @@ VNPU_OPERATOR(MoeInitRoutingV3,
                OptionalOut counts_out, OptionalOut scale_out),
               {.tier = kT2,
                .cost = cost_of_moe_init_routing,
-               .allowed = allowed_moe_init_routing_v3}) {
+               .rules = rules_of_moe_init_routing_v3()}) {
   const int64_t first = active_range.size() == 2 ? active_range[0] : 0;
   const int64_t last = active_range.size() == 2 ? active_range[1] : experts;
   if (first < 0 || last > experts || first > last) {

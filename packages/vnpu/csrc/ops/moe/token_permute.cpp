@@ -1,11 +1,16 @@
 // Permutations of tokens by expert, as training and exchanges between ranks ask for them, and back.
 
 #include "ops/moe/assignments.h"
-#include "ops/moe/declarations.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
 
+static void cost_of_moe_token_permute(const Call& call, Work& work) {
+  const int64_t bytes = bytes_of(call.tensor("permuted"));
+  work.read_bytes = bytes;
+  work.written_bytes = bytes;
+  work.vector_operations = 32 * call.tensor("sorted_indices").numel();
+}
 VNPU_OPERATOR(MoeTokenPermute,
               (const Tensor& tokens, const Tensor& indices, int64_t out_tokens, bool padded_mode,
                Out permuted, Out sorted_indices),
@@ -21,6 +26,11 @@ VNPU_OPERATOR(MoeTokenPermute,
   store(permuted, tokens.index_select(0, at::floor_divide(all.assignments.narrow(0, 0, rows), k)));
 }
 
+static void cost_of_moe_token_unpermute(const Call& call, Work& work) {
+  work.read_bytes = bytes_of(call.tensor("permuted"));
+  work.written_bytes = bytes_of(call.tensor("out"));
+  work.vector_operations = 2 * call.tensor("permuted").numel();
+}
 VNPU_OPERATOR(MoeTokenUnpermute,
               (const Tensor& permuted, const Tensor& sorted_indices, const OptionalTensor& weights,
                bool padded_mode, const OptionalIntArray&, Out out),
@@ -72,11 +82,24 @@ VNPU_OPERATOR(MoeTokenPermuteWithRoutingMap,
   if (weights && weights_out) store(weights_out, weights->t().masked_select(map));
 }
 
+static Rules rules_of_moe_re_routing() {
+  return {"op-plugin torch_npu-npu_moe_re_routing.md, parameters",
+          {{"tokens", {dtype({at::kHalf, at::kBFloat16, at::kChar}), dims(2, 2)}},
+           {"tokens", size_between(1, 1, 16383), {.tiling = true}},
+           {"counts", {dtype({at::kInt, at::kLong}), dims(2, 2)}},
+           {"scales", {dtype({at::kFloat}), dims(1, 1), same_size(0, "tokens", 0)}},
+           {"count_form", one_of(1), {.tiling = true}},
+           {"index_type", one_of(0), {.tiling = true}},
+           {"index_out", dtype({at::kInt})},
+           {"counts_out", same_dtype("counts")}},
+          {.bytes = 16 * kMiB, .copies = true},
+          kBigChips};
+}
 VNPU_OPERATOR(MoeReRouting,
               (const Tensor& tokens, const Tensor& counts, const OptionalTensor& scales,
                int64_t count_form, int64_t index_type, Out tokens_out, OptionalOut scales_out,
                Out index_out, Out counts_out),
-              {.tier = kT2, .cost = elements<1>, .allowed = allowed_moe_re_routing}) {
+              {.tier = kT2, .cost = elements<1>, .rules = rules_of_moe_re_routing()}) {
   // counts [ranks, experts]: tokens lie rank by rank, within a rank expert by expert; they shall
   // lie expert by expert, within an expert rank by rank.
   const Tensor sizes = counts.to(at::kLong).contiguous();

@@ -4,10 +4,8 @@
 
 #include "ops/float_rows.h"
 #include "ops/operator.h"
-#include "ops/pointwise/declarations.h"
-#include "ops/quantization/declarations.h"
 #include "ops/quantization/int8_quantization.h"
-#include "ops/reduction/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -151,9 +149,24 @@ void dequant_swiglu_quant(const DequantSwigluQuant& a, const Tensor& y, const Te
 
 }  // namespace
 
+static Rules rules_of_swi_glu() {
+  return {"ops-nn activation/swi_glu/docs/aclnnSwiGlu.md, parameters",
+          {{"x",
+            {dtype(kFloats), contiguous(),
+             fits("have an even size in dimension dim", {"dim"},
+                  [](const RuleArguments& own) -> Found {
+                    const int64_t size = size_of(own.tensor(), static_cast<int>(own.integer(1)));
+                    if (size % 2 == 0) return std::nullopt;
+                    return "sizes " + sizes_of(own.tensor()) + " beside dim " +
+                           text(own.integer(1));
+                  })}},
+           {"x", {dtype({at::kFloat, at::kHalf}), not_empty()}, {.chips = k310P}},
+           {"out", {same_dtype("x"), contiguous()}}},
+          {.bytes = 16 * kMiB}};
+}
 // silu(first half) * second half
 VNPU_OPERATOR(SwiGlu, (const Tensor& x, int64_t dim, Out out),
-              {.tier = kT2, .cost = elements<10>, .allowed = allowed_swi_glu}) {
+              {.tier = kT2, .cost = elements<10>, .rules = rules_of_swi_glu()}) {
   const auto [gate, value] = halves(x, dim);
   if (out.tensor.numel() == 0) return;
   const ScalarType type = x.scalar_type();
@@ -169,23 +182,17 @@ VNPU_OPERATOR(SwiGlu, (const Tensor& x, int64_t dim, Out out),
   }
 }
 
-static Allowed allowed_clipped_swiglu() {
-  static constexpr char kDocument[] =
-      "ops-nn activation/clipped_swiglu/docs/aclnnClippedSwiglu.md, parameters";
-  return {.rows =
-              {
-                  {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kDocument},
-                  {"x", dims(1, 8), kDocument},
-                  {"group_index", dtype({at::kLong}), kDocument},
-                  {"group_index", dims(1, 1), kDocument},
-                  {"out", same_dtype("x"), kDocument},
-              },
-          .chips = kA2 | kA3};
-}
 VNPU_OPERATOR(ClippedSwiglu,
               (const Tensor& x, const OptionalTensor& group_index, int64_t dim, double alpha,
                double limit, double bias, bool interleaved, Out out),
-              {.tier = kT2, .cost = elements<10>, .allowed = allowed_clipped_swiglu}) {
+              {.tier = kT2,
+               .cost = elements<10>,
+               .rules = {"ops-nn activation/clipped_swiglu/docs/aclnnClippedSwiglu.md, parameters",
+                         {{"x", {dtype(kFloats), dims(1, 8)}},
+                          {"group_index", {dtype({at::kLong}), dims(1, 1)}},
+                          {"out", same_dtype("x")}},
+                         {},
+                         kBigChips}}) {
   // The dimensions before `dim` are the rows that groups count; those after it are part of a row.
   const int64_t axis = dim < 0 ? dim + x.dim() : dim;
   require(axis >= 0 && axis < x.dim(), "dim is out of range");
@@ -238,13 +245,68 @@ VNPU_OPERATOR(SwiGluQuantV2,
   // Source: ops-nn quant/swi_glu_quant/docs/aclnnSwiGluQuantV2.md, and ComputeQuant in its kernel.
   if (dynamic) scale.tensor.view({-1}).narrow(0, 0, rows).reciprocal_();
 }
+
+// op-plugin's page excludes a bias beside groups; the operator's own page and check have one.
+constexpr char kSwigluBias[] = "CheckBias in dequant_swiglu_quant_tiling.cpp of ops-nn";
+static Condition in_groups() { return is_given("group_index"); }
+static Check a_row_for_each_group() {
+  return fits("have a row for each group", {"group_index"}, [](const RuleArguments& own) -> Found {
+    const int64_t groups = size_of(own.tensor(1), 0);
+    const TensorView& values = own.tensor();
+    const int64_t rows = values.dims == 1 ? 1 : size_of(values, 0);
+    if (own.tensor(1).numel() == 0 || rows == groups) return std::nullopt;
+    return "sizes " + sizes_of(values) + " beside " + text(groups) + " groups";
+  });
+}
+static Rules rules_of_dequant_swiglu_quant() {
+  return {"op-plugin torch_npu-npu_dequant_swiglu_quant.md, constraints",
+          {{"x",
+            {dtype({at::kInt, at::kHalf, at::kBFloat16}), contiguous(),
+             size_between(-1, 2, 1 << 30, 2)}},
+           {"x",
+            size_between(-1, 64, 1 << 30, 64).when(in_groups()),
+            "dequant_swiglu_quant_tiling.cpp",
+            {.tiling = true}},
+           {"x",
+            size_between(-1, 2, 7232).when(in_groups()),
+            "aclnnDequantSwigluQuantV2.md, constraints: x's last dimension",
+            {.until = CannRelease::k8_5, .tiling = true}},
+           {"x",
+            size_between(-1, 2, 10496).when(in_groups()),
+            "op-plugin torch_npu-npu_dequant_swiglu_quant.md: x's last dimension",
+            {.since = CannRelease::k9_0, .tiling = true}},
+           {"weight_scale", {dtype({at::kFloat}), same_size(-1, "x", -1), a_row_for_each_group()}},
+           {"weight_scale", present().when(has_dtype("x", {at::kInt}))},
+           {"activation_scale", {dtype({at::kFloat}), entry_for_each_row_of_x()}},
+           {"group_index", {dtype({at::kLong}), dims(1, 1)}},
+           {"bias",
+            {dtype({at::kInt, at::kFloat, at::kHalf, at::kBFloat16}), same_size(-1, "x", -1),
+             a_row_for_each_group()},
+            kSwigluBias},
+           {"quant_offset", absent().when(equals("quant_mode", "dynamic"))},
+           {"quant_mode", one_of("", "static", "dynamic")},
+           {"y", dtype({at::kChar})}},
+          {.bytes = 32 * kMiB},
+          kBigChips};
+}
+// Of rows in groups, those that no group has are neither read nor written.
+static void cost_of_dequant_swiglu_quant(const Call& call, Work& work) {
+  const TensorView& x = call.tensor("x");
+  const int64_t rows = size_of(x, -1) > 0 ? x.numel() / size_of(x, -1) : 0;
+  const int64_t live = call.has("group_index") ? routed_rows(rows) : rows;
+  if (rows == 0) return;
+  work.read_bytes = bytes_of(x) / rows * live;
+  work.written_bytes = bytes_of(call.tensor("y")) / rows * live;
+  work.vector_operations = 10 * (x.numel() / rows) * live;
+  work.wide = true;
+}
 VNPU_OPERATOR(
     DequantSwigluQuant,
     (const Tensor& x, const OptionalTensor& weight_scale, const OptionalTensor& activation_scale,
      const OptionalTensor& bias, const OptionalTensor& quant_scale,
      const OptionalTensor& quant_offset, const OptionalTensor& group_index, bool activate_left,
      const Text& quant_mode, Out y, Out scale),
-    {.tier = kT2, .cost = cost_of_dequant_swiglu_quant, .allowed = allowed_dequant_swiglu_quant}) {
+    {.tier = kT2, .cost = cost_of_dequant_swiglu_quant, .rules = rules_of_dequant_swiglu_quant()}) {
   dequant_swiglu_quant({x,
                         weight_scale,
                         activation_scale,
@@ -264,7 +326,7 @@ VNPU_OPERATOR(
      const OptionalTensor& quant_offset, const OptionalTensor& group_index, bool activate_left,
      const Text& quant_mode, int64_t dst_type, const Text& round_mode, int64_t activate_dim,
      int64_t swiglu_mode, double clamp_limit, double glu_alpha, double glu_bias, Out y, Out scale),
-    {.tier = kT2, .cost = cost_of_dequant_swiglu_quant, .allowed = allowed_dequant_swiglu_quant}) {
+    {.tier = kT2, .cost = cost_of_dequant_swiglu_quant, .rules = rules_of_dequant_swiglu_quant()}) {
   require_int8(dst_type);
   require(round_mode.empty() || round_mode == "rint", "only roundMode \"rint\" exists here");
   require(activate_dim == -1 || activate_dim == x.dim() - 1,

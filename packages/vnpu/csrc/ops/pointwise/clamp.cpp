@@ -1,14 +1,18 @@
 // Clamping between bounds; either bound may be absent. NaN stays NaN.
 
 #include "ops/operator.h"
-#include "ops/pointwise/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 
+static Rules rules_of_clamp() {
+  return {"Ascend910B_dtype_support_list, CheckShape in aclnn_clamp.cpp",
+          {{"self", dtype(kReal), kOnBigChips}, {"out", same_sizes("self")}}};
+}
 VNPU_OPERATOR(Clamp,
               (const Tensor& self, const OptionalScalar& clip_min, const OptionalScalar& clip_max,
                Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_clamp}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_clamp()}) {
   require(clip_min || clip_max, "both bounds are null; at least one is needed.");
   at::clamp_out(out.tensor, self, clip_min, clip_max);
 }
@@ -20,11 +24,11 @@ VNPU_OPERATOR(ClampTensor,
   at::clamp_out(out.tensor, self, clip_min, clip_max);
 }
 VNPU_OPERATOR(ClampMin, (const Tensor& self, const Scalar& clip_min, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_clamp}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_clamp()}) {
   at::clamp_min_out(out.tensor, self, clip_min);
 }
 VNPU_OPERATOR(ClampMax, (const Tensor& self, const Scalar& clip_max, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_clamp}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_clamp()}) {
   at::clamp_max_out(out.tensor, self, clip_max);
 }
 VNPU_OPERATOR(ClampMinTensor, (const Tensor& self, const Tensor& clip_min, Out out),

@@ -1,7 +1,7 @@
 // Comparisons, logic and bits. Comparisons write bool, or 0 and 1 in the output's own dtype.
 
 #include "ops/operator.h"
-#include "ops/pointwise/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 
@@ -23,45 +23,76 @@ namespace vnpu::ops {
   }
 // --- comparisons --------------------------------------------------------------------------------
 
+constexpr char kEqual[] = "dtype lists for 910B in aclnn_{eq,ne}_{scalar,tensor}.cpp";
+static Rules rules_of_two(const char* source, const std::vector<ScalarType>& dtypes) {
+  return {source, {{"self, other", dtype(dtypes), kOnBigChips}}};
+}
 VNPU_TENSOR_TENSOR(EqTensor, at::eq_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_eq_tensor})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_two(kEqual, kNumbers)})
+static Rules rules_of_eq_scalar() {
+  return {kEqual, {{"self", dtype(kNumbers), kOnBigChips}, {"out", same_sizes("self")}}};
+}
 VNPU_TENSOR_SCALAR(EqScalar, at::eq_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_eq_scalar})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_eq_scalar()})
 VNPU_INPLACE_TENSOR(InplaceEqTensor, at::eq_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_SCALAR(InplaceEqScalar, at::eq_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_TENSOR(NeTensor, at::ne_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_eq_tensor})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_two(kEqual, kNumbers)})
 VNPU_TENSOR_SCALAR(NeScalar, at::ne_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_eq_scalar})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_eq_scalar()})
 VNPU_INPLACE_TENSOR(InplaceNeTensor, at::ne_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_SCALAR(InplaceNeScalar, at::ne_out, {.tier = kT1, .cost = elements<1>})
+constexpr char kLessTensors[] = "dtype lists for 910B in aclnn_{lt,le,gt,ge}_tensor.cpp";
+const std::vector<ScalarType> kOrdered =
+    with(kReal, {at::kBool, at::kUInt16, at::kUInt32, at::kUInt64});
 VNPU_TENSOR_TENSOR(LtTensor, at::lt_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_lt_tensor})
+                   {.tier = kT1,
+                    .cost = elements<1>,
+                    .rules = rules_of_two(kLessTensors, kOrdered)})
+static Rules rules_of_lt_scalar() {
+  return {
+      "CheckDtypeValid, CheckPromoteType in aclnn_{lt,gt,ge}_scalar.cpp",
+      {{"self",
+        dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kShort,
+               at::kChar, at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}),
+        kOnBigChips},
+       {"out", same_sizes("self")}}};
+}
 VNPU_TENSOR_SCALAR(LtScalar, at::lt_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_lt_scalar})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_lt_scalar()})
 VNPU_INPLACE_TENSOR(InplaceLtTensor, at::lt_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_SCALAR(InplaceLtScalar, at::lt_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_TENSOR(LeTensor, at::le_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_le_tensor})
+                   {.tier = kT1,
+                    .cost = elements<1>,
+                    .rules = rules_of_two(kLessTensors, with(kReal, {at::kBool, at::kUInt16}))})
 VNPU_TENSOR_SCALAR(LeScalar, at::le_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_TENSOR(InplaceLeTensor, at::le_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_SCALAR(InplaceLeScalar, at::le_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_TENSOR(GtTensor, at::gt_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_lt_tensor})
+                   {.tier = kT1,
+                    .cost = elements<1>,
+                    .rules = rules_of_two(kLessTensors, kOrdered)})
 VNPU_TENSOR_SCALAR(GtScalar, at::gt_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_lt_scalar})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_lt_scalar()})
 VNPU_INPLACE_TENSOR(InplaceGtTensor, at::gt_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_SCALAR(InplaceGtScalar, at::gt_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_TENSOR(GeTensor, at::ge_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_lt_tensor})
+                   {.tier = kT1,
+                    .cost = elements<1>,
+                    .rules = rules_of_two(kLessTensors, kOrdered)})
 VNPU_TENSOR_SCALAR(GeScalar, at::ge_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_lt_scalar})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_lt_scalar()})
 VNPU_INPLACE_TENSOR(InplaceGeTensor, at::ge_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_SCALAR(InplaceGeScalar, at::ge_out, {.tier = kT1, .cost = elements<1>})
 
 // torch.equal: one bool for the whole tensors.
 VNPU_OPERATOR(Equal, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_equal}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {
+                   "CheckDtypeValid in aclnn_equal.cpp",
+                   {{"self, other", dtype(kOrdered), kOnBigChips}, {"out", dtype({at::kBool})}}}}) {
   out.tensor.fill_(at::equal(self, other));
 }
 // |self - other| <= atol + rtol * |other|
@@ -76,11 +107,15 @@ VNPU_OPERATOR(IsClose,
 
 VNPU_TENSOR_TENSOR(LogicalAnd, at::logical_and_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_TENSOR(LogicalOr, at::logical_or_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_logical_or})
+                   {.tier = kT1,
+                    .cost = elements<1>,
+                    .rules = rules_of_two("DTYPE_SUPPORT_LIST in aclnn_logical_or.cpp", kNumbers)})
 VNPU_TENSOR_TENSOR(LogicalXor, at::logical_xor_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_TENSOR(InplaceLogicalAnd, at::logical_and_out, {.tier = kT1, .cost = elements<1>})
 VNPU_INPLACE_TENSOR(InplaceLogicalOr, at::logical_or_out,
-                    {.tier = kT1, .cost = elements<1>, .allowed = allowed_logical_or})
+                    {.tier = kT1,
+                     .cost = elements<1>,
+                     .rules = rules_of_two("DTYPE_SUPPORT_LIST in aclnn_logical_or.cpp", kNumbers)})
 VNPU_OPERATOR(LogicalNot, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<1>}) {
   at::logical_not_out(out.tensor, self);
 }
@@ -90,18 +125,29 @@ VNPU_OPERATOR(InplaceLogicalNot, (InOut self), {.tier = kT1, .cost = elements<1>
 
 // --- bits ---------------------------------------------------------------------------------------
 
+constexpr char kBits[] = "DTYPE_SUPPORT_LIST in aclnn_bitwise_and_{tensor,scalar}.cpp";
+const std::vector<ScalarType> kIntegers{at::kShort, at::kInt, at::kLong, at::kChar, at::kByte};
+const std::vector<ScalarType> kBitDtypes = with(kIntegers, {at::kBool, at::kUInt16});
 VNPU_TENSOR_TENSOR(BitwiseAndTensor, at::bitwise_and_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_bitwise_and_tensor})
-VNPU_TENSOR_SCALAR(BitwiseAndScalar, at::bitwise_and_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_bitwise_and_scalar})
+                   {.tier = kT1, .cost = elements<1>, .rules = rules_of_two(kBits, kBitDtypes)})
+VNPU_TENSOR_SCALAR(
+    BitwiseAndScalar, at::bitwise_and_out,
+    {.tier = kT1,
+     .cost = elements<1>,
+     .rules = {kBits, {{"self", dtype(kBitDtypes), kOnBigChips}, {"out", same_sizes("self")}}}})
 VNPU_INPLACE_TENSOR(InplaceBitwiseAndTensor, at::bitwise_and_out,
-                    {.tier = kT1, .cost = elements<1>, .allowed = allowed_bitwise_and_tensor})
+                    {.tier = kT1, .cost = elements<1>, .rules = rules_of_two(kBits, kBitDtypes)})
 VNPU_INPLACE_SCALAR(InplaceBitwiseAndScalar, at::bitwise_and_out,
                     {.tier = kT1,
                      .cost = elements<1>,
-                     .allowed = allowed_inplace_bitwise_and_scalar})
+                     .rules = {kBits, {{"self", dtype(kBitDtypes), kOnBigChips}}}})
+const std::vector<ScalarType> kAllIntegers =
+    with(kIntegers, {at::kUInt16, at::kUInt32, at::kUInt64});
 VNPU_TENSOR_TENSOR(BitwiseOrTensor, at::bitwise_or_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_bitwise_or_tensor})
+                   {.tier = kT1,
+                    .cost = elements<1>,
+                    .rules = rules_of_two("DTYPE_SUPPORT_LIST in aclnn_bitwise_or_tensor.cpp",
+                                          with(kAllIntegers, {at::kBool}))})
 VNPU_TENSOR_SCALAR(BitwiseOrScalar, at::bitwise_or_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_TENSOR(BitwiseXorTensor, at::bitwise_xor_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_SCALAR(BitwiseXorScalar, at::bitwise_xor_out, {.tier = kT1, .cost = elements<1>})
@@ -110,12 +156,19 @@ VNPU_INPLACE_TENSOR(InplaceBitwiseXorTensor, at::bitwise_xor_out,
 VNPU_INPLACE_SCALAR(InplaceBitwiseXorScalar, at::bitwise_xor_out,
                     {.tier = kT1, .cost = elements<1>})
 VNPU_OPERATOR(BitwiseNot, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_bitwise_not}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"aclnn_bitwise_not.cpp: DTYPE_SUPPORT_LIST, CheckShape",
+                         {{"self", dtype(with(kIntegers, {at::kBool})), kOnBigChips},
+                          {"out", {same_dtype("self"), same_sizes("self")}}}}}) {
   at::bitwise_not_out(out.tensor, self);
 }
 VNPU_TENSOR_TENSOR(LeftShift, at::bitwise_left_shift_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_SCALAR(LeftShifts, at::bitwise_left_shift_out, {.tier = kT1, .cost = elements<1>})
 VNPU_TENSOR_TENSOR(RightShift, at::bitwise_right_shift_out,
-                   {.tier = kT1, .cost = elements<1>, .allowed = allowed_right_shift})
+                   {.tier = kT1,
+                    .cost = elements<1>,
+                    .rules = {"DTYPE_SUPPORT_LIST in aclnn_right_shift.cpp",
+                              {{"self, other, out", dtype(kAllIntegers), kOnBigChips}}}})
 
 }  // namespace vnpu::ops

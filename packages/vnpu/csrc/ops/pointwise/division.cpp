@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ops/operator.h"
-#include "ops/pointwise/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -30,19 +30,19 @@ std::optional<std::string_view> rounding_mode(int32_t mode) {
 }  // namespace
 
 VNPU_OPERATOR(Div, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   at::div_out(out.tensor, self, other);
 }
 VNPU_OPERATOR(Divs, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
   at::div_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(InplaceDiv, (InOut self, const Tensor& other),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   self.tensor.div_(other);
 }
 VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
   if (at::isIntegralType(self.tensor.scalar_type(), /*includeBool=*/false)) {
     store(self.tensor, self.tensor.div(number(other)));  // cast, which ATen refuses to do
   } else {
@@ -54,7 +54,7 @@ VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Ou
   at::div_out(out.tensor, self, other, rounding_mode(mode));
 }
 VNPU_OPERATOR(DivMods, (const Tensor& self, const Scalar& other, int32_t mode, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
   at::div_out(out.tensor, self, number(other), rounding_mode(mode));
 }
 VNPU_OPERATOR(InplaceDivMod, (InOut self, const Tensor& other, int32_t mode),
@@ -72,7 +72,10 @@ VNPU_OPERATOR(FloorDivide, (const Tensor& self, const Tensor& other, Out out),
   at::floor_divide_out(out.tensor, self, other);
 }
 VNPU_OPERATOR(FloorDivides, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_floor_divides}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_floor_divide.cpp",
+                         {{"self", dtype(kRealAndBool), kOnBigChips}}}}) {
   at::floor_divide_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(InplaceFloorDivide, (InOut self, const Tensor& other),
@@ -88,7 +91,12 @@ VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, O
   at::remainder_out(out.tensor, self, divisor(other));
 }
 VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<10>, .allowed = allowed_remainder_tensor_scalar}) {
+              {.tier = kT1,
+               .cost = elements<10>,
+               .rules = {
+                   "aclnnRemainderTensorScalar&aclnnInplaceRemainderTensorScalar.md, parameters",
+                   {{"self", dtype(with(kFloats, {at::kDouble, at::kInt, at::kLong})), kOnBigChips},
+                    {"out", same_sizes("self")}}}}) {
   at::remainder_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out),

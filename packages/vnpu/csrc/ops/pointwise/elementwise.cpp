@@ -3,7 +3,7 @@
 // writing, as ATen's iterator does.
 
 #include "ops/operator.h"
-#include "ops/pointwise/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -23,11 +23,17 @@ bool is_half(const Tensor& self, const Tensor& tensor1, const Tensor& tensor2) {
 // --- sums and differences ---------------------------------------------------------------------
 
 VNPU_OPERATOR(Add, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   at::add_out(out.tensor, self, other, alpha);
 }
+
+static Rules rules_of_adds() {
+  return {kArithmetic,
+          {{"self", dtype(kNumbers), kOnBigChips},
+           {"out", same_sizes("self"), "OP_CHECK_SHAPE_NOT_EQUAL in aclnn_{add,sub,mul}.cpp"}}};
+}
 VNPU_OPERATOR(Adds, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_adds}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_adds()}) {
   at::add_out(out.tensor, self, number(other), alpha);
 }
 VNPU_OPERATOR(AddV3, (const Scalar& self, const Tensor& other, const Scalar& alpha, Out out),
@@ -35,27 +41,27 @@ VNPU_OPERATOR(AddV3, (const Scalar& self, const Tensor& other, const Scalar& alp
   at::add_out(out.tensor, number(self), other, alpha);
 }
 VNPU_OPERATOR(InplaceAdd, (InOut self, const Tensor& other, const Scalar& alpha),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   self.tensor.add_(other, alpha);
 }
 VNPU_OPERATOR(InplaceAdds, (InOut self, const Scalar& other, const Scalar& alpha),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
   self.tensor.add_(number(other), alpha);
 }
 VNPU_OPERATOR(Sub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   at::sub_out(out.tensor, self, other, alpha);
 }
 VNPU_OPERATOR(Subs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_adds}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_adds()}) {
   at::sub_out(out.tensor, self, number(other), alpha);
 }
 VNPU_OPERATOR(InplaceSub, (InOut self, const Tensor& other, const Scalar& alpha),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   self.tensor.sub_(other, alpha);
 }
 VNPU_OPERATOR(InplaceSubs, (InOut self, const Scalar& other, const Scalar& alpha),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
   self.tensor.sub_(number(other), alpha);
 }
 VNPU_OPERATOR(Rsub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
@@ -63,26 +69,30 @@ VNPU_OPERATOR(Rsub, (const Tensor& self, const Tensor& other, const Scalar& alph
   at::sub_out(out.tensor, other, self, alpha);
 }
 VNPU_OPERATOR(Rsubs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_rsubs}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {
+                   "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_rsub.cpp",
+                   {{"self", dtype(kRealAndComplex), kOnBigChips}, {"out", same_sizes("self")}}}}) {
   at::sub_out(out.tensor, number(other), self, alpha);
 }
 
 // --- products ---------------------------------------------------------------------------------
 
 VNPU_OPERATOR(Mul, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   at::mul_out(out.tensor, self, other);
 }
 VNPU_OPERATOR(Muls, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_adds}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_adds()}) {
   at::mul_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(InplaceMul, (InOut self, const Tensor& other),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
   self.tensor.mul_(other);
 }
 VNPU_OPERATOR(InplaceMuls, (InOut self, const Scalar& other),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
   self.tensor.mul_(number(other));
 }
 
@@ -92,12 +102,21 @@ VNPU_OPERATOR(PowTensorTensor, (const Tensor& self, const Tensor& exponent, Out 
               {.tier = kT1, .cost = elements<10>}) {
   at::pow_out(out.tensor, self, exponent);
 }
+
+constexpr char kPow[] = "DTYPE_SUPPORT_LIST, CheckShape in aclnn_pow.cpp";
 VNPU_OPERATOR(PowTensorScalar, (const Tensor& self, const Scalar& exponent, Out out),
-              {.tier = kT1, .cost = elements<10>, .allowed = allowed_pow_tensor_scalar}) {
+              {.tier = kT1,
+               .cost = elements<10>,
+               .rules = {kPow,
+                         {{"self", dtype(kNumbers), kOnBigChips}, {"out", same_sizes("self")}}}}) {
   at::pow_out(out.tensor, self, exponent);
 }
 VNPU_OPERATOR(PowScalarTensor, (const Scalar& self, const Tensor& exponent, Out out),
-              {.tier = kT1, .cost = elements<10>, .allowed = allowed_pow_scalar_tensor}) {
+              {.tier = kT1,
+               .cost = elements<10>,
+               .rules = {kPow,
+                         {{"exponent", dtype(kNumbers), kOnBigChips},
+                          {"out", same_sizes("exponent")}}}}) {
   at::pow_out(out.tensor, self, exponent);
 }
 VNPU_OPERATOR(InplacePowTensorTensor, (InOut self, const Tensor& exponent),
@@ -128,10 +147,16 @@ VNPU_OPERATOR(InplaceAtan2, (InOut self, const Tensor& other), {.cost = elements
   self.tensor.atan2_(other);
 }
 
+static Rules rules_of_inplace_addcmul() {
+  const std::vector<ScalarType> dtypes =
+      with(kFloats, {at::kDouble, at::kInt, at::kLong, at::kChar, at::kByte});
+  return {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_addcmul.cpp",
+          {{"self, tensor1, tensor2", dtype(dtypes), kOnBigChips}}};
+}
 VNPU_OPERATOR(Addcmul,
               (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
                const Scalar& value, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_addcmul}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_inplace_addcmul()}) {
   if (is_half(self, tensor1, tensor2)) {
     store(out, scaled_term(self, at::mul(tensor1, tensor2), value));
   } else {
@@ -140,7 +165,7 @@ VNPU_OPERATOR(Addcmul,
 }
 VNPU_OPERATOR(InplaceAddcmul,
               (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_addcmul}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_inplace_addcmul()}) {
   if (is_half(self.tensor, tensor1, tensor2)) {
     store(self, scaled_term(self.tensor, at::mul(tensor1, tensor2), value));
   } else {

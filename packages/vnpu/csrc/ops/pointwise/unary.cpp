@@ -1,7 +1,7 @@
 // Element-wise functions of one tensor: mathematics, rounding, tests and activations.
 
 #include "ops/operator.h"
-#include "ops/pointwise/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 
@@ -15,28 +15,59 @@ namespace vnpu::ops {
 
 // --- mathematics --------------------------------------------------------------------------------
 
-VNPU_UNARY(Abs, at::abs_out, {.tier = kT1, .cost = elements<1>, .allowed = allowed_abs})
-VNPU_UNARY(Neg, at::neg_out, {.tier = kT1, .cost = elements<1>, .allowed = allowed_neg})
-VNPU_UNARY(Exp, at::exp_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_exp})
-VNPU_UNARY(Exp2, at::exp2_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_exp2})
+VNPU_UNARY(Abs, at::abs_out,
+           {.tier = kT1,
+            .cost = elements<1>,
+            .rules = {"ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_abs.cpp",
+                      {{"self", dtype(with(kRealAndBool, {at::kComplexFloat})), kOnBigChips}}}})
+const std::vector<ScalarType> kFloatsAndComplex{at::kFloat,  at::kHalf,         at::kBFloat16,
+                                                at::kDouble, at::kComplexFloat, at::kComplexDouble};
+VNPU_UNARY(Neg, at::neg_out,
+           {.tier = kT1,
+            .cost = elements<1>,
+            .rules = {"aclnn_neg.cpp: dtype_support_list_afterV200, CheckShape",
+                      {{"self", dtype(with(kFloatsAndComplex, {at::kChar, at::kInt, at::kLong})),
+                        kOnBigChips},
+                       {"out", same_sizes("self")}}}})
+VNPU_UNARY(Exp, at::exp_out,
+           {.tier = kT1,
+            .cost = elements<10>,
+            .rules = {
+                "aclnn_exp.cpp: DTYPE_SUPPORT_LIST_910B, CheckShape",
+                {{"self", dtype(with(kFloatsAndComplex, {at::kBool, at::kLong})), kOnBigChips},
+                 {"out", same_sizes("self")}}}})
+VNPU_UNARY(Exp2, at::exp2_out,
+           {.tier = kT1,
+            .cost = elements<10>,
+            .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_exp2.cpp",
+                      {{"self", dtype(kRealAndBool), kOnBigChips}}}})
 VNPU_UNARY(Expm1, at::expm1_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Log, at::log_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Log2, at::log2_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Log10, at::log10_out, {.cost = elements<10>})
 VNPU_UNARY(Log1p, at::log1p_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Sqrt, at::sqrt_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Rsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
+static Rules rules_of_cos() {
+  return {"dtype lists in aclnn_{cos,sin,reciprocal,rsqrt,sigmoid}.cpp",
+          {{"self", dtype(kNumbers), kOnBigChips},
+           {"out", dtype(kFloatsAndComplex), kOnBigChips},
+           {"out", same_sizes("self")}}};
+}
+VNPU_UNARY(Rsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
 VNPU_UNARY(Reciprocal, at::reciprocal_out,
-           {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
-VNPU_UNARY(Sin, at::sin_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
-VNPU_UNARY(Cos, at::cos_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
+           {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Sin, at::sin_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Cos, at::cos_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
 VNPU_UNARY(Tan, at::tan_out, {.cost = elements<10>})
 VNPU_UNARY(Erf, at::erf_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceExp, at::exp_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceExp2, at::exp2_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceExpm1, at::expm1_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceLog, at::log_out,
-                   {.tier = kT1, .cost = elements<10>, .allowed = allowed_inplace_log})
+                   {.tier = kT1,
+                    .cost = elements<10>,
+                    .rules = {"ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_log.cpp",
+                              {{"self", dtype(kFloatsAndComplex), kOnBigChips}}}})
 VNPU_UNARY_INPLACE(InplaceLog2, at::log2_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceLog10, at::log10_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceLog1p, at::log1p_out, {.cost = elements<10>})
@@ -89,7 +120,11 @@ VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out), {.cost = elemen
 VNPU_UNARY(Floor, at::floor_out, {.tier = kT1, .cost = elements<1>})
 VNPU_UNARY(Ceil, at::ceil_out, {.tier = kT1, .cost = elements<1>})
 VNPU_UNARY(Round, at::round_out,
-           {.tier = kT1, .cost = elements<1>, .allowed = allowed_round})  // half to even
+           {.tier = kT1,
+            .cost = elements<1>,
+            .rules = {"ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_round.cpp",
+                      {{"self", dtype(with(kFloats, {at::kDouble, at::kInt, at::kLong})),
+                        kOnBigChips}}}})  // half to even
 VNPU_UNARY(Trunc, at::trunc_out, {.tier = kT1, .cost = elements<1>})
 VNPU_UNARY(Sign, at::sgn_out, {.tier = kT1, .cost = elements<1>})  // complex numbers too
 VNPU_OPERATOR(Signbit, (const Tensor& self, Out out), {.cost = elements<1>}) {
@@ -126,9 +161,23 @@ VNPU_OPERATOR(InplaceNanToNum, (InOut self, float nan, float posinf, float negin
 
 // --- activations --------------------------------------------------------------------------------
 
-VNPU_UNARY(Sigmoid, at::sigmoid_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
-VNPU_UNARY(Tanh, at::tanh_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_tanh})
-VNPU_UNARY(Silu, at::silu_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu})
+VNPU_UNARY(Sigmoid, at::sigmoid_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Tanh, at::tanh_out,
+           {.tier = kT1,
+            .cost = elements<10>,
+            .rules = {"aclnnTanh&aclnnInplaceTanh.md, parameters",
+                      {{"self",
+                        dtype(with(kFloats, {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt,
+                                             at::kLong})),
+                        kOnBigChips},
+                       {"out", dtype(kFloats), kOnBigChips},
+                       {"out", same_sizes("self")}}}})
+static Rules rules_of_gelu() {
+  return {
+      "DTYPE_SUPPORT_LIST in aclnn_{gelu,silu}.cpp",
+      {{"self", dtype(kFloats), kOnBigChips}, {"out", {same_dtype("self"), same_sizes("self")}}}};
+}
+VNPU_UNARY(Silu, at::silu_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_gelu()})
 VNPU_UNARY(Mish, at::mish_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Hardswish, at::hardswish_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Hardsigmoid, at::hardsigmoid_out, {.tier = kT1, .cost = elements<10>})
@@ -138,12 +187,24 @@ VNPU_UNARY_INPLACE(InplaceMish, at::mish_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceHardswish, at::hardswish_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceHardsigmoid, at::hardsigmoid_out, {.cost = elements<10>})
 
+constexpr char kRelu[] = "activation/relu/README.md, parameters";
+static Rules rules_of_relu() {
+  const auto dtypes = with(kFloats, {at::kChar, at::kByte, at::kInt, at::kLong});
+  return {
+      kRelu,
+      {{"self", dtype(dtypes), kOnBigChips}, {"out", {same_dtype("self"), same_sizes("self")}}}};
+}
 VNPU_OPERATOR(Relu, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_relu}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_relu()}) {
   at::clamp_min_out(out.tensor, self, 0);
 }
+
+static Rules rules_of_inplace_relu() {
+  const auto dtypes = with(kFloats, {at::kChar, at::kByte, at::kInt, at::kLong});
+  return {kRelu, {{"self", dtype(dtypes), kOnBigChips}}};
+}
 VNPU_OPERATOR(InplaceRelu, (InOut self),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_relu}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_inplace_relu()}) {
   self.tensor.relu_();
 }
 VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out out),
@@ -158,11 +219,15 @@ VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope), {.co
 // are on (torch_npu.npu.use_compatible_impl): then it calls GeluV2 with the form that was asked
 // for.
 VNPU_OPERATOR(Gelu, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu}) {
+              {.tier = kT1, .cost = elements<10>, .rules = rules_of_gelu()}) {
   at::gelu_out(out.tensor, self, "tanh");
 }
 VNPU_OPERATOR(GeluV2, (const Tensor& x, int64_t approximate, Out out),
-              {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu_v2}) {
+              {.tier = kT1,
+               .cost = elements<10>,
+               .rules = {"DTYPE_SUPPORT_LIST in aclnn_gelu_v2.cpp",
+                         {{"x", dtype(kFloats), kOnBigChips},
+                          {"out", {same_dtype("x"), same_sizes("x")}}}}}) {
   require(approximate == 0 || approximate == 1, "approximate must be 0 (erf) or 1 (tanh).");
   at::gelu_out(out.tensor, x, approximate == 1 ? "tanh" : "none");
 }
@@ -178,7 +243,10 @@ VNPU_OPERATOR(InplaceElu,
   at::elu_(self.tensor, alpha, scale, input_scale);
 }
 VNPU_OPERATOR(Softplus, (const Tensor& self, const Scalar& beta, const Scalar& threshold, Out out),
-              {.tier = kT1, .cost = elements<10>, .allowed = allowed_softplus}) {
+              {.tier = kT1,
+               .cost = elements<10>,
+               .rules = {"aclnn_softplus.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape",
+                         {{"self", dtype(kFloats), kOnBigChips}, {"out", same_sizes("self")}}}}) {
   at::softplus_out(out.tensor, self, beta, threshold);
 }
 VNPU_OPERATOR(Hardtanh,

@@ -3,8 +3,8 @@
 
 #include "ops/matmul/integer_matrices.h"
 #include "ops/operator.h"
-#include "ops/quantization/declarations.h"
 #include "ops/quantization/int8_quantization.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -135,14 +135,30 @@ void pack_parameters(const Tensor& scale, const OptionalTensor& offset, bool rou
 
 }  // namespace
 
+constexpr char kDynamic[] = "op-plugin torch_npu-npu_dynamic_quant.md, parameters";
+static std::vector<Rule> dynamic_rules() {
+  return {{"x", {dtype(kHalves), dims(2, 8)}},
+          {"scale", {dtype({at::kFloat}), entry_for_each_row_of_x()}},
+          {"smooth", same_dtype("x")},
+          {"y", same_sizes("x").when(has_dtype("y", {at::kChar}))}};
+}
 VNPU_OPERATOR(DynamicQuant, (const Tensor& x, const OptionalTensor& smooth, Out y, Out scale),
-              {.tier = kT2, .cost = elements<6>, .allowed = allowed_dynamic_quant}) {
+              {.tier = kT2,
+               .cost = elements<6>,
+               .rules = {
+                   kDynamic, dynamic_rules(), {.bytes = 16 * kMiB, .copies = true}, kBigChips}}) {
   quantize_dynamically(x, {smooth, {}}, y, scale, {});
 }
 VNPU_OPERATOR(DynamicQuantV2,
               (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
                int64_t type, Out y, Out scale, OptionalOut offset),
-              {.tier = kT2, .cost = elements<6>, .allowed = allowed_dynamic_quant_v2}) {
+              {.tier = kT2,
+               .cost = elements<6>,
+               .rules = {kDynamic,
+                         joined(dynamic_rules(),
+                                {{"offset", {dtype({at::kFloat}), same_sizes("scale")}}}),
+                         {.bytes = 16 * kMiB, .copies = true},
+                         kBigChips}}) {
   require_integer_type(type);
   quantize_dynamically(x, {smooth, groups, !offset}, y, scale, offset);
 }
@@ -164,17 +180,25 @@ VNPU_OPERATOR(DynamicQuantV4,
   quantize_dynamically(x, {smooth, groups, symmetric, over}, y, scale, offset);
 }
 
+static Rules rules_of_ascend_quant() {
+  return {"ops-nn quant/ascend_quant_v2/docs/aclnnAscendQuantV3.md",
+          {{"x", dtype({at::kFloat, at::kHalf, at::kBFloat16})},
+           {"scale", same_dtype("x")},
+           {"offset", {same_dtype("scale"), same_sizes("scale")}}},
+          {.bytes = 16 * kMiB, .copies = true},
+          kBigChips};
+}
 // round(x * scale + offset)
 VNPU_OPERATOR(AscendQuant,
               (const Tensor& x, const Tensor& scale, const OptionalTensor& offset, bool squared,
                const Text& round_mode, int32_t type, Out y),
-              {.tier = kT2, .cost = elements<3>, .allowed = allowed_ascend_quant}) {
+              {.tier = kT2, .cost = elements<3>, .rules = rules_of_ascend_quant()}) {
   quantize_statically(x, scale, offset, squared, round_mode, type, -1, y);
 }
 VNPU_OPERATOR(AscendQuantV3,
               (const Tensor& x, const Tensor& scale, const OptionalTensor& offset, bool squared,
                const Text& round_mode, int32_t type, int32_t axis, Out y),
-              {.tier = kT2, .cost = elements<3>, .allowed = allowed_ascend_quant}) {
+              {.tier = kT2, .cost = elements<3>, .rules = rules_of_ascend_quant()}) {
   quantize_statically(x, scale, offset, squared, round_mode, type, axis, y);
 }
 
@@ -192,11 +216,31 @@ VNPU_OPERATOR(AscendAntiQuant,
   store(y, values * factor);
 }
 
+static Check one_or_axis_of(const char* other) {
+  return fits("have one entry, or one for each of x's last dimension", {other},
+              [](const RuleArguments& own) -> Found {
+                const int64_t entries = own.tensor().numel();
+                if (entries == 1 || entries == size_of(own.tensor(1), -1)) return std::nullopt;
+                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(own.tensor(1));
+              });
+}
+static Rules rules_of_quantize() {
+  return {"op-plugin torch_npu-npu_quantize.md, parameters",
+          {{"x", dtype({at::kFloat, at::kHalf, at::kBFloat16})},
+           {"scales", {dtype({at::kFloat, at::kBFloat16}), dims(1, 1)}},
+           {"scales", one_or_axis_of("x").when(equals("axis", -1))},
+           {"zero_points",
+            {dtype({at::kChar, at::kByte, at::kInt, at::kBFloat16}), same_sizes("scales")}},
+           {"scales", dtype({at::kBFloat16}).when(has_dtype("zero_points", {at::kBFloat16}))},
+           {"x", dtype({at::kBFloat16}).when(has_dtype("scales", {at::kBFloat16}))}},
+          {.bytes = 16 * kMiB, .copies = true},
+          kBigChips};
+}
 // round(x / scale + zero_point)
 VNPU_OPERATOR(Quantize,
               (const Tensor& x, const Tensor& scales, const OptionalTensor& zero_points, DType type,
                int32_t axis, Out out),
-              {.tier = kT2, .cost = elements<3>, .allowed = allowed_quantize}) {
+              {.tier = kT2, .cost = elements<3>, .rules = rules_of_quantize()}) {
   if (x.numel() == 0) return;
   Tensor values = x.to(at::kFloat) / along(scales, x, axis);
   if (zero_points) values = values + along(*zero_points, x, axis);
@@ -223,12 +267,26 @@ VNPU_OPERATOR(TransQuantParamV3,
   pack_parameters(scale, offset, round_mode == 1, out);
 }
 
+static Rules rules_of_dequant_bias() {
+  return {
+      "ops-nn quant/dequant_bias/docs/aclnnDequantBias.md, constraints",
+      {{"x", {dtype({at::kInt}), dims(2, 2), contiguous()}},
+       {"x", size_between(0, 1, 25000), {.tiling = true}},
+       {"weight_scale", {dtype({at::kFloat, at::kBFloat16}), contiguous(), same_size(0, "x", 1)}},
+       {"weight_scale", dtype({at::kFloat}).when(has_dtype("out", {at::kHalf}))},
+       {"weight_scale", dtype({at::kBFloat16}).when(has_dtype("out", {at::kBFloat16}))},
+       {"activation_scale", {dtype({at::kFloat}), contiguous(), same_size(0, "x", 0)}},
+       {"bias", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt})},
+       {"out", dtype({at::kHalf, at::kBFloat16})}},
+      {.bytes = 16 * kMiB},
+      kBigChips};
+}
 // x int32 [m, n] -> (x + bias) * weight_scale [n] * activation_scale [m], where an integer bias is
 // added before and another one after scaling.
 VNPU_OPERATOR(DequantBias,
               (const Tensor& x, const Tensor& weight_scale, const OptionalTensor& activation_scale,
                const OptionalTensor& bias, int64_t, Out out),
-              {.tier = kT2, .cost = elements<3>, .allowed = allowed_dequant_bias}) {
+              {.tier = kT2, .cost = elements<3>, .rules = rules_of_dequant_bias()}) {
   if (x.numel() == 0) return;
   const bool integer_bias = bias && bias->scalar_type() == at::kInt;
   Tensor values = (integer_bias ? x + *bias : x).to(at::kFloat) * weight_scale.to(at::kFloat);

@@ -5,10 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "ops/dtype_lists.h"
 #include "ops/operator.h"
 #include "ops/random/random_numbers.h"
-#include "ops/reduction/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -81,15 +80,13 @@ Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Rando
   return count == 1 ? race.argmax(-1, /*keepdim=*/true) : std::get<1>(race.topk(count, -1));
 }
 
-constexpr char kRandom[] =
-    "ops-math random/dsa_random_uniform/docs/aclnnInplaceRandom.md, parameters";
-
-Allowed allowed_inplace_random() { return {{}, {{"self", dtype(kNumbers), kRandom, kOnBigChips}}}; }
-
 }  // namespace
 
 VNPU_OPERATOR(InplaceUniform, (Out self, double from, double to, uint64_t seed, uint64_t offset),
-              {.tier = kT1, .cost = elements<20>, .allowed = allowed_inplace_uniform}) {
+              {.tier = kT1,
+               .cost = elements<20>,
+               .rules = {"DTYPE_SUPPORT_LIST in aclnn_uniform.cpp",
+                         {{"self", dtype(kReal), kOnBigChips}}}}) {
   fill_uniform(self.tensor, from, to, {seed, offset});
 }
 VNPU_OPERATOR(InplaceUniformTensor,
@@ -99,7 +96,10 @@ VNPU_OPERATOR(InplaceUniformTensor,
   fill_uniform(self.tensor, from, to, random_source(seed, offset, std::bit_cast<int64_t>(more)));
 }
 VNPU_OPERATOR(InplaceNormal, (Out self, float mean, float std, int64_t seed, int64_t offset),
-              {.tier = kT1, .cost = elements<20>, .allowed = allowed_inplace_normal}) {
+              {.tier = kT1,
+               .cost = elements<20>,
+               .rules = {"DTYPE_SUPPORT_LIST in aclnn_normal.cpp",
+                         {{"self", dtype(kRealAndBool), kOnBigChips}}}}) {
   fill_normal(self.tensor, mean, std, random_source(seed, offset));
 }
 VNPU_OPERATOR(InplaceNormalTensor,
@@ -130,7 +130,11 @@ VNPU_OPERATOR(NormalTensorTensor,
 
 // Integers in [from, to), in any dtype.
 VNPU_OPERATOR(InplaceRandom, (Out self, int64_t from, int64_t to, int64_t seed, int64_t offset),
-              {.tier = kT1, .cost = elements<20>, .allowed = allowed_inplace_random}) {
+              {.tier = kT1,
+               .cost = elements<20>,
+               .rules = {
+                   "ops-math random/dsa_random_uniform/docs/aclnnInplaceRandom.md, parameters",
+                   {{"self", dtype(kNumbers), kOnBigChips}}}}) {
   fill_integers(self.tensor, from, to, random_source(seed, offset));
 }
 VNPU_OPERATOR(InplaceRandomTensor,

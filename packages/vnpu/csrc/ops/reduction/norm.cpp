@@ -2,7 +2,7 @@
 // results are rounded once, on store.
 
 #include "ops/operator.h"
-#include "ops/reduction/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -28,11 +28,20 @@ void layer_norm(const Tensor& input, const IntArray& normalized_shape, const Opt
 
 }  // namespace
 
+static Rules rules_of_layer_norm() {
+  return {"CheckDtypeValid, CheckShape in aclnn_layer_norm.cpp of ops-nn",
+          {{"input", dtype(kFloats)},
+           {"input", dtype({at::kFloat, at::kHalf}), {.chips = k310P}},
+           {"weight, bias", dtype(kFloats)},
+           {"weight", same_dtype("bias")},
+           {"weight, bias", trailing_dimensions_of("input")},
+           {"out", {dtype(kFloats), same_sizes("input")}}}};
+}
 VNPU_OPERATOR(LayerNorm,
               (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
                const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
                OptionalOut rstd_out),
-              {.tier = kT1, .cost = elements<8>, .allowed = allowed_layer_norm}) {
+              {.tier = kT1, .cost = elements<8>, .rules = rules_of_layer_norm()}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 // The same function, which torch_npu asks for under use_compatible_impl(True).
@@ -40,7 +49,7 @@ VNPU_OPERATOR(FastLayerNorm,
               (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
                const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
                OptionalOut rstd_out),
-              {.cost = elements<8>, .allowed = allowed_layer_norm}) {
+              {.cost = elements<8>, .rules = rules_of_layer_norm()}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 VNPU_OPERATOR(AddLayerNorm,

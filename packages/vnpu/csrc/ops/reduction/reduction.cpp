@@ -1,11 +1,12 @@
 // Reductions and scans. An empty list of dims means all of them. 16-bit floats accumulate in fp32,
 // as ATen's own kernels do.
 
+#include <algorithm>
 #include <vector>
 
 #include "ops/float_rows.h"
 #include "ops/operator.h"
-#include "ops/reduction/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -75,12 +76,18 @@ ScalarType accumulator_of(ScalarType type) {
 
 VNPU_OPERATOR(ReduceSum,
               (const Tensor& self, const IntArray& dims, bool keep_dims, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_reduce_sum}) {
+              {.tier = kT1,
+               .cost = elements<2>,
+               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_reduce_sum.cpp",
+                         {{"self, out", dtype(kNumbers), kOnBigChips}}}}) {
   at::sum_out(out.tensor, self, all_if_empty(dims), keep_dims, dtype.type);
 }
 VNPU_OPERATOR(Mean,
               (const Tensor& self, const IntArray& dims, bool keep_dims, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_mean}) {
+              {.tier = kT1,
+               .cost = elements<2>,
+               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_mean.cpp",
+                         {{"self, out", dtype(kRealAndComplex), kOnBigChips}}}}) {
   at::mean_out(out.tensor, self, all_if_empty(dims), keep_dims, dtype.type);
 }
 VNPU_OPERATOR(Prod, (const Tensor& self, DType dtype, Out out),
@@ -91,8 +98,15 @@ VNPU_OPERATOR(ProdDim, (const Tensor& self, int64_t dim, bool keep_dim, DType dt
               {.tier = kT1, .cost = elements<2>}) {
   store(out, at::prod(widen(self), dim, keep_dim, accumulator_of(dtype.type)));
 }
+
+static Rules rules_of_log_sum_exp() {
+  const auto numbers =
+      with(kFloats, {at::kInt, at::kLong, at::kShort, at::kChar, at::kByte, at::kBool});
+  return {"ops-math math/reduce_log_sum_exp/docs/aclnnLogSumExp.md, parameters",
+          {{"self", dtype(numbers), kOnBigChips}, {"out", dtype(kFloats), kOnBigChips}}};
+}
 VNPU_OPERATOR(LogSumExp, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<8>, .allowed = allowed_log_sum_exp}) {
+              {.tier = kT1, .cost = elements<8>, .rules = rules_of_log_sum_exp()}) {
   store(out, at::logsumexp(self, dims, keep_dim));
 }
 
@@ -107,12 +121,16 @@ VNPU_OPERATOR(Trace, (const Tensor& self, Out out), {.cost = elements<2>}) {
 
 // --- extremes -----------------------------------------------------------------------------------
 
+static Rules rules_of_max() {
+  return {"DTYPE_SUPPORT_GE910B_LIST in aclnn_{max,min}.cpp",
+          {{"self, out", dtype(kRealAndBool), kOnBigChips}}};
+}
 VNPU_OPERATOR(Max, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_max}) {
+              {.tier = kT1, .cost = elements<2>, .rules = rules_of_max()}) {
   store(out, at::max(self));
 }
 VNPU_OPERATOR(Min, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_max}) {
+              {.tier = kT1, .cost = elements<2>, .rules = rules_of_max()}) {
   store(out, at::min(self));
 }
 VNPU_OPERATOR(MaxDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices),
@@ -124,7 +142,11 @@ VNPU_OPERATOR(MinDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, 
   store_pair(out, indices, at::min(self, dim, keep_dim));
 }
 VNPU_OPERATOR(Amax, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_amax}) {
+              {.tier = kT1,
+               .cost = elements<2>,
+               .rules = {
+                   "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_amax.cpp",
+                   {{"self", dtype(kRealAndBool), kOnBigChips}, {"out", same_dtype("self")}}}}) {
   at::amax_out(out.tensor, self, dims, keep_dim);
 }
 VNPU_OPERATOR(Amin, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
@@ -144,9 +166,22 @@ VNPU_OPERATOR(AminmaxAll, (const Tensor& self, Out min, Out max),
               {.tier = kT1, .cost = elements<2>}) {
   store_pair(min, max, at::aminmax(self));
 }
+
+static Rules rules_of_arg_max() {
+  return {"ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters",
+          {{"self", dtype(kReal), kOnBigChips},
+           {"dim", fits("be a dimension of self", {"self"},
+                        [](const RuleArguments& own) -> Found {
+                          const int64_t dims = std::max<int64_t>(own.tensor(1).dims, 1);
+                          if (own.integer() >= -dims && own.integer() < dims) return std::nullopt;
+                          return std::to_string(own.integer()) + " beside sizes " +
+                                 sizes_of(own.tensor(1));
+                        })},
+           {"out", dtype({at::kInt, at::kLong})}}};
+}
 // The first of equal extremes; torch_npu flattens the input itself when no dim is given.
 VNPU_OPERATOR(ArgMax, (const Tensor& self, int64_t dim, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_arg_max}) {
+              {.tier = kT1, .cost = elements<2>, .rules = rules_of_arg_max()}) {
   if (argmax_of_rows(self, dim, out.tensor)) return;
   store(out, at::argmax(self, dim, keep_dim));  // out may be int32
 }
@@ -157,23 +192,41 @@ VNPU_OPERATOR(ArgMin, (const Tensor& self, int64_t dim, bool keep_dim, Out out),
 
 // --- logic --------------------------------------------------------------------------------------
 
+static Rules rules_of_any() {
+  return {"aclnn_{any,all}.cpp: dtype lists for 910B, out_dtype_support_list",
+          {{"self",
+            dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong,
+                   at::kShort, at::kChar, at::kByte, at::kBool}),
+            kOnBigChips},
+           {"out", dtype({at::kByte, at::kBool})}}};
+}
 VNPU_OPERATOR(All, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_any}) {
+              {.tier = kT1, .cost = elements<2>, .rules = rules_of_any()}) {
   store(out, at::all(self, all_if_empty(dims), keep_dim));
 }
 VNPU_OPERATOR(Any, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_any}) {
+              {.tier = kT1, .cost = elements<2>, .rules = rules_of_any()}) {
   store(out, at::any(self, all_if_empty(dims), keep_dim));
 }
 
 // --- scans --------------------------------------------------------------------------------------
 
 VNPU_OPERATOR(Cumsum, (const Tensor& self, int64_t dim, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_cumsum}) {
+              {.tier = kT1,
+               .cost = elements<2>,
+               .rules = {
+                   "aclnn_cumsum.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape",
+                   {{"out", dtype(kRealAndComplex), kOnBigChips}, {"out", same_sizes("self")}}}}) {
   at::cumsum_out(out.tensor, self, dim, dtype.type);
 }
 VNPU_OPERATOR(Cumprod, (const Tensor& input, const Scalar& dim, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>, .allowed = allowed_cumprod}) {
+              {.tier = kT1,
+               .cost = elements<2>,
+               .rules = {"DTYPE_SUPPORT_LIST, CheckShape in aclnn_cumprod.cpp",
+                         {{"input", dtype(with(kReal, {at::kUInt16, at::kUInt32, at::kUInt64})),
+                           kOnBigChips},
+                          {"dim", dtype({at::kInt, at::kLong})},
+                          {"out", same_sizes("input")}}}}) {
   at::cumprod_out(out.tensor, input, dim.toLong(), dtype.type);
 }
 VNPU_OPERATOR(Cummax, (const Tensor& self, int64_t dim, Out values, Out indices),
@@ -220,7 +273,10 @@ VNPU_OPERATOR(Norm,
 VNPU_OPERATOR(LinalgVectorNorm,
               (const Tensor& self, const Scalar& ord, const IntArray& dims, bool keep_dims,
                DType dtype, Out out),
-              {.tier = kT1, .cost = elements<8>, .allowed = allowed_linalg_vector_norm}) {
+              {.tier = kT1,
+               .cost = elements<8>,
+               .rules = {"aclnnLinalgVectorNorm.md, parameters",
+                         {{"self, out", dtype(kFloats), kOnBigChips}}}}) {
   store(out, at::linalg_vector_norm(self, ord, all_if_empty(dims), keep_dims, dtype.type));
 }
 // The lower of the two middle elements.

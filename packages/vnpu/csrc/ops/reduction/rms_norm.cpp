@@ -13,7 +13,7 @@
 
 #include "ops/float_rows.h"
 #include "ops/quantization/int8_quantization.h"
-#include "ops/reduction/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -184,18 +184,54 @@ void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Tensor
   rms_norm(x, std::nullopt, gamma, 0, epsilon, y, std::nullopt, std::nullopt);
 }
 
+constexpr char kRmsNorm310P[] = "ops-nn norm/rms_norm/docs/aclnnRmsNorm.md, constraints of 310P";
+static Rules rules_of_rms_norm() {
+  return {"ops-nn norm/rms_norm/docs/aclnnRmsNorm.md, parameters",
+          {{"x", {dtype(kFloats), dims(1, 8)}},
+           {"x", dtype({at::kFloat, at::kHalf}), kRmsNorm310P, {.chips = k310P}},
+           {"x",
+            that("have a last dimension of at least 32 bytes", {},
+                 [](const RuleArguments& own) -> Found {
+                   const TensorView& x = own.tensor();
+                   if (size_of(x, -1) * static_cast<int64_t>(at::elementSize(x.dtype)) >= 32) {
+                     return std::nullopt;
+                   }
+                   return "sizes " + sizes_of(x) + " of " + name_of(x.dtype);
+                 }),
+            kRmsNorm310P,
+            {.chips = k310P, .tiling = true}},
+           {"gamma", {dtype(kFloats), trailing_dimensions_of("x")}},
+           {"y", {same_dtype("x"), same_sizes("x")}},
+           {"rstd", dtype({at::kFloat})}},
+          {.bytes = 16 * kMiB, .copies = true}};
+}
 VNPU_OPERATOR(RmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd),
-              {.tier = kT2, .cost = elements<8>, .allowed = allowed_rms_norm}) {
+              {.tier = kT2, .cost = elements<8>, .rules = rules_of_rms_norm()}) {
   rms_norm(x, std::nullopt, gamma, 0, epsilon, y.tensor, std::nullopt, rstd.tensor);
 }
 VNPU_OPERATOR(GemmaRmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd),
               {.tier = kT2, .cost = elements<8>}) {
   rms_norm(x, std::nullopt, gamma, 1, epsilon, y.tensor, std::nullopt, rstd.tensor);
 }
+
+static Rules rules_of_add_rms_norm() {
+  return {"ops-nn norm/add_rms_norm/docs/aclnnAddRmsNorm.md, parameters",
+          {{"x1", dtype(kFloats)},
+           {"x1", dtype({at::kFloat, at::kHalf}), {.chips = k310P}},
+           {"x1",
+            not_empty(),
+            "op-plugin torch_npu-npu_add_rms_norm.md, constraints",
+            {.until = CannRelease::k8_5, .tiling = true}},
+           {"x2", {same_dtype("x1"), same_sizes("x1")}},
+           {"gamma", {same_dtype("x1"), trailing_dimensions_of("x1")}},
+           {"y, x", same_dtype("x1")},
+           {"rstd", dtype({at::kFloat})}},
+          {.bytes = 16 * kMiB, .copies = true}};
+}
 VNPU_OPERATOR(AddRmsNorm,
               (const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, Out y,
                Out rstd, Out x),
-              {.tier = kT2, .cost = elements<8>, .allowed = allowed_add_rms_norm}) {
+              {.tier = kT2, .cost = elements<8>, .rules = rules_of_add_rms_norm()}) {
   rms_norm(x1, x2, gamma, 0, epsilon, y.tensor, x.tensor, rstd.tensor);
 }
 // The norm is written over x1, the sum over x2.
@@ -226,13 +262,25 @@ VNPU_OPERATOR(AddRmsNormQuantV2,
   quantize(y, scales2, zero_points2, divide, y2.tensor);
   store(rms_norm_out, y);
 }
+
+static Rules rules_of_add_rms_norm_dynamic_quant() {
+  return {
+      "ops-nn norm/add_rms_norm_dynamic_quant/docs/aclnnAddRmsNormDynamicQuantV2.md, parameters",
+      {{"x1", {dtype(kHalves), dims(2, 8)}},
+       {"x2, x", {same_dtype("x1"), same_sizes("x1")}},
+       {"gamma", {same_dtype("x1"), dims(1, 1), trailing_dimensions_of("x1")}},
+       {"smooth_scale1, smooth_scale2, beta", {same_dtype("gamma"), same_sizes("gamma")}},
+       {"scale1, scale2", dtype({at::kFloat})}},
+      {},
+      kBigChips};
+}
 // Rows of int8 and their scales, once or twice; see aclnnAddRmsNormDynamicQuantV2.md of ops-nn.
 VNPU_OPERATOR(AddRmsNormDynamicQuantV2,
               (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
                const OptionalTensor& smooth_scale1, const OptionalTensor& smooth_scale2,
                const OptionalTensor& beta, double epsilon, const BoolArray& output_mask, Out y1,
                Out y2, Out x, Out scale1, Out scale2),
-              {.tier = kT2, .cost = elements<12>, .allowed = allowed_add_rms_norm_dynamic_quant}) {
+              {.tier = kT2, .cost = elements<12>, .rules = rules_of_add_rms_norm_dynamic_quant()}) {
   const Tensor y = add_rms_norm(x1, x2, gamma, beta, epsilon, x.tensor);
   const bool has_mask = !output_mask.empty();
   if (has_mask ? output_mask[0] : true) {

@@ -1,17 +1,26 @@
 // Copies, casts and changes of layout: elements move, their values stay (up to a cast).
 
+#include <limits>
+
 #include "ops/operator.h"
-#include "ops/tensor/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 
+const std::vector<ScalarType> kAnyNumbers = with(kNumbers, {at::kUInt16, at::kUInt32, at::kUInt64});
 // Whatever torch_npu cannot hand to a plain memory copy: casts, strides, broadcasts.
 VNPU_OPERATOR(InplaceCopy, (Out self, const Tensor& src),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_copy}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"aclnn_copy.cpp: DTYPE_SUPPORT_LIST, CheckShape",
+                         {{"self, src", dtype(kAnyNumbers), kOnBigChips}, {"src", dims(0, 8)}}}}) {
   store(self, src);
 }
 VNPU_OPERATOR(Cast, (const Tensor& self, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_cast}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"OP_CHECK_SHAPE_NOT_EQUAL in aclnn_cast.cpp",
+                         {{"out", same_sizes("self")}}}}) {
   require(dtype.type == out.tensor.scalar_type(), "dtype differs from the output's.");
   store(out, self);
 }
@@ -20,11 +29,17 @@ VNPU_OPERATOR(Cast, (const Tensor& self, DType dtype, Out out),
 
 // Empty one-dimensional tensors may stand anywhere in the list.
 VNPU_OPERATOR(Cat, (const TensorList& tensors, int64_t dim, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_cat}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_cat.cpp",
+                         {{"out", dtype(with(kRealAndBool, {at::kComplexFloat})), kOnBigChips}}}}) {
   at::cat_out(out.tensor, static_cast<const std::vector<Tensor>&>(tensors), dim);
 }
 VNPU_OPERATOR(Stack, (const TensorList& tensors, int64_t dim, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_stack}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_stack.cpp",
+                         {{"tensors, out", dtype(kAnyNumbers), kOnBigChips}}}}) {
   at::stack_out(out.tensor, static_cast<const std::vector<Tensor>&>(tensors), dim);
 }
 VNPU_OPERATOR(SplitWithSize,
@@ -38,18 +53,42 @@ VNPU_OPERATOR(SplitWithSize,
 // --- repeating ----------------------------------------------------------------------------------
 
 VNPU_OPERATOR(Repeat, (const Tensor& self, const IntArray& repeats, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_repeat}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"OP_CHECK_DTYPE_NOT_SAME in aclnn_repeat.cpp",
+                         {{"out", same_dtype("self")}}}}) {
   store(out, self.repeat(repeats));
 }
+
+constexpr char kInterleave[] =
+    "aclnn_repeat_interleave.cpp: dtype list for 910B, CheckIntRepeatsRange";
 // Without a dim, the flattened input is repeated.
 VNPU_OPERATOR(RepeatInterleave,
               (const Tensor& self, const Tensor& repeats, int64_t output_size, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_repeat_interleave}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {kInterleave,
+                         {{"self",
+                           dtype(with(kFloats, {at::kByte, at::kChar, at::kShort, at::kInt,
+                                                at::kLong, at::kBool})),
+                           kOnBigChips},
+                          {"repeats", dtype(kIndices)},
+                          {"out", same_dtype("self")}}}}) {
   store(out, self.repeat_interleave(repeats, std::nullopt, output_size));
+}
+
+static Rules rules_of_repeat_interleave_int() {
+  return {
+      kInterleave,
+      {{"self",
+        dtype(with(kFloats, {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kBool})),
+        kOnBigChips},
+       {"repeats", between(0, std::numeric_limits<int64_t>::max())},
+       {"out", same_dtype("self")}}};
 }
 VNPU_OPERATOR(RepeatInterleaveInt,
               (const Tensor& self, int64_t repeats, int64_t output_size, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_repeat_interleave_int}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_repeat_interleave_int()}) {
   store(out, self.repeat_interleave(repeats, std::nullopt, output_size));
 }
 VNPU_OPERATOR(RepeatInterleaveWithDim,
@@ -60,7 +99,7 @@ VNPU_OPERATOR(RepeatInterleaveWithDim,
 }
 VNPU_OPERATOR(RepeatInterleaveIntWithDim,
               (const Tensor& self, int64_t repeats, int64_t dim, int64_t output_size, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_repeat_interleave_int}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_repeat_interleave_int()}) {
   store(out, self.repeat_interleave(repeats, dim, output_size));
 }
 // Index i, repeats[i] times.
@@ -72,7 +111,10 @@ VNPU_OPERATOR(RepeatInterleaveTensor, (const Tensor& repeats, int64_t output_siz
 // --- reordering, padding, masking ---------------------------------------------------------------
 
 VNPU_OPERATOR(Flip, (const Tensor& self, const IntArray& dims, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_flip}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_flip.cpp",
+                         {{"self", dtype(kNumbers), kOnBigChips}}}}) {
   store(out, self.flip(dims));
 }
 // Without dims, the flattened input is rolled.
@@ -83,11 +125,20 @@ VNPU_OPERATOR(Roll, (const Tensor& x, const IntArray& shifts, const IntArray& di
 // Pairs (before, after), from the last dimension on; negative pads cut.
 VNPU_OPERATOR(ConstantPadNd,
               (const Tensor& self, const IntArray& pad, const Scalar& value, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_constant_pad_nd}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {
+                   "DTYPE_SUPPORT_910B_LIST in aclnn_constant_pad_nd.cpp",
+                   {{"self", dtype(kAnyNumbers), kOnBigChips}, {"out", same_dtype("self")}}}}) {
   store(out, at::constant_pad_nd(self, pad, value));
 }
 VNPU_OPERATOR(Triu, (const Tensor& self, int64_t diagonal, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_triu}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"aclnn_triu.cpp: DTYPE_SUPPORT_LIST_910B, OP_CHECK_SHAPE_NOT_EQUAL",
+                         {{"self", dtype(kAnyReal), kOnBigChips},
+                          {"self", dims(2, 8)},
+                          {"out", {same_dtype("self"), same_sizes("self")}}}}}) {
   at::triu_out(out.tensor, self, diagonal);
 }
 VNPU_OPERATOR(Tril, (const Tensor& self, int64_t diagonal, Out out),

@@ -4,7 +4,7 @@
 
 #include "device/memory.h"
 #include "ops/operator.h"
-#include "ops/tensor/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -38,15 +38,24 @@ void store_counted(const Out& out, const Tensor& made) {
 }  // namespace
 
 VNPU_OPERATOR(InplaceZero, (WholeOut self),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_zero}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"DTYPE_SUPPORT_LIST in aclnn_zero.cpp",
+                         {{"self", dtype(with(kNumbers, {at::kUInt16})), kOnBigChips}}}}) {
   fill(self, 0);
 }
 VNPU_OPERATOR(InplaceOne, (WholeOut self),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_one}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_ones.cpp",
+                         {{"self", dtype(kRealAndBool), kOnBigChips}}}}) {
   fill(self, 1);
 }
 VNPU_OPERATOR(InplaceFillScalar, (WholeOut self, const Scalar& value),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_fill_scalar}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"DTYPE_SUPPORT_GE910B_LIST in aclnn_fill_scalar.cpp",
+                         {{"self", dtype(kNumbers), kOnBigChips}}}}) {
   fill(self, value);
 }
 VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value),
@@ -55,8 +64,14 @@ VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value),
   store(self, value.reshape({}));
 }
 
-VNPU_OPERATOR(Arange, (const Scalar& start, const Scalar& end, const Scalar& step, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_arange}) {
+VNPU_OPERATOR(
+    Arange, (const Scalar& start, const Scalar& end, const Scalar& step, Out out),
+    {.tier = kT1,
+     .cost = elements<1>,
+     .rules = {
+         "ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_arange.cpp",
+         {{"out", dtype({at::kHalf, at::kFloat, at::kDouble, at::kLong, at::kInt, at::kBFloat16}),
+           kOnBigChips}}}}) {
   store_counted(out, at::arange(start, end, step, out.tensor.options()));
 }
 // Like Arange with `end` included.
@@ -65,11 +80,21 @@ VNPU_OPERATOR(Range, (const Scalar& start, const Scalar& end, const Scalar& step
   store_counted(out, at::range(start, end, step, out.tensor.options()));
 }
 VNPU_OPERATOR(Linspace, (const Scalar& start, const Scalar& end, int64_t steps, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_linspace}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"dtype lists in aclnn_linspace.cpp",
+                         {{"out", dtype(kReal), kOnBigChips}}}}) {
   store_counted(out, at::linspace(start, end, steps, out.tensor.options()));
 }
 VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_eye}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"aclnn_eye.cpp: DTYPE_SUPPORT_LIST_A2, CheckShape",
+                         {{"out",
+                           dtype(with(kFloats, {at::kInt, at::kChar, at::kShort, at::kByte,
+                                                at::kLong, at::kBool})),
+                           kOnBigChips},
+                          {"out", dims(2, 2)}}}}) {
   store(out, at::eye(rows, columns, out.tensor.options()));
 }
 // A class outside [0, num_classes) has `off` everywhere.

@@ -2,8 +2,7 @@
 // be int32 or int64; ATen's own checks refuse what lies outside.
 
 #include "ops/operator.h"
-#include "ops/pointwise/declarations.h"
-#include "ops/tensor/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -59,38 +58,83 @@ Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Sca
 
 }  // namespace
 
+// A dimension that is not indexed has an index of no elements, whose dtype does not matter.
+static Check indices_that_are_given(std::vector<ScalarType> allowed) {
+  Check check = dtype(std::move(allowed));
+  check.find = [find = std::move(check.find)](const RuleArguments& own) -> Found {
+    const ViewSpan& all = own[0].tensors;
+    for (size_t i = 0; i < all.count; ++i) {
+      if (all[i].numel() == 0) continue;
+      const ArgumentValue one{.kind = ArgumentValue::Kind::kTensor, .tensor = &all[i]};
+      const int first = 0;
+      if (Found found = find(RuleArguments(&one, &first))) return found;
+    }
+    return std::nullopt;
+  };
+  check.form.clear();  // dtypes of empty ones do not count
+  return check;
+}
+// Of what they take from, only what they take is read.
+static void cost_of_index(const Call& call, Work& work) {
+  const int64_t bytes = bytes_of(call.tensor("out"));
+  int64_t indices = 0;
+  for (const char* name : {"indices", "index", "mask"}) {
+    for (const TensorView* view : call.tensors(name)) indices += bytes_of(*view);
+  }
+  work.read_bytes = bytes + indices;
+  work.written_bytes = bytes;
+  work.vector_operations = call.tensor("out").numel();
+}
 // --- by position ---------------------------------------------------------------------------------
 VNPU_OPERATOR(Index, (const Tensor& self, const TensorList& indices, Out out),
-              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_index}) {
+              {.tier = kT1,
+               .cost = cost_of_index,
+               .rules = {"CheckDtypeValid in aclnn_index.cpp",
+                         {{"self", dtype(kRealAndBool), kOnBigChips},
+                          {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool})},
+                          {"out", same_dtype("self")}}}}) {
   if (out.tensor.numel() == 0) return;
   store(out, at::index(self, index_list(indices)));
+}
+
+// Of what they write into, only what they write is touched.
+static void write_into(Work& work, const TensorView& values) {
+  write_part(work, bytes_of(values), values.numel());
+}
+static void cost_of_index_put_impl(const Call& call, Work& work) {
+  write_into(work, call.tensor("values"));
 }
 VNPU_OPERATOR(IndexPutImpl,
               (InOut self, const TensorList& indices, const Tensor& values, bool accumulate,
                bool unsafe),
-              {.tier = kT1, .cost = cost_of_index_put_impl, .allowed = allowed_index_put_impl}) {
+              {.tier = kT1,
+               .cost = cost_of_index_put_impl,
+               .rules = {"CheckDtypeValid in aclnn_index_put_impl.cpp",
+                         {{"self", dtype(kRealAndBool), kOnBigChips},
+                          {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool})},
+                          {"values", same_dtype("self")}}}}) {
   if (selects_nothing(self.tensor, indices)) return;
   at::_index_put_impl_(self.tensor, index_list(indices), values.to(self.tensor.scalar_type()),
                        accumulate, unsafe);
 }
 VNPU_OPERATOR(IndexSelect, (const Tensor& self, int64_t dim, const Tensor& index, Out out),
-              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_index_select}) {
+              {.tier = kT1,
+               .cost = cost_of_index,
+               .rules = {"CheckDtypeValid in aclnn_index_select.cpp",
+                         {{"index", dtype(kIndices)}, {"out", same_dtype("self")}}}}) {
   if (out.tensor.scalar_type() == self.scalar_type() && self.dim() > 0) {
     at::index_select_out(out.tensor, self, dim, index.reshape(-1));
   } else {
     store(out, at::index_select(self, dim, index.reshape(-1)));
   }
 }
-static Allowed allowed_embedding() {
-  static constexpr char kDocument[] = "ops-nn index/embedding/docs/aclnnEmbedding.md, parameters";
-  return {.rows = {
-              {"weight", dims(2, 2), kDocument},
-              {"indices", dtype({at::kInt, at::kLong}), kDocument},
-              {"out", same_dtype("weight"), kDocument},
-          }};
-}
 VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out),
-              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_embedding}) {
+              {.tier = kT1,
+               .cost = cost_of_index,
+               .rules = {"ops-nn index/embedding/docs/aclnnEmbedding.md, parameters",
+                         {{"weight", dims(2, 2)},
+                          {"indices", dtype({at::kInt, at::kLong})},
+                          {"out", same_dtype("weight")}}}}) {
   if (out.tensor.numel() == 0) return;
   if (out.tensor.is_contiguous() && out.tensor.scalar_type() == weight.scalar_type()) {
     Tensor rows = out.tensor.view({indices.numel(), weight.size(1)});
@@ -100,7 +144,12 @@ VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out),
   }
 }
 VNPU_OPERATOR(Gather, (const Tensor& self, int64_t dim, const Tensor& index, Out out),
-              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_gather}) {
+              {.tier = kT1,
+               .cost = cost_of_index,
+               .rules = {"CheckDtypeValid, CheckShape in aclnn_gather.cpp",
+                         {{"self", dtype(kAnyReal), kOnBigChips},
+                          {"index", dtype(kIndices)},
+                          {"out", {same_dtype("self"), same_sizes("index")}}}}}) {
   if (out.tensor.scalar_type() == self.scalar_type()) {
     at::gather_out(out.tensor, self, dim, as_long(index));
   } else {
@@ -112,23 +161,45 @@ VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out),
   store(out, at::take(self, as_long(index)));
 }
 
+constexpr char kScatter[] = "CheckDtypeValid in aclnn_scatter.cpp";
+static Rules rules_of_scatter() {
+  return {kScatter,
+          {{"self", dtype(kNumbers), kOnBigChips},
+           {"index", dtype(kIndices)},
+           {"src", same_dtype("self")},
+           {"out", {same_dtype("self"), same_sizes("self")}}}};
+}
 // --- writes by position
 // ----------------------------------------------------------------------------
 VNPU_OPERATOR(Scatter,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
                int64_t reduce, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_scatter}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_scatter()}) {
   store(out, scattered(self, dim, index, src, reduce));
 }
 VNPU_OPERATOR(ScatterValue,
               (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
                int64_t reduce, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_scatter_value}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {kScatter,
+                         {{"self", dtype(kNumbers), kOnBigChips},
+                          {"index", dtype(kIndices)},
+                          {"out", {same_dtype("self"), same_sizes("self")}}}}}) {
   store(out, scattered(self, dim, index, value, reduce));
+}
+
+static void cost_of_inplace_scatter(const Call& call, Work& work) {
+  write_into(work, call.tensor("src"));
 }
 VNPU_OPERATOR(InplaceScatter,
               (InOut self, int64_t dim, const Tensor& index, const Tensor& src, int64_t reduce),
-              {.tier = kT1, .cost = cost_of_inplace_scatter, .allowed = allowed_inplace_scatter}) {
+              {.tier = kT1,
+               .cost = cost_of_inplace_scatter,
+               .rules = {kScatter,
+                         {{"self", dtype(kNumbers), kOnBigChips},
+                          {"index", dtype(kIndices)},
+                          {"src", same_dtype("self")}}}}) {
   store(self, scattered(self.tensor, dim, index, src, reduce));
 }
 VNPU_OPERATOR(InplaceScatterValue,
@@ -138,18 +209,34 @@ VNPU_OPERATOR(InplaceScatterValue,
 }
 VNPU_OPERATOR(ScatterAdd,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_scatter}) {
+              {.tier = kT1, .cost = elements<1>, .rules = rules_of_scatter()}) {
   store(out, at::scatter_add(self, dim, as_long(index), src));
 }
 VNPU_OPERATOR(IndexAdd,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
                const Scalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_index_add}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"aclnnIndexAdd.md, parameters and status codes",
+                         {{"self", dtype(kRealAndBool), kOnBigChips},
+                          {"index", {dtype(kIndices), dims(0, 1)}},
+                          {"source", same_dtype("self")},
+                          {"out", {same_dtype("self"), same_sizes("self")}}}}}) {
   store(out, at::index_add(self, dim, as_long(index), source, alpha));
 }
-VNPU_OPERATOR(
-    InplaceIndexCopy, (InOut self, int64_t dim, const Tensor& index, const Tensor& source),
-    {.tier = kT1, .cost = cost_of_inplace_index_copy, .allowed = allowed_inplace_index_copy}) {
+
+static void cost_of_inplace_index_copy(const Call& call, Work& work) {
+  write_into(work, call.tensor("source"));
+}
+VNPU_OPERATOR(InplaceIndexCopy,
+              (InOut self, int64_t dim, const Tensor& index, const Tensor& source),
+              {.tier = kT1,
+               .cost = cost_of_inplace_index_copy,
+               .rules = {"aclnn_index_copy.cpp: CheckDtypeValid, CheckShape, CheckElementNum",
+                         {{"self", dtype(kNumbers), kOnBigChips},
+                          {"self", dims(0, 8)},
+                          {"index", {dtype(kIndices), dims(0, 1)}},
+                          {"source", same_dtype("self")}}}}) {
   self.tensor.index_copy_(dim, as_long(index), source);
 }
 VNPU_OPERATOR(InplaceIndexFillTensor,
@@ -158,7 +245,14 @@ VNPU_OPERATOR(InplaceIndexFillTensor,
   self.tensor.index_fill_(dim, at::tensor(index, at::kLong), value);
 }
 VNPU_OPERATOR(InplaceIndexFill, (InOut self, int64_t dim, const Tensor& index, const Scalar& value),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_index_fill}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {
+                   "aclnn_index_fill.cpp: DTYPE_910B_SUPPORT_LIST, CheckIndexDtypeValid",
+                   {{"self",
+                     dtype({at::kInt, at::kHalf, at::kFloat, at::kLong, at::kBool, at::kBFloat16}),
+                     kOnBigChips},
+                    {"index", dtype(kIndices)}}}}) {
   self.tensor.index_fill_(dim, as_long(index), value);
 }
 VNPU_OPERATOR(IndexCopy,
@@ -184,6 +278,10 @@ VNPU_OPERATOR(InplaceFillDiagonal, (InOut self, const Scalar& value, bool wrap),
 VNPU_OPERATOR(InplacePut, (InOut self, const Tensor& index, const Tensor& source, bool accumulate),
               {.tier = kT1, .cost = cost_of_inplace_index_copy}) {
   self.tensor.put_(as_long(index), source, accumulate);
+}
+
+static void cost_of_inplace_scatter_update(const Call& call, Work& work) {
+  write_into(work, call.tensor("updates"));
 }
 // `updates` holds, for each batch entry, the slice that goes to position indices[entry] of `axis`.
 VNPU_OPERATOR(InplaceScatterUpdate,
@@ -214,7 +312,14 @@ VNPU_OPERATOR(InplaceScatterUpdate,
 // --- by mask
 // ---------------------------------------------------------------------------------------
 VNPU_OPERATOR(InplaceMaskedFillScalar, (InOut self, const Tensor& mask, const Scalar& value),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_masked_fill_scalar}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"DTYPE_SUPPORT_LIST in aclnn_masked_fill_scalar.cpp",
+                         {{"self",
+                           dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong,
+                                  at::kChar, at::kBool}),
+                           kOnBigChips},
+                          {"mask", dtype({at::kBool})}}}}) {
   self.tensor.masked_fill_(mask.to(at::kBool), value);
 }
 VNPU_OPERATOR(InplaceMaskedFillTensor, (InOut self, const Tensor& mask, const Tensor& value),
@@ -230,7 +335,10 @@ VNPU_OPERATOR(MaskedSelect, (const Tensor& self, const Tensor& mask, DynamicOut 
   out.set(at::masked_select(self, mask.to(at::kBool)));
 }
 VNPU_OPERATOR(SWhere, (const Tensor& condition, const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_s_where}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"CONDITION_DTYPE_SUPPORT in aclnn_s_where.cpp",
+                         {{"condition", dtype({at::kBool, at::kByte})}}}}) {
   const ScalarType type = out.tensor.scalar_type();
   store(out, at::where(condition.to(at::kBool), self.to(type), other.to(type)));
 }

@@ -2,7 +2,7 @@
 // Results whose length depends on the data report their sizes through DynamicOut.
 
 #include "ops/operator.h"
-#include "ops/tensor/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -28,7 +28,15 @@ void set_when(bool wanted, const DynamicOut& out, const Tensor& result) {
 // Always stable, as a device's result may be used with either promise.
 VNPU_OPERATOR(Sort,
               (const Tensor& self, bool, int64_t dim, bool descending, Out values, Out indices),
-              {.tier = kT1, .cost = elements<32>, .allowed = allowed_sort}) {
+              {.tier = kT1,
+               .cost = elements<32>,
+               .rules = {"CheckDtypeValid, CheckShape in aclnn_sort.cpp",
+                         {{"self",
+                           dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
+                                  at::kShort, at::kInt, at::kLong, at::kBool}),
+                           kOnBigChips},
+                          {"values", same_sizes("self")},
+                          {"indices", {dtype({at::kLong}), same_sizes("self")}}}}}) {
   if (are(values, self.scalar_type(), indices) && self.dim() > 0) {
     at::sort_out(values.tensor, indices.tensor, self, /*stable=*/true, dim, descending);
   } else {
@@ -38,7 +46,12 @@ VNPU_OPERATOR(Sort,
 VNPU_OPERATOR(Topk,
               (const Tensor& self, int64_t k, int64_t dim, bool largest, bool sorted, Out values,
                Out indices),
-              {.tier = kT1, .cost = elements<32>, .allowed = allowed_topk}) {
+              {.tier = kT1,
+               .cost = elements<32>,
+               .rules = {"CheckDtypeValid in aclnn_topk.cpp",
+                         {{"self", dtype(kReal), kOnBigChips},
+                          {"values", same_dtype("self")},
+                          {"indices", dtype({at::kLong})}}}}) {
   if (are(values, self.scalar_type(), indices) && self.dim() > 0) {
     at::topk_out(values.tensor, indices.tensor, self, k, dim, largest, sorted);
   } else {
@@ -104,11 +117,18 @@ VNPU_OPERATOR(Bucketize,
 }
 // Row-major in both forms; ATen's own result is column-major, DynamicOut::set reorders it.
 VNPU_OPERATOR(Nonzero, (const Tensor& self, DynamicOut out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_nonzero}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {
+                   "CheckDtypeValid in aclnn_nonzero.cpp",
+                   {{"self", dtype(kRealAndBool), kOnBigChips}, {"out", dtype({at::kLong})}}}}) {
   out.set(at::nonzero(self));
 }
 VNPU_OPERATOR(NonzeroV2, (const Tensor& self, DynamicOut out),
-              {.tier = kT1, .cost = elements<1>, .allowed = allowed_nonzero_v2}) {
+              {.tier = kT1,
+               .cost = elements<1>,
+               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_nonzero_v2.cpp",
+                         {{"self", dtype(kAnyReal), kOnBigChips}}}}) {
   out.set(at::nonzero(self).t());
 }
 VNPU_OPERATOR(IsInTensorScalar,

@@ -1,8 +1,10 @@
 // Convolutions of one to three dimensions, and their transposes. cubeMathType never lowers the
 // precision here.
 
+#include <algorithm>
+
 #include "ops/operator.h"
-#include "ops/vision/declarations.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -27,11 +29,38 @@ std::pair<Tensor, IntArray> with_one_padding_each(const Tensor& input, const Int
 
 }  // namespace
 
+static Check one_for_each_dimension() {
+  return fits("have a number for each dimension of input but two", {"input"},
+              [](const RuleArguments& own) -> Found {
+                const auto numbers = static_cast<int64_t>(own.integers().size());
+                if (numbers == own.tensor(1).dims - 2) return std::nullopt;
+                return std::to_string(numbers) + " numbers beside sizes " + sizes_of(own.tensor(1));
+              });
+}
+static void cost_of_convolution(const Call& call, Work& work) {
+  work.kind = Work::Class::kMatmul;
+  const TensorView& output = call.tensor("output");
+  const TensorView& weight = call.tensor("weight");
+  const bool is_tbc = weight.dims == 3 && call.has("pad");
+  const int64_t channels = std::max<int64_t>(size_of(weight, is_tbc ? -1 : 0), 1);
+  timing::MatrixProduct product;
+  product.m = output.numel() / channels;
+  product.n = channels;
+  product.k = weight.numel() / channels;
+  product.arithmetic = timing::Arithmetic::kFloat16;
+  work.products.push_back(product);
+}
 VNPU_OPERATOR(Convolution,
               (const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                const IntArray& stride, const IntArray& padding, const IntArray& dilation,
                bool transposed, const IntArray& output_padding, int64_t groups, Out output, int8_t),
-              {.tier = kT1, .cost = cost_of_convolution, .allowed = allowed_convolution}) {
+              {.tier = kT1,
+               .cost = cost_of_convolution,
+               .rules = {"ops-nn conv/convolution_forward/docs/aclnnConvolution.md, parameters",
+                         {{"input, weight, bias", dtype(kFloats), kOnBigChips},
+                          {"input, weight", dims(3, 5)},
+                          {"stride, dilation", one_for_each_dimension()},
+                          {"groups", between(1, 65535)}}}}) {
   if (output.tensor.numel() == 0) return;
   const auto wide_bias = bias ? OptionalTensor(widen(*bias)) : bias;
   const auto [padded, paddings] = with_one_padding_each(widen(input), padding, transposed);

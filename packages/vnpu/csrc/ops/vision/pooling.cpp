@@ -1,7 +1,6 @@
 // Pooling and resampling of images [N, C, H, W] or [C, H, W].
 
 #include "ops/operator.h"
-#include "ops/vision/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -42,7 +41,10 @@ VNPU_OPERATOR(AvgPool2d,
               (const Tensor& self, const IntArray& kernel_size, const IntArray& strides,
                const IntArray& paddings, bool ceil_mode, bool count_include_pad,
                int64_t divisor_override, int8_t, Out out),
-              {.tier = kT1, .cost = elements<8>, .allowed = allowed_avg_pool2d}) {
+              {.tier = kT1,
+               .cost = elements<8>,
+               .rules = {"DIM_NUM_3D, DIM_NUM_4D in aclnn_avgpool2d.cpp",
+                         {{"self", dims(3, 4)}}}}) {
   store(out, at::avg_pool2d(
                  widen(self), kernel_size, strides, paddings, ceil_mode, count_include_pad,
                  divisor_override == 0 ? std::nullopt : std::optional<int64_t>(divisor_override)));

@@ -84,9 +84,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Mark:
-    """An instant or a span marked by the program (aclprofMark, aclprofPush, steps, ...).
+    """A step that the program marked (aclprofGetStepTimestamp).
 
-    Times are nanoseconds since 1970; an instant ends when it begins.
+    Times are nanoseconds since 1970.
     """
 
     message: str

@@ -65,9 +65,8 @@ def _marks(process: int, marks: Sequence[Mark]) -> Iterator[Event]:
     for thread in sorted({mark.thread for mark in marks}):
         yield from _thread(pid, thread, f"Thread {thread}")
     for mark in marks:
-        kind = "marker" if mark.begin_ns == mark.end_ns else "range"
         duration = mark.end_ns - mark.begin_ns
-        arguments: Event = {"event_type": kind, "message": mark.message}
+        arguments: Event = {"event_type": "range", "message": mark.message}
         yield _slice(mark.message, pid, mark.thread, mark.begin_ns, duration, arguments)
 
 
