@@ -1,4 +1,4 @@
-"""The list of tasks. `nox --list` shows it; plain `nox` is what to run before a commit.
+"""Lists the tasks. `nox --list` shows them; run plain `nox` before a commit.
 
 The sessions that need vLLM share one environment, `.nox/serving`, which
 `ci/prepare_environment.py` makes and brings up to date; only `lint` and `isolated` have their own.
@@ -61,9 +61,9 @@ CPP_SUFFIXES = (".h", ".hpp", ".cpp")
 def prepare(
     session: nox.Session, directory: Path = SERVING, *options: str, groups: Sequence[str] = TOOLS
 ) -> Path:
-    """Bring the shared environment up to date; its folder of commands.
+    """Updates the shared environment; returns its folder of commands.
 
-    groups: dependency groups whose tools the session needs; those that are there stay
+    groups: dependency groups whose tools the session needs; installed ones stay
     """
     session.run(
         sys.executable,
@@ -79,7 +79,7 @@ def prepare(
 def run_on_vnpu(
     session: nox.Session, commands: Path, *command: str | Path, **environment: str
 ) -> None:
-    """Run a command of the shared environment over the virtual NPU, with further variables."""
+    """Runs a command of the shared environment over the virtual NPU, with additional variables."""
     session.run(
         str(commands / "vnpu"),
         "run",
@@ -92,7 +92,7 @@ def run_on_vnpu(
 
 
 def serving_variables(commands: Path, **environment: str) -> dict[str, str]:
-    """What commands of the shared environment see, beside this process's variables."""
+    """Variables for commands of the shared environment, in addition to this process's."""
     return {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
@@ -234,7 +234,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def upstream(session: nox.Session) -> None:
-    """Try another vLLM without a change of ours; a report of what moved.
+    """Try another vLLM without changing anything here, and report changes on which ours depends.
 
     `-- VERSION` names one; the default is the newest release that installs. `--suite`: all tests.
     """
@@ -311,14 +311,16 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
-    """Let each point of small engines fail: `-- --one-in N`, `--page FILE`; see `-- --help`."""
+    """Inject a fault at each point of small engines: `-- --one-in N`, `--page FILE`; see `--
+    --help`.
+    """
     commands = prepare(session)
     run_on_vnpu(session, commands, "python", "ci/faults.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
-    """Serve mixed requests for long: `-- --seconds N`, `--requests N`; see `-- --help`."""
+    """Serve mixed requests for a long time: `-- --seconds N`, `--requests N`; see `-- --help`."""
     commands = prepare(session)
     module = "vllm_davinci_testing.engines.soak"
     run_on_vnpu(session, commands, "python", "-m", module, *session.posargs)
@@ -333,7 +335,7 @@ def deployments(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def step_costs(session: nox.Session) -> None:
-    """Model the steps of published deployments, for the files that meta ships: `-- NAME...`."""
+    """Model the steps of published deployments for the shipped step-time tables: `-- NAME...`."""
     commands = prepare(session)
     shipped = "packages/planner/src/vllm_davinci/planner/step_costs/shipped"
     command = (str(commands / "vllm-davinci"), "deployments", f"--step-costs={shipped}", "--resume")
@@ -342,7 +344,7 @@ def step_costs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def verify(session: nox.Session) -> None:
-    """Hold the virtual NPU against what we believe, with modelled times; results/verify."""
+    """Run `vllm-davinci verify` on the virtual NPU with modelled times; results/verify."""
     commands = prepare(session)
     chip = ("run", "--chip", "ascend910b3", "--", str(commands / "vllm-davinci"), "verify")
     checkpoints = ("--checkpoints", DENSE_CHECKPOINT, DEEPSEEK_CHECKPOINT)
@@ -364,7 +366,7 @@ def zoo(session: nox.Session) -> None:
 
 @nox.session
 def clients(session: nox.Session) -> None:
-    """Let published clients call servers of the shipped checkpoints; results/clients/page.md.
+    """Call servers of the shipped checkpoints with published clients; results/clients/page.md.
 
     openai, anthropic, litellm, lm-eval and vLLM's own. `-- NAME...`: servers whose names begin so.
     """
@@ -377,7 +379,7 @@ def clients(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build the wheel and sdist of every package into dist/ and check what they hold.
+    """Build the wheel and sdist of every package into dist/ and check their contents.
 
     Compiled wheels get the manylinux tag of this machine's processor.
     """
@@ -391,12 +393,12 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def constraints(session: nox.Session) -> None:
-    """Write constraints.txt: the files, with hashes, that a release is tested with."""
+    """Write constraints.txt: the tested files of a release, with hashes."""
     commands = prepare(session)
     session.run(str(commands / "python"), "ci/write_constraints.py", external=True)
 
 
 @nox.session(venv_backend="none")
 def release_check(session: nox.Session) -> None:
-    """Fail when a package's sources changed and its version or changelog did not."""
+    """Fail if a package's sources changed and its version or changelog did not."""
     session.run(sys.executable, "ci/release_check.py", *session.posargs, external=True)

@@ -1,4 +1,4 @@
-"""Parts of a benchmark that need a process of their own: engines, other settings or packages."""
+"""Runs parts of a benchmark in a process of their own: engines, other settings or packages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     python: Path | str = sys.executable,
 ) -> str:
-    """Runs `python arguments`, quietly; raises RuntimeError with its last lines when it fails.
+    """Runs `python arguments` silently; raises RuntimeError with its last lines if it fails.
 
-    Returns what it has printed.
-    environment: all variables of the child but two, or None for this process's
+    Returns its output.
+    environment: the child's variables; None: this process's
     """
     inherited = os.environ if environment is None else environment
     process = subprocess.run(
@@ -47,11 +47,11 @@ def run_child(
 
 
 class AskedChild:
-    """A process that answers questions one after the other, and computes nothing in between.
+    """A process that answers questions in order and is idle in between.
 
-    Both are JSON, a line each: questions come on the child's standard input, answers go to the file
-    descriptor that is its last argument. Its first answer, before any question, says that it is
-    ready.
+    Questions and answers are lines of JSON: questions on the child's standard input, answers on the
+    file descriptor given by its last argument. Its first answer, before any question, means that it
+    is ready.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AskedChild:
         environment: Mapping[str, str],
         python: Path | str = sys.executable,
     ) -> None:
-        """limit_s: of the time to become ready, and to answer a question"""
+        """limit_s: time limit for becoming ready, and for each answer"""
         self._limit_s = limit_s
         self._name = f"{python} {' '.join(arguments[:2])}"
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -99,7 +99,7 @@ class AskedChild:
         return self.answer()
 
     def answer(self) -> Any:
-        """The next one. Raises RuntimeError with the child's last lines where none comes."""
+        """Reads the next answer. Raises RuntimeError with the child's last lines if none comes."""
         end, line = time.monotonic() + self._limit_s, b""
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([self._answers], [], [], max(end - time.monotonic(), 0))

@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], console: Console) -> None:
-    """Print each figure that both results have, its change, and what else differs."""
+    """Prints each figure that both results have, its change, and all other differences."""
     if before["benchmark"] != after["benchmark"]:
         raise ResultFileError(
             f"different benchmarks: {before['benchmark']} and {after['benchmark']}"

@@ -1,4 +1,4 @@
-"""The record a benchmark returns: two sides of one comparison, and how each figure came about.
+"""The result of a benchmark: two sides of a comparison, and the source of each figure.
 
 from result import Result, Row
 
@@ -36,7 +36,7 @@ DISTRIBUTIONS = (
 
 
 class Kind(StrEnum):
-    """Where a figure comes from. Figures of different kinds are never compared."""
+    """Source of a figure. Figures of different kinds are never compared."""
 
     MEASURED = "measured"  # this host's clock, or its memory
     MODELLED = "modelled"  # the virtual NPU's timing model
@@ -47,11 +47,11 @@ class Kind(StrEnum):
 class Row:
     """One figure of both sides.
 
-    ours, baseline: the two sides in `unit`, from the same run; baseline is None when there is none
-    bound: the best value possible in this run, in `unit`; None when there is no such thing
-    at_least, at_most: the goal for `ratio`, or for `ours` when there is no baseline
-    quartiles: of ours, when it is a median of repetitions
-    interval: of what the goal is for, over all that was assumed: all of it has to reach the goal
+    ours, baseline: the two sides in `unit`, from the same run; baseline is None if there is none
+    bound: the best value possible in this run, in `unit`; None if there is none
+    at_least, at_most: the goal for `ratio`, or for `ours` without a baseline
+    quartiles: of ours, if it is a median
+    interval: range of the goal's figure over all assumptions: the whole range must reach the goal
     """
 
     name: str
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the goal is reached; None when the row has no goal."""
+        """True if the goal is reached; None without a goal."""
         if self.at_least is None and self.at_most is None:
             return None
         value = self.ours if self.ratio is None else self.ratio
@@ -87,7 +87,7 @@ class Row:
 class Result:
     """Result of one run of one benchmark.
 
-    ours, baseline: what the two sides are, for the table's head
+    ours, baseline: descriptions of the two sides, for the table's head
     device: the device under test and, on the virtual NPU, its execution policy
     settings: every option that changes the figures
     """
@@ -113,7 +113,7 @@ class Result:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what takes part, read from installed metadata."""
+    """Versions of all involved packages, from installed metadata."""
     found = {"python": platform.python_version()}
     for distribution in DISTRIBUTIONS:
         try:
@@ -124,7 +124,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def host_facts() -> dict[str, Any]:
-    """Processor, cores and threads that the measured figures depend on."""
+    """Processor, cores and threads, on which measured figures depend."""
     model = platform.machine()
     flags: set[str] = set()
     try:

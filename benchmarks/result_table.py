@@ -1,4 +1,4 @@
-"""A result as a table on the terminal, readable from 80 columns on."""
+"""Prints a result as a table, readable from 80 columns on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_result(result: Result, console: Console) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    """Only the figures' names wrap; what no row has takes no column."""
+    """Only figures' names wrap; a column without values is left out."""
     columns = {
         "ours": [_ours(row) for row in rows],
         "baseline": [Text(number(row.baseline)) for row in rows],
@@ -56,7 +56,7 @@ def figure_table(*columns: str) -> Table:
 
 
 def figure(name: str, unit: str, kind: str) -> Text:
-    """A figure's name, and below it its unit and where it comes from."""
+    """A figure's name; below it, its unit and kind."""
     return Text(name).append(f"\n[{unit}, {kind}]", style="dim")
 
 

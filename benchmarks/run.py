@@ -23,7 +23,7 @@ DIRECTORY = Path(__file__).resolve().parent
 
 
 def available() -> dict[str, str]:
-    """Each benchmark's name and the first line of its docstring, without importing it."""
+    """Each benchmark's name and the first line of its docstring, found without importing it."""
     found = {}
     for path in sorted(DIRECTORY.glob("*/[!_]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -37,8 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
     parser.add_argument("name", nargs="?", metavar="GROUP/NAME")
     parser.add_argument("--list", action="store_true", help="name the benchmarks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the result to this file"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with status 1 if a goal is missed"
+    )
     parser.add_argument("-h", "--help", action="store_true")
     options, rest = parser.parse_known_args(arguments)
     benchmarks = available()

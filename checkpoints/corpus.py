@@ -43,7 +43,7 @@ TOP_LEVEL = re.compile(
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of the standard library; `path` is relative to the library, with `/`."""
+    """A file of the standard library; `path` is relative to the library, with `/`."""
 
     path: str
     text: str
@@ -56,7 +56,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One request and the function that answers it."""
+    """A request and the function that answers it."""
 
     request: str
     answer: str
@@ -65,7 +65,7 @@ class Conversation:
 def standard_library() -> list[SourceFile]:
     """The library's files in the order of their paths.
 
-    Raises FileNotFoundError where Python was installed without the library's source.
+    Raises FileNotFoundError if Python was installed without the library's source.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
@@ -82,17 +82,17 @@ def standard_library() -> list[SourceFile]:
 
 
 def training_files() -> list[SourceFile]:
-    """The files a model may learn from."""
+    """The files that a model may train on."""
     return [file for file in standard_library() if not file.held_out]
 
 
 def held_out_files() -> list[SourceFile]:
-    """The files no model here has seen: what perplexity is measured on."""
+    """Files that no shipped model was trained on, for measuring perplexity."""
     return [file for file in standard_library() if file.held_out]
 
 
 def conversations(files: list[SourceFile]) -> Iterator[Conversation]:
-    """Requests for the documented functions of `files`, in the order of the text."""
+    """Requests for the documented functions of `files`, in text order."""
     for file in files:
         for node in ast.walk(ast.parse(file.text)):
             if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):

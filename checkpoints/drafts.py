@@ -1,4 +1,4 @@
-"""The draft models: small networks that guess the target's next tokens from its hidden states.
+"""The draft models: small networks that predict the target's next tokens from its hidden states.
 
 `MTPLayer` is DeepSeek-V3's multi-token prediction layer (DeepSeek-V3 report, 2.2); `Eagle3Head`
 is EAGLE-3's (arXiv 2503.01840). Both are written as vLLM runs them: a draft for position t sees
@@ -28,13 +28,13 @@ EAGLE3_VOCAB_SIZE = 2048  # the most frequent tokens; the head drafts no others
 
 
 class Draft(Protocol):
-    """What the training needs of a draft model."""
+    """Interface of a draft model for the training."""
 
     def first_hidden(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
-        """The hidden states that the first draft token starts from, [rows, tokens, hidden]."""
+        """Hidden states for the first draft token, [rows, tokens, hidden]."""
 
     def __call__(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits over the target's vocabulary, and the hidden states to draft on from."""
+        """Logits over the target's vocabulary, and the hidden states for the next draft."""
 
 
 def _causal_mask(tokens: int) -> Tensor:
@@ -43,7 +43,7 @@ def _causal_mask(tokens: int) -> Tensor:
 
 
 class MTPLayer(nn.Module):
-    """One multi-token prediction layer, started from the target's last layer and its norm."""
+    """One multi-token prediction layer, initialised from the target's last layer and its norm."""
 
     def __init__(self, target: PreTrainedModel) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class MTPLayer(nn.Module):
         return head(normed), normed
 
     def save(self, directory: Path) -> None:
-        """Writes `directory`/mtp.safetensors with the names that released checkpoints have.
+        """Writes `directory`/mtp.safetensors with the names of released checkpoints.
 
         transformers reads only model.safetensors; vLLM reads every file of the directory.
         """
@@ -109,7 +109,7 @@ class MTPLayer(nn.Module):
         )
 
     def load(self, directory: Path) -> None:
-        """Reads what `save` has written."""
+        """Reads the files that `save` wrote."""
         prefix = f"model.layers.{self.layer_index}."
         stored = {
             name.removeprefix(prefix): tensor.float()
@@ -159,7 +159,7 @@ class Eagle3Head(nn.Module):
 
     @classmethod
     def load(cls, target: PreTrainedModel, directory: Path) -> "Eagle3Head":
-        """Reads what `save` has written."""
+        """Reads the files that `save` wrote."""
         stored = load_file(directory / "model.safetensors")
         del stored["t2d"]
         offsets = stored.pop("d2t")
@@ -185,7 +185,7 @@ class Eagle3Head(nn.Module):
         return logits, output
 
     def save(self, directory: Path) -> None:
-        """Writes a directory of its own: weights and configuration as released heads have them."""
+        """Writes a directory with weights and configuration as in released heads."""
         directory.mkdir(exist_ok=True)
         trained = {
             name: tensor for name, tensor in self.state_dict().items() if name != "frequent_tokens"

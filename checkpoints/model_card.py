@@ -1,4 +1,4 @@
-"""The README of a checkpoint: what it is, how it was made, what was measured."""
+"""Writes a checkpoint's README: purpose, training, measurements."""
 
 import platform
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ BOUND_MARGIN = 1.15  # the slice is another text under another Python version
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a training run measured; perplexities are of the weights as saved, in fp32."""
+    """Measurements of a training run; perplexities are of the saved weights, in fp32."""
 
     steps: int
     tokens: int
@@ -29,11 +29,11 @@ class Measurements:
     limit_minutes: float
     slice_perplexity: float
     perplexity: float | None
-    """Over all held-out files; None before the last step."""
+    """Perplexity on all held-out files; None before the last step."""
 
 
 def _rows(recipe: Recipe, model: PreTrainedModel, measured: Measurements) -> dict[str, str]:
-    """The card's table: what the model is, how it was trained, and what was measured."""
+    """The card's table: the model, its training, and its measurements."""
     ended = measured.perplexity is not None
     whole = f"{measured.perplexity:.2f}" if ended else "measured after the last step"
     return {
@@ -114,7 +114,7 @@ Greedy, from {prompts}:
 
 @dataclass(frozen=True)
 class DraftMeasurements:
-    """What a training run of a draft model measured."""
+    """Measurements of a draft model's training run."""
 
     steps: int
     tokens: int
@@ -124,7 +124,9 @@ class DraftMeasurements:
     seed: int
     limit_minutes: float
     agreement: list[float]
-    """By position: share of held-out tokens where this draft and all before it are the target's."""
+    """By position: share of held-out tokens for which this draft and all before it equal the
+    target's.
+    """
 
 
 def write_draft_card(

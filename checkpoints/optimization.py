@@ -1,4 +1,4 @@
-"""One step of training: optimizers, learning rate, balance of the experts, averaged weights."""
+"""One training step: optimizers, learning rate, balance of experts, averaged weights."""
 
 import math
 import time
@@ -10,15 +10,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The modules that choose experts; none in a dense model."""
+    """The modules that select experts; none in a dense model."""
     return [m for m in model.modules() if hasattr(m, "e_score_correction_bias")]
 
 
 class ExpertBalance:
     """Keeps the routed experts equally loaded without a loss term (DeepSeek-V3, 2.1.2).
 
-    After each step an expert that had more tokens than the average becomes less likely to be
-    chosen, by a fixed step of its correction bias, and the others more likely.
+    After each step the correction bias of an expert with more tokens than the average falls by a
+    fixed amount; the others' rise.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -40,12 +40,12 @@ class ExpertBalance:
             bias -= bias.mean()
 
     def imbalance(self) -> float:
-        """Load of the busiest expert over the average load, worst layer; 1.0 is balanced."""
+        """Load of the busiest expert over the mean, in the worst layer; 1.0 is balanced."""
         return max((float(load.max() / load.mean()) for load in self.loads.values()), default=1.0)
 
 
 def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for everything else."""
+    """Muon for matrices inside the layers, AdamW for everything else."""
     matrices, vectors, others = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
@@ -74,10 +74,10 @@ def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]
 
 
 class Schedule:
-    """How far the training is: by steps, or by time where the machine is too slow for the steps.
+    """Progress of the training: by steps, or by time if the machine is too slow.
 
-    A run whose time limit is reached ends like one whose steps are done, with a small learning
-    rate and full-context sequences; it has only seen less text.
+    A run that reaches its time limit ends as usual, with a small learning rate and full-context
+    sequences; it has only seen less text.
     """
 
     def __init__(self, recipe: Recipe, limit_seconds: float) -> None:
@@ -89,11 +89,11 @@ class Schedule:
         return time.monotonic() - self.started
 
     def progress(self, step: int) -> float:
-        """From 0 at the start to 1 at the end; `step` steps are done."""
+        """Progress from 0 to 1 after `step` steps."""
         return max(step / self.recipe.steps, self.elapsed_seconds() / self.limit_seconds)
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to 2 % of the peak."""
+        """Linear warm-up, then cosine decay to 2 % of the peak."""
         warmup = min(1.0, (step + 1) / self.recipe.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress(step))))
         return self.recipe.learning_rate * warmup * (0.02 + 0.98 * cosine)
@@ -104,7 +104,7 @@ class Schedule:
 
 
 class Training:
-    """A model on its way: takes losses, and keeps the average of its weights."""
+    """A model in training: processes losses and averages the weights."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, averages_buffers: bool) -> None:
         self.model = model
@@ -119,7 +119,7 @@ class Training:
         self._optimizers = _optimizers(model, recipe)
 
     def learn(self, loss: Tensor, step: int, learning_rate: float) -> None:
-        """Takes the gradients of `loss`, a scalar, as those of step number `step`, from 1."""
+        """Applies the gradients of `loss`, a scalar, in step number `step`, from 1."""
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self._optimizers:

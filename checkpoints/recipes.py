@@ -1,4 +1,4 @@
-"""What is trained: the models' shapes and how long each one learns."""
+"""The training's recipes: model shapes and number of steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ CONTEXT_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Recipe:
-    """One checkpoint. Sequences are short at first; the last ones fill the whole context."""
+    """Recipe of a checkpoint. Sequences are short at first; the last ones fill the context."""
 
     config: Callable[[], PreTrainedConfig]
     description: str
@@ -19,12 +19,12 @@ class Recipe:
     batch_tokens: int = 4096
     sequence_tokens: int = 256
     full_context_share: float = 0.25
-    """Share of the steps, at the end, whose sequences have CONTEXT_TOKENS tokens."""
+    """Share of final steps whose sequences have CONTEXT_TOKENS tokens."""
     learning_rate: float = 3e-3
     warmup_steps: int = 100
     weight_decay: float = 0.1
     average_decay: float = 0.995
-    """Per step, of the moving average of the weights; the average is what is saved."""
+    """Decay per step of the moving average of the weights; the average is saved."""
     balance_ratio: float = 4.0
     """Step of the routers' correction bias, times the learning rate. The DeepSeek-V3 report
     (section 4.2) has 0.001 for a peak learning rate of 2.2e-4."""

@@ -1,4 +1,4 @@
-"""The text that checkpoints learn from, as tokens, and the sequences that are drawn from it."""
+"""The training text as tokens, and the sequences drawn from it."""
 
 from dataclasses import dataclass
 
@@ -69,14 +69,14 @@ def conversation_stream(tokenizer: PreTrainedTokenizerFast) -> TokenStream:
 
 
 class TrainingText:
-    """The training files and their conversations, each with where a sequence may start."""
+    """Training files and conversations, each with the possible starts of sequences."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._streams = (*code_streams(tokenizer), conversation_stream(tokenizer))
         self.code, _, self.conversations = (stream.tokens for stream in self._streams)
 
     def batch(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """`rows` sequences of all kinds, by their shares: int64 [rows, 1 + length]."""
+        """Draws `rows` sequences of all kinds, by their shares: int64 [rows, 1 + length]."""
         kinds = torch.multinomial(torch.tensor(SHARES), rows, replacement=True, generator=generator)
         return torch.cat(
             [

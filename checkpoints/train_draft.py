@@ -1,9 +1,9 @@
-"""Trains the draft model of a checkpoint on the text that the checkpoint learned from, on CPU.
+"""Trains the draft model of a checkpoint on the checkpoint's training text, on CPU.
 
 Run `python checkpoints/train_draft.py tiny_deepseek` (its MTP layer, written beside its weights)
-or `... tiny_llama` (an EAGLE-3 head, written to tiny_llama_eagle3). The target's weights stay as
-they are. The draft learns the target's distribution several tokens ahead, each from the hidden
-states of the draft before, as it runs when it serves.
+or `... tiny_llama` (an EAGLE-3 head, written to tiny_llama_eagle3). The target's weights do not
+change. The draft learns the target's distribution several tokens ahead, each from the previous
+draft's hidden states, as in serving.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def drafted_logits(
 
 
 def divergence(drafted: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy of the target's distribution with the draft's, over the draft's tokens."""
+    """Cross entropy between the target's and the draft's distributions, over the draft's tokens."""
     known = torch.isfinite(drafted[0, 0])
     wanted = torch.softmax(target[..., known], dim=-1)
     return -(wanted * torch.log_softmax(drafted[..., known], dim=-1)).sum(-1).mean()
@@ -59,7 +59,7 @@ def divergence(drafted: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def agreement(draft: nn.Module, target: PreTrainedModel, windows: list[Tensor]) -> list[float]:
-    """Share of held-out positions where draft token i is the target's own choice, by i.
+    """Share of held-out positions at which draft token i is the target's choice, by i.
 
     Token i counts only where all before it agreed, as in serving.
     """
@@ -95,7 +95,7 @@ def untrained_draft(
 
 
 def weighted_mean(losses: list[torch.Tensor]) -> torch.Tensor:
-    """One loss of those by position: a draft that is reached less often weighs less."""
+    """One loss from the losses by position: a draft that is reached less often has less weight."""
     weights = [STEP_WEIGHT**ahead for ahead in range(DRAFT_TOKENS)]
     weighted = (w * value for w, value in zip(weights, losses, strict=True))
     return sum(weighted, torch.zeros(())) / sum(weights)

@@ -1,8 +1,8 @@
-"""Lines and tokens of every part of the repository, held against those that are recorded.
+"""Compares lines and tokens of every part of the repository with the recorded ones.
 
 `python ci/line_budget.py` prints them with what has changed since they were recorded. The sums of
-Python and of C++ may only fall: `--record` writes the present ones, and asks with `--for REASON`
-what a growth is for. tests/contract/test_sizes.py fails where a sum has grown unrecorded.
+Python and of C++ may only fall: `--record` writes the present ones, and requires `--for REASON` if
+a sum grew. tests/contract/test_sizes.py fails where a sum has grown unrecorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAYOUT = {
 
 @dataclass(frozen=True)
 class Size:
-    """lines: of files, blank ones and comments too; tokens: of code, without comments"""
+    """lines: with blank lines and comments; tokens: of code, without comments"""
 
     lines: int = 0
     tokens: int = 0
@@ -61,7 +61,7 @@ def size_of(path: Path) -> Size:
 
 
 def measured(root: Path = ROOT) -> Sizes:
-    """The present sizes, of all files but those of environments and builds."""
+    """The present sizes of all files outside environments and builds."""
     found: Sizes = {language: {} for language in LANGUAGES}
     for language, suffixes in LANGUAGES.items():
         for path in sorted(root.rglob("*")):
@@ -86,7 +86,7 @@ def total(parts: dict[str, Size]) -> Size:
 
 
 def grown(before: Sizes, now: Sizes) -> list[str]:
-    """A line for each sum that is larger now than before."""
+    """A line for each sum that has grown."""
     return [
         f"{language}: {new} {what}, and {old} are recorded"
         for language in LANGUAGES
@@ -125,7 +125,7 @@ def record(now: Sizes, reason: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true", help="write the present sizes")
-    parser.add_argument("--for", dest="reason", default="", help="what the growth is for")
+    parser.add_argument("--for", dest="reason", default="", help="reason for a growth")
     options = parser.parse_args()
     now = measured()
     before = recorded() if RECORD.is_file() else now

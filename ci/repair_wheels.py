@@ -35,7 +35,7 @@ def repair(wheel: Path, auditwheel: Path) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("directory", type=Path, help="where the wheels are")
+    parser.add_argument("directory", type=Path, help="folder with the wheels")
     auditwheel = Path(sys.executable).with_name("auditwheel")
     for wheel in sorted(parser.parse_args().directory.glob("*-linux_*.whl")):
         try:

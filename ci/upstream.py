@@ -237,7 +237,9 @@ def _moved(changes: list[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("version", nargs="?", help="of vLLM; default: the newest that installs")
+    parser.add_argument(
+        "version", nargs="?", help="version of vLLM (default: the newest that installs)"
+    )
     parser.add_argument("--report", type=Path, help="default: results/upstream-VERSION.md")
     parser.add_argument(
         "--suite", action="store_true", help="run all tests instead of a short part"

@@ -58,7 +58,7 @@ def problems(files: Mapping[str, list[str]]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, help="where the wheels are")
+    parser.add_argument("directory", type=Path, help="folder with the wheels")
     wheels = sorted(parser.parse_args().directory.glob("*.whl"))
     if not wheels:
         print("no wheels found: run `nox -s build`", file=sys.stderr)

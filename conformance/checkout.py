@@ -1,4 +1,4 @@
-"""The files of a project whose tests are run: a working tree, or a git directory without one."""
+"""Finds the files of another project's tests, in a working tree or a git directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ GIT_LIMIT_S = 300
 
 
 def tests_of(checkout: Path, folder: str, scratch: Path) -> Path:
-    """A directory that has `folder` of the checkout and nothing else of it: a copy in `scratch`.
+    """A directory with only `folder` of the checkout: a copy in `scratch`.
 
-    Beside the rest of their project, tests would import that instead of what is installed.
+    With the rest of the project beside them, tests would import it instead of the installed
+    package.
     """
     if (checkout / folder).is_dir():
         shutil.copytree(checkout / folder, scratch / folder)
@@ -37,9 +38,10 @@ def _extract(git_directory: Path, what: Sequence[str], into: Path) -> None:
 
 
 def files_of(checkout: Path, patterns: Sequence[str], scratch: Path) -> Path:
-    """A directory that has the files of the checkout that match: itself, or a copy in `scratch`.
+    """A directory with the matching files of the checkout: the checkout itself, or a copy in
+    `scratch`.
 
-    patterns: of git's, as ":(glob)**/examples/*.cpp"
+    patterns: git's, such as ":(glob)**/examples/*.cpp"
     """
     if not (checkout / "HEAD").is_file():
         return checkout
@@ -49,7 +51,7 @@ def files_of(checkout: Path, patterns: Sequence[str], scratch: Path) -> Path:
 
 
 def version_of(checkout: Path) -> str:
-    """Commit and date of HEAD; the directory's name where there is no git."""
+    """Commit and date of HEAD; without git, the directory's name."""
     where = checkout / ".git" if (checkout / ".git").exists() else checkout
     command = ["git", f"--git-dir={where}", "log", "-1", "--format=%h of %cs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_LIMIT_S, check=False)
@@ -57,9 +59,9 @@ def version_of(checkout: Path) -> str:
 
 
 def extra_packages(*names: str, folder: str = "conformance-packages") -> Path:
-    """A directory, kept beside the wheel cache, with packages that only these tests import.
+    """A directory beside the wheel cache with packages that only these tests import.
 
-    Installed without what they require, which the environment that runs them has.
+    Their requirements are not installed: the environment that runs the tests has them.
     """
     tag = sys.implementation.cache_tag
     place = wheel_cache.cache_directory().parent / f"{folder}-{tag}"

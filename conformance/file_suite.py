@@ -1,4 +1,4 @@
-"""A suite of pytest or unittest files in other people's repository, run over the virtual NPU.
+"""Runs a suite of pytest or unittest files of another project over the virtual NPU.
 
 Beside the suite's `run.py` lie `files.txt`, one path or pattern a line, `reasons.toml` and, of the
 last run with `--record`, `results.json` (results.py). A suite that runs all files of its folders
@@ -33,12 +33,12 @@ WAITS = {"VNPU_WAIT_LIMIT": "40"}
 
 @dataclass(frozen=True)
 class Backend:
-    """Another device that the project runs its tests on.
+    """Another device on which the project runs its tests.
 
     name:      for the table: "vLLM's CPU backend"
     python:    of an environment with it
-    inherited: variables of this process that its processes see
-    packages:  that its environment lacks, pytest among them
+    inherited: this process's variables that its processes see
+    packages: packages that its environment lacks, with pytest
     """
 
     name: str
@@ -143,10 +143,10 @@ class Suite:
         ]
 
     def _files(self, source: Path, excluded: Mapping[str, list[str]]) -> list[str]:
-        """Those of files.txt without the excluded ones.
+        """Files of files.txt without the excluded ones.
 
-        Raises SystemExit where a suite that excludes files has one that it neither runs nor
-        excludes.
+        Raises SystemExit if a suite with excluded files has a file that is neither run nor
+        excluded.
         """
         lines = (self.directory / "files.txt").read_text(encoding="utf-8").split()
         left_out = {file for files in excluded.values() for file in files}
@@ -200,7 +200,7 @@ class Suite:
         return checkout.extra_packages(*self.packages, folder=self.packages_folder)
 
     def _on_backend(self, source: Path, logs: Path, outcomes: list[Outcome]) -> dict[str, Any]:
-        """For the record: the tests that do not pass here, and pass on the backend."""
+        """For the record: tests that fail here and pass on the other backend."""
         doubtful = {each.test: each.file for each in outcomes if not results.is_good(each)}
         if self.backend is None:
             return {}
@@ -222,7 +222,7 @@ class Suite:
         return {"backend": backend.name, "pass_on_backend": sorted(passed & set(doubtful))}
 
     def _groups(self, source: Path, files: list[str]) -> list[list[str]]:
-        """Neighbours of one folder: files of two may have the same name, which pytest minds."""
+        """Groups files of one folder; pytest does not allow equal names from two folders."""
         groups: list[list[str]] = []
         open_group: list[str] = []
         for file in files:

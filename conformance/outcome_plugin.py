@@ -1,10 +1,10 @@
-"""A pytest plugin that writes each test's outcome at once, as a line of JSON.
+"""A pytest plugin that writes each test's outcome immediately, as a line of JSON.
 
-Loaded by `test_files.py` into processes that run other people's tests: what a crash or a time limit
-ends has said which test it was at. The variable CONFORMANCE_OUTCOMES names the file.
+Loaded by `test_files.py` into processes that run other people's tests: after a crash or a time
+limit the last line names the running test. The variable CONFORMANCE_OUTCOMES names the file.
 
-A test that waits for a process which has ended with an error does so up to its time limit. Here it
-reaches that soon after, and the error is its message.
+A test that waits for a process that failed would wait until its time limit. The plugin ends it soon
+after the failure, with the process's error as message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def pytest_runtest_call() -> Generator[None]:
 
 
 def _watch_processes(is_over: threading.Event) -> None:
-    """Lets pytest-timeout's alarm ring when a process of this one's has ended with an error."""
+    """Triggers pytest-timeout's alarm when a child process has failed."""
     seen_s: float | None = None
     while not is_over.wait(1.0):
         children = list(multiprocessing.process._children)
@@ -79,7 +79,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test was skipped, or the error's first line: not the whole traceback."""
+    """Reason why a test was skipped, or the error's first line, without the traceback."""
     if report.outcome == "passed":
         return ""
     if isinstance(report.longrepr, tuple):

@@ -1,4 +1,4 @@
-"""The page of other people's suites, from the last recorded run of each."""
+"""Writes the page of other projects' suites, from the last recorded run of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_NAMES = 3  # of one file's tests in a cell
 
 
 def conformance_page(records: list[dict[str, Any]]) -> str:
-    """Results of other people's suites, of the last recorded run of each."""
+    """Results of other projects' suites, from the last recorded run of each."""
     text = "# Other people's suites\n\n" + GENERATED.format(source="conformance/*/results.json")
     text += (
         "Tests that others wrote for chips, run over the virtual NPU as it is by default: strict, "
@@ -75,7 +75,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _short_names(tests: list[str]) -> list[str]:
-    """`test_stream.py::test_priority`; of many in one file, its name and their number."""
+    """`test_stream.py::test_priority`; for several of one file, its name and their number."""
     of_file: dict[str, list[str]] = {}
     for test in tests:
         path, *names = test.split("::")
@@ -89,6 +89,6 @@ def _short_names(tests: list[str]) -> list[str]:
 
 
 def _short_path(path: str) -> str:
-    """A file's name; of a program that is not named after what it shows, with its folder."""
+    """A file's name; with its folder, if the program's name does not say what it shows."""
     *_, folder, name = ("", *Path(path).parts)
     return name if "." in name or name.startswith("test_") else f"{folder}/{name}"

@@ -1,10 +1,10 @@
-"""A pytest plugin: processes that tests start are forked from one that has imported torch_npu.
+"""A pytest plugin that forks tests' processes from a server that has imported torch_npu.
 
-Tests of collectives start their ranks anew for each shape, and ask for "spawn": a fresh
-interpreter, whose imports take nearly all of the test's time. Here each is a child of a fork
-server, which has done them and has touched no device. Its environment is that of the process which
-starts it. An exit code of 255 is multiprocessing's word for a child whose server has ended, as for
-want of memory: the kernel ends these processes first (`outcome_plugin.py`).
+Tests of collectives start their ranks again for each shape with "spawn", a fresh interpreter whose
+imports take nearly all of the test's time. Here each rank is a child of a fork server that has done
+the imports and used no device; it gets the environment of the process that starts it. Exit code 255
+means that the server has ended, for example when memory ran out: the kernel ends these processes
+first (`outcome_plugin.py`).
 """
 
 from __future__ import annotations

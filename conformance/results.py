@@ -1,4 +1,4 @@
-"""Outcomes of a suite, the reasons for tests that do not pass, and the record of a run.
+"""Outcomes of a suite, reasons for tests that do not pass, and the record of a run.
 
 A suite's `reasons.toml` has one table per reason:
 
@@ -62,13 +62,13 @@ def is_explained(outcome: Outcome, reasons: list[Reason]) -> bool:
 
 
 def keep(directory: Path, outcomes: Iterable[Outcome]) -> None:
-    """Adds outcomes to those that `directory` has."""
+    """Adds outcomes to those in `directory`."""
     with (directory / KEPT).open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(each)) + "\n" for each in outcomes)
 
 
 def kept(directory: Path) -> list[Outcome]:
-    """The last outcome of each test that `directory` has."""
+    """The last outcome of each test in `directory`."""
     path = directory / KEPT
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [Outcome(**json.loads(line)) for line in lines]
@@ -76,7 +76,7 @@ def kept(directory: Path) -> list[Outcome]:
 
 
 def settled(outcomes: list[Outcome], reasons: list[Reason]) -> list[Outcome]:
-    """Those of files in which each test passed, or has a reason."""
+    """Outcomes of files in which each test passed or has a reason."""
     open_files = {each.file for each in outcomes if not is_explained(each, reasons)}
     return [each for each in outcomes if each.file not in open_files]
 
@@ -86,7 +86,7 @@ def report(
 ) -> dict[str, Any]:
     """The record of a run: counts, and each test that does not pass under its reason.
 
-    about: what ran: source, version, selection
+    about: source, version and selection of the tests
     """
     counts: Counter[str] = Counter()
     explained: dict[str, list[str]] = defaultdict(list)
@@ -129,21 +129,21 @@ def share(part: int, whole: int) -> str:
 
 
 def not_passed(record: Mapping[str, Any]) -> set[str]:
-    """The tests that do not pass, with a reason or without, and programs that are not built."""
+    """Tests that do not pass, with or without a reason, and programs that are not built."""
     lists = [*record["reasons"].values(), *record.get("not_built", {}).values()]
     return {*record["unexplained"], *(test for tests in lists for test in tests)}
 
 
 def worse_than(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
-    """Tests that do not pass and are not among those of an earlier record that did not, either."""
+    """Tests that do not pass and passed, or were absent, in an earlier record."""
     return sorted(not_passed(record) - not_passed(earlier))
 
 
 def finish(record: dict[str, Any], recorded: Path, is_to_be_recorded: bool) -> int:
-    """Prints a record, and writes it or compares it with that of the last run that was recorded.
+    """Prints a record, and writes it or compares it with the last recorded run.
 
-    Returns 1 where a test does not pass that is not among those of the recorded run; without one,
-    or where this run is recorded, where a test has no reason.
+    Returns 1 if a test fails that the recorded run does not list; when recording, or without a
+    record, if a failed test has no reason.
     """
     ran = record["passed"] + record["not_passed"]
     print(

@@ -1,7 +1,7 @@
-"""Runs files of other people's pytest or unittest tests, one or several in a process.
+"""Runs pytest or unittest files of other projects, one or several in a process.
 
-A process that ends in the middle of a test is started again without the tests that it has done, so
-that one crash costs one test.
+If a process ends during a test, a new one runs the remaining tests, so that a crash costs one test
+only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENDED = (0, 1, 5)  # pytest's statuses of processes that ran what they were giv
 
 @dataclass(frozen=True)
 class Outcome:
-    """outcome: passed, failed, skipped or crashed. message: one line, empty where it passed"""
+    """outcome: passed, failed, skipped or crashed. message: one line, empty if it passed"""
 
     test: str
     outcome: str
@@ -37,9 +37,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TestRun:
-    """How tests are run.
+    """Settings for running tests.
 
-    directory:   that paths of files are relative to
+    directory: base of relative file paths
     environment: further variables
     arguments:   further ones of pytest
     python:      of the environment
@@ -55,7 +55,8 @@ class TestRun:
     file_limit_s: float = 400.0
 
     def outcomes(self, files: Sequence[str], log: Path, only: Sequence[str] = ()) -> list[Outcome]:
-        """Outcomes of the tests of `files`, up to one that passes the limit; output goes to `log`.
+        """Outcomes of the tests in `files`, up to the first that exceeds the limit; output goes to
+        `log`.
 
         only: names of tests of these files; the others do not run
         """
@@ -98,7 +99,7 @@ class TestRun:
 
 
 def _outcomes(lines: Iterator[dict[str, str]], status: int | None) -> Iterator[Outcome]:
-    """The last that was said of each test; one that only began is where the process ended."""
+    """The last outcome of each test; a test that only began is where the process ended."""
     last: dict[str, Outcome] = {}
     for line in lines:
         before = last.get(line["test"])

@@ -1,4 +1,4 @@
-"""One decode layer of DeepSeek-V3 on one device, as calls of torch_npu and as our stages."""
+"""One decode layer of DeepSeek-V3 on one device: torch_npu's operators, and our compiled stages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Stages = dict[str, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """DeepSeek-V3's config.json, by its names; a layer of one of two TP ranks.
+    """Sizes of a layer on one of two TP ranks, by the names of DeepSeek-V3's config.json.
 
-    One device cannot have the whole: attention takes at most 64 heads beside one of the cache.
+    A whole layer is impossible on one device: attention takes at most 64 query heads per cache
+    head.
     """
 
     hidden: int = 7168
@@ -44,12 +45,12 @@ class Sizes:
 
 
 def made(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Memory on the device, reserved and not set."""
+    """Allocates device memory without setting it."""
     return torch.empty(sizes, dtype=dtype, device="npu")
 
 
 class Layer:
-    """The layer's weights, and what its step brings: caches, lengths, rows."""
+    """The layer's weights and the step's inputs: caches, lengths, rows."""
 
     def __init__(self, num_tokens: int) -> None:
         s = self.sizes = Sizes()
@@ -80,14 +81,14 @@ class Layer:
         self.scale = (s.nope + s.rope) ** -0.5
 
     def named(self, names: str) -> dict[str, Any]:
-        """The attributes of these names, as keyword arguments."""
+        """The attributes with these names, as keyword arguments."""
         return {name: getattr(self, name) for name in names.split()}
 
 
 def norm_of_sum(
     layer: Layer, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of x + residual, and that sum."""
+    """The norm of x + residual, and x + residual."""
     normalized, _, total = torch_npu.npu_add_rms_norm(x, layer.residual, weight, EPSILON)
     return normalized, total
 
@@ -95,7 +96,7 @@ def norm_of_sum(
 def prepare_attention(
     layer: Layer, q: torch.Tensor, kv: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result of `preprocess`, from the projections' results."""
+    """Computes the result of `preprocess` from the projections' results."""
     s = layer.sizes
     q_nope, q_rope = q.view(-1, s.heads, s.nope + s.rope).split([s.nope, s.rope], dim=-1)
     torch_npu.npu_kv_rmsnorm_rope_cache(
@@ -118,7 +119,7 @@ def prepare_attention(
 
 
 def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
-    """Attention over the cache of MLA and the values' up projection."""
+    """Attention over the cache of MLA, then the up-projection of values."""
     s = layer.sizes
     out, _ = torch_npu.npu_fused_infer_attention_score(
         absorbed,
@@ -142,7 +143,7 @@ def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.
 
 
 def chosen_experts(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and numbers of each token's experts, [num_tokens, top_k] both."""
+    """Weights and ids of each token's experts, both [num_tokens, top_k]."""
     s = layer.sizes
     weights, ids, _ = torch_npu.npu_moe_gating_top_k(
         logits,
@@ -160,14 +161,14 @@ def chosen_experts(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, to
 def sum_by_token(
     rows: torch.Tensor, weights: torch.Tensor, row_of_assignment: torch.Tensor
 ) -> torch.Tensor:
-    """The experts' results, added up by token."""
+    """Sums the experts' results by token."""
     return torch_npu.npu_moe_finalize_routing(
         rows.unsqueeze(0), None, None, None, weights, row_of_assignment, None, drop_pad_mode=3
     )
 
 
 def composed(layer: Layer) -> Stages:
-    """The stages as calls of torch_npu, as core makes them without the package."""
+    """The stages as torch_npu calls, as core runs them without vllm-davinci-kernels."""
     s = layer.sizes
 
     def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,7 +218,7 @@ def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch
 def preprocess_at_once(
     layer: Layer, operator: str, weights: str, **others: None
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """MLA preprocess in one call, of hidden_states and, for int8 rows, hidden_scale."""
+    """MLA preprocess in one call. hidden_scale: given if hidden_states are int8"""
     given = layer.named(f"{weights} q_a_norm kv_a_norm W_UK cos sin kv_c_cache k_pe_cache")
     return partial(
         vllm_davinci.kernels.load(operator),
@@ -231,7 +232,7 @@ def preprocess_at_once(
 def experts_at_once(
     layer: Layer, operator: str, weights: str
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Choice and work of the routed experts in one call."""
+    """Selects and computes the routed experts in one call."""
     s = layer.sizes
     routed_experts = partial(
         vllm_davinci.kernels.load(operator),
@@ -248,7 +249,7 @@ def experts_at_once(
 
 
 def ours(layer: Layer) -> Stages:
-    """The same stages, one call each."""
+    """The same stages as one compiled call each."""
     add_rms_norm = vllm_davinci.kernels.load("add_rms_norm")
     preprocess = preprocess_at_once(layer, "mla_preprocess", "a_weight q_b_weight")
     return {

@@ -1,6 +1,6 @@
 """The decode layer of DeepSeek-V3 with W8A8_DYNAMIC projections and experts.
 
-Its router, norms and absorbed products are floats, as in the checkpoints.
+Router, norms and absorbed products stay in floats, as in the checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Quantized = tuple[torch.Tensor, torch.Tensor]
 
 
 class W8A8Layer(Layer):
-    """The layer with int8 weights in place of the projections' and experts' floats."""
+    """The layer with int8 weights for projections and experts."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(num_tokens)
@@ -57,7 +57,7 @@ def _project(layer: W8A8Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 def composed(layer: W8A8Layer) -> Stages:
-    """The stages as calls of torch_npu, as core makes them without the package."""
+    """The stages as torch_npu calls, as core runs them without vllm-davinci-kernels."""
     s = layer.sizes
 
     def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
@@ -115,7 +115,7 @@ def composed(layer: W8A8Layer) -> Stages:
 
 
 def ours(layer: W8A8Layer) -> Stages:
-    """The same stages, one call each but for the output projection."""
+    """The same stages as one compiled call each, except for the output projection."""
     add_rms_norm, add_rms_norm_dynamic_quant = (
         vllm_davinci.kernels.load(name) for name in ("add_rms_norm", "add_rms_norm_dynamic_quant")
     )

@@ -4,10 +4,10 @@ The layer is the norm before attention, MLA preprocess, attention over its cache
 values' up projection, the output projection, the norm before the experts, the router, and routed
 experts, in the sizes of DeepSeek-V3 on one device; in bf16, and with W8A8_DYNAMIC projections and
 experts. Both sides launch the same operators of CANN in the same order. On the virtual NPU they do
-no arithmetic (VNPU_COMPUTE=0) and the weights are reserved, never touched, so what is left is the
-host's work. Each value of TASK_QUEUE_ENABLE has a process of its own (torch_npu reads it once), in
-which both sides run in turns. Times are processor time of the launching thread: other programs on
-the machine do not count.
+no arithmetic (VNPU_COMPUTE=0) and the weights are reserved, never touched, so only the host's work
+is measured. Each value of TASK_QUEUE_ENABLE has its own process, because torch_npu reads it once;
+both sides take turns in it. Times are processor time of the launching thread: other programs on the
+machine do not count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ BOUND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=16, help="requests in the decode step")
-    parser.add_argument("--rounds", type=int, default=60, help="rounds; both sides in each")
+    parser.add_argument(
+        "--rounds", type=int, default=60, help="number of rounds; each has both sides"
+    )
     parser.add_argument("--layers", type=int, default=20, help="layers in a row on each side")
 
 

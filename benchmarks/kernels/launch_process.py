@@ -1,4 +1,4 @@
-"""The part of launch.py that one process measures: `launch_process.py TOKENS ROUNDS LAYERS`."""
+"""Measures one process's part of launch.py: `launch_process.py TOKENS ROUNDS LAYERS`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_ROUNDS = 5  # which fill caches
 
 
 class Calls(TorchDispatchMode):
-    """Collects the calls that reach the device: all but views and allocations."""
+    """Collects the calls that reach the device: all except views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def whole(layer: Layer, stages: Stages) -> torch.Tensor:
 
 
 def calls_and_launches(layer: Layer, stages: Stages) -> tuple[int, int]:
-    """From Python, and on the device."""
+    """Number of calls from Python, and of launches on the device."""
     before = launch_count()
     with Calls() as counter:
         whole(layer, stages)
@@ -57,7 +57,7 @@ def calls_and_launches(layer: Layer, stages: Stages) -> tuple[int, int]:
 
 
 def calls_of(layer: Layer, ours: Stages) -> dict[str, Callable[[Stages], Any]]:
-    """The calls that are timed, by name."""
+    """The timed calls, by name."""
     rows, _ = ours["norm"](layer.x)
     absorbed_and_rope = ours["preprocess"](rows)
     logits = torch.mm(layer.x, layer.router).float()
@@ -77,7 +77,7 @@ def calls_of(layer: Layer, ours: Stages) -> dict[str, Callable[[Stages], Any]]:
 def times_us(
     call: Callable[[Stages], Any], sides: Sides, rounds: int, layers: int
 ) -> dict[str, list[float]]:
-    """Quartiles of microseconds per call, of each side; both run in turns."""
+    """Quartiles of microseconds per call for each side; both take turns."""
     measured: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds + FIRST_ROUNDS):
         for side, stages in sides.items():

@@ -1,9 +1,9 @@
-"""Two ubatches in turn on whatever accelerator torch finds, communication by its copy engines.
+"""Runs two ubatches in turn on any accelerator of torch, with copies as communication.
 
 Each layer multiplies the hidden states several times, then moves them to the host's memory and
-back, as a collective would move them to other ranks: work that a copy engine does beside the
-matrix products. The ubatches run one after the other, and in turn; both ways end in the same bits.
-The bound is the longer of all products alone and all copies alone. It needs torch, rich and the
+back, as a collective would move them to other ranks: a copy engine does this concurrently with the
+matrix products. The ubatches run serially, then interleaved; both orders give the same bits. The
+bound is the longer of all products alone and all copies alone. It needs torch, rich and the
 multistream package, no vLLM, and runs on any device of torch's: a virtual NPU's times mean nothing,
 its equal bits do. The sizes are those of a small test; a GPU needs larger ones to be busy.
 """
@@ -25,10 +25,12 @@ UBATCHES = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=int, default=256, help="of both ubatches")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of both ubatches")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--products", type=int, default=4, help="matrix products of a layer")
+    parser.add_argument(
+        "--products", type=int, default=4, help="number of matrix products per layer"
+    )
     parser.add_argument("--repetitions", type=int, default=15)
 
 
@@ -46,7 +48,7 @@ class Model:
         return x
 
     def move(self, x: torch.Tensor, ubatch: int) -> torch.Tensor:
-        """To the host and back; (tokens, hidden), into new memory of the compute stream's."""
+        """Copies to the host and back: (tokens, hidden), into new memory of the compute stream."""
         moved = torch.empty_like(x)
 
         def launch() -> None:
@@ -63,7 +65,7 @@ class Model:
 
 
 def _times_ms(action: Callable[[], object], repetitions: int) -> list[float]:
-    """By the device's own events, after one run that is not counted."""
+    """Time by the device's events, after one run that is not counted."""
     action()
     times = []
     for _ in range(repetitions):
@@ -78,7 +80,7 @@ def _times_ms(action: Callable[[], object], repetitions: int) -> list[float]:
 
 
 def _captured(device: torch.device, action: Callable[[], object]) -> Callable[[], object] | None:
-    """A graph's replay of an action, where torch's device module has graphs."""
+    """A graph that replays an action, if torch's device module has graphs."""
     module = torch.get_device_module(device)
     graph_class = getattr(module, "CUDAGraph", None) or getattr(module, "NPUGraph", None)
     if graph_class is None:
@@ -92,7 +94,7 @@ def _captured(device: torch.device, action: Callable[[], object]) -> Callable[[]
 
 
 def _measure(model: Model, inputs: list[torch.Tensor], repetitions: int) -> dict[str, list[float]]:
-    """Milliseconds of each way and of its parts. Both ways have ended in the same bits."""
+    """Milliseconds of both orders and of their parts. Checks that both give the same bits."""
     outputs: dict[str, list[torch.Tensor]] = {}
     interleave = Interleave(StreamPool())
 

@@ -1,4 +1,4 @@
-"""Draws one layer of a dense model, whole beside split, from the traces of multistream/overlap.
+"""Draws one layer of a dense model, whole and split, from the traces of multistream/overlap.
 
 `python benchmarks/multistream/layer_picture.py TRACES OUT.png [--layer N]`, after
 `python benchmarks/run.py multistream/overlap --models dense --all-reduce --traces TRACES`. Needs
@@ -39,9 +39,9 @@ def collectives(step: StepTrace, label: str) -> list[Task]:
 
 
 def window(step: StepTrace, labels: list[str], layer: int) -> tuple[float, float]:
-    """From the first label's first operator of the layer to the last label's last collective.
+    """From the layer's first operator under the first label to its last collective under the last.
 
-    A part's collectives are that of the embedding, then two of each layer.
+    A part has one collective for the embedding, then two per layer.
     """
     begin = collectives(step, labels[0])[2 * layer].end
     first = next(
@@ -53,7 +53,7 @@ def window(step: StepTrace, labels: list[str], layer: int) -> tuple[float, float
 
 
 def bars(step: StepTrace, label: str) -> Iterator[tuple[str, float, float, str, int]]:
-    """Row, begin, end, name and layer of everything that takes long enough to be seen."""
+    """Row, begin, end, name and layer of every task long enough to be visible."""
     reductions = products = 0
     for task in step.tasks:
         begin, end = task.busy
@@ -70,7 +70,7 @@ def bars(step: StepTrace, label: str) -> Iterator[tuple[str, float, float, str, 
 
 
 def draw(axes: Axes, step: StepTrace, parts: dict[str, str], layer: int) -> None:
-    """Bars from the begin of a layer on; parts: label -> colour."""
+    """Bars from the begin of a layer. parts: label -> colour"""
     begin, _ = window(step, list(parts), layer)
     end = begin + axes.get_xlim()[1] * 1000
     for label, colour in parts.items():
@@ -97,7 +97,7 @@ def draw(axes: Axes, step: StepTrace, parts: dict[str, str], layer: int) -> None
 
 
 def milliseconds_per_layer(step: StepTrace, parts: list[str], layer: int) -> float:
-    """From the begin of a layer to the begin of the next one."""
+    """From the begin of a layer to the begin of the next."""
     return (window(step, parts, layer + 1)[0] - window(step, parts, layer)[0]) / 1000
 
 

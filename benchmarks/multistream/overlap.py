@@ -1,9 +1,9 @@
-"""Dual-batch overlap on the clock: prefills of two ranks, whole and split, with their bound.
+"""Measures dual-batch overlap in wall time: prefills on two ranks, whole and split, and the bound.
 
 Operators and collectives take artificial times on the virtual NPU, in proportion to the bytes that
-they write, so that half a step takes half as long. They sleep and do no arithmetic: two ranks, each
-with streams for computation and communication, need no more than the host's cores. Traces of both
-runs say how much of the communication was hidden; `--traces DIRECTORY` keeps them.
+they write, so that half a step takes half as long. They sleep and do no arithmetic, so the host's
+cores suffice for two ranks with a compute and a communication stream each. Traces show how much
+communication was hidden; `--traces DIRECTORY` keeps them.
 
 The artificial times of the dense model make its intervals between collectives equally long, as
 equal times for every product do. Where they differ, each half's interval still lies under one of
@@ -46,10 +46,10 @@ LIMIT_S = 300
 class Case:
     """A model on two ranks.
 
-    checkpoint, changes: one that is shipped, with other values in its config.json
-    pace:     VNPU_PACE: computation and communication about as long as each other
-    engine:   arguments of vLLM's engine
-    options:  its additional_config, besides dbo
+    checkpoint: a shipped one; changes: other values for its config.json
+    pace:     VNPU_PACE: makes computation and communication about equally long
+    engine:   arguments for vLLM's engine
+    options:  its additional_config, without dbo
     dp_ranks: data-parallel ranks
     computes: whether operators do their arithmetic
     """
@@ -106,13 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=512, help="of each request")
-    parser.add_argument("--repetitions", type=int, default=3, help="prefills that count")
+    parser.add_argument("--repetitions", type=int, default=3, help="number of counted prefills")
     parser.add_argument(
         "--all-reduce",
         action="store_true",
-        help="no sequence parallelism: every rank has all tokens",
+        help="without sequence parallelism: every rank has all tokens",
     )
-    parser.add_argument("--pace", help="VNPU_PACE instead of the cases' own")
+    parser.add_argument("--pace", help="VNPU_PACE for all cases")
     parser.add_argument("--traces", type=Path, help="keep the traces in this directory")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def write_model(directory: Path, case: Case, num_layers: int, num_tokens: int, seed: int) -> int:
-    """Writes a checkpoint, without weights unless they matter. Returns its vocabulary's size."""
+    """Writes a checkpoint, with weights only if values matter. Returns its vocabulary size."""
     text = (CHECKPOINTS / case.checkpoint / "config.json").read_text(encoding="utf-8")
     configuration = {
         **json.loads(text),
@@ -180,7 +180,7 @@ def _prefills(
     is_split: bool,
     directory: Path,
 ) -> list[StepTrace]:
-    """The steps of one run, of the first DP rank."""
+    """Steps of one run on the first DP rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

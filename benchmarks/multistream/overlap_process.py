@@ -1,7 +1,6 @@
-"""The part of overlap.py that one DP rank's process measures: `overlap_process.py OPTIONS_JSON`.
+"""Measures one DP rank of overlap.py: `overlap_process.py OPTIONS_JSON`.
 
-An engine prefills some batches; the times of the batches go to the file that the
-options name.
+An engine prefills batches and writes their times to the file named in the options.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of one step, from the trace of one rank."""
+"""Figures of one step, from one rank's trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST, SECOND = "ubatch 0", "ubatch 1"
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Work of one rank's streams during one step. Times in microseconds.
+    """Tasks on one rank's streams during one step. Times in microseconds.
 
     begin, end: of the step on the host's clock, from request to answer
     tasks:      of that rank, in the order in which they began
@@ -25,7 +25,7 @@ class StepTrace:
     tasks: list[Task]
 
     def computing(self, label: str | None = None) -> list[Interval]:
-        """When operators ran; of one ubatch where a label is given."""
+        """Intervals in which operators ran; with a label, those of one ubatch."""
         return [
             task.busy
             for task in self.tasks
@@ -33,7 +33,7 @@ class StepTrace:
         ]
 
     def communicating(self, label: str | None = None) -> list[Interval]:
-        """When collectives ran, without what they waited for the other rank."""
+        """Intervals in which collectives ran, without their wait for the other rank."""
         return [
             task.busy
             for task in self.tasks
@@ -41,29 +41,29 @@ class StepTrace:
         ]
 
     def layers(self) -> Interval:
-        """From the first to the last collective's end: what is split, if anything is.
+        """From the first to the last collective's end: the part of a step that a split divides.
 
-        The first part ends with the embedding's collective, before which there is one lookup.
+        The part before it ends with the embedding's collective, which follows one lookup.
         """
         intervals = self.communicating()
         return min(begin for begin, _ in intervals), max(end for _, end in intervals)
 
     def unsplit(self) -> float:
-        """The step's time before and after that: scheduling, inputs, sampling, answer."""
+        """The step's remaining time: scheduling, inputs, sampling, answer."""
         begin, end = self.layers()
         return (begin - self.begin) + (self.end - end)
 
     def bound(self) -> float:
-        """The shortest time of a step with these totals."""
+        """The shortest step time for these totals."""
         part = [self.layers()]
         computing = length(common(self.computing(), part))
         return max(computing, length(common(self.communicating(), part))) + self.unsplit()
 
     def hidden_share(self) -> float:
-        """Overlap of the first ubatch's communication with the second one's computation, as a
-        fraction of the smaller of the two.
+        """Overlap of the first ubatch's communication with the second's computation, as a fraction
+        of the smaller.
 
-        Raises TraceError when one of the two is absent, as in a trace without labels.
+        Raises TraceError if either is absent, as in a trace without labels.
         """
         communicating = self.communicating(FIRST)
         computing = self.computing(SECOND)

@@ -1,9 +1,9 @@
-"""Host cost of taking turns: greenlets with events against vLLM's threads, and a whole step's.
+"""Measures the host cost of taking turns: greenlets with events, vLLM's threads, and a whole step.
 
-One hand-over is everything that happens where a ubatch meets a collective: events recorded and
-waited for, streams switched, the other ubatch resumed with its forward context. vLLM's side
-calls what its all-to-all calls there, in two threads on the same virtual device. The step is 61
-layers with two collectives each; operators do no work, so that only the host's time is measured.
+One hand-over is all work at a ubatch's collective: recording and waiting for events, switching
+streams, resuming the other ubatch with its forward context. vLLM's side calls what its all-to-all
+calls there, in two threads on the same virtual device. The step is 61 layers with two collectives
+each; operators do no work, so that only the host's time is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of switch.py that one process measures: `switch_process.py HAND_OVERS STEPS LAYERS`."""
+"""Measures one process's part of switch.py: `switch_process.py HAND_OVERS STEPS LAYERS`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOKENS = 64
 
 
 def _times_us(action: Callable[[], object], count: int, per: int) -> list[float]:
-    """Microseconds per `per`-th of an action, `count` times, after one that is not counted."""
+    """Runs an action `count` times after a warm-up; microseconds per run, divided by `per`."""
     action()
     times = []
     for _ in range(count):
@@ -54,7 +54,7 @@ def _at_depth(depth: int, call: Callable[[], None]) -> None:
 
 
 def _contexts() -> list[ForwardContext]:
-    """As a step's ubatches have them: one each."""
+    """Contexts of a step's ubatches, one each."""
     return [
         ForwardContext(no_compile_layers={}, attn_metadata={"half": index}, slot_mapping={})
         for index in range(2)
@@ -62,7 +62,7 @@ def _contexts() -> list[ForwardContext]:
 
 
 def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
-    """As core runs a step: with vLLM's forward context that of the ubatch that runs."""
+    """Runs as core runs a step: with the running ubatch's forward context in vLLM."""
     contexts = _contexts()
     running = SwitchingContext.showing(contexts[0])
     with override_forward_context(running):
@@ -70,7 +70,7 @@ def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
 
 
 def hand_overs(count: int) -> list[float]:
-    """Two ubatches that do nothing but take turns."""
+    """Two ubatches that only take turns."""
     run = Interleave(StreamPool())
     nothing = lambda: None  # noqa: E731
 
@@ -85,7 +85,7 @@ def hand_overs(count: int) -> list[float]:
 
 
 def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[float]:
-    """The same with vLLM's contexts: one thread per ubatch."""
+    """The same with vLLM's contexts: a thread per ubatch."""
 
     def turns() -> None:
         for _ in range(count // 2):
@@ -98,8 +98,9 @@ def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[flo
 
 
 def beyond_collectives(count: int) -> tuple[list[float], list[float]]:
-    """Two ubatches that do nothing but sum a number over ranks, per sum; and what each round takes
-    beyond the same sums one after the other, right before it or right after it by turns."""
+    """Time per sum of two ubatches that only sum a number over ranks; and what each round takes
+    longer than the same sums in series, timed right before or after it.
+    """
     run = Interleave(StreamPool())
     total = torch.zeros(1).npu()
     per_round = max(2, count // ROUNDS_PER_COUNT)
@@ -131,7 +132,7 @@ def beyond_collectives(count: int) -> tuple[list[float], list[float]]:
 
 
 def bare_switches(count: int) -> list[float]:
-    """greenlet.switch there and back, per switch."""
+    """Time per switch of greenlet.switch there and back."""
     root = greenlet.getcurrent()
 
     def body() -> None:
@@ -150,7 +151,7 @@ def bare_switches(count: int) -> list[float]:
 
 
 def bare_events(count: int) -> list[float]:
-    """Two threads that wake each other with threading.Event, per switch."""
+    """Time per switch of two threads that wake each other with threading.Event."""
     mine, theirs, stop = threading.Event(), threading.Event(), False
 
     def body() -> None:
@@ -178,10 +179,10 @@ def bare_events(count: int) -> list[float]:
 
 
 class Layer:
-    """About as many launches as a decoder layer of DeepSeek-V3 makes, and its two sums over ranks.
+    """Makes about as many launches as a decoder layer of DeepSeek-V3, and its two sums over ranks.
 
-    The operators stand for those of that layer: norms, projections, rotation, attention's
-    products, routing, grouped products. None of them does work here.
+    The operators stand for the layer's norms, projections, rotation, attention products, routing
+    and grouped products. None does any arithmetic here.
     """
 
     def __init__(self) -> None:
@@ -224,7 +225,7 @@ def _all_reduce(partial: torch.Tensor) -> torch.Tensor:
 
 
 def steps(count: int, num_layers: int) -> dict[str, list[float]]:
-    """Host time of one step: whole, as two halves, as two halves in turn."""
+    """Host time of one step: whole, as two halves in series, as two interleaved halves."""
     layers = [Layer() for _ in range(num_layers)]
 
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""vLLM's ubatches: its own contexts in one thread each, on the same virtual device."""
+"""Runs ubatches with vLLM's own contexts, in a thread each, on the same virtual device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LIMIT_S = 60
 
 
 def at_a_dispatch() -> None:
-    """The calls of vLLM where a ubatch sends rows to experts, but for the sending."""
+    """vLLM's calls where a ubatch sends rows to experts, without the transfer."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute_sync()
 
 
 def at_a_combine() -> None:
-    """The calls of vLLM where a ubatch fetches the results, but for the fetching."""
+    """vLLM's calls where a ubatch receives the results, without the transfer."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute()
     ubatching.dbo_switch_to_comm()
@@ -29,13 +29,13 @@ def at_a_combine() -> None:
 
 
 def at_both() -> None:
-    """The two of a layer."""
+    """Both calls of a layer."""
     at_a_dispatch()
     at_a_combine()
 
 
 def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
-    """`turns` in two threads that take turns wherever it yields."""
+    """Runs `turns` in two threads that alternate at each yield."""
     compute, communication = torch.npu.current_stream(), torch.npu.Stream()
     barrier = threading.Barrier(3)
     ubatches = ubatching.make_ubatch_contexts(2, compute, communication, contexts, barrier)
@@ -54,6 +54,6 @@ def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
 
 
 def set_stream(stream: torch.npu.Stream) -> None:
-    """vLLM's own wrapper on CUDA: it remembers the stream, which its contexts compare with."""
+    """vLLM's wrapper for CUDA: it stores the current stream, which vLLM's contexts compare with."""
     torch_utils._current_stream_tls.value = stream
     torch.npu.set_stream(stream)

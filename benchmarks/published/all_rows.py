@@ -1,10 +1,10 @@
-"""Routed experts of a published revision: how long what they launch beside their products takes.
+"""Routed experts of a published revision: time of all launches except the matrix products.
 
 Public revisions of that time (vllm-project/vllm-ascend at e9ada685ec, `fused_experts` with an
-expert map) copy a row for each token and chosen expert, of all ranks' experts, and quantize,
-activate, weight, mask and add up all of these rows, of which a rank's experts have computed one in
-as many as there are ranks. Prints the modelled picoseconds of one layer: `all_rows.py TOKENS`,
-under `vnpu run --no-compute --chip NAME`.
+expert map) copy a row for each token and chosen expert of all ranks, then quantize, activate,
+weight, mask and sum all rows, although a rank's own experts computed only 1 / ranks of them. Prints
+the modelled picoseconds of one layer: `all_rows.py TOKENS`, under `vnpu run --no-compute --chip
+NAME`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decode of 24 requests on 16 chips, from graphs, beside the published command's."""
+"""Decode of 24 requests on 16 chips with graphs, compared with the published command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dry-runs of DeepSeek-R1 in int8, with the checkpoint of the published commands."""
+"""Dry-runs of DeepSeek-R1 in int8 with the checkpoint of the published commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DENSE_LAYERS = CONFIG["first_k_dense_replace"]
 def dry_run(
     chip: str, topology: str, *options: str, config: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The JSON report of a dry-run of rank 0 of 16, with these further options.
+    """JSON report of a dry-run of rank 0 of 16 with these additional options.
 
     config: the plugin's options
     """
@@ -37,7 +37,7 @@ def dry_run(
 def step_costs(
     chip: str, topology: str, destination: Path, *options: str, config: Mapping[str, Any]
 ) -> None:
-    """Writes the file of `step_costs` of such an engine."""
+    """Writes the `step_costs` file of such an engine."""
     with tempfile.TemporaryDirectory(prefix="deepseek-r1.") as name:
         options = (f"--step-costs={destination}", *options)
         _command(Path(name), chip, topology, config, *options)

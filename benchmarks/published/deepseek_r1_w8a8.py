@@ -1,4 +1,4 @@
-"""Published steps of DeepSeek-R1 W8A8 on 16 chips, beside the timing model of the same machine.
+"""Compares published steps of DeepSeek-R1 W8A8 on 16 chips with the timing model.
 
 Prefill of 4 x 4096 tokens in the published order of work (attention, shared and routed experts are
 each summed over the ranks with an all-reduce), with and without dual-batch overlap, in the lean
@@ -128,7 +128,7 @@ def prefill_rows(runs: Runs) -> list[Row]:
 
 
 def next_chip_rows(runs: Runs) -> list[Row]:
-    """The serial step on the chip after it, whose links are faster."""
+    """The serial step on the next chip, which has faster links."""
     machine = argparse.Namespace(chip=NEXT_CHIP, topology=NEXT_TOPOLOGY, routing=runs.routing)
     newer = Runs(machine, runs.directory)
     serial = newer.prefill(SERIAL_ORDER)
@@ -144,8 +144,9 @@ def next_chip_rows(runs: Runs) -> list[Row]:
 
 
 def all_to_all_rows(runs: Runs) -> list[Row]:
-    """All-to-alls and all-reduces are of two groups and run beside each other in a split step: the
-    sum of their times is no bound there, but the work of the busiest resource is."""
+    """All-to-alls and all-reduces belong to two groups and overlap in a split step. Their sum is
+    therefore no bound; the busiest resource's work is.
+    """
     sent = runs.prefill({**SERIAL_ORDER, **ALL_TO_ALL})
     serial = runs.prefill({**SERIAL_ORDER, **ALL_TO_ALL}, slow=True)
     split = runs.prefill({**PUBLISHED, **ALL_TO_ALL}, slow=True)
@@ -187,7 +188,7 @@ def all_to_all_rows(runs: Runs) -> list[Row]:
 
 
 def cost_rows(runs: Runs) -> list[Row]:
-    """Rows of the time that this host takes to model a prefill."""
+    """Rows on the time that this host needs to model a prefill."""
     trace = runs.directory / "timeline.json"
     plain, host = runs.prefill(SERIAL_ORDER, is_plain=True), runs.newest_host
     traced = runs.prefill(SERIAL_ORDER, f"--trace={trace}", is_plain=True)
@@ -214,7 +215,7 @@ ROWS: dict[str, Callable[[Runs], list[Row]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chip", default="ascend910b2", help="see `vnpu machines`")
+    parser.add_argument("--chip", default="ascend910b2", help="chip of `vnpu machines`")
     parser.add_argument("--topology", default="two-meshes-of-8")
     parser.add_argument(
         "--routing", default="balanced", help="rows of the busiest expert rank over the mean"

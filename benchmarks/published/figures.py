@@ -1,6 +1,7 @@
-"""Figures of a modelled step, and rows of them.
+"""Figures of a modelled step, and the result rows with them.
 
-Functions of a `View` are for `intervals.interval`; the others take a step of a dry-run's report.
+Functions that take a `View` are for `intervals.interval`; the others take a step of a dry-run
+report.
 """
 
 from __future__ import annotations

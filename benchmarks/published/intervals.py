@@ -1,4 +1,4 @@
-"""Figures of dry-runs over all machines whose assumed figures lie within their ranges."""
+"""Figures of dry-runs on all machines whose assumed figures lie within their ranges."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def on_each_machine(*steps: dict[str, Any]) -> Iterator[tuple[View, ...]]:
 
 
 def interval(figure: Callable[..., float], *steps: dict[str, Any]) -> tuple[float, float]:
-    """The least and the greatest value of a figure of these steps, machine by machine."""
+    """The smallest and the largest value of a figure of these steps over all machines."""
     values = [figure(*views) for views in on_each_machine(*steps)]
     return min(values), max(values)

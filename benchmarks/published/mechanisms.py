@@ -1,4 +1,4 @@
-"""Errors of published figures without each mechanism of the timing model, in one run of each step.
+"""Errors of published figures without each mechanism of the timing model; each step runs once.
 
 Every step is modelled on machines beside its own, of which each lacks one mechanism (`vllm-davinci
 dry-run --mechanisms`). A ratio is right in its sign where ours and the published one lie on the
@@ -52,9 +52,9 @@ View = dict[str, float]
 @dataclass(frozen=True)
 class Figure:
     """
-    published: what was measured, by others
-    steps:     names of steps of R1 that `ours` takes, on one machine each
-    is_ratio:  whether its sign says something
+    published: the value measured by others
+    steps:     names of R1's steps, passed to `ours` for one machine at a time
+    is_ratio:  True if it matters on which side of 1 it lies
     """
 
     name: str
@@ -95,9 +95,13 @@ FIGURES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", default=[], help="parts of figures' names")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="parts of figures' names; only these are run"
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="the table as Markdown")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="where steps are kept")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIRECTORY", help="directory for modelled steps"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -134,14 +138,14 @@ def _is_asked(args: argparse.Namespace, name: str) -> bool:
 
 
 class Steps:
-    """Steps on their machine and without each mechanism, each modelled once."""
+    """Steps on their machine and without each mechanism; each is modelled once."""
 
     def __init__(self, kept: Path) -> None:
         self._kept, self._context = kept, prepared_processes()
         self.machine = ""
 
     def of(self, name: str, options: Callable[[Path], tuple[str, ...]]) -> dict[str, Any] | None:
-        """The report of a dry-run. options: of the command, for a model in this directory"""
+        """Report of a dry-run. options: of the command, for a model in this directory"""
         report = self._kept / f"{name}.json"
         if not report.is_file():
             with tempfile.TemporaryDirectory(prefix="mechanisms.") as model:
@@ -157,7 +161,7 @@ class Steps:
 
 
 def _views(step: dict[str, Any]) -> dict[str, View]:
-    """The step on each machine; "" is its own."""
+    """The step on each machine; "" is its own machine."""
     return {"": step["brief"], **step["variants"]}
 
 

@@ -1,4 +1,4 @@
-"""The table of published figures by the timing model's mechanisms, as Markdown."""
+"""Table of published figures by the timing model's mechanisms, in Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WITHOUT = "without "
 
 @dataclass(frozen=True)
 class Compared:
-    """One published figure beside ours.
+    """A published figure and ours.
 
     errors: of ours with the whole model ("") and without each mechanism, as a share
     """
@@ -34,7 +34,7 @@ class Compared:
 
     @property
     def is_within(self) -> bool:
-        """Whether it is as near as it has to be."""
+        """True if the error is within its limit."""
         if not self.is_ratio:
             return abs(self.errors[""]) <= _ABSOLUTE
         limit = _SMALL_RATIO if self.published < _SMALL else _LARGE_RATIO
@@ -42,14 +42,14 @@ class Compared:
 
     @property
     def sign(self) -> str:
-        """Whether a ratio lies on the side of 1 on which the published one lies."""
+        """True if our ratio and the published one lie on the same side of 1."""
         if not self.is_ratio:
             return ""
         return "right" if (self.ours > 1) == (self.published > 1) else "**wrong**"
 
     @property
     def helpful(self) -> list[str]:
-        """Mechanisms without which the error would be smaller by more than a hundredth."""
+        """Mechanisms whose removal reduces the error by more than 0.01."""
         whole = abs(self.errors[""])
         return [
             name.removeprefix(_WITHOUT)
@@ -59,7 +59,7 @@ class Compared:
 
 
 def page_of(compared: Sequence[Compared], machine: str) -> str:
-    """The table. machine: title of the machine of the first row"""
+    """The table. machine: title of the machine in the first row"""
     names = list(dict.fromkeys(name for each in compared for name in each.errors if name))
     head = ["figure", "published", "ours", "error", *names, "within", "sign"]
     lines = [

@@ -1,4 +1,4 @@
-"""Figures that users of Ascend chips have published, beside the timing model of their machines.
+"""Compares figures that users of Ascend chips have published with the timing model.
 
 Nothing is fitted to them. A figure counts as `held` if it was looked at only after the model's code
 and figures had been settled. Machines, releases and loads are as far as their sources state them,
@@ -65,7 +65,7 @@ class Figure:
     or_else: tuple[dict[str, Any], ...] = ()
 
     def possible(self) -> Iterator[Figure]:
-        """This figure, and it with what else it may have been."""
+        """This figure, and its variants for everything the source leaves open."""
         yield self
         for fields in self.or_else:
             yield replace(self, **fields, or_else=())

@@ -1,9 +1,9 @@
-"""The loss of deciding by modelled costs against the best schedule that is fixed, in modelled time.
+"""Modelled loss from deciding by step times, compared with the best fixed schedule.
 
 An engine at a deployment's sizes, with fewer layers, runs random workloads by each fixed schedule
-(a way to the experts, whole or as ubatches) and as `overlap` and `moe_communication` = 'auto'
-decide with the engine's file of `step_costs`. The regret of a workload is its time over that of the
-fixed schedule that was the fastest for it, minus 1. Nothing here was measured on an NPU.
+(a dispatch method, whole or as ubatches) and as `overlap` and `moe_communication` = 'auto'
+decide by the engine's `step_costs` file. The regret of a workload is its time over the time of its
+fastest fixed schedule, minus 1. Nothing here was measured on an NPU.
 """
 
 from __future__ import annotations
@@ -32,10 +32,17 @@ Work = tuple[Sequence[int], Sequence[int]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--deployment", default=DEPLOYMENT, help="default: %(default)s")
-    parser.add_argument("--layers", type=int, default=4, help="of the model (default: %(default)s)")
     parser.add_argument(
-        "--workloads", type=int, default=200, help="by each of two seeds (default: %(default)s)"
+        "--deployment", default=DEPLOYMENT, help="deployment to model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--layers", type=int, default=4, help="number of the model's layers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workloads",
+        type=int,
+        default=200,
+        help="workloads for each of two seeds (default: %(default)s)",
     )
 
 

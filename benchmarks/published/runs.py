@@ -1,4 +1,4 @@
-"""Dry-runs of the published steps of DeepSeek-R1 W8A8, each made once."""
+"""Dry-runs the published steps of DeepSeek-R1 W8A8, each once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERIAL_ORDER = {**PUBLISHED, "dbo": NEVER}
 
 
 class Runs:
-    """Dry-runs of the modelled machine, each made once."""
+    """Dry-runs on the modelled machine, each made once."""
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.chip, self.topology, self.routing = args.chip, args.topology, args.routing
@@ -49,7 +49,9 @@ class Runs:
     def report(
         self, config: dict[str, Any], *options: str, slow: bool = False, is_plain: bool = False
     ) -> dict[str, Any]:
-        """slow: on links of which all-to-alls reach less; is_plain: on one machine alone"""
+        """slow: True: links of which all-to-alls reach less; is_plain: True: without variants of
+        the machine
+        """
         topology = str(self._slow_topology()) if slow else self.topology
         key = json.dumps([config, options, topology, is_plain])
         if key not in self._reports:
@@ -64,16 +66,16 @@ class Runs:
     def prefill(
         self, config: dict[str, Any], *options: str, slow: bool = False, is_plain: bool = False
     ) -> dict[str, Any]:
-        """A step of 4 x 4096 tokens; the second one, which finds what the first one has made."""
+        """The second step of 4 x 4096 tokens, which reuses what the first created."""
         report = self.report(config, *PREFILL, *options, slow=slow, is_plain=is_plain)
         return prefill_of(report)
 
     def decode(self, config: dict[str, Any], *options: str) -> dict[str, Any]:
-        """The step between two tokens of 24 requests, in graphs."""
+        """A decode step of 24 requests with graphs."""
         return decode_of(self.report(config, *DECODE, *options))
 
     def _slow_topology(self) -> Path:
-        """One on which the serial step with all-to-alls has the published rate."""
+        """A machine on which the serial step with all-to-alls has the published rate."""
         file = self.directory / f"{self.topology}.toml"
         if self.slower is None:
             sent = self.prefill({**SERIAL_ORDER, **ALL_TO_ALL})["modelled"]
@@ -96,7 +98,7 @@ class Runs:
 
 
 def prefill_of(report: dict[str, Any]) -> dict[str, Any]:
-    """The second step of a report, which finds what the first one has made."""
+    """The second step of a report, which reuses what the first created."""
     step: dict[str, Any] = report["steps"][1]
     return step
 

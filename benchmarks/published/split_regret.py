@@ -1,4 +1,4 @@
-"""The loss of deciding by costs whether a step of DeepSeek-R1 W8A8 on 16 chips is split."""
+"""Loss from deciding by step times whether a step of DeepSeek-R1 W8A8 on 16 chips is split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK = 16384
 
 
 def regret_rows(runs: Runs) -> list[Row]:
-    """Each step's time, as its costs decide, over the better of whole and split."""
+    """Each step's time as decided by step times, over the faster of whole and split."""
     costs = runs.directory / "costs.json"
     order = {**PUBLISHED, "dbo": {"split": "token"}}
     engine = ("--enforce-eager", EXPERT_PARALLEL, f"--max-num-batched-tokens={CHUNK}")

@@ -1,9 +1,9 @@
-"""Time and memory to load quantized checkpoints, beside the bf16 checkpoint of the same layers.
+"""Time and memory to load quantized checkpoints, compared with the same layers in bf16.
 
 One DeepSeek of random weights: in bf16, as the int8 checkpoint that `vllm-davinci quantize` makes
 of it, and with fp8 weights in blocks, which become floats or int8 while they are read. Every load
-is a process of its own, whose host memory is sampled; the baseline of the memory rows is one shard.
-Files are read from the disk, and, once more, from the system's cache of them.
+has its own process, whose host memory is sampled; the baseline of the memory rows is one shard.
+Files are read once from the disk and once from the page cache.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ SAMPLE_S = 0.002
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file backs; the virtual device's is among it."""
+    """This process's memory without file-backed pages; includes the virtual device's memory."""
     amounts = []
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(("RssAnon:", "RssShmem:")):

@@ -1,4 +1,4 @@
-"""Perplexity of int8 checkpoints on held-out text, beside the bf16 checkpoint they come from.
+"""Perplexity of int8 checkpoints on held-out text, compared with their bf16 source.
 
 `vllm-davinci quantize` makes all int8 checkpoints. `vllm-davinci perplexity` scores the same
 windows of text with each, so that the figures differ by the arithmetic alone. The shipped
@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=16_384,
         help="predicted tokens, spread over all held-out files",
     )
-    parser.add_argument("--window", type=int, default=512, help="tokens that see each other")
+    parser.add_argument(
+        "--window", type=int, default=512, help="tokens per window, which attend to each other"
+    )
     parser.add_argument("--calibration-tokens", type=int, default=12_288)
 
 
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _calibration(report: dict[str, Any]) -> str:
-    """The text's own measure, how many products have which type, and those that cost most."""
+    """The text's loss, the number of products per type, and the costliest layers."""
     kinds = Counter(layer["type"] for layer in report["layers"])
     worst = sorted(report["layers"], key=lambda layer: -max(layer["estimated_loss"].values()))
     said = (
@@ -133,7 +135,7 @@ def _calibration(report: dict[str, Any]) -> str:
 
 
 def _texts_of_ours() -> tuple[list[str], list[str]]:
-    """Files of the standard library that the shipped checkpoints have seen, and the others."""
+    """Files of the standard library that the shipped checkpoints learned, and the others."""
     sys.path.append(str(CHECKPOINTS))
     from corpus import held_out_files, training_files  # beside the checkpoints, not a package
 
@@ -141,7 +143,7 @@ def _texts_of_ours() -> tuple[list[str], list[str]]:
 
 
 def _texts_of_others() -> tuple[list[str], list[str]]:
-    """Python's help, in English: texts to calibrate with, and the one in four that is scored."""
+    """Python's help in English: texts for calibration, and every fourth text for scoring."""
     named = sorted(topics.items())
     is_scored = [hashlib.sha256(name.encode()).digest()[0] % 4 == 0 for name, _ in named]
     return tuple(

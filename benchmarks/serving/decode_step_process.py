@@ -1,4 +1,4 @@
-"""One engine whose decode steps are timed on the host: replayed from graphs and eager, in turn.
+"""Times decode steps of one engine on the host, replayed from graphs and eager in turn.
 
 `python decode_step_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """
@@ -22,9 +22,9 @@ from vllm_davinci.vnpu import _C
 
 
 class StepTimer:
-    """Times what the host does for the model's forward of every step of a runner.
+    """Times the host's work for the model's forward in every step of a runner.
 
-    Processor time of the thread that launches (TASK_QUEUE_ENABLE=0), and the clock's beside it. A
+    Measures processor time of the launching thread (TASK_QUEUE_ENABLE=0) and wall time. A
     virtual device runs replays on a thread of its own, which may take the core from the host's.
     """
 

@@ -1,4 +1,4 @@
-"""Seconds from a signal to the end of a server whose engine is in a step longer than every limit.
+"""Seconds from a signal to the end of a server whose engine is in a step that exceeds every limit.
 
 Each server has open requests, streams and others, and gets SIGINT as from a terminal, SIGTERM as
 from a supervisor, or SIGINT twice while requests have a minute to finish; a program that uses vLLM
@@ -43,9 +43,9 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @dataclass(frozen=True)
 class Ending:
-    """Seconds from the signal, the status, and whether sockets or shared memory were left.
+    """Seconds from the signal, the exit status, and True if sockets or shared memory were left.
 
-    answered_s: 0 where no client waits
+    answered_s: 0 if no client waits
     """
 
     answered_s: float
@@ -60,7 +60,7 @@ def of_server(
     signalled: tuple[signal.Signals, bool],
     is_repeated: bool = False,
 ) -> Callable[[Path, Path], Ending]:
-    """Ends a server once. is_repeated: the times are those from a second signal, a second later"""
+    """Ends a server once. is_repeated: times count from a second signal, sent a second later"""
 
     def end(model: Path, folder: Path) -> Ending:
         with signalled_server(kind, model, folder, *options) as ending:
@@ -117,7 +117,7 @@ def of_program(model: Path, folder: Path) -> Ending:
         at_s = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         if not becomes_true(has_ended, LIMIT_S):
-            raise TimeoutError(f"{processes_of_session(process.pid)} are left")
+            raise TimeoutError(f"processes are left: {processes_of_session(process.pid)}")
         return Ending(0.0, time.monotonic() - at_s, process.returncode, True)
     finally:
         for left in processes_of_session(process.pid):
@@ -158,20 +158,24 @@ KINDS: dict[str, tuple[End, tuple[int, ...], float]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=CHECKPOINT)
-    parser.add_argument("--ends", type=int, default=50, help="ends, of all kinds together")
+    parser.add_argument("--ends", type=int, default=50, help="number of endings, over all kinds")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
-    parser.add_argument("--at-once", type=int, default=2, help="servers that end side by side")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="the endings as Markdown")
+    parser.add_argument(
+        "--at-once", type=int, default=2, help="number of servers that end concurrently"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the endings as Markdown")
 
 
 def in_turn(names: Sequence[str]) -> Iterator[str]:
-    """Kinds without end; spawned ones, whose processes all import vLLM, in every third round."""
+    """Yields kinds of ending without end; every third round spawns processes, which all import
+    vLLM.
+    """
     for number in itertools.count():
         yield from (name for name in names if "spawned" not in name or number % 3 == 0)
 
 
 def count_right(name: str, endings: list[Ending]) -> int:
-    """Endings of a kind with a status as documented, which left nothing."""
+    """Endings of a kind that had the documented status and left nothing."""
     return sum(each.status in KINDS[name][1] and each.is_clean for each in endings)
 
 
@@ -194,7 +198,7 @@ beside other work: {load:.0f} processes ran or waited for a core. A program's ow
 
 
 def page_of(found: dict[str, list[Ending]], at_once: int) -> str:
-    """The page of measurements. found: by kind, as far as they have ended"""
+    """The page of measurements. found: completed endings by kind"""
     host = host_facts()
     ended = {name: list(endings) for name, endings in found.items() if endings}
     lines = [

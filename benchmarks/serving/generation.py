@@ -1,4 +1,4 @@
-"""Engines that are compared are made and asked in one way, which is here."""
+"""Creates and runs engines under the same conditions for every comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's, of one side of a comparison; options: offline_throughput.process_options"""
+    """vLLM's arguments for one side of a comparison; options: offline_throughput.process_options"""
     return {
         "model": options["model"],
         "dtype": "bfloat16",
@@ -20,7 +20,7 @@ def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompts(options: dict[str, Any]) -> list[dict[str, list[int]]]:
-    """One of each request; they differ from their first token on."""
+    """A different prompt per request: they differ from the first token."""
     vocabulary = options["vocabulary"]
     return [
         {

@@ -1,7 +1,7 @@
-"""One engine, started in a process of its own: start-up time, tokens per second, memory.
+"""Runs one engine in its own process: start-up time, tokens per second, memory.
 
-`python generation_process.py OPTIONS_JSON` runs in either side's environment and writes what
-it found to the file that the options name. It uses vLLM's public API only.
+`python generation_process.py OPTIONS_JSON` runs in either side's environment and writes its results
+to the file named in the options. It uses vLLM's public API only.
 """
 
 from __future__ import annotations

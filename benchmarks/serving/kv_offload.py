@@ -1,8 +1,8 @@
-"""Time to the first token of a prompt whose KV cache is on the host, beside computing it again.
+"""Time to the first token of a prompt whose KV cache is on the host, compared with recomputing it.
 
-One process has one engine. In turn it is asked for a prompt that it has never seen, and for one
-whose blocks it has stored on the host and given away on the device. What its loads carry is
-compared with one copy of as many bytes, in one piece, from pinned memory.
+One engine alternates between an unseen prompt and a prompt whose blocks are stored on the host and
+freed on the device. The rate of its loads is compared with one contiguous copy of the same size
+from pinned memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One engine that stores prompts' blocks on the host and loads them again, timed.
+"""Times one engine that stores prompts' blocks on the host and loads them again.
 
 `python kv_offload_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """
@@ -69,10 +69,10 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def transfer_rates() -> dict[str, float]:
-    """Bytes per second of loads and stores, and of one copy of as many; medians of 9, in turn.
+    """Bytes per second of loads, stores and one copy of the same size; medians of 9, in turn.
 
-    The loads are the connector's, of blocks that lie apart on the device, and neighbours on the
-    host, where they were stored one after the other.
+    The connector loads blocks that are scattered on the device and adjacent on the host, where they
+    were stored in order.
     """
     num_bytes = REGIONS * BLOCKS * ROW_BYTES
     regions = [

@@ -1,8 +1,8 @@
-"""Rate at which a prompt's blocks go from one engine to another, beside one copy of as many bytes.
+"""Rate of transferring a prompt's blocks between engines, compared with one copy of the same size.
 
-Two processes have an engine each: one computes prompts, the other takes their blocks and goes on.
-Its steps wait until the blocks are there, checked; then one step computes. Between the same two
-processes go as many bytes through one socket (TCP, loopback).
+One process's engine computes prompts; the other's receives their blocks and continues. Its steps
+wait until the blocks are received and verified; then one step computes. The same two processes also
+transfer as many bytes through one socket (TCP, loopback).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def rows_of(carrier: str, found: dict[str, Any]) -> list[Row]:
 
 
 def measure(scratch: Path, carrier: str, prompt_tokens: int, rounds: int) -> dict[str, Any]:
-    """Both engines, asked in turn; no other work goes on in either."""
+    """Asks both engines in turn; neither does other work."""
     options = {
         "connector": CARRIERS[carrier],
         "model": str(scratch / "model"),
@@ -117,7 +117,7 @@ TIMES = ("come_s", "over_s", "computed_s", "socket_s", "copy_s")
 def ask_once(
     prefills: AskedChild, decodes: AskedChild, options: dict[str, Any], number: int
 ) -> dict[str, Any]:
-    """One prompt, computed in one engine, continued in the other; one copy by a socket."""
+    """One prompt, computed in one engine and continued in the other; one copy through a socket."""
     told = prefills.ask({"do": "prefill", "seed": number})
     over = decodes.ask({"do": "decode", "seed": number, "told": told})
     computed_s = decodes.ask({"do": "compute", "seed": 1000 + number})

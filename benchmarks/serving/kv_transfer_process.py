@@ -1,6 +1,6 @@
-"""One of two engines between which blocks go: `python kv_transfer_process.py OPTIONS_JSON FD`.
+"""One of two engines that transfer blocks: `python kv_transfer_process.py OPTIONS_JSON FD`.
 
-Answers questions (child.py), each a dictionary whose `do` says what to do.
+Answers questions (child.py), each a dictionary whose `do` names the action.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Engine:
         return last - begin, time.perf_counter() - begin, outputs[0]
 
     def _prefill(self, seed: int) -> dict[str, Any]:
-        """Computes a prompt. Returns what the other engine is told of it."""
+        """Computes a prompt. Returns the transfer parameters for the other engine."""
         asked: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
         if not self._over_mooncake:
             told: dict[str, Any] = self._generate(seed, asked)[2].kv_transfer_params
@@ -133,12 +133,12 @@ class Engine:
         return {"come_s": come, "over_s": seconds, "tokens": tokens, "num_bytes": num_bytes}
 
     def _tokens_that_came(self) -> int:
-        """Counts those of all requests so far."""
+        """Counts of all requests so far."""
         found = [each for each in self._llm.get_metrics() if each.name == CAME]
         return int(sum(getattr(each, "value", 0) for each in found))
 
     def _compute(self, seed: int) -> float:
-        """Seconds to the first token of a prompt that is computed here."""
+        """Seconds to the first token of a prompt that this engine computes."""
         return self._generate(seed)[1]
 
     # --- the copy itself -------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Engine:
         return port
 
     def _receive(self, listening: socket.socket) -> None:
-        """Bytes come into memory that was written before, as blocks do."""
+        """Receives bytes into memory that was written before, as blocks are."""
         with listening, listening.accept()[0] as connection:
             connection.settimeout(60)
             size = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
@@ -180,7 +180,7 @@ class Engine:
         return self._received[1]
 
     def _copy(self, num_bytes: int) -> float:
-        """Seconds of one copy from memory to memory."""
+        """Seconds of one copy within memory."""
         source = self._memory(num_bytes)
         target = torch.zeros_like(source)
         begin = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Steps with adapters beside those without, and beside weights into which an adapter was merged.
+"""Steps with adapters, compared with steps without them and with merged weights.
 
 Two measurements, each with one process per engine. Host alone: operators do no work
-(VNPU_COMPUTE=0), so that what is left is the host's, by the processor time of the thread that
-launches. Whole: tokens per second of an engine that serves adapters over those of a plain engine of
-merged weights, on this machine's processor; a chip's products of several slots cost otherwise. Per
-second of processor time as well, which other programs beside this one change least.
+(VNPU_COMPUTE=0); the figure is processor time of the launching thread. Whole: tokens per second of
+an engine with adapters, relative to an engine with merged weights, on this machine's processor; a
+chip's products of several slots have other costs. Also per second of processor time, which other
+programs affect least.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CASES = {"no adapter": [0], "one adapter": [1], "four adapters": [1, 2, 3, 4]}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=32, help="tokens of each request")
+    parser.add_argument("--steps", type=int, default=32, help="prompt tokens of each request")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--slots", type=int, default=4, help="--max-loras")
@@ -129,7 +129,7 @@ def _whole_rows(merged: dict[str, Any], lora: dict[str, Any]) -> list[Row]:
 
 
 def _linear_weights() -> dict[str, torch.Tensor]:
-    """Reads those of the checkpoint, by the name of the layer."""
+    """Reads the checkpoint's weights, by layer name."""
     tensors = {}
     for file in sorted(CHECKPOINT.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -141,7 +141,7 @@ def _linear_weights() -> dict[str, torch.Tensor]:
 
 
 def _write_adapter(directory: Path, rank: int, seed: int) -> Path:
-    """An adapter of all linear layers; alpha is the rank."""
+    """An adapter for all linear layers; alpha equals the rank."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in _linear_weights().items():

@@ -1,4 +1,4 @@
-"""One engine whose decode steps are timed: eager and from graphs, with adapters as asked for.
+"""Times decode steps of one engine, eager and from graphs, with the requested adapters.
 
 `python lora_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """
@@ -22,7 +22,7 @@ from vllm.lora.request import LoRARequest
 
 
 class WholeSteps:
-    """Processor time that the thread takes for each step, inputs and outputs included."""
+    """Processor time of the thread per step, inputs and outputs included."""
 
     def __init__(self, runner: Any) -> None:
         self.seconds: list[float] = []
@@ -42,7 +42,7 @@ class WholeSteps:
         runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def take(self) -> float:
-        """The median since the last call."""
+        """Median since the last call."""
         found = statistics.median(self.seconds)
         self.seconds.clear()
         return found

@@ -1,4 +1,4 @@
-"""Tokens per second, start-up and memory of one engine, beside vLLM's own CPU backend.
+"""Tokens per second, start-up and memory of one engine, compared with vLLM's own CPU backend.
 
 32 requests of 32 prompt tokens produce 128 tokens each, greedily, in bf16. Each side runs in
 processes of its own, in turn, on the same cores with default settings. The first batch of a process
@@ -39,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--repetitions", type=int, default=3, help="counted batches per process")
-    parser.add_argument("--rounds", type=int, default=2, help="processes per side")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="number of counted batches per process"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="number of processes per side")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -48,7 +50,7 @@ def _checkpoint(name: str) -> Path:
     for directory in (Path(name), CHECKPOINTS / name):
         if (directory / "config.json").is_file():
             return directory
-    raise argparse.ArgumentTypeError(f"{name!r} is no checkpoint: no config.json there")
+    raise argparse.ArgumentTypeError(f"{name!r} is not a checkpoint: it has no config.json")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -113,7 +115,7 @@ def process_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
 def run_process(
     python: Path | str, options: dict[str, Any], environment: dict[str, str], scratch: Path
 ) -> dict[str, Any]:
-    """One engine in a process of its own; what `generation_process.py` finds."""
+    """Runs one engine in its own process; returns the results of `generation_process.py`."""
     found = scratch / "found.json"
     run_child(
         [str(CHILD), json.dumps({**options, "result": str(found)})],
@@ -156,7 +158,7 @@ def rate_rows(
 def start_up_row(
     ours: list[dict[str, Any]], baseline: list[dict[str, Any]], at_most: float | None = None
 ) -> Row:
-    """Row of the fastest process of each side; `at_most` is the goal of the ratio."""
+    """Row of each side's fastest process; `at_most` is the goal for the ratio."""
     return Row(
         name="start-up: from nothing to the first token, best",
         unit="s",

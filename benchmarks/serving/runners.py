@@ -1,8 +1,8 @@
-"""A decode step on vLLM's V2 model runner beside V1: launches, waits and host time.
+"""A decode step on vLLM's V2 model runner, compared with V1: launches, waits and host time.
 
 Each runs in its own process; they take turns. Operators do no work (VNPU_COMPUTE=0), and the
-calling thread makes the launches, so that the host's time is measured. A step is the engine's:
-scheduler, inputs, forward, sampling, output.
+calling thread makes the launches, so that the host's time is measured. A step includes the
+scheduler, inputs, forward, sampling and output.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _child(model: str, args: argparse.Namespace, runner: str) -> AskedChild:
 def _rows(
     name: str, children: dict[str, AskedChild], batch: int, mode: str, args: argparse.Namespace
 ) -> list[Row]:
-    """Medians over rounds, the first of which counts on neither side."""
+    """Medians over rounds; the first round is a warm-up on both sides."""
     found: dict[str, list[dict[str, Any]]] = {each: [] for each in children}
     for _ in range(args.rounds + 1):
         for each, child in children.items():

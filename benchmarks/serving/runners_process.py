@@ -1,7 +1,7 @@
-"""One engine whose decode steps are timed as a whole, and whose launches are counted.
+"""Times whole decode steps of one engine and counts their launches.
 
-`python runners_process.py OPTIONS_JSON FD` answers a question at a time, so that two engines, on
-vLLM's V1 and V2 runner, can take turns.
+`python runners_process.py OPTIONS_JSON FD` answers one question at a time, so that engines on
+vLLM's V1 and V2 runners can take turns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vllm_davinci.vnpu import _C
 
 
 def answer(options: dict[str, Any], answers: int) -> None:
-    """Answers the questions of standard input. answers: file descriptor for what was measured"""
+    """Answers the questions on standard input. answers: file descriptor for the answers"""
     llm = decode_engine(
         options["model"],
         max(options["batches"]),
@@ -44,7 +44,7 @@ def answer(options: dict[str, Any], answers: int) -> None:
 
 
 def _replay(runner: Any, from_graphs: bool) -> None:
-    """Lets vLLM replay graphs, or hides them from it."""
+    """Allows vLLM to replay graphs, or hides them."""
     if hasattr(runner, "cudagraph_manager"):
         runner.cudagraph_manager._graphs_captured = from_graphs
     else:
@@ -52,7 +52,7 @@ def _replay(runner: Any, from_graphs: bool) -> None:
 
 
 def _counted_in_model(runner: Any) -> list[int]:
-    """Counts launches of the model, or of its graph, in the only element of the list."""
+    """Counts launches of the model or of its graph, in the list's only element."""
     counted = [0]
     calls: tuple[tuple[Any, str], ...] = ((runner, "_model_forward"),)
     if hasattr(runner, "cudagraph_manager"):
@@ -75,7 +75,7 @@ def _counted_in_model(runner: Any) -> list[int]:
 def _steps(llm: LLM, batch: int, num_steps: int, in_model: list[int]) -> dict[str, float]:
     """Medians of the steps in which all requests decode.
 
-    seconds: of the thread; launches: outside the model; waits: of the process for the device
+    seconds: processor time of the thread; launches: outside the model; waits: for the device
     in_model: counts launches of the model
     """
     engine = llm.llm_engine

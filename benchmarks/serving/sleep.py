@@ -1,7 +1,7 @@
-"""Sleep, waking and new weights of an engine, beside its start: what is left and how long it takes.
+"""Sleep, wake-up and new weights of an engine, compared with its start: memory and time.
 
 One process starts an engine, which then sleeps and wakes in turn. Times are of this host's memory
-and processor; a chip copies weights over its own link. Bytes are the device's count.
+and processor; a chip copies weights over its own link. Bytes are counted by the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One engine that sleeps, wakes and takes new weights, timed.
+"""Times one engine that sleeps, wakes up and receives new weights.
 
 `python sleep_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """

@@ -1,4 +1,4 @@
-"""Several tokens a step: the shipped checkpoints with their trained drafters, over no drafts.
+"""Speculative decoding with trained drafters, compared with no drafts.
 
 One process per engine, greedy text of the same prompts. Tokens per second are this machine's, whose
 processor does the arithmetic of a step's rows one after another: a chip that waits for weights

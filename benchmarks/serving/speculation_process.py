@@ -1,4 +1,4 @@
-"""One engine with drafts or without, which continues prompts: speed, steps, launches.
+"""Continues prompts on one engine with or without drafts: speed, steps, launches.
 
 `python speculation_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """
@@ -22,7 +22,7 @@ from vllm_davinci.vnpu import _C
 
 
 class StepCount:
-    """Counts the steps of a runner, and what the host launched in them."""
+    """Counts a runner's steps and the host's launches in them."""
 
     def __init__(self, runner: Any) -> None:
         self.steps = 0

@@ -1,4 +1,4 @@
-"""One engine on two ranks whose decode steps run whole and as two ubatches, captured and eager.
+"""Runs decode steps on two ranks whole and as two ubatches, captured and eager.
 
 `python split_step_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """
@@ -64,14 +64,14 @@ class StepTimingWorker:
         runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def taken_times(self) -> tuple[float, float]:
-        """Medians since the last call, in seconds: of a step, and of its model's forward."""
+        """Medians since the last call, in seconds: of a step, and of its model forward."""
         found = statistics.median(self.steps), statistics.median(self.forwards)
         self.steps.clear()
         self.forwards.clear()
         return found
 
     def split_decodes(self, is_split: bool) -> None:
-        """From now on, or not any more; graphs are captured again."""
+        """Switches the split on or off; graphs are captured again."""
         runner = self.model_runner
         decisions = runner.splitter._decisions
         decisions._policy = replace(decisions._policy, decode=is_split)
@@ -80,7 +80,7 @@ class StepTimingWorker:
         runner.capture_model()
 
     def replay_steps(self, are_replayed: bool) -> None:
-        """Or run eagerly: without keys vLLM's dispatcher answers that no graph holds a step."""
+        """Makes steps replay graphs, or eager: without keys vLLM's dispatcher finds no graph."""
         self.model_runner.cudagraph_dispatcher.keys_initialized = are_replayed
 
 

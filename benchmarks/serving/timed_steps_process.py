@@ -1,7 +1,7 @@
-"""One engine whose steps are timed, batch by batch, when it is asked to.
+"""Times one engine's steps, batch by batch, on request.
 
-`python timed_steps_process.py OPTIONS_JSON FD` answers each question with the times of a batch's
-steps, so that two engines can take turns.
+`python timed_steps_process.py OPTIONS_JSON FD` answers each question with the step times of a
+batch, so that two engines can take turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm import LLM, SamplingParams
 
 
 def answer(options: dict[str, Any], answers: int) -> None:
-    """Answers the questions of standard input. answers: file descriptor for what was measured"""
+    """Answers the questions on standard input. answers: file descriptor for the answers"""
     llm = LLM(**engine_arguments(options))
     with os.fdopen(answers, "w", buffering=1) as out:
         print(json.dumps("ready"), file=out)
@@ -29,7 +29,7 @@ def answer(options: dict[str, Any], answers: int) -> None:
 
 
 def _steps_of_batch(llm: LLM, number: int, options: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of each step: of the clock, and processor time of all threads."""
+    """Seconds of each step: wall time, and processor time of all threads."""
     engine = llm.llm_engine
     sampling = SamplingParams(temperature=0, max_tokens=options["output_tokens"], ignore_eos=True)
     for request, prompt in enumerate(prompts(options)):

@@ -1,4 +1,4 @@
-"""A forward of an encoder of images beside the same with one blocking copy per block.
+"""Forward of an image encoder, compared with one blocking copy per block.
 
 Operators do no work and take a given time each (VNPU_PACE), on a thread of the device, so that
 host and device can work at the same time. The bound is the slower of the two, each timed alone: the
@@ -28,10 +28,13 @@ MOST_OF_BLOCKING = 0.8  # 1.25 times as fast
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, default=27)
     parser.add_argument("--images", type=int, default=4)
-    parser.add_argument("--side", type=int, default=16, help="of an image, in patches")
+    parser.add_argument("--side", type=int, default=16, help="size of an image, in patches")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--pace", type=int, default=1, help="microseconds an operator sleeps, and its wake-up"
+        "--pace",
+        type=int,
+        default=1,
+        help="sleep of an operator, in microseconds; its wake-up adds to it",
     )
 
 

@@ -1,4 +1,4 @@
-"""One encoder of images, timed: host alone, device alone, both, and with a blocking copy per block.
+"""Times one image encoder: host alone, device alone, both, and with a blocking copy per block.
 
 `python vision_encoder_process.py OPTIONS_JSON` writes what it found to the file that the options
 name. Operators do no work and take a given time each.
@@ -27,7 +27,7 @@ PR_SET_TIMERSLACK, SLACK_NS = 29, 1000  # Linux: sleeps end 50 us late without
 
 
 def encoder_of(options: dict[str, Any]) -> torch.nn.Module:
-    """Makes an encoder of Qwen3-VL-8B's shape, with another number of blocks."""
+    """Makes an encoder with Qwen3-VL-8B's shape and another number of blocks."""
     from vllm.model_executor.models.qwen3_vl import Qwen3_VisionTransformer
 
     config = Qwen3VLConfig(
@@ -87,7 +87,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def together(forward: Callable[[], None]) -> float:
-    """Seconds until the device has done it all."""
+    """Seconds until the device has finished."""
     torch.npu.synchronize()
     begin = time.perf_counter()
     forward()
@@ -96,7 +96,7 @@ def together(forward: Callable[[], None]) -> float:
 
 
 def apart(forward: Callable[[], None], other: torch.npu.Stream) -> tuple[float, float]:
-    """Seconds of the host while the device waits, and of the device when all is launched."""
+    """Seconds of the host while the device is held up, and of the device after all launches."""
     torch.npu.synchronize()
     gate = torch.npu.ExternalEvent()
     gate.wait(torch.npu.current_stream())

@@ -1,11 +1,11 @@
-"""Requests with images to a server, beside one that reads lengths back in every block.
+"""Sends requests with images to a server, in both forms of its encoder.
 
 One `vllm serve` of a small Qwen3-VL with an encoder of 27 blocks; its client is vLLM's own,
 `vllm bench serve --backend openai-chat --dataset-name random-mm`, once for each form and round.
 Between rounds the server's worker changes its form (`/collective_rpc`, vLLM's endpoint for
 development). Operators compute and take a given time each on top of it (VNPU_PACE), on a thread of
-the device. Server, engine, device and client share the host's cores: figures are of this host, and
-the difference of the two forms is what they are for.
+the device. Server, engine, device and client share the host's cores: figures hold for this host
+only; their purpose is the difference between the two forms.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ MODEL = "qwen3_vl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=100, help="of each form and round")
+    parser.add_argument(
+        "--requests", type=int, default=100, help="number of requests per form and round"
+    )
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=27, help="of the encoder")
-    parser.add_argument("--side", type=int, default=112, help="of an image, in pixels")
+    parser.add_argument("--side", type=int, default=112, help="size of an image, in pixels")
     parser.add_argument("--output-tokens", type=int, default=16)
     parser.add_argument(
-        "--pace", type=int, default=1, help="microseconds an operator sleeps, and a timer's 60 more"
+        "--pace", type=int, default=1, help="sleep of an operator, in microseconds; a timer adds 60"
     )
     parser.add_argument("--seed", type=int, default=0)
 
@@ -120,9 +122,9 @@ def change_form(server: ServerProcess, method: str) -> None:
 def bench(
     server: ServerProcess, model: Path, args: argparse.Namespace, requests: int, seed: int
 ) -> dict[str, Any]:
-    """Returns what `vllm bench serve` has saved.
+    """Returns the results saved by `vllm bench serve`.
 
-    Raises RuntimeError with its last lines when it fails.
+    Raises RuntimeError with its last lines if it fails.
     """
     directory = server.log.parent
     done = subprocess.run(

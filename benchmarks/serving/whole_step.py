@@ -1,10 +1,10 @@
-"""Host time of a decode step outside the model's forward, beside vLLM's own CPU backend.
+"""Host time of a decode step outside the model's forward, compared with vLLM's CPU backend.
 
 Scheduler, preparation of inputs, sampling and output of steps that decode 24 and 256 requests, with
 tiny_llama in bf16, each side in a process of its own on one thread of torch, in turns. Ours replays
 graphs. vLLM's CPU backend has no asynchronous scheduling: ours is measured without it too. The
-model, its logits included, until the device is through with it, is timed apart and taken off;
-sampling is computed on the host on both sides.
+model's time, with its logits and until the device has finished, is measured separately and
+subtracted; both sides sample on the host.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _child(python: Path | str, options: dict[str, Any], environment: dict[str, s
 def _take_turns(
     sides: dict[str, AskedChild], batch: int, rounds: int
 ) -> dict[str, list[list[float]]]:
-    """Times of each side's rounds but the first. What else the machine does meets all sides."""
+    """Times of each side's rounds without the first. Other load affects both sides."""
     times: dict[str, list[list[float]]] = {name: [] for name in sides}
     for _ in range(rounds + 1):
         for name, child in sides.items():
@@ -117,7 +117,7 @@ def _row(
     what: str,
     goal: float | None,
 ) -> Row:
-    """Medians; the least rounds, which other programs have disturbed least, are in the note."""
+    """Medians; the note has the minima, which other programs disturb least."""
     ours, baseline = ([each[index] * 1e3 for each in times[name]] for name in (side, "CPU backend"))
     low, median, high = statistics.quantiles(ours, n=4) if len(ours) > 1 else ours * 3
     least, baseline_least = min(ours), min(baseline)

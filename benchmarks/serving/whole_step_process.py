@@ -1,4 +1,4 @@
-"""One engine whose decode steps are timed as a whole, and their forwards apart.
+"""Times whole decode steps of one engine, and their forwards separately.
 
 `python whole_step_process.py OPTIONS_JSON FD` runs in either side's environment and answers a
 question at a time, so that the sides can take turns.
@@ -26,7 +26,7 @@ ON_NPU = hasattr(torch, "npu")
 
 
 class Times(NamedTuple):
-    """In seconds. wall: of the clock; processor: of all threads of this process"""
+    """In seconds. wall: wall time; processor: processor time of all threads of this process"""
 
     wall: float
     processor: float
@@ -40,9 +40,9 @@ class Times(NamedTuple):
 
 
 class ForwardTimer:
-    """Time of the model: its forward and its logits, each with a wait for the device on both sides.
+    """Time of the model's forward and logits, with a wait for the device before and after.
 
-    The waits are the timer's own: vLLM's CPU backend has none.
+    The timer adds these waits: vLLM's CPU backend has none.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -70,7 +70,7 @@ def _finish() -> None:
 
 
 def answer(options: dict[str, Any], answers: int) -> None:
-    """Answers the questions of standard input. answers: file descriptor for what was measured"""
+    """Answers the questions on standard input. answers: file descriptor for the answers"""
     llm = LLM(
         options["model"],
         dtype="bfloat16",
@@ -99,7 +99,7 @@ def answer(options: dict[str, Any], answers: int) -> None:
 
 
 def _outside(llm: LLM, timer: ForwardTimer, prompts: list[Any], options: dict[str, Any]) -> Times:
-    """Per decode step, outside the forward: of long outputs less short ones."""
+    """Time per decode step outside the forward: long outputs minus short ones."""
 
     def run(tokens: int) -> Times:
         sampling = SamplingParams(
@@ -115,7 +115,7 @@ def _outside(llm: LLM, timer: ForwardTimer, prompts: list[Any], options: dict[st
 
 
 def _profile(llm: LLM, prompts: list[Any], options: dict[str, Any]) -> list[tuple[str, float]]:
-    """Functions with the most time of their own, in microseconds per step."""
+    """Functions with the longest own time, in microseconds per step."""
     sampling = SamplingParams(
         max_tokens=options["steps"], ignore_eos=True, detokenize=False, **options["sampling"]
     )

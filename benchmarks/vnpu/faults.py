@@ -1,8 +1,8 @@
-"""Cost of the points at which a plan can let a launch fail, in calls of operators.
+"""Cost of fault-injection points in operator calls.
 
-One process has no plan, the other one a rule that no point reaches, which each point looks up:
-more than the branch that a process without a plan takes, and so a bound on it. Blocks of calls take
-turns between the processes, so that what else the machine does meets both.
+One process has no plan; the other has a rule that never applies but that each point looks up. This
+costs more than the branch in a process without a plan, so it bounds that cost. The processes
+alternate, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ BLOCK_CALLS = 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--blocks", type=int, default=300, help="blocks of calls per process")
+    parser.add_argument(
+        "--blocks", type=int, default=300, help="number of blocks of calls per process"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -82,7 +84,7 @@ def _start(operator: str, plan: str) -> subprocess.Popen[str]:
 
 
 def _block(side: subprocess.Popen[str]) -> float:
-    """Microseconds per call of one block."""
+    """Microseconds per call in one block."""
     assert side.stdin is not None and side.stdout is not None
     side.stdin.write("\n")
     side.stdin.flush()

@@ -1,7 +1,7 @@
-"""Host cost of one operator call on the virtual NPU, beside the same call on torch's CPU device.
+"""Host cost of one operator call on the virtual NPU, compared with torch's CPU device.
 
-Each operator works on 64 to 4096 elements, so that its arithmetic is next to nothing. *enqueue* is
-a call that does not wait, *enqueue + sync* one that waits for the device. Two child processes
+Each operator works on 64 to 4096 elements, so that its arithmetic takes almost no time. *enqueue*
+is a call that does not wait, *enqueue + sync* one that waits for the device. Two child processes
 measure, one for each value of TASK_QUEUE_ENABLE (torch_npu reads it once per process).
 """
 
@@ -27,7 +27,7 @@ BOUND = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--calls", type=int, default=4000, help="calls per operator")
+    parser.add_argument("--calls", type=int, default=4000, help="number of calls per operator")
     parser.add_argument("--seed", type=int, default=0)
 
 

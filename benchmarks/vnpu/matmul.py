@@ -1,10 +1,10 @@
-"""Matrix products on the virtual NPU, beside the same products on torch's CPU device.
+"""Matrix products on the virtual NPU, compared with torch's CPU device.
 
 `rows x depth @ depth x columns`, the second operand a linear layer's weight ([columns, depth],
 transposed), which stays the same from call to call as weights do. A call of the virtual NPU
 includes its launch; one wait ends each batch of calls. The two sides take turns.
 
-A ratio above 1 names a processor on which torch's library is faster than what vnpu does with it.
+A ratio above 1 means that on this processor torch's library is faster than vnpu.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _in_turn(
     synchronize: Callable[[], None],
     batch_s: float,
 ) -> tuple[list[float], list[float]]:
-    """Microseconds per call of both sides, one figure per batch."""
+    """Microseconds per call of both sides, a value per batch."""
     sides: list[tuple[Callable[[], object], list[float]]] = [(ours, []), (baseline, [])]
     calls = {}
     for call, _ in sides:

@@ -1,4 +1,4 @@
-"""Cost of holding every call against CANN's documents, and that none is refused.
+"""Cost of checking every call against CANN's documents. Checks that no call is refused.
 
 Two engines at a time, one over virtual NPUs that check calls and one over such that do not
 (VNPU_STRICT=0, which leaves workspaces out too), in processes of their own on one thread of torch,
@@ -31,9 +31,9 @@ STEPS: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"enforce_eager": Tru
 
 
 class Batches(NamedTuple):
-    """One of each side, as `timed_steps_process.py` answers.
+    """Engine of each side, as in `timed_steps_process.py`.
 
-    calls: held against the documents meanwhile
+    calls: number of calls checked meanwhile
     """
 
     ours: dict[str, list[float]]
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _take_turns(options: dict[str, Any], counted: Path) -> list[Batches]:
-    """Batches of both sides in turn, without the first, which warms up."""
+    """Runs batches of both sides in turn; leaves out the first, a warm-up."""
     with (
         _child(options, counted, is_strict=True) as strict,
         _child(options, counted, is_strict=False) as lenient,

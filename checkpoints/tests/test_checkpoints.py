@@ -1,4 +1,4 @@
-"""The checkpoints as shipped: they load, they are small, and they know Python."""
+"""Checks the shipped checkpoints: they load, are small, and continue Python."""
 
 import ast
 import re

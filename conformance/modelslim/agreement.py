@@ -1,4 +1,4 @@
-"""Two checkpoints in one format, tensor by tensor and bit by bit."""
+"""Compares two checkpoints of one format, tensor by tensor and bit by bit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from safetensors import safe_open
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the tensors of one compare with those of the other.
+    """Result of comparing two checkpoints' tensors.
 
-    equal, other: last parts of tensors' names -> how many have the same dtype, shape and bits, and
-                  how many have not
-    only_one:     names that one of the two has
-    num_integers_apart: of the other tensors, those of layers with integer weights
+    equal, other: last part of tensors' names -> number with equal dtype, shape and bits; of others
+    only_one:     names in one of the checkpoints only
+    num_integers_apart: number of other tensors in layers with integer weights
     """
 
     equal: Counter[str]
@@ -66,5 +65,5 @@ def tensor(path: Path, name: str) -> torch.Tensor:
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
-    """Bytes, so that -0 is not 0 and NaN is itself."""
+    """Raw bytes, so that -0 differs from 0 and a NaN equals itself."""
     return values.contiguous().flatten().view(torch.uint8)

@@ -1,7 +1,7 @@
 """An environment with the real ModelSlim, made once and kept beside the wheel cache.
 
-It needs an older transformers than vLLM does, so it has nothing of ours: `vnpu run` of our own
-environment starts its Python, and torch_npu there finds the virtual NPU's libraries.
+It needs an older transformers than vLLM does, so none of our packages are in it: `vnpu run` of our
+own environment starts its Python, and torch_npu there finds the virtual NPU's libraries.
 """
 
 from __future__ import annotations

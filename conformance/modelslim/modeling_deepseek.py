@@ -1,7 +1,7 @@
-"""DeepSeek-V3 as ModelSlim takes it: a copy of this file lies in the checkpoint.
+"""DeepSeek-V3 as ModelSlim expects it: each checkpoint has a copy of this file.
 
 ModelSlim's adapter is written for the code that DeepSeek ships with its weights: the router's bias
-is a parameter, and a decoder layer finds the angles of its positions by itself.
+is a parameter, and a decoder layer finds the angles of its positions itself.
 """
 
 from typing import Any

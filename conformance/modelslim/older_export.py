@@ -1,9 +1,9 @@
 """An export by ModelSlim's earlier library: `older_export.py MODEL DIRECTORY TEXT.jsonl KIND`.
 
-KIND w8a8: as it was written before format 1.0.0, with files named after the type, scales of weights
-beside those of products, norms once more as `norm.module` after outliers were moved into them.
-w4a16, w4a16-groups: the type that only this library writes, in format 1.0.0, with a scale per
-channel or per group. Runs in ModelSlim's environment.
+KIND w8a8: the format before 1.0.0: files named after the type, separate scales of weights and
+products, and a copy of each norm as `norm.module` with outliers moved into it. w4a16, w4a16-groups:
+the type that only this library writes, in format 1.0.0, with a scale per channel or per group. Runs
+in ModelSlim's environment.
 """
 
 from __future__ import annotations

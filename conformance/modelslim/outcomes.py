@@ -53,7 +53,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """The result as a page of the documentation."""
+    """The result as a documentation page."""
     lines = [
         "# ModelSlim's own exports",
         "",

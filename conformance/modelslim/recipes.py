@@ -1,4 +1,4 @@
-"""Recipes for ModelSlim: its recipe files, as data."""
+"""Recipes for ModelSlim, as data of its recipe files."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ EXPERTS, NO_EXPERTS = "*mlp.experts.*", ("*gate", "*mlp.experts.*")
 
 @dataclass(frozen=True)
 class Recipe:
-    """One export.
+    """An export.
 
     model_type: one of ModelSlim's names
-    steps:      of its version 1 recipes; none where `older` says what to export
-    refused:    part of the one line with which our check and our engine refuse it; None: it serves
+    steps:      of its version 1 recipes; empty if `older` is given
+    refused:    part of the line with which our check and our engine refuse it; None: it is served
     older:      a KIND of older_export.py
     ours:       the --type of vllm-davinci quantize whose tensors are compared with these
     """
@@ -65,7 +65,7 @@ class Recipe:
 
     @property
     def source(self) -> str:
-        """The shipped checkpoint that the model is, for those that are."""
+        """The shipped checkpoint that the model equals, if any."""
         return self.model.removesuffix("_wide")
 
 

@@ -1,9 +1,8 @@
-"""The real ModelSlim quantizes small models over the virtual NPU; our engine serves each.
+"""Quantizes small models with the real ModelSlim on the virtual NPU and serves each.
 
 `run.py [NAMES]`: recipes whose names contain one of NAMES, all without. Every export loads and
 gives the tokens of an integer reference, or is refused in one line; the perplexity of the trained
-checkpoints stays near that of their floats. Prints a table; exit status 1 where something does not
-hold.
+checkpoints stays near that of their floats. Prints a table; exit status 1 if an expectation fails.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ class Suite:
         return made
 
     def _run_tool(self, *arguments: str | Path) -> None:
-        """Python of ModelSlim's environment; what it leaves lying about lies in our directory."""
+        """ModelSlim's Python, run in our directory because it leaves files behind."""
         command = ["env", "-C", self._directory, "vnpu", "run", "--", self._python, *arguments]
         self._steps.run(command, limit_s=QUANTIZE_LIMIT_S)
 
@@ -188,7 +187,7 @@ class Suite:
         return is_equal and ratio <= defined * (1 + NEAR_DEFINITION), text
 
     def _defined_perplexity(self, model: Path, definition: TransformersReference) -> float:
-        """Perplexity of the same windows by the definition."""
+        """Perplexity of the same windows, by definition."""
         import torch
 
         total, count = 0.0, 0
@@ -210,8 +209,9 @@ class Suite:
     def _served(
         self, model: Path, is_scored: bool = False
     ) -> tuple[list[list[int]], list[list[int]], float]:
-        """Prompts of held-out text, the tokens with which our engine continues each, and the
-        perplexity of that text where it `is_scored`."""
+        """Prompts of held-out text, our engine's continuations, and the text's perplexity if it
+        `is_scored`.
+        """
         import transformers
         from vllm import SamplingParams
 
@@ -237,7 +237,7 @@ class Suite:
         return prompts, [list(output.outputs[0].token_ids) for output in outputs], found
 
     def _agreement(self, kind: str, recipe: Recipe, made: Path) -> Agreement:
-        """How the tensors of our own exporter compare with ModelSlim's."""
+        """Compares our exporter's tensors with ModelSlim's."""
         ours = self._directory / "ours" / f"{recipe.model}_{kind}"
         shutil.rmtree(ours, ignore_errors=True)
         calibration = self._directory / "calibration.txt"
@@ -262,8 +262,8 @@ def last_line(error: Exception) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of recipes' names; default: all recipes")
-    parser.add_argument("--keep", type=Path, help="a directory for exports and logs")
-    parser.add_argument("--table", type=Path, help="a page to write the result to")
+    parser.add_argument("--keep", type=Path, help="directory for exports and logs")
+    parser.add_argument("--table", type=Path, help="page to write the result to")
     options = parser.parse_args()
 
     def is_wanted(recipe: Recipe) -> bool:

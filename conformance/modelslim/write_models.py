@@ -1,4 +1,4 @@
-"""Float checkpoints for ModelSlim: `write_models.py CHECKPOINTS DIRECTORY`.
+"""Writes float checkpoints for ModelSlim: `write_models.py CHECKPOINTS DIRECTORY`.
 
 Runs in ModelSlim's environment, whose transformers writes its own generation of configurations.
 Small models of ModelSlim's types with random weights, and the two trained checkpoints of this
@@ -90,7 +90,7 @@ def main(checkpoints: Path, directory: Path) -> None:
 
 
 def widen(source: Path, target: Path) -> None:
-    """The same numbers in fp32, in which ModelSlim then rounds."""
+    """The same values in fp32, in which ModelSlim then rounds."""
     shutil.copytree(source, target)
     file = target / "model.safetensors"
     wide = {name: tensor.float() for name, tensor in load_file(file).items()}
@@ -101,7 +101,7 @@ def widen(source: Path, target: Path) -> None:
 
 
 def fill(network: torch.nn.Module) -> None:
-    """Weights as large as trained ones, so that what is computed decides the tokens."""
+    """Weights as large as trained ones, so that values determine the tokens."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.dim() > 1:
@@ -111,7 +111,7 @@ def fill(network: torch.nn.Module) -> None:
 
 
 def finish(directory: Path, tokenizer: Path) -> None:
-    """The tokenizer and the configuration as this transformers writes them; DeepSeek's shards."""
+    """Tokenizer and configuration in this transformers' format, and DeepSeek's shards."""
     shutil.copy(tokenizer / "tokenizer.json", directory)
     settings = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
     kept = {name: settings[name] for name in ("bos_token", "eos_token", "pad_token")}
@@ -132,7 +132,7 @@ def finish(directory: Path, tokenizer: Path) -> None:
 
 
 def split(directory: Path, config: dict[str, Any]) -> None:
-    """Two shards with an index; the second has a layer that predicts further tokens."""
+    """Two shards with an index; the second has an MTP layer."""
     first = directory / "model-00001-of-000163.safetensors"
     (directory / "model.safetensors").rename(first)
     tensors = load_file(first)

@@ -1,6 +1,6 @@
-"""torch_npu's own tests over the virtual NPU: `run.py --checkout DIR [NAMES]`.
+"""Runs torch_npu's own tests over the virtual NPU: `run.py --checkout DIR [NAMES]`.
 
-Exit status 1 where a test does not pass for which `reasons.toml` has no reason.
+Exit status 1 if a test fails without a reason in `reasons.toml`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pytest plugin: what the worker's process has before it builds the runner.
+"""A pytest plugin that prepares a process as the worker does before it creates the runner.
 
 Tests construct runners without a worker. vLLM's runner asks for `torch.cuda.Stream`, and loads
 weights in a format that one of the plugins registers; its rejection sampler launches kernels, which

@@ -1,4 +1,4 @@
-"""Stand-ins for the models of a hub that vLLM's tests name: random weights, two layers.
+"""Stand-ins for hub models that vLLM's tests name: random weights, two layers.
 
 A stand-in has the architecture and the vocabulary's size of the model whose name it carries, heads
 of 64 entries, and one byte-level tokenizer for all, learned from Python's standard library, with
@@ -190,7 +190,7 @@ MODELS = {
 
 
 def make_missing() -> None:
-    """Writes those that are not there yet."""
+    """Writes the missing ones."""
     for name, model in MODELS.items():
         revision = hashlib.sha256(name.encode()).hexdigest()[:40]
         folder = DIRECTORY / "hub" / f"models--{name.replace('/', '--')}"

@@ -1,9 +1,9 @@
-"""vLLM's own tests on device `npu`: `run.py --checkout DIR [NAMES]`.
+"""Runs vLLM's own tests on device `npu`: `run.py --checkout DIR [NAMES]`.
 
 DIR is vLLM's unpacked source distribution. `files.txt` has tests of what runs on the device, and
 of what decides what runs there; models of a hub are stand-ins (hub.py). Files with a test that does
-not pass run on vLLM's CPU backend too. Exit status 1 where a test does not pass for which
-`reasons.toml` has no reason.
+not pass run on vLLM's CPU backend too. Exit status 1 if a test fails without a reason in
+`reasons.toml`.
 """
 
 from __future__ import annotations

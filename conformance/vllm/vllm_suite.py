@@ -1,4 +1,4 @@
-"""Settings that suites of vLLM's own tests share: where they come from, and what they need."""
+"""Settings shared by suites of vLLM's own tests: sources and requirements."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from file_suite import Suite  # in the folder above
 import versions
 
 WITH_RAY = ("msgpack", "ray")
-"""Packages of tests that import Ray, or ask at their end whether it is running."""
+"""Packages of tests that import Ray, or check at their end whether it runs."""
 
 
 def vllm_suite(
     directory: Path, what: str, *, packages: tuple[str, ...] = (), **settings: Any
 ) -> Suite:
-    """A suite of tests of the vLLM release that is served, whose models of a hub are stand-ins.
+    """A suite of vLLM's own tests, of the supported release, with stand-ins for hub models.
 
     directory: has files.txt and reasons.toml
     what:      the tests' subjects

@@ -1,4 +1,5 @@
-"""A pytest plugin: adapters' tests on the NPU, with layers as the platform's manager makes them.
+"""A pytest plugin for tests of adapters on the NPU, with layers as the platform's manager makes
+them.
 
 vLLM's tests of layers and managers run on devices that they list, by the platform's kind, while
 they are imported; on any other they are skipped or use the CPU. Here the NPU is in the list. They
@@ -24,7 +25,7 @@ WITHOUT_A_MANAGER = "test_layers.py"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Lets the modules among ON_THE_DEVICE find the device in their list."""
+    """Adds the NPU to the device lists of the modules in ON_THE_DEVICE."""
     if not isinstance(collector, pytest.Module) or collector.path.name not in ON_THE_DEVICE:
         return (yield)
     kind = type(current_platform)

@@ -1,4 +1,4 @@
-"""Stand-ins for the adapters of a hub that vLLM's tests name: random, with the originals' layers.
+"""Stand-ins for hub adapters that vLLM's tests name: random, with the originals' layers.
 
 Those of models that have a stand-in (hub.py) fit it; of the others only names, ranks and shapes are
 read. Written once, in the layout of a hub's cache, beside the models.
@@ -78,7 +78,7 @@ ADAPTERS = {
 
 
 def make_missing() -> None:
-    """Writes those that are not there yet."""
+    """Writes the missing ones."""
     for name, adapter in ADAPTERS.items():
         revision = hashlib.sha256(name.encode()).hexdigest()[:40]
         folder = hub.DIRECTORY / "hub" / f"models--{name.replace('/', '--')}"

@@ -1,4 +1,4 @@
-"""vLLM's own tests of adapters and weight transfer on device `npu`: `run.py --checkout DIR`.
+"""Runs vLLM's tests of adapters and weight transfer on `npu`: `run.py --checkout DIR`.
 
 DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins,
 and adapters are too (hub_adapters.py).

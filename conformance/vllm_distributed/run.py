@@ -1,4 +1,4 @@
-"""vLLM's own tests of connectors, offload, balancing and ranks on `npu`: `run.py --checkout DIR`.
+"""Runs vLLM's tests of connectors, offload, balancing and ranks on `npu`: `run.py --checkout DIR`.
 
 DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins.
 """

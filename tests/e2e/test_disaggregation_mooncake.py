@@ -40,7 +40,7 @@ pytest.importorskip(
 
 THOROUGH = pytest.mark.thorough
 TRANSFER_LIMIT_S = 2
-FAILED = re.compile("pulling kv_caches for .* failed|unsealed")
+FAILED = re.compile("pulling kv_caches for .* failed|checksum mismatch")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_blocks_of_another_prompt_are_not_taken_for_the_requests(
     prompt = prompt_of(330, seed=20)
     told = pair.prefill(prompt_of(330, seed=21))
     assert pair.decode(prompt, told, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
-    assert "unsealed" in pair.decodes.log_text()
+    assert "checksum mismatch" in pair.decodes.log_text()
 
 
 def test_what_does_not_come_is_computed_again(

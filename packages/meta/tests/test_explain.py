@@ -91,7 +91,7 @@ def test_a_server_that_counts_none_is_told_from_what_is_no_server(
     assert main(["explain", serve("vllm:num_requests_running 1.0\n")]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "no overlap decisions and no drafts: both are off there" in told
-    with pytest.raises(ServerError, match="is no vLLM server"):
+    with pytest.raises(ServerError, match="is not a vLLM server"):
         metrics_text(serve("hello"))
     with pytest.raises(ServerError, match=r"gives no metrics: .*refused"):
         metrics_text("http://127.0.0.1:9")
@@ -103,7 +103,7 @@ def test_a_server_that_counts_none_is_told_from_what_is_no_server(
         (["http://localhost:9", "--tokens", "4"], "a URL takes no step"),
         (["http://localhost:9"], "Name the address of a running"),
         (["model"], "describe the step"),
-        (["./missing", "--tokens", "4"], "./missing is no directory"),
+        (["./missing", "--tokens", "4"], "./missing is not a directory"),
         (["model", "--tokens", "4", "5", "--requests", "2"], "--requests repeats one number"),
         (["model", "--tokens", "0"], "must be at least 1"),
     ],

@@ -55,7 +55,7 @@ BAD_OPTIONS = {
     "--type W8A8_DYNAMC": "did you mean W8A8_DYNAMIC?",
     "--type nonsense": "choose one of FLOAT, W4A16",
     "--type W8A8": "needs --calibrate FILE",
-    "--type W8A8 --calibrate nowhere.txt": "nowhere.txt is no file",
+    "--type W8A8 --calibrate nowhere.txt": "nowhere.txt is not a file",
     "--type FLOAT --calibrate README.md": "--type FLOAT does not",
     "--budget 3%": "need --calibrate FILE",
     "--calibration-tokens 0": "must be at least 1",

@@ -91,7 +91,7 @@ def test_the_first_error_is_raised_and_all_are_unwound_when_unwinding_fails_too(
             ]
         )
     assert seen == ["begin a", "begin b", "wait a", "wait b"]
-    assert "Ubatch 0 failed while it was unwound" in caplog.text
+    assert "Ubatch 0 raised an error of its own" in caplog.text
     assert "a cannot be waited for" in caplog.text
     run.run([lambda: communicate(lambda: Handle(seen, "c"), on="library") for _ in range(2)])
     assert run.num_switches == 2

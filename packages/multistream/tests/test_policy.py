@@ -113,7 +113,7 @@ def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
         ("", "has no step times"),
         ('{"steps": [{"tokens": 1}]}', "has no step times"),
         ('{"steps": []}', "need a value"),
-        ('{"steps": [{"tokens": 0, "whole": 1, "split": 1}]}', "expected rising numbers"),
+        ('{"steps": [{"tokens": 0, "whole": 1, "split": 1}]}', "expected ascending numbers"),
         ('{"steps": [{"tokens": 1, "whole": 1, "split": 0}]}', "above 0"),
     ],
 )

@@ -92,4 +92,4 @@ def test_the_command_answers_from_two_files(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["prefill"]["engines"] == 4
     (tmp_path / "decode").write_text("{}")
     assert main(arguments) == 2
-    assert "is no report of a dry-run" in capsys.readouterr().err
+    assert "is not a dry-run report" in capsys.readouterr().err

@@ -81,5 +81,5 @@ def test_the_command_shows_them_and_fails_where_a_call_was_refused(tmp_path: Pat
 
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path):
-    with pytest.raises(VirtualDeviceError, match="none is no directory"):
+    with pytest.raises(VirtualDeviceError, match="none is not a directory"):
         refusals.read(tmp_path / "none")

@@ -90,7 +90,7 @@ def test_a_file_that_does_not_say_whom_it_is_for_is_refused(
 
 
 def test_a_missing_file_is_told(asked: VllmConfig, tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="is no file"):
+    with pytest.raises(ConfigurationError, match="is not a file"):
         refuse_costs_of_others(str(tmp_path / "none.json"), asked, get_config(asked))
 
 

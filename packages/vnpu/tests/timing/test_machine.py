@@ -59,15 +59,15 @@ def test_an_unknown_chip_is_refused_with_the_nearest_name():
     ("old", "new", "message"),
     [
         ('unit = "TB/s"', 'unit = "GHz"', "hbm_bandwidth is in 'GHz', but a bandwidth is needed"),
-        ("hbm_bandwidth", "hbm_bandwith", "'hbm_bandwith', which is no figure. Did you mean"),
+        ("hbm_bandwidth", "hbm_bandwith", "'hbm_bandwith', which is not a figure. Did you mean"),
         ("cube_cores = {", "# {", "lacks the figure cube_cores"),
-        ("value = 0.7,", "value = 1.2,", "is no share"),
+        ("value = 0.7,", "value = 1.2,", "is not a share"),
         ("value = 24,", 'value = "24",', "Expected a number"),
         ('soc = "Ascend910B2"', 'soc = "910"', "State what the runtime reports"),
         ("value = 1.6,", "value = ,", "ascend.toml"),
         (", low = 0.55", "", "matmul_share = 0.7 share is assumed without low. State its range"),
         ("low = 0.55", "low = 0.75", "is outside its range, low 0.75 to high 0.85"),
-        ("high = 0.85", "high = 1.5", "high of matmul_share = 1.5 is no share"),
+        ("high = 0.85", "high = 1.5", "high of matmul_share = 1.5 is not a share"),
     ],
 )
 def test_a_file_that_is_not_valid_is_refused(tmp_path, old, new, message):

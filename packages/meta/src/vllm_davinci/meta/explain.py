@@ -89,8 +89,8 @@ def _problem_with(
     is_path = options.subject.startswith(("/", "./", "../"))
     if is_path and not Path(options.subject).is_dir():
         return (
-            f"{options.subject} is no directory: name a model's directory, or a server's http:// "
-            "address"
+            f"{options.subject} is not a directory: name a model's directory, or a server's "
+            "http:// address"
         )
     if not describes_step:
         return "describe the step: --tokens N ... for requests that prefill, --decodes N for others"

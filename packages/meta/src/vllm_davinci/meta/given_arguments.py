@@ -54,7 +54,7 @@ def unknown_option(arguments: Sequence[str]) -> str | None:
 
 @cache
 def option_names() -> frozenset[str]:
-    """Every option of `vllm serve` without dashes, and some names that are no options.
+    """Every option of `vllm serve` without dashes, and some names that are not options.
 
     They are read from vLLM's sources, because importing those takes seconds.
     """

@@ -205,7 +205,7 @@ def _problem_with(options: argparse.Namespace) -> str | None:
     if options.report is not None and not options.report.parent.is_dir():
         return f"--report {options.report}: its directory does not exist"
     if options.calibrate is not None and not options.calibrate.is_file():
-        return f"--calibrate {options.calibrate} is no file: name a UTF-8 text"
+        return f"--calibrate {options.calibrate} is not a file: name a UTF-8 text"
     destination = options.destination
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         return f"{destination} exists and is not an empty directory: name a new one"

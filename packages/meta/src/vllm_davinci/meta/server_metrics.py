@@ -44,7 +44,7 @@ def metrics_text(url: str) -> str:
             "such as http://localhost:8000."
         ) from error
     if "vllm:" not in text:
-        raise ServerError(f"{address} answers, and is no vLLM server. Name another address.")
+        raise ServerError(f"{address} answers, and is not a vLLM server. Name another address.")
     return text
 
 

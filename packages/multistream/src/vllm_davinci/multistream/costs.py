@@ -18,7 +18,7 @@ _ONLY = "only"
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Times of steps with prefills, in one unit, at rising numbers of tokens.
+    """Times of steps with prefills, in one unit, at ascending numbers of tokens.
 
     whole, split: times by communication method; a step uses the fastest
     first_shares: per size, the first part's share of a split step's tokens; None: equal parts.
@@ -40,7 +40,7 @@ class StepCosts:
         if not self.tokens or not self.whole or not self.split or lengths != {len(self.tokens)}:
             raise CostsError("step times need a value, whole and split, at each size.")
         if any(a >= b for a, b in pairwise([0, *self.tokens])):
-            raise CostsError(f"step sizes are {list(self.tokens)}: expected rising numbers.")
+            raise CostsError(f"step sizes are {list(self.tokens)}: expected ascending numbers.")
         if min(min(durations) for durations in ways) <= 0:
             raise CostsError("step times must be above 0.")
         if len(self.first_shares) not in (0, len(self.tokens)) or any(

@@ -6,7 +6,7 @@ collective is the only place where it yields:
     before = compute stream so far
     communication stream: waits for `before`, runs the collective, marks `after`
     -> the next ubatch runs, and launches its work on the compute stream
-    compute stream: waits for `after`; the first ubatch goes on
+    compute stream: waits for `after`; the first ubatch continues
 
 So one stream computes, the other communicates, and the order of launches is the same on every rank.
 
@@ -171,8 +171,8 @@ class Interleave:
                         part.throw(_Abort("another ubatch of this step failed"))
                     except Exception:
                         logger.exception(
-                            "Ubatch %d failed while it was unwound after another ubatch's "
-                            "error. See that first error.",
+                            "Ubatch %d raised an error of its own while it was stopped because of "
+                            "another ubatch's error. See that first error.",
                             part.index,
                         )
         finally:

@@ -227,7 +227,7 @@ def _report_of(file: Path) -> dict[str, Any]:
             )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DryRunError(
-            f"{file} is no report of a dry-run ({error!r}). `vllm-davinci dry-run --json FILE` "
+            f"{file} is not a dry-run report ({error!r}). `vllm-davinci dry-run --json FILE` "
             "writes one."
         ) from None
     return dict(report)

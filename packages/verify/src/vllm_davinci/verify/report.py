@@ -48,7 +48,7 @@ def read_report(path: Path) -> Report:
         ) from error
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise VerificationError(
-            f"{file} is no report of format {FORMAT}. Name a report.json of this release."
+            f"{file} is not a report of format {FORMAT}. Name a report.json of this release."
         )
     return report
 

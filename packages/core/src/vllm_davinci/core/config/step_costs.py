@@ -179,7 +179,7 @@ def refuse_costs_of_others(path: str, vllm_config: "VllmConfig", config: Davinci
     file = Path(path)
     if not file.is_file():
         raise ConfigurationError(
-            f"step_costs = {path!r} is no file. `vllm-davinci dry-run --step-costs FILE` writes "
+            f"step_costs = {path!r} is not a file. `vllm-davinci dry-run --step-costs FILE` writes "
             "one."
         )
     try:

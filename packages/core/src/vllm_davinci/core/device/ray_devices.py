@@ -60,9 +60,9 @@ def check_ray_devices(parallel: "ParallelConfig") -> None:
         f"{needed} NPUs are needed (tensor parallel {parallel.tensor_parallel_size} x pipeline "
         f"parallel {parallel.pipeline_parallel_size} x data parallel "
         f"{needed // parallel.world_size}), and Ray's cluster has {total}, of which {free} are "
-        f"free after {WAIT_S} s. Start Ray on more hosts (of virtual devices it has to be told: "
-        f"""ray start --resources '{{"{RESOURCE}": COUNT}}'), end what has the others, or lower """
-        "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size."
+        f"free after {WAIT_S} s. Start Ray on more hosts (with virtual devices: "
+        f"""ray start --resources '{{"{RESOURCE}": COUNT}}'), end the jobs that hold the others, """
+        "or lower --tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size."
     )
 
 

@@ -170,7 +170,7 @@ class FaultChannel:
             try:
                 self._sent.append((message, dist.isend(message, rank, group=self._group)))
             except RuntimeError as error:  # it has ended
-                logger.debug("Rank %d cannot be told: %s", rank, error)
+                logger.debug("Rank %d cannot be notified of the error: %s", rank, error)
 
     def launched_collectives(self) -> dict[str, int]:
         """Number of collectives that this rank has launched, by process group name."""
@@ -221,7 +221,7 @@ class FaultChannel:
             work.wait(LISTENS_FOR)
             return work._source_rank()
         except (RuntimeError, ValueError) as error:  # gloo's; for a destroyed group
-            logger.debug("The channel of faults has ended: %s", error)
+            logger.debug("The fault channel has ended: %s", error)
             return error
 
 

@@ -82,7 +82,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 raise ValueError(f"its header would have {length} bytes")
             header = json.loads(file.read(length))
         if not isinstance(header, dict):
-            raise ValueError("its header is no JSON object")
+            raise ValueError("its header is not a JSON object")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         tensors = {name: _stored(path, name, entry) for name, entry in entries.items()}
         ends = [entry["data_offsets"][1] for entry in entries.values()]

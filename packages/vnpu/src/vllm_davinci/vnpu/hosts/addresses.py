@@ -48,7 +48,7 @@ def chosen_interfaces(text: str, present: Iterable[str]) -> list[str]:
 
 
 def base_port(environment: Mapping[str, str] = os.environ) -> int | None:
-    """HCCL_IF_BASE_PORT; None if it is not set. Raises ValueError if it is no valid port."""
+    """HCCL_IF_BASE_PORT; None if it is not set. Raises ValueError if it is not a valid port."""
     text = environment.get(env.HCCL_IF_BASE_PORT, "").strip()
     if not text:
         return None

@@ -38,7 +38,7 @@ _TASK_TYPES = {
     "event wait": "EVENT_WAIT",
     "graph replay": "MODEL_EXECUTE",
 }
-"""The runtime's names of tasks that are no operators, by vnpu's."""
+"""The runtime's names of tasks other than operators, by vnpu's."""
 
 
 @dataclass(frozen=True)

@@ -104,5 +104,5 @@ def _amount(what: str, value: object, unit: str, dimension: str) -> int:
     if exact != int(exact):
         raise MachineError(f"{what} = {value} {unit} has more digits than the model keeps.")
     if dimension == "share" and not 0 < exact <= 10**6:
-        raise MachineError(f"{what} = {value} is no share: expected above 0, up to 1.")
+        raise MachineError(f"{what} = {value} is not a share: expected above 0, up to 1.")
     return int(exact)

@@ -224,5 +224,5 @@ def _refuse_unknown(where: str, stated: Mapping[str, Any], known: Mapping[str, s
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
             raise MachineError(
-                f"{where} states {name!r}, which is no figure. Did you mean {nearest!r}?"
+                f"{where} states {name!r}, which is not a figure. Did you mean {nearest!r}?"
             )

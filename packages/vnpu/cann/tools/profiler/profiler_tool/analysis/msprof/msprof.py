@@ -1,4 +1,4 @@
-"""Where CANN's msprof has its exporter: torch_npu wants this file beside the command."""
+"""Stands in for the exporter of CANN's msprof: torch_npu requires this file beside the command."""
 
 import runpy
 
