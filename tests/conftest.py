@@ -1,4 +1,4 @@
-"""Shared by tests of several packages together: the repository's root and its packages."""
+"""Shared by tests of several packages: the repository's root and its packages."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def packages(repository: Path) -> list[Path]:
-    """The directories under packages/ that hold a package."""
+    """The package directories under packages/."""
     return sorted(path.parent for path in repository.glob("packages/*/pyproject.toml"))

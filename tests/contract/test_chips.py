@@ -1,4 +1,4 @@
-"""A chip is one file of vnpu's `chips/`: the device's table and core's rows say what it says."""
+"""A chip is one file of vnpu's `chips/`: the device's table and core's rows agree with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHIPS = {path.stem: chip_files.read_chip(path) for path in sorted(chip_files.FOL
 
 
 def test_core_has_every_chip_as_its_file_states_it() -> None:
-    """Where this fails after a file was added or changed: run `nox -s docs`."""
+    """If this fails after a file was added or changed, run `nox -s docs`."""
     rows = import_module("chip_rows")
     text = (ROOT / rows.ROWS).read_text(encoding="utf-8")
     assert text == rows.chip_rows(chip_files)

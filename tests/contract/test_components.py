@@ -1,4 +1,4 @@
-"""Installed providers have the functions of its role, with the arguments that core passes."""
+"""Installed providers have their role's functions, with the arguments that core passes."""
 
 import inspect
 

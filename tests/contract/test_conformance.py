@@ -1,4 +1,4 @@
-"""Suites of other people's: which files are run, and what their record and its page say."""
+"""Upstream test suites: the files that run, and the content of their record and page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published commands of the guide are rows of the table of deployments, word by word."""
+"""The guide's published commands equal rows of the table of deployments, word by word."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVER = "vllm.entrypoints.openai.api_server"
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of each server command of a page."""
+    """The words of each server command on a page."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     prompts = [

@@ -1,4 +1,4 @@
-"""Targets of the pages exist: files, nox sessions, and the names of packages."""
+"""Targets named on pages exist: files, nox sessions, packages."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_every_package_is_in_the_readme_and_has_readme_and_changelog(packages: l
 
 
 def test_every_release_says_what_hardware_has_run_it(packages: list[Path]):
-    """Nothing has until it is written there: which chip, CANN and driver, and what was run."""
+    """Holds until it is written there: which chip, CANN and driver, and what ran."""
     for package in packages:
         text = (package / "CHANGELOG.md").read_text(encoding="utf-8")
         releases = re.findall(r"^## (\S+)\n\n(.*)", text, re.MULTILINE)
@@ -123,7 +123,7 @@ def test_the_readme_names_every_command():
 
 
 def test_vllms_commands_in_the_readme_are_taken_as_they_stand():
-    """Also that no option in them is passed over: vLLM warns of those, and goes on."""
+    """Also checks that vLLM knows every option: it only warns about unknown ones."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^\$ (?:vnpu run -- )?vllm (serve|bench throughput) (.*)$", text, re.M)
     assert {name for name, _ in commands} == {"serve", "bench throughput"}

@@ -1,9 +1,9 @@
-"""Dependencies point one way, between packages, between core's folders, and between files.
+"""Dependencies have one direction: between packages, core's folders, and files.
 
-Packages: the table in AGENTS.md. Each package is read for what its sources import, and imported in
-a process in which everything it must not know is blocked. Core's folders: imports go down only.
-Files and folders of every package: no import circle. What a file imports only for its annotations,
-or only inside a function, counts too: a reader has to follow it all the same.
+Packages: the table in AGENTS.md. Each package's imports are read from its sources, and it is
+imported in a process that blocks everything it must not import. Core's folders: imports go down
+only. Files and folders of every package: no import cycle. Imports for annotations, or inside
+functions, count too, because a reader follows them as well.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ print("imported", PACKAGE)
 
 
 def imported_modules(source: Path) -> set[str]:
-    """Absolute names of the modules a file imports at any depth of its code."""
+    """Absolute names of the modules that a file imports, at any depth."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -184,7 +184,7 @@ def test_what_a_package_imports_it_also_declares(package: str):
 
 @cache
 def sources(package: str) -> dict[str, Path]:
-    """Module -> file, of every module of a package; compiled ones have a .pyi file."""
+    """Module -> file for every module of a package; compiled ones have a .pyi file."""
     base = ROOT / "packages" / package / "src"
     modules = {}
     for source in sorted([*base.rglob("*.py"), *base.rglob("*.pyi")]):
@@ -198,7 +198,7 @@ def sources(package: str) -> dict[str, Path]:
 def imports_within(package: str) -> dict[str, set[str]]:
     """Module -> the package's own modules that it imports.
 
-    `from package import name` imports the module of that name, where there is one.
+    `from package import name` imports the module of that name, if it exists.
     """
     modules = sources(package)
     graph: dict[str, set[str]] = {}
@@ -215,7 +215,7 @@ def imports_within(package: str) -> dict[str, set[str]]:
 
 
 def folder(module: str, package: str) -> str:
-    """The folder of a module within its package, as a path; a file at the root is its own."""
+    """A module's folder within its package, as a path; a file at the root is its own folder."""
     source = sources(package)[module]
     inside = source.relative_to(ROOT / "packages" / package / "src" / "vllm_davinci" / package)
     if len(inside.parts) > 1:
@@ -224,7 +224,7 @@ def folder(module: str, package: str) -> str:
 
 
 def circles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
-    """The strongly connected components of more than one node."""
+    """Strongly connected components with more than one node."""
 
     def reachable(start: str) -> set[str]:
         seen: set[str] = set()

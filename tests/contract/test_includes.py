@@ -1,7 +1,7 @@
 """C++ units and folders include each other in one direction.
 
-A unit is a header with the source of the same name: who changes either reads both. Generated
-headers and those of other packages are in no unit.
+A unit is a header and the source of the same name. Generated headers and those of other packages
+belong to no unit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def units_of(csrc: Path) -> dict[str, set[str]]:
 
 
 def circle_in(graph: dict[str, set[str]]) -> list[str]:
-    """A circle; empty where there is none."""
+    """An include cycle; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -50,7 +50,7 @@ def test_no_units_include_each_other_in_a_circle(csrc: Path) -> None:
 
 @pytest.mark.parametrize("csrc", SOURCES, ids=lambda csrc: csrc.parent.name)
 def test_no_folders_include_each_other_in_a_circle(csrc: Path) -> None:
-    """Folders at the top of `csrc`; what is in none assembles them."""
+    """Folders at the top of `csrc`; files outside them assemble them."""
     graph: dict[str, set[str]] = {}
     for unit, included in units_of(csrc).items():
         if "/" not in unit:

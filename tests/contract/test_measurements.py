@@ -1,4 +1,4 @@
-"""Pages of figures say of when and of what they are, and are not much older than their code."""
+"""Pages of figures state date and commit, and are not much older than their code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STAMP = re.compile(
 
 
 def releases_behind(changelog: str, version: str) -> int:
-    """How many releases of a package are newer. changelog: with a heading for each, newest first"""
+    """Number of newer releases of a package. changelog: with a heading for each, newest first"""
     return re.findall(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE).index(version)
 
 

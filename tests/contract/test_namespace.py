@@ -1,4 +1,4 @@
-"""`vllm_davinci` belongs to nobody: every package adds a part and none closes it."""
+"""No package owns `vllm_davinci`: each adds a part and none closes it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def verify_wheels(repository: Path):
 def files_by_distribution(packages, verify_wheels, tmp_path_factory) -> dict[str, list[str]]:
     """Files that the wheel of each package installs.
 
-    Wheels of pure Python are built here; a compiled package is read as it is installed, or from
-    its sources when that is an editable install.
+    Pure-Python wheels are built here; a compiled package is read as installed, or from its sources
+    if the install is editable.
     """
     directory = tmp_path_factory.mktemp("wheels")
     files: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The nightly run: its parts, goals that are missed, and its summary."""
+"""The nightly run: its parts, missed goals, and its summary."""
 
 from __future__ import annotations
 

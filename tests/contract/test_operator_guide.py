@@ -1,4 +1,4 @@
-"""The guide to a new operator shows a real one, and what the guide promises of it is so."""
+"""The guide to new operators shows a real one, and its promises hold."""
 
 from __future__ import annotations
 

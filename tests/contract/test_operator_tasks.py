@@ -1,4 +1,4 @@
-"""An operator's call and definition are one row of one file, which every check then makes."""
+"""An operator's call and definition are one row of one file, and every check runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An option, and another plugin's key, are one row of one file, as CONTRIBUTING.md says."""
+"""An option, or another plugin's key, is one row of one file, as CONTRIBUTING.md says."""
 
 from pathlib import Path
 

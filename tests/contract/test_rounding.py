@@ -96,10 +96,10 @@ def test_either_of_two_tokens_that_rounding_decides_between_is_right(
 def continuations(
     reference: TransformersReference, second: int, gap: float
 ) -> tuple[list[int], list[int]]:
-    """Where the second best expert of the last prompt token is nearly the best, and just is.
+    """Makes the second-best expert of the last prompt token almost the best, or just the best.
 
-    Two texts: with its logit lower by the share `gap`, and higher. The weights stay those of the
-    first.
+    Returns two texts: with its logit lower, and higher, by the share `gap`. The first one's weights
+    stay.
     """
     router = reference.network.model.layers[1].mlp.gate
     inputs: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""The sum of all lines only falls, and a function has at most 60."""
+"""The sum of all lines only falls, and a function has at most 60 lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def problems(found: dict[str, int], limit: int, listed: dict[str, int]) -> list[str]:
-    """Names functions that are too long, and rows of the list that are not needed."""
+    """Functions that are too long, and unneeded rows of the list."""
     long = [
         f"{name}: {lines} lines, at most {listed.get(name, limit)}: split it where it has a "
         "second reason to change"

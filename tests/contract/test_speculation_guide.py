@@ -1,4 +1,4 @@
-"""The guide of speculative decoding lists what the code serves and refuses."""
+"""The guide to speculative decoding lists what the code serves and refuses."""
 
 from __future__ import annotations
 

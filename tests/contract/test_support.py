@@ -1,4 +1,4 @@
-"""The promises of the tests' plugin: which cases run, lanes, times, calls, interrupts."""
+"""The tests' plugin: selected cases, lanes, times, calls, interrupts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run_pytest(directory: Path, source: str, *command: str) -> subprocess.Comple
 def test_children_of_tests_can_be_interrupted_where_pytest_was_started_with_interrupts_ignored(
     tmp_path: Path,
 ):
-    """As `nohup pytest &` is."""
+    """Starts as `nohup pytest &` does."""
     done = run_pytest(
         tmp_path,
         """
@@ -251,7 +251,7 @@ def test_recorded_times_are_of_the_files_that_ran_and_are_there(tmp_path: Path):
 
 
 def test_what_is_served_calls_no_operator_without_rules(tmp_path: Path):
-    """Here it is a module at a place like that of core's."""
+    """A module at the same path as in core."""
     served = tmp_path / "vllm_davinci" / "core" / "served.py"
     served.parent.mkdir(parents=True)
     served.write_text("def call(tensor):\n    tensor.erfinv_()\n")

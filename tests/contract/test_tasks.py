@@ -1,4 +1,4 @@
-"""The scripts behind the tasks: what makes a wheel or an environment stale, and what fails how."""
+"""The scripts behind the tasks: what makes a wheel or environment stale, and their errors."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_isolated_tests_past_their_limit_end_with_all_that_they_started(tmp_path
 
 
 def test_a_build_beside_the_steps_ends_when_they_fail(progress, tmp_path: Path, monkeypatch):
-    """Its commands are waited for where nothing fails, and ended where a download does."""
+    """Commands are waited for if nothing fails, and ended if a download fails."""
     beside = import_module("builds_beside")
     package = tmp_path / "kernels"
     package.mkdir()
@@ -171,7 +171,7 @@ def test_a_wheel_that_is_built_beside_the_steps_is_handed_over(tmp_path: Path, m
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a Python and a uv that note what they are asked, and where uv fails."""
+    """A folder with a Python and a uv that record their arguments; uv fails."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, answer in (("python", "echo \"global.find-links='/wheels'\""), ("uv", "exit 1")):

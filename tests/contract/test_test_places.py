@@ -1,4 +1,4 @@
-"""A test module stands where the source it tests stands: the path of one tells that of the other.
+"""A test module's path mirrors the path of the source that it tests.
 
 `packages/core/tests/attention/test_paged.py` tests `vllm_davinci/core/attention/paged.py`;
 `packages/vnpu/tests/device/test_memory.py` tests `csrc/device/memory.cpp`. One module may have

@@ -1,4 +1,4 @@
-"""The comparison of two wheels of vLLM: what it says of each name that ours stand on."""
+"""The comparison of two vLLM wheels: its report on each name that our code uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of deviations from vLLM's hooks is about code that is there, and leaves none out."""
+"""The table of deviations from vLLM's hooks matches the code, and is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREIGN = ("torch", "torch_npu", "npu", "vllm")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    """The name of each of core's modules in the table's form, and what it says."""
+    """The name of each of core's modules in the table's form, and its content."""
     for path in sorted(CORE.rglob("*.py")):
         relative = path.relative_to(CORE.parent).with_suffix("")
         if relative.name != "upstream_overrides":

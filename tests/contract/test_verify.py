@@ -1,4 +1,4 @@
-"""The kit for a chip asks about everything that core launches, and its calls are fresh."""
+"""`vllm-davinci verify` asks about everything that core launches, and its calls are current."""
 
 from __future__ import annotations
 

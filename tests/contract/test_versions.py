@@ -1,4 +1,4 @@
-"""Versions are pinned in one place, core's pyproject.toml, and whatever repeats them agrees."""
+"""Versions are pinned in core's pyproject.toml only, and all copies agree."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def pinned(projects: dict[str, Any]) -> dict[str, Requirement]:
 
 
 def requirements(content: dict[str, Any]) -> list[Requirement]:
-    """Everything a package asks for: to run, to be built, to be tested, on demand."""
+    """All requirements of a package: to run, build, test, and of its extras."""
     project = content["project"]
     texts = [
         *project["dependencies"],
@@ -94,7 +94,7 @@ def test_our_packages_ask_for_each_other_in_the_versions_they_have(projects: dic
 
 
 def test_requirements_have_tested_ranges(projects: dict[str, Any]):
-    """Each third-party requirement ends somewhere, and holds the version of constraints.txt."""
+    """Third-party requirements have an upper limit, and include constraints.txt's version."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     tested = dict(re.findall(r"^(?:# )?([a-z\d-]+)==(\S+)", text, re.MULTILINE))
     assert "://" not in text, "constraints.txt names a registry"

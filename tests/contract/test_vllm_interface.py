@@ -50,9 +50,9 @@ def is_vllms(cls: type) -> bool:
 
 
 def overrides(cls: type) -> Iterator[tuple[str, Any, Any]]:
-    """Name, our function and vLLM's, for each method that replaces one of vLLM's.
+    """Name, our function and vLLM's, for each method that replaces a vLLM method.
 
-    A layer's `forward_oot` stands for its `forward_native`: the declaration in vLLM's CustomOp
+    A layer's `forward_oot` replaces its `forward_native`: the declaration in vLLM's CustomOp
     takes any arguments.
     """
     for name, value in vars(cls).items():
@@ -72,13 +72,13 @@ def function_of(value: Any) -> Any:
 
 
 def parameters_of(function: Any) -> dict[str, Parameter]:
-    """Parameters that a caller passes, by name: without `self` or `cls`."""
+    """Parameters that a caller passes, by name, without `self` or `cls`."""
     parameters = dict(inspect.signature(function).parameters)
     return {name: p for name, p in parameters.items() if name not in {"self", "cls"}}
 
 
 def mismatch(ours: Any, theirs: Any) -> str | None:
-    """Why a call that `theirs` accepts is not accepted by `ours`, or None."""
+    """The reason why a call that `theirs` accepts is not accepted by `ours`, or None."""
     mine = parameters_of(ours)
     kinds = {parameter.kind for parameter in mine.values()}
     takes_any_keyword = Parameter.VAR_KEYWORD in kinds

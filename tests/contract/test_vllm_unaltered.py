@@ -89,8 +89,9 @@ def test_no_attribute_is_replaced_by_an_engine_on_the_v2_runner(repository: Path
 def test_no_attribute_is_replaced_by_quantized_experts_in_split_steps_of_two_ranks(
     repository: Path, tmp_path: Path
 ):
-    """Two data-parallel ranks, each an engine and a worker in one process. The second one is a fork
-    of a process that has imported vLLM, so that only the first one has a record."""
+    """Two data-parallel ranks, each an engine and a worker in one process. The second is a fork of
+    a process that has imported vLLM, so only the first has a record.
+    """
     quantized = tmp_path / "quantized"
     source = repository / "checkpoints" / "tiny_deepseek"
     ended = run_command("vllm_davinci.meta", "quantize", source, quantized)

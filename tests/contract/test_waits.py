@@ -1,4 +1,4 @@
-"""Every wait of core, kernels and vnpu is listed with what ends it."""
+"""Every wait of core, kernels and vnpu is listed with the event that ends it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Runs an engine and prints, in a line of JSON, every vLLM attribute that somebody else replaced.
+"""Runs an engine and prints, as a line of JSON, every vLLM attribute that other code replaced.
 
 `python tests/contract/vllm_attributes.py CHECKPOINT OPTIONS [ALTERED ...]`, in a process of its
-own: each vLLM module is recorded at the moment its own code has run, before anybody can get at it,
-and compared after plugins were registered, a model was loaded and text was generated, then once
-more after ALTERED attributes were replaced, as proof that the comparison sees that. A module's
-own functions may rebind the names that they declare `global`; what comes from outside is found by
-who did it, whatever the name. What our hooks put into vLLM's registries changes no attribute, but
-for stand-ins of Triton kernels: vLLM's own hook for them puts them in the kernels' places.
+own: each vLLM module is recorded right after its own code has run, and compared after plugins were
+registered, a model was loaded and text was generated, then again after ALTERED attributes were
+replaced, to prove that the comparison detects it. A module's own functions may rebind names that
+they declare `global`; assignments from outside are found by their author, whatever the name. Our
+hooks' entries in vLLM's registries change no attribute, except stand-ins for Triton kernels, which
+vLLM's own hook puts in place of the kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OFFLINE = "vllm_davinci.core.export"
 
 
 class Recorder:
-    """Keeps the attributes of every vLLM module, and of the classes it defines, as they were."""
+    """Keeps the original attributes of every vLLM module, and of the classes that it defines."""
 
     def __init__(self) -> None:
         self.modules: dict[str, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ class Recorder:
             module.__class__ = _watched_module(self)
 
     def replaced(self) -> list[str]:
-        """Differences from the record, without what each module rebinds itself."""
+        """Differences from the record, without names that each module rebinds itself."""
         found = list(self.from_outside)
         for name, before in self.modules.items():
             own = names_it_rebinds(sys.modules[name])
@@ -75,7 +75,7 @@ class _RecordingLoader(SourceFileLoader):
 
 @cache
 def _watched_module(recorder: Recorder) -> type[ModuleType]:
-    """A class of modules that notes who assigns to their attributes from outside."""
+    """A module class that records assignments to its attributes from outside."""
 
     class WatchedModule(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -98,7 +98,7 @@ def _replaced_in(
 
 @cache
 def names_it_rebinds(module: ModuleType) -> frozenset[str]:
-    """Names that functions of a module's own code declare `global`, and assign."""
+    """Names that functions of a module declare `global` and assign."""
     if module.__file__ is None:
         return frozenset()
     with open(module.__file__, encoding="utf-8") as file:
@@ -125,7 +125,7 @@ def _differs(before: dict[str, Any], now: dict[str, Any], attribute: str) -> boo
 
 
 def is_stand_in(kernel: Any, now: Any) -> bool:
-    """Whether vLLM's hook has put what the platform registered in the place of this kernel."""
+    """True if vLLM's hook has replaced this kernel by the platform's registered stand-in."""
     dispatcher = sys.modules.get("vllm.triton_utils.dispatcher")
     return (
         dispatcher is not None
@@ -144,7 +144,7 @@ def _described(name: str, attribute: str, before: dict[str, Any], now: dict[str,
 
 
 def _alter(path: str) -> None:
-    """Replaces what MODULE:NAME or MODULE:CLASS.NAME stands for."""
+    """Replaces the attribute MODULE:NAME or MODULE:CLASS.NAME."""
     module, _, names = path.partition(":")
     *holders, attribute = names.split(".")
     target: Any = sys.modules[module]

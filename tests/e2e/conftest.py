@@ -67,7 +67,7 @@ def reference(zoo: Callable[[str], Path]) -> Callable[[str], TransformersReferen
 
 @pytest.fixture(scope="module")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Starts engines in processes of their own; those that are still there end with the module."""
+    """Starts engines in processes of their own; remaining ones end with the module."""
     started: list[EngineProcess] = []
 
     def start(model: Path, **options: Any) -> EngineProcess:

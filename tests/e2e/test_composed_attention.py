@@ -1,4 +1,4 @@
-"""Attention that the fused operator does not compute: transformers' tokens.
+"""Attention that the fused operator does not support: transformers' tokens.
 
 `nox -s zoo` serves models with ALiBi and wide heads: vLLM's definitions of them call operators that
 have no rules.

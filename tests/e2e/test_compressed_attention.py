@@ -235,7 +235,7 @@ def test_logprobs_in_16_bits_on_a_chip_stay_close(
     reference: Callable[[str], TransformersReference],
     start_engine: Callable[..., EngineProcess],
 ):
-    """As close to fp32 as transformers' own model in bfloat16."""
+    """Checks that it is as close to fp32 as transformers' own model in bfloat16."""
     greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     prompts = prompts_of(LENGTHS)
     environment = {**RACES, "VNPU_SOC": "Ascend910B3"}

@@ -1,4 +1,4 @@
-"""A context that ranks divide among them: the tokens of an engine whose ranks keep all of it."""
+"""Context parallelism: the tokens of an engine whose ranks hold the whole context."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def assert_stripes(
 ) -> None:
     """Compares caches of ranks, as `cached_rows` gives them, byte for byte.
 
-    Of the first layer every token but the last, which is in no cache; of later ones the prompt's:
-    what they see of a decode was merged from what the ranks found.
+    In the first layer all tokens are compared except the last, which is in no cache; in later
+    layers the prompt's only, because their input in decodes is merged from the ranks' results.
     """
     assert len(whole) == len(stripes) and len(whole[0]) == len(stripes[0]) > 1
     for rank, of_rank in enumerate(stripes):
@@ -130,7 +130,7 @@ def assert_stripes(
 def test_a_strict_chip_takes_every_call(
     model: str, exchange: str, zoo: Zoo, start_engine: Callable[..., Any]
 ):
-    """In 16 bits, whose rounding depends on the division: logprobs are close, no call refused."""
+    """In 16 bits, where rounding depends on the division: close logprobs, no refused call."""
     wanted = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
     inputs = [{"prompt_token_ids": prompt_of(length)} for length in LENGTHS]
     logprobs = []

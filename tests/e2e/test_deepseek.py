@@ -1,4 +1,4 @@
-"""DeepSeek's MLA through the whole stack, compared with transformers by token."""
+"""DeepSeek's MLA through the whole stack, compared with transformers token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefills in one engine, decodes in another: the tokens of one engine, whatever happens."""
+"""Prefill in one engine, decode in another: one engine's tokens, whatever fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRANSFERS = "vllm:nixl_bytes_transferred_count"
 
 
 def usage(server: ForkedServer) -> float:
-    """The share of blocks that requests hold."""
+    """Share of blocks held by requests."""
     return metric(server, "vllm:kv_cache_usage_perc")
 
 
@@ -134,7 +134,7 @@ THOROUGH = pytest.mark.thorough
 def models(
     tiny_llama: Path, tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The directory of a checkpoint, of the repository or with int8 layers."""
+    """The directory of a shipped checkpoint, or of its int8 export."""
 
     def find(name: str) -> Path:
         if name != "w8a8_llama":

@@ -1,4 +1,4 @@
-"""Drafts in disaggregated engines: the drafter's blocks go over with its model's."""
+"""Drafts in disaggregated engines: the drafter's blocks are transferred with its model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines and their proxy are killed at random: no wrong token, no request without an end."""
+"""Engines and their proxy are killed at random: no wrong token, and every request ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
 
 
 def all_prompts() -> list[list[int]]:
-    """Prompts of one to four blocks, of which several begin alike."""
+    """Prompts of one to four blocks; several share a prefix."""
     chosen = random.Random(7)
     begin = [chosen.randrange(3, 99) for _ in range(200)]
     lengths = [chosen.randrange(20, 400) for _ in range(16)]
@@ -37,7 +37,7 @@ def all_prompts() -> list[list[int]]:
 
 
 class Load:
-    """Clients that ask one request after the other, and count how each ended."""
+    """Clients that send requests in series and count how each ended."""
 
     def __init__(
         self, pair: ProxiedPair, prompts: list[list[int]], expected: list[list[int]]
@@ -66,7 +66,7 @@ class Load:
 
 
 def disturb(pair: ProxiedPair, ended: threading.Event) -> list[str]:
-    """Kills an engine or the proxy now and then and starts it again, or lets one stand still."""
+    """Kills and restarts an engine or the proxy at intervals, or suspends one."""
     chosen = random.Random(5)
     done: list[str] = []
     while not ended.wait(chosen.uniform(2, 8)):

@@ -1,4 +1,4 @@
-"""Blocks that Mooncake carries: the tokens of one engine, whatever happens to a transfer."""
+"""Blocks transferred by Mooncake: one engine's tokens, whatever happens to a transfer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_both_engines_are_asked_at_once_for_several_requests(
 def test_blocks_of_another_prompt_are_not_taken_for_the_requests(
     pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
 ):
-    """The proxy mistakes one prompt's transfer for that of another, as long a one."""
+    """The proxy confuses one prompt's transfer with another's of equal length."""
     prompt = prompt_of(330, seed=20)
     told = pair.prefill(prompt_of(330, seed=21))
     assert pair.decode(prompt, told, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
@@ -189,5 +189,5 @@ def test_blocks_are_free_again_when_they_have_gone_over_or_nobody_has_come_for_t
 
 
 def usage(pair: MooncakePair) -> float:
-    """The share of the engine of prefills' blocks that requests hold."""
+    """Share of the prefill engine's blocks held by requests."""
     return metric(pair.prefills, "vllm:kv_cache_usage_perc")

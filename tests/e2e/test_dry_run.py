@@ -50,12 +50,12 @@ def arguments_of(model: Path, *options: str) -> list[str]:
 
 
 def dry_run(model: Path, *options: str) -> Ended:
-    """In a fork of a process that has imported vLLM."""
+    """Runs in a fork of a process that has imported vLLM."""
     return run_command(COMMAND, *arguments_of(model, *options), limit_s=LIMIT_S)
 
 
 def dry_run_of_its_own(model: Path, *options: str) -> Ended:
-    """As users start it: an interpreter that has imported nothing."""
+    """Runs as users start it: in an interpreter without prior imports."""
     done = subprocess.run(
         [sys.executable, "-m", COMMAND, *arguments_of(model, *options)],
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
@@ -89,7 +89,7 @@ def write_config(directory: Path, config: dict[str, Any]) -> Path:
 
 
 def modelled(report: dict[str, Any]) -> dict[str, Any]:
-    """The part of a report that has nothing to do with this host."""
+    """The part of a report that does not depend on this host."""
     for step in report["steps"]:
         step.pop("wall_seconds")
         step.pop("variants")
@@ -174,7 +174,7 @@ def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path
 
 @pytest.mark.nightly("planning")
 def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_path: Path) -> None:
-    """910B takes groups of 16 ranks and more: 8 of each data-parallel rank here."""
+    """910B supports groups of 16 ranks and more: 8 of each data-parallel rank here."""
     config = model_zoo.BY_NAME["qwen3_moe_hidden1024"].config()
     config.update({"num_attention_heads": 8, "num_key_value_heads": 8, "num_experts": 16})
     config.architectures = ["Qwen3MoeForCausalLM"]
@@ -205,7 +205,7 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small_chip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chip's file with a quarter of the memory, most of which is for collectives' buffers."""
+    """A chip's file with a quarter of the memory, mostly needed for collectives' buffers."""
     file = tmp_path_factory.mktemp("chip") / "small.toml"
     memory = 'memory = { value = 12, unit = "GiB", source = "of this test" }'
     file.write_text(f'based_on = "ascend910b2"\nsoc = "Ascend910B2"\n{memory}\n')
@@ -213,7 +213,7 @@ def small_chip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_ubatches(chip: Path, *options: str) -> list[str]:
-    """Every step of DeepSeek-R1 with four of its layers is split; some of its work is whole."""
+    """Every step of DeepSeek-R1 with four of its layers is split; part of its work is not."""
     return [
         *("dry-run", "--deployment=deepseek-r1-dual-batch-overlap-published-order"),
         *(f"--chip={chip}", '--hf-overrides={"num_hidden_layers": 4}', "--max-model-len=8192"),
@@ -307,7 +307,7 @@ def test_what_cannot_be_is_refused_with_what_to_change(
 def test_other_layouts_serve_requests_in_a_closed_loop(
     int8_config_only: Path, tmp_path: Path, layout: list[str], sends: set[str]
 ) -> None:
-    """sends: ubatches that send rows to experts of other ranks."""
+    """sends: ubatches that send rows to experts on other ranks"""
     report, timeline = tmp_path / "report.json", tmp_path / "timeline.json"
     work = ["--prompt-tokens=128,64", "--concurrency=2", "--quantization=ascend"]
     # Options of a server's front end have no effect here, and a command may be taken as it is.

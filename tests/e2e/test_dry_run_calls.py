@@ -1,4 +1,4 @@
-"""A rank of a dry-run is given what a rank of an engine is given, call by call."""
+"""A dry-run's rank makes the same calls as an engine's rank."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def checkpoint(
 
 
 def options_of(arguments: dict[str, Any]) -> list[str]:
-    """As `vllm serve` takes them."""
+    """Options in the form that `vllm serve` takes."""
     found = []
     for name, value in arguments.items():
         option = f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Rows of routed experts in a dry-run: the part that one rank of several has."""
+"""Rows of routed experts in a dry-run: the part of one rank of several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = json.dumps({"hidden_size": 4096, "moe_intermediate_size": 2048})
 
 
 def products_ps(repository: Path, directory: Path, *options: str) -> float:
-    """Modelled time of a rank's products with weights of experts."""
+    """Modelled time of a rank's products with expert weights."""
     shutil.copy(repository / "checkpoints" / "tiny_deepseek" / "config.json", directory)
     timeline = directory / "timeline.json"
     done = run_command(
@@ -34,7 +34,7 @@ def products_ps(repository: Path, directory: Path, *options: str) -> float:
 def test_experts_that_ranks_share_out_have_their_part_of_the_rows(
     repository: Path, tmp_path: Path
 ) -> None:
-    """Whole experts by either option have the same products."""
+    """Both options for whole experts give the same products."""
     ranks = "--tensor-parallel-size=4"
     flag = products_ps(repository, tmp_path, ranks, "--enable-expert-parallel")
     share = '--additional-config={"expert_tensor_parallel_size": 1}'

@@ -1,4 +1,4 @@
-"""Dry-runs of more ranks than a supernode has: the links between hosts show in the times."""
+"""Dry-runs with more ranks than a supernode: links between hosts show in the times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORK = ("--requests=3", "--prompt-tokens=128", "--output-tokens=4", "--enforce-e
 
 
 def communication_ps(repository: Path, directory: Path, ranks: int) -> int:
-    """Modelled time of all steps' collectives, with an expert on each rank."""
+    """Modelled time of all steps' collectives, with one expert per rank."""
     directory.mkdir()
     source = repository / "checkpoints" / "tiny_deepseek" / "config.json"
     config = {**json.loads(source.read_text()), "n_routed_experts": ranks}

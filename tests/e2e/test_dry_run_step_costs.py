@@ -1,4 +1,4 @@
-"""`vllm-davinci dry-run --step-costs`: the file says whose it is, and engines decide by it."""
+"""`vllm-davinci dry-run --step-costs`: the file names its engine, and engines decide by it."""
 
 from __future__ import annotations
 

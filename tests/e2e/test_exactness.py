@@ -1,7 +1,6 @@
-"""Every shape of model and every path through the engine: 64 prompts, 64 tokens each, all equal.
+"""All model shapes and engine paths: 64 prompts of 64 tokens each, all equal.
 
-Too long for every day; `nox -s tests -- -m thorough` runs it. What test_generate_paths and
-test_parallel compare every time is a slice of it.
+`nox -s tests -- -m thorough` runs it; test_generate_paths and test_parallel run a part of it daily.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Examples run as their first lines say, and show what they promise."""
+"""Examples run as their first lines say, with the promised output."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def test_the_guide_shows_the_example(repository: Path):
 def run_on_vnpu(
     program: Path, *arguments: str | Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """An example over the virtual NPU, which has to succeed."""
+    """Runs an example on the virtual NPU; it must succeed."""
     return subprocess.run(
         ["vnpu", "run", "--", "python", str(program), *map(str, arguments)],
         env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},

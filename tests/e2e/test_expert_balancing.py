@@ -1,12 +1,13 @@
-"""Balanced experts: no bit of an answer depends on where an expert is, or on when it moved.
+"""Expert balancing: no bit of an answer depends on an expert's place, or on when it moved.
 
-Where each rank sums what its own experts give for a token, and ranks are summed then (no exchange,
-or one that gathers), a sum of more than two parts is rounded in another order, and so is any in 16
-bits: there tokens are compared in fp32. The other ways to the experts sum where the token is.
+If each rank sums its own experts' results for a token, and the ranks' sums are then added (no
+exchange, or all-gather), sums of more than two parts are rounded in another order, and so are all
+sums in 16 bits; there tokens are compared in fp32. The other dispatch methods sum on the token's
+rank.
 
 Every answer is compared with an engine whose experts stay, log-probabilities included, and every
 slot's tensors after the moves with the same expert's before. Virtual NPUs execute streams in a
-random order that their events allow, with the race detector on.
+random order permitted by their events, with the race detector on.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ THOROUGH_CASES = {
 def checkpoint(
     zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """A checkpoint by its name here."""
+    """The checkpoint of this name."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -117,7 +118,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
 
 
 def assert_close(found: list[Any], expected: list[Any]) -> None:
-    """The same tokens, and probabilities that differ by the rounding of sums in fp32."""
+    """The same tokens, with probabilities that differ only by fp32 rounding of sums."""
     for one, other in zip(found, expected, strict=True):
         for (token, likely), (wanted, as_likely) in zip(one, other, strict=True):
             assert token == wanted

@@ -1,4 +1,4 @@
-"""Maps of experts with replicas: no bit of an answer depends on where an expert is."""
+"""Expert maps with replicas: no bit of an answer depends on an expert's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment that cannot work is explained before anything starts."""
+"""A broken environment is explained before anything starts."""
 
 from __future__ import annotations
 

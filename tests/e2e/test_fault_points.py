@@ -1,6 +1,6 @@
-"""An engine one of whose points fails answers rightly, or says what failed and ends.
+"""An engine with a fault at one point answers correctly, or names the failure and ends.
 
-A few points here; `nox -s faults` takes one in so many of all kinds.
+Tests a few points; `nox -s faults` tests a share of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that are killed or interrupted end all of their engine, in time, without remains."""
+"""After a process is killed or interrupted, the whole engine ends in time and leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank that fails takes the step of all ranks with it: an error with its cause, no token."""
+"""A failing rank ends the step of all ranks: an error with its cause, and no token."""
 
 from __future__ import annotations
 

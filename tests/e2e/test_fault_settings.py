@@ -1,4 +1,4 @@
-"""A model or a setting that cannot run is refused with the cause and the next step."""
+"""An unsupported model or setting is refused with the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Refusal = Callable[..., str]
 
 @pytest.fixture
 def refusal(start_engine: Callable[..., EngineProcess]) -> Refusal:
-    """Starts an engine, which has to refuse and to end; what it said."""
+    """Starts an engine, which must refuse and end; returns its output."""
 
     def refused(model: Path, **options: Any) -> str:
         with pytest.raises(EngineError) as error:
@@ -177,7 +177,7 @@ def test_experts_that_do_not_divide_among_the_ranks_are_refused(zoo: Zoo, tmp_pa
 
 
 def changed(checkpoint: Path, directory: Path, **config: Any) -> Path:
-    """A copy of a checkpoint with another configuration."""
+    """A copy of a checkpoint with changes in its configuration."""
     shutil.copytree(checkpoint, directory)
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))

@@ -1,4 +1,4 @@
-"""Requests of all kinds to one engine, compared with transformers token by token."""
+"""All kinds of requests to one engine, compared with transformers token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same tokens whatever the path through the engine, compared with transformers."""
+"""Every path through the engine gives transformers' tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention with sinks, and experts with biases and a clipped SwiGLU: transformers' tokens.
+"""Attention sinks, and experts with biases and clipped SwiGLU: transformers' tokens.
 
 Logprobs in 16 bits are compared in test_strict_chip.py.
 """

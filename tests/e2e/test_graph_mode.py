@@ -1,7 +1,7 @@
-"""Decode steps that replay captured graphs: the tokens of eager ones, on every path.
+"""Decode steps replayed from captured graphs: eager tokens, on every path.
 
 Steps are padded: the engine's requests end at different times, and few sizes are captured. The
-default run has a slice; `-m thorough` runs the others, and 20 seeds of the random schedule.
+default run has a part; `-m thorough` runs the others, and 20 seeds of the random schedule.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ Start = Callable[..., DPEngines]
 def checkpoint(
     repository: Path, zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """A model by name: of the repository, an int8 export of one, or of the zoo."""
+    """A model by name: shipped, an int8 export, or from the zoo."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -197,7 +197,7 @@ ROUNDED_BYTES = 2 << 20
 
 
 def check_plan(engines: DPEngines, is_split: bool) -> None:
-    """The plan against what graphs hold, by the counters of torch_npu and of the virtual device."""
+    """The plan, compared with graphs' real use by counters of torch_npu and the virtual device."""
     for planned, held in engines.on_workers("planned_and_held"):
         assert planned["graphs"] == held["graphs"] == len(SIZES)
         assert planned["updatable_tasks"] == held["updatable_tasks"]
@@ -237,7 +237,7 @@ FUZZED = {"dense": (DENSE, TP2), "mla": (MLA, {"additional_config": SIDE_STREAMS
 
 @pytest.fixture(scope="module")
 def eager_tokens() -> dict[str, list[list[int]]]:
-    """By the model that is fuzzed, as the first of its seeds has found them."""
+    """Answers by fuzzed model, found by its first seed."""
     return {}
 
 

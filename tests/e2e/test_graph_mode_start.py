@@ -1,4 +1,4 @@
-"""Graph mode at an engine's start: a recorded size of the KV cache, and what excludes graphs."""
+"""Graph mode at the start: a recorded KV cache size, and settings that exclude graphs."""
 
 from __future__ import annotations
 

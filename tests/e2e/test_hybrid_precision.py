@@ -1,8 +1,8 @@
-"""Layers with states in 16 bits: no further from fp32 than transformers is in 16 bits.
+"""Recurrent models in 16 bits are as close to fp32 as transformers in 16 bits.
 
-Such models turn rounding into larger differences than models of attention do: a norm divides the
-small output of a state by its size. How large they may be is what transformers shows with the same
-weights; on the chip that takes what CANN documents.
+Rounding has larger effects than in attention models, because a norm divides the small output of a
+state by its size. The limit is transformers' own difference with the same weights. Runs on a chip
+that accepts only documented calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def root_mean_square(rows: Rows) -> float:
 
 
 def rows_of(logprobs: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
-    """[rows, vocabulary], of vLLM's dictionaries."""
+    """[rows, vocabulary], from vLLM's dictionaries."""
     values = [[each[token].logprob for token in range(vocabulary)] for each in logprobs]
     return torch.tensor(values).view(-1, vocabulary)
 

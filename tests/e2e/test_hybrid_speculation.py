@@ -1,4 +1,4 @@
-"""Drafts beside states: what is rejected leaves none of its own, whatever drafts, however many."""
+"""Drafts with recurrent state: rejected drafts leave no trace, for any method and number."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_drafts_change_no_token(
 def test_requests_that_were_preempted_go_on_with_the_states_of_what_was_kept(
     zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
-    """They are computed again in chunks, the last of which may be as long as a verification."""
+    """Preempted requests are recomputed in chunks, the last as long as a verification."""
     asked = {**speculation("custom_class", 3, model=WRONG), **GRAPHS, "max_num_batched_tokens": 36}
     memory = {
         "num_gpu_blocks_override": 40,

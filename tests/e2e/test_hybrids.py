@@ -1,4 +1,4 @@
-"""Models whose layers keep states: tokens are those of transformers on every path of a step."""
+"""Models with recurrent state: transformers' tokens on every path of a step."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
 def test_states_in_16_bits_are_asked_for_by_name(
     zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
-    """A state that is rounded after every token gives other tokens in time, but not many."""
+    """A state that is rounded after every token eventually gives other tokens, but few."""
     with start_engine(
         zoo(DENSE), environment=RACES, mamba_ssm_cache_dtype="bfloat16", **IN_PARTS
     ) as engine:

@@ -1,4 +1,4 @@
-"""Compiled operators change how work is launched and nothing else: tokens and their probabilities.
+"""Compiled operators change only how work is launched: the same tokens and probabilities.
 
 The other tests of this folder run with them, and compare with transformers.
 """
@@ -34,7 +34,7 @@ COUNTING = "vllm_davinci_testing.engines.counting_worker.CallCountingWorker"
 
 
 def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
-    """Tokens of each prompt with the probabilities of the likeliest ones, exactly."""
+    """Tokens of each prompt with the exact probabilities of the likeliest ones."""
     outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
     return [
         (
@@ -66,9 +66,9 @@ def case(
     quantized: str | None = None,
     always: str | None = None,
 ) -> Any:
-    """One model, the operators it calls beside those of EVERYWHERE, a setting.
+    """A model, its operators in addition to EVERYWHERE, and a setting.
 
-    `always` names those of every run; the others are thorough.
+    `always`: names of daily cases; the others are thorough.
     """
     name = always or "_".join([model, quantized or options.get("dtype", "float32")])
     if options.get("tensor_parallel_size", 1) > 1:
@@ -205,7 +205,7 @@ def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
 
 @pytest.fixture
 def without_operators() -> Iterator[None]:
-    """Leaves the process as it was: without compiled operators."""
+    """Restores the process's state: no compiled operators."""
     yield
     choose_fused_ops(False)
 

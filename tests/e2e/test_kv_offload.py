@@ -1,4 +1,4 @@
-"""KV cache blocks in the host's memory: tokens and logprobs are those of an engine without."""
+"""KV cache blocks in host memory: the tokens and logprobs of an engine without offload."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}}
 
 
 def prompts() -> list[list[int]]:
-    """Six prompts of five blocks; each shares its first two with another one."""
+    """Six prompts of five blocks; each shares its first two with another."""
     prefixes = [[3 + (i * 7 + n) % 97 for i in range(2 * BLOCK_TOKENS)] for n in range(3)]
     return [
         [*prefixes[n % 3], *(3 + (i * 11 + n) % 89 for i in range(3 * BLOCK_TOKENS + 9))]
@@ -41,7 +41,7 @@ def prompts() -> list[list[int]]:
 
 
 def answers(engine: EngineProcess, asked: list[list[int]]) -> list[tuple[list[int], Any]]:
-    """Tokens, and the logprobs of the three best at each place."""
+    """Tokens, and the logprobs of the three best at each position."""
     outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in asked], SAMPLING)
     return [
         (
@@ -56,16 +56,16 @@ def answers(engine: EngineProcess, asked: list[list[int]]) -> list[tuple[list[in
 
 
 def loaded_tokens(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Tokens of prompts that came from the host's memory in between."""
+    """Tokens of prompts that were loaded from host memory."""
     name = "vllm:external_prefix_cache_hits"
     return after[name] - before[name]
 
 
 def assert_near(answers: list[Any], expected: list[Any]) -> None:
-    """The tokens, and their logprobs but for rounding.
+    """The tokens, and their logprobs except for rounding.
 
-    Latent attention sums a prompt's cached part apart from its new one. Where that is cut depends
-    on what is evicted, and with it the last bits on some processors.
+    MLA sums a prompt's cached and new parts separately. The cut depends on evictions, and on some
+    processors it affects the last bits.
     """
     assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in expected]
     for (tokens, found), (_, wanted) in zip(answers, expected, strict=True):

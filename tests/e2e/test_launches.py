@@ -1,4 +1,4 @@
-"""How many operators the host calls for a layer of a decode, composed and with compiled operators.
+"""Number of operators that the host calls for a layer of a decode, with and without compiled ones.
 
 docs/measurements/launches.md has the figures.
 """
@@ -87,7 +87,7 @@ def launches(
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ) -> tuple[list[str], int, list[str]]:
-    """Calls of a layer in a decode, what compiled operators launched, and calls without those."""
+    """A layer's calls in a decode, launches of compiled operators, and calls without them."""
     found = {}
     with start_engine(
         checkpoint,

@@ -1,6 +1,6 @@
-"""Each layout of ranks, kind of weights and way to run gives the tokens of one rank.
+"""Every layout of ranks, kind of weights and execution mode gives one rank's tokens.
 
-They are thorough: `nox -s tests -- -m thorough` and every night run them.
+`nox -s tests -- -m thorough` and the nightly run them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CLOSE = {"W8A8": 0.3, "W8A8_DYNAMIC": 0.3, "float": 1e-3, "fp8": 1e-3}
 
 
 class Case(NamedTuple):
-    """ranks: data-parallel, tensor-parallel, stages"""
+    """ranks: data-parallel, tensor-parallel, pipeline stages"""
 
     ranks: tuple[int, int, int]
     has_expert_ranks: bool
@@ -83,7 +83,7 @@ CASES = [
 
 
 def of_a_day(date: str) -> Case:
-    """One of the cases that end soon, another one on the next day."""
+    """One of the short cases, another one each day."""
     short = [case for case in CASES if math.prod(case.ranks) == 2]
     return random.Random(datetime.date.fromisoformat(date).toordinal()).choice(short)
 
@@ -111,7 +111,7 @@ PROMPTS = prompts()
 def checkpoint(
     tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The shipped DeepSeek in floats and int8; one of the same shape in blocks of fp8."""
+    """The shipped DeepSeek in floats and int8; another of its shape in fp8 blocks."""
 
     @cache
     def write(kind: str) -> Path:
@@ -140,7 +140,7 @@ def checkpoint(
 
 @pytest.fixture(scope="module")
 def outputs_of(checkpoint: Callable[[str], Path], start_engine: Callable[..., Any]) -> Any:
-    """Outputs of the model's requests on so many ranks, with the likeliest tokens of each."""
+    """Outputs of the model's requests on these ranks, with the likeliest tokens of each."""
 
     @cache
     def outputs(case: Case) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Adapters through the whole stack: tokens as with peft, and nothing of one request in another."""
+"""Adapters through the whole stack: peft's tokens, and no influence between requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GRAPHS = decode_graphs(2, 8, 16)
 def written(
     reference: Callable[[str], TransformersReference], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """One adapter per rank, of every layer, and one whose deltas are zero; by name."""
+    """One adapter per rank, of every layer, and one with zero deltas; by name."""
     directory = tmp_path_factory.mktemp("adapters")
     network = reference(MODEL).network
     made = {

@@ -1,4 +1,4 @@
-"""Adapters of MLA, of routed experts and of int8 layers, over every division of a model."""
+"""Adapters of MLA, routed experts and int8 layers, for every division of a model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "request"}}}
 
 
 def divided(ranks: int) -> dict[str, Any]:
-    """Options of contexts that ranks divide, in runs of 16 tokens."""
+    """Options of context parallelism, in runs of 16 tokens."""
     return {"decode_context_parallel_size": ranks, "cp_kv_cache_interleave_size": 16}
 
 

@@ -1,4 +1,4 @@
-"""Engines over two hosts give the tokens of the same ranks on one."""
+"""Engines over two hosts give the tokens of the same ranks on one host."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_one_host(
 def _tokens_over_hosts(
     model: Path, ranks: dict[str, int], prompts: list[list[int]], directory: Path
 ) -> list[list[int]]:
-    """Tokens that an engine generates, half of whose ranks are on another host."""
+    """Tokens of an engine, half of whose ranks are on another host."""
     nodes = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29501}
     options = OPTIONS | ranks | nodes
     headless = [

@@ -1,4 +1,4 @@
-"""Data-parallel ranks on two hosts, whose tokens meet at experts of both."""
+"""Data-parallel ranks on two hosts, whose tokens use experts of both."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_bits_are_those_of_the_same_ranks_on_one_host(
 def on_one_host(
     model: Path, folder: Path, prompts: list[list[int]], *options: str
 ) -> list[dict[str, Any]]:
-    """Answers of a server with all of its ranks on a host."""
+    """Answers of a server with all of its ranks on one host."""
     with two_hosts() as (host, _):
         server = serve_on(host, model, folder, *options)
         client = ask(server, prompts, MAX_TOKENS)
@@ -148,14 +148,14 @@ def on_one_host(
 def ask_until_it_has_begun(
     server: HostServer, servers: Sequence[HostServer], prompts: list[list[int]], max_tokens: int
 ) -> HostClient:
-    """A client of one of the servers, which has answers in part."""
+    """A client of one of the servers that has received parts of its answers."""
     client = ask(server, prompts, max_tokens)
     assert becomes_true(client.has_begun, START_LIMIT_S), "\n".join(s.tail() for s in servers)
     return client
 
 
 def names_and_ends(left: HostServer, dead: int, ranks: str = "") -> re.Pattern[str]:
-    """Holds that the log tells which rank is gone, and that the server ends. The rank's name.
+    """Checks that the log names the dead rank, and that the server ends. Returns the rank's name.
 
     dead:  number of the host, and of its rank where no other is given
     ranks: of that host, as a pattern

@@ -1,4 +1,4 @@
-"""Mixtures of experts: tokens are those of transformers however the experts are spread."""
+"""Mixtures of experts: transformers' tokens for every distribution of the experts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
 def test_families_whose_experts_are_chosen_or_stored_otherwise(
     family: str, config: dict[str, Any], start_engine: StartEngine, prompts: Prompts, tmp_path: Path
 ):
-    """Zero experts (LongCat), a bias beside the experts (Laguna), one tensor of all (DBRX)."""
+    """Zero experts (LongCat), a bias added to the experts (Laguna), one tensor for all (DBRX)."""
     model = write_family(family, tmp_path / family)
     # vLLM looks for the number of experts elsewhere, before it asks a platform.
     named = {"hf_overrides": {"num_experts": 8}} if family == "dbrx" else {}

@@ -1,4 +1,4 @@
-"""A NaN or an infinity of one request, whatever makes it, stays out of all others."""
+"""A NaN or infinity in one request, from any source, does not affect others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 def beside_poisons(
     prompts: list[list[int]], poisons: tuple[int, ...] = POISONS
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The prompts without any poison, and each of them followed by itself with one."""
+    """The prompts without poison, each followed by the same prompt with one."""
     clean = [[token for token in prompt if token not in POISONS] for prompt in prompts]
     clean = [prompt for prompt in clean if prompt]
     # Each poison at the end, in the middle and at the start, between the others.

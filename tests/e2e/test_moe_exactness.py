@@ -1,8 +1,8 @@
-"""Mixtures of experts over every layout of ranks, each scheme, and 20 orders of execution.
+"""Mixtures of experts over every layout of ranks, each method, and 20 orders of execution.
 
-32 prompts, 64 tokens each, all equal to transformers in fp32. Fused launches, which are not for
-fp32, are compared in bf16 with the scheme that sends the same rows in separate launches.
-Too long for every day; `nox -s tests -- -m thorough` runs it.
+32 prompts, 64 tokens each, all equal to transformers in fp32. Fused launches do not support fp32
+and are compared in bf16 with separate launches of the same rows. `nox -s tests -- -m thorough` runs
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dual-batch overlap: the same tokens as whole steps, in every schedule, without a race."""
+"""Dual-batch overlap: the tokens of whole steps, in every schedule, without a race."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When dual-batch overlap splits a step, and where one is told so: the log, and metrics."""
+"""When dual-batch overlap splits a step, and where this is reported: log and metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEETING_LIMIT = 20
 
 @pytest.fixture(scope="module")
 def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
-    """Overlap asked for by vLLM's own flag, with default thresholds."""
+    """Overlap requested by vLLM's own flag, with default thresholds."""
     return start_engine(
         zoo(MODEL), environment={"VLLM_LOG_STATS_INTERVAL": "0.1"}, **TWO_RANKS, enable_dbo=True
     )
@@ -117,7 +117,7 @@ def test_the_log_tells_why(engine: EngineProcess):
 
 
 def split_steps(server: ServerProcess) -> dict[str, int]:
-    """DP rank -> steps that were split."""
+    """DP rank -> number of split steps."""
     counts = decision_counts(metrics_text(server.url))
     return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
 

@@ -1,4 +1,4 @@
-"""Split steps launch as many collectives as a schedule says, beside the other half's work."""
+"""Split steps launch the schedule's number of collectives, beside the other half's work."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Every overlap feature and every pair of them, against none, in every layout of ranks.
+"""Every overlap feature and every pair, compared with none, in every layout of ranks.
 
-Each engine runs on virtual NPUs that execute streams in a random order which their events allow, of
-a seed of its own, with the race detector on. It is compared with an engine without overlap: prompts
-alone, prompts in pieces beside decodes, hits of the prefix cache, and rows that do not divide among
-ranks.
+Each engine runs on virtual NPUs that execute streams in a random order permitted by their events,
+with its own seed and the race detector on. It is compared with an engine without overlap: prompts
+alone, chunked prompts beside decodes, prefix-cache hits, and rows that do not divide among ranks.
 
-A group of the night has three of them; `-m thorough` runs the others.
+A nightly group runs three of them; `-m thorough` runs the others.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ MLAS = (MLA, "int8_deepseek")
 
 
 def merged(*parts: dict[str, Any]) -> dict[str, Any]:
-    """additional_config with the options of all parts."""
+    """additional_config with the options of all these features."""
     together: dict[str, Any] = {}
     for part in parts:
         for section, options in part.items():
@@ -76,7 +75,7 @@ def of(*names: str) -> dict[str, Any]:
 
 
 def scheduled(name: str) -> dict[str, Any]:
-    """additional_config with a schedule, at thresholds that split whatever can be split."""
+    """additional_config with a schedule, with thresholds that split every divisible step."""
     thresholds = {key: value for key, value in DUAL_BATCH.items() if key != "enabled"}
     return {"overlap": name, "dbo": thresholds, "sequence_parallel": {"min_tokens": 1}}
 
@@ -164,7 +163,7 @@ CASES = [
 def checkpoint(
     zoo: Callable[[str], Path], repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """A checkpoint by its name here."""
+    """The checkpoint of this name."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -213,7 +212,7 @@ Expected = Callable[..., Answers]
 
 @pytest.fixture(scope="module")
 def without_overlap(start: Start) -> Expected:
-    """Answers of an engine with all of it off, or all but some, by layout and model."""
+    """Answers of an engine without these features, or with some, by layout and model."""
     known: dict[tuple[str, ...], Answers] = {}
 
     def answers(layout: str, model: str, *features: str) -> Answers:
@@ -265,12 +264,12 @@ def test_answers_are_those_without_overlap(
 
 
 def runs_sequence_parallel(layout: str, name: str) -> bool:
-    """Whether an engine must run sequence parallel: DP ranks that share experts do not."""
+    """True if an engine must run sequence parallel: DP ranks that share experts do not."""
     return ("sp" in name or name in ("lean", "auto")) and not layout.startswith("dp")
 
 
 def side_streams(layout: str, model: str, name: str, is_split: bool) -> set[str]:
-    """Roles of the streams that an engine must have used beside the main one."""
+    """Roles of the side streams that an engine must have used."""
     is_mla = model in MLAS
     # Every step here, and each rank's shard leaves attention nothing to run beside.
     is_sequence_parallel = runs_sequence_parallel(layout, name)

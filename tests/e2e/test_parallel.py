@@ -1,4 +1,4 @@
-"""Several devices: each combination of ranks gives the tokens that one device gives."""
+"""Several devices: each combination of ranks gives one device's tokens."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_two_dp_ranks_give_the_tokens_of_one(
 def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(
     zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
-    """Only the last stage waits for its device; the order is one in which copies come late."""
+    """Only the last stage waits for its device; runs with a schedule in which copies are late."""
     model = "qwen3_moe_softmax_top2_of_8"
     generator = random.Random(2)
     lengths = (5, 80, 150, 31, 1, 64, 129, 17)

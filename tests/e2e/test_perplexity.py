@@ -1,4 +1,4 @@
-"""The shipped checkpoints predict held-out text as well as they state, scored by the engine."""
+"""The engine scores the shipped checkpoints on held-out text as their cards state."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def checkpoint(
 
 
 def bound(repository: Path, name: str) -> float:
-    """The figure of the checkpoint's card for the slice that is scored here."""
+    """The card's figure for the part that is scored here."""
     card = (repository / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
     found = re.search(r"^\| perplexity, slice of 16384 tokens \| ([\d.]+) \|$", card, re.MULTILINE)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Pipeline stages whose steps are scheduled ahead, which vLLM's V2 runner alone does."""
+"""Pipeline stages with steps scheduled ahead, which only vLLM's V2 runner supports."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
 def test_structured_output_of_stages_has_the_structure(
     zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
-    """Its masks need a step's tokens before the next one's."""
+    """Its masks need a step's tokens before the next step's."""
     constrained = SamplingParams(
         temperature=0,
         max_tokens=MAX_TOKENS,

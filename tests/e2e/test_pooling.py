@@ -1,4 +1,4 @@
-"""Models that pool: embeddings, classes and scores are those of transformers."""
+"""Pooling models: embeddings, classes and scores equal transformers'."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAILY = (("qwen3_embedding", "float32"), ("bge_m3", "float32"), ("bge_m3", "bflo
 
 @pytest.fixture(scope="module")
 def inputs(prompts: list[list[int]]) -> list[list[int]]:
-    """Prompts of 1 to 150 tokens without the one that stands for padding."""
+    """Prompts of 1 to 150 tokens, without the padding token."""
     return [[token for token in prompt if token != PAD_ID] for prompt in prompts[1:25]]
 
 
@@ -54,7 +54,7 @@ def assert_refuses_what_it_cannot_answer(engine: EngineProcess, task: str) -> No
 def test_answers_are_those_of_transformers(
     name: str, dtype: str, tmp_path: Path, inputs: list[list[int]], start_engine: StartEngine
 ) -> None:
-    """In 16 bits on a chip that takes what documents say, in fp32 on the reference."""
+    """In 16 bits on a chip that accepts only documented calls, in fp32 on the reference chip."""
     model = BY_NAME[name]
     checkpoint = pooling_zoo.write_pooling(model, tmp_path / "model")
     environment = RACES if dtype == "float32" else {}

@@ -1,4 +1,4 @@
-"""The prefill-first scheduler in whole engines: the tokens of vLLM's own scheduler."""
+"""The prefill-first scheduler in whole engines: the tokens of vLLM's scheduler."""
 
 from __future__ import annotations
 

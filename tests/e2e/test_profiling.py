@@ -1,4 +1,4 @@
-"""vLLM's profiler, and the threads that virtual devices compute with."""
+"""vLLM's profiler, and the compute threads of virtual devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
 
 
 def test_virtual_devices_compute_with_the_threads_that_there_were(tiny_llama: Path):
-    """vLLM leaves one to a process with a model, where nobody has set OMP_NUM_THREADS."""
+    """vLLM leaves one thread to a process with a model unless OMP_NUM_THREADS is set."""
     [threads] = output_of(
         f"""
         import os

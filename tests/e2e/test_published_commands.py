@@ -1,7 +1,7 @@
-"""The published DeepSeek server commands and their clients, scaled to few ranks and short texts.
+"""The published DeepSeek server commands and clients, scaled to few ranks and short texts.
 
-Lengths are a 32nd of the published ones and the model is tiny_deepseek; flags and keys are as
-written, but for those that vLLM no longer has. docs/guides/published_commands.md has them.
+Lengths are a 32nd of the published ones and the model is tiny_deepseek; flags and keys are
+unchanged, except those that vLLM no longer has (docs/guides/published_commands.md).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ DBO_CLIENT = (
 
 
 class PublishedServer(ServerProcess):
-    """Started as the published commands do it, by the module of the API server."""
+    """Starts the API server's module, as the published commands do."""
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
         serve, model, *options = arguments
@@ -107,7 +107,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 
 def bench(server: ServerProcess, tokenizer: Path, prompts: int, options: tuple[str, ...]) -> Any:
-    """The file that `vllm bench serve` has saved."""
+    """The result file of `vllm bench serve`."""
     directory = server.log.parent
     ended = run_command(
         VLLM_MODULE, "bench", "serve", "--backend=vllm", f"--base-url={server.url}", "--model=auto",

@@ -1,4 +1,4 @@
-"""int8 checkpoints through the whole stack: loaded as they say, close to what they were made of."""
+"""int8 checkpoints through the whole stack: loaded as described, close to their source."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
 
 
 def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
-    """Rewrites an int8 checkpoint of ours in place; what is float for us may be int8 there."""
+    """Rewrites an int8 checkpoint in place, with int8 in layers that our exporter leaves float."""
     (directory / DESCRIPTION).unlink()
     tensors = tensors_of(directory)
     for name in [name for name in tensors if name.endswith(".deq_scale")]:

@@ -1,4 +1,4 @@
-"""Biases of norms and fp8 in blocks against what transformers makes of the same numbers."""
+"""Biases of norms, and fp8 in blocks, compared with transformers on the same numbers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_biases_of_norms_do_what_they_do_in_transformers(
 
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """DeepSeek-V3's shape with fp8 weights in blocks, and the floats that these stand for."""
+    """DeepSeek-V3's shape with fp8 weights in blocks, and the equivalent floats."""
     config = deepseek_of_blocks(vocab_size=512, scoring_func="sigmoid", max_position_embeddings=512)
     directory = tmp_path_factory.mktemp("fp8")
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Types of ModelSlim's that no exporter here writes, served and held against plain integers."""
+"""ModelSlim's types that our exporter does not write, compared with plain integers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Quantize = Callable[..., Path]
 
 
 def mixed(weight: Tensor) -> dict[str, Tensor]:
-    """A layer for engines that prefill and for those that decode: scales of tokens, and one."""
+    """A layer for engines that prefill and engines that decode: scales per token, and one scale."""
     layer = FloatLayer(weight, torch.bfloat16, inputs=InputRange(-6, 6))
     made = [find_scheme(kind, "p").rounded(layer) for kind in ("W8A8", "W8A8_DYNAMIC")]
     return made[0] | made[1]
 
 
 def of_four_bits(weight: Tensor) -> dict[str, Tensor]:
-    """Integers of two rows in a byte, and what products of halves of int8 leave out."""
+    """Bytes with integers of two rows, and the part that products of int8 halves omit."""
     wide = weight.float()
     scale = (wide.abs().amax(1, keepdim=True) / 7).clamp_min(1e-8)
     integers = (wide / scale).round().to(torch.int8)
@@ -57,7 +57,7 @@ WRITERS: Mapping[str, Callable[[Tensor], dict[str, Tensor]]] = {
 
 
 def write(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
-    """The export of a float checkpoint, with layers whose names have `only` of another type."""
+    """The export of a float checkpoint; layers whose names have `only` get another type."""
     directory = quantize(source, "W8A8_DYNAMIC", name=f"{source.name}-{kind}-{only}")
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
@@ -128,7 +128,7 @@ def test_mixed_layers_of_an_engine_that_only_decodes_are_static_ones(
 
 
 def in_eight_bits(directory: Path, target: Path) -> Path:
-    """The same integers as an export of W8A8_DYNAMIC."""
+    """The same integers as a W8A8_DYNAMIC export."""
     shutil.copytree(directory, target)
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())

@@ -1,4 +1,4 @@
-"""A start with a bad int8 checkpoint, or none, ends with a message of what to change."""
+"""A start with a bad int8 checkpoint, or none, ends with the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Quantize = Callable[..., Path]
 
 
 def spoilt(directory: Path, tensor: str, type_name: str | None) -> Path:
-    """Takes a tensor out of a checkpoint, or gives its entry another type."""
+    """Removes a tensor from a checkpoint, or changes the type of its entry."""
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
     if type_name is None:

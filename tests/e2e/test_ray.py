@@ -1,4 +1,4 @@
-"""Workers that Ray starts give the tokens of those that vLLM starts itself."""
+"""Workers started by Ray give the tokens of workers started by vLLM."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 
 def start_ray(hosts: tuple[Host, Host], npus: tuple[int, ...], folder: Path) -> None:
-    """Starts Ray on as many hosts as there are numbers of NPUs, and waits for it."""
+    """Starts Ray on one host per number of NPUs, and waits for it."""
     for host, count in zip(hosts, npus, strict=False):
         log = folder / f"ray_{host.name}.txt"
         # Ray keeps its sockets there, by names that are the same on each host.

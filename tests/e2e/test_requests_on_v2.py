@@ -1,4 +1,4 @@
-"""Requests use options that only vLLM's V2 runner has, and logits processors of its interface."""
+"""Requests with options that only vLLM's V2 runner has, and its logits processors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def on_v2(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
-    """An engine with all that greedy requests can ask for."""
+    """An engine with all options that greedy requests may use."""
     return start_engine(
         zoo(MODEL),
         environment=ON_V2,
@@ -51,7 +51,7 @@ def test_a_users_processor_changes_the_requests_that_ask_for_it(on_v2: EnginePro
 
 
 def test_reasoning_ends_where_its_budget_is_used_up(on_v2: EngineProcess):
-    """The model of random weights never ends it: the marker is forced, then it goes on freely."""
+    """The random model never emits the marker: it is forced, then generation continues freely."""
     start, end, end_after = (ord(each) - ord("!") for each in "<>!")  # the zoo's vocabulary
     prompt = {"prompt_token_ids": [72, start, 65]}
     free = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -70,7 +70,7 @@ def test_reasoning_ends_where_its_budget_is_used_up(on_v2: EngineProcess):
 
 
 def test_a_trace_takes_the_place_of_what_is_sampled(on_v2: EngineProcess):
-    """Log-probabilities are those of the trace's tokens; the request ends with the trace."""
+    """Logprobs belong to the trace's tokens; the request ends with the trace."""
     given = [{"prompt_token_ids": [number, 5, 9]} for number in range(2)]
     trace = [3, 99, 42, 7]
 

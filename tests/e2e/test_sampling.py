@@ -1,6 +1,6 @@
-"""Sampling under asynchronous scheduling: tokens of synchronous steps, and no wait but one.
+"""Sampling under asynchronous scheduling: the tokens of synchronous steps, and one wait.
 
-The one wait of a step is for the tokens of the step before, on the thread that hands them out.
+A step's only wait is for the previous step's tokens, on the output thread.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
-    """Requests with the feature beside some without, of different lengths."""
+    """Requests with and without the feature, of different lengths."""
     parameters = [
         SamplingParams(
             **{
@@ -78,9 +78,9 @@ def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
 
 
 def assert_one_wait_each(steps: list[StepWaits]) -> None:
-    """Successive steps wait once each. Waits for outputs of two earlier ones may fall among them.
+    """Checks that successive steps wait once each. Waits for two earlier outputs may coincide.
 
-    A device that is a step behind makes the host wait for the inputs' copies, too.
+    If the device is a step behind, the host also waits for the inputs' copies.
     """
     assert all(step.in_forward == 0 and step.for_inputs <= 1 for step in steps)
     waits = [step.all - step.for_inputs for step in steps]

@@ -1,4 +1,4 @@
-"""Sequence parallel between attention and MLP: the tokens of one device."""
+"""Sequence parallel between attention and MLP: one device's tokens."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ OF_PROFILER = (
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server's profiler writes."""
+    """Output directory of the server's profiler."""
     return tmp_path_factory.mktemp("traces")
 
 

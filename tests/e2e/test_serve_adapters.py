@@ -1,4 +1,4 @@
-"""A server that loads and unloads adapters while it serves, and that sleeps in between."""
+"""A server that loads and unloads adapters while serving, and sleeps in between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(tiny_llama: Path) -> TransformersReference:
 
 @pytest.fixture(scope="module")
 def url(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server's. Its workers raise where launches that nothing orders use the same memory."""
+    """Address of the server. Its workers raise if unordered launches use the same memory."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
     options = (
         f"--served-model-name={BASE}",
@@ -117,7 +117,7 @@ def test_an_adapter_that_does_not_fit_is_answered_with_its_layer(
 
 
 def stream(url: str, prompt: list[int], max_tokens: int, has_begun: Event) -> list[int]:
-    """The tokens of one request, as many as come. has_begun: set with the first"""
+    """The tokens of one request as they arrive. has_begun: set with the first"""
     body = {
         "model": BASE,
         "prompt": prompt,

@@ -1,4 +1,4 @@
-"""A server ends in time after a signal, whatever its engine does, and answers requests first."""
+"""A server ends in time after a signal, whatever its engine does, and first answers requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that sleep: memory goes back to the device, and the same tokens come afterwards."""
+"""Engines that sleep: the device gets its memory back, and tokens are unchanged afterwards."""
 
 from __future__ import annotations
 

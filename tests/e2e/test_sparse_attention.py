@@ -1,4 +1,4 @@
-"""MLA over the tokens that an indexer chooses: transformers' tokens on every path of a step."""
+"""MLA over the tokens that an indexer selects: transformers' tokens on every path of a step."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_where_all_tokens_are_chosen_attention_is_dense(
     prompts: Prompts,
     tmp_path: Path,
 ):
-    """In fp32 the same tokens; with int8 weights, in 16 bits, about as many as dense MLA has."""
+    """In fp32 the same tokens; with int8 weights in 16 bits, about as many as dense MLA."""
     name = "deepseek_v32_all"
     sparse, options = zoo(name), {}
     if scheme is not None:
@@ -136,7 +136,7 @@ def int8(floats: Path, scheme: str, place: Path, prompts: list[list[int]]) -> Pa
 
 
 def as_dense(sparse: Path, directory: Path) -> Path:
-    """The same checkpoint as DeepSeek-V3, without what the indexer needs."""
+    """The same checkpoint as DeepSeek-V3, without the indexer's tensors."""
 
     def without_indexer(entries: dict[str, Any]) -> dict[str, Any]:
         return {name: each for name, each in entries.items() if ".indexer." not in name}
@@ -177,7 +177,9 @@ def test_in_16_bits_on_a_chip_tokens_stay_close(
     prompts: Prompts,
     tmp_path: Path,
 ):
-    """As close to fp32 as transformers' own model in bfloat16, which chooses otherwise too."""
+    """Checks that it is as close to fp32 as transformers' bfloat16 model, which also selects
+    differently.
+    """
     floats = zoo(model)
     checkpoint = floats if scheme is None else int8(floats, scheme, tmp_path, prompts)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts[:16]]

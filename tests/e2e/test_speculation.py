@@ -1,4 +1,4 @@
-"""Speculative decoding changes no token: whatever drafts, however many, whatever the schedule."""
+"""Speculative decoding changes no token: any method, number of drafts and schedule."""
 
 from __future__ import annotations
 

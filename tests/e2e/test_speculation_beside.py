@@ -1,4 +1,4 @@
-"""Drafts beside what else an engine does: no token changes, and acceptance stays what it was."""
+"""Drafts together with other features: no token changes, and acceptance stays the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_ranks_without_requests_draft_along(
     mtp: Path,
     expected: list[list[int]],
 ):
-    """Both are busy, then one is after its first token; who is idle takes part in all passes."""
+    """Both ranks are busy, then one ends after its first token and joins all passes as idle."""
     asked = {**speculation("mtp", count), **options}
     with DPEngines(start_engine, mtp, 2, RACES, **asked) as engines:
         for counts in ([REQUESTS, REQUESTS], [1, REQUESTS]):
@@ -207,7 +207,7 @@ def test_adapters_change_the_same_tokens_with_drafts(
     mtp: Path,
     tmp_path: Path,
 ):
-    """Two adapters of all layers, embeddings and heads, and requests without, in each step."""
+    """Each step has requests with two adapters of all layers, embeddings and heads, and without."""
     target = mtp if method == "mtp" else tiny_llama
     network = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     where = adapters.LINEAR if method == "mtp" else adapters.EVERYWHERE

@@ -1,4 +1,4 @@
-"""MTP of every family that is served: drafts of the model's own further layers change no token."""
+"""MTP of every supported family: drafts of the model's own MTP layers change no token."""
 
 from __future__ import annotations
 

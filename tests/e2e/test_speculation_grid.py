@@ -1,4 +1,4 @@
-"""Each method with 1 to 4 drafts on each shipped checkpoint: what no other file of these runs."""
+"""Each method with 1 to 4 drafts on each shipped checkpoint, without cases of other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods whose drafts are made on the host: they change no token."""
+"""Methods that draft on the host change no token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expected(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
 def test_suffix_trees_change_no_token(
     options: dict[str, Any], start_engine: StartEngine, tiny_llama: Path, expected: list[list[int]]
 ):
-    """Twice, so that the second time finds the first one's texts in its tree."""
+    """Runs twice, so that the second run finds the first one's texts in its tree."""
     with start_engine(
         tiny_llama, environment=RACES, **speculation("suffix", 4), **options
     ) as engine:

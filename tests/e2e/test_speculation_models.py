@@ -1,7 +1,7 @@
 """Drafters that run a model change no token: MTP, EAGLE, EAGLE-3, a draft model.
 
 Scheduling is asynchronous, as it is by default: the host prepares a step before it knows which
-drafts were kept.
+drafts were accepted.
 """
 
 from __future__ import annotations

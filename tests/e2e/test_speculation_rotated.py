@@ -1,4 +1,4 @@
-"""Drafts of models whose exports have rotated hidden states (QuaRot): the drafter turns them."""
+"""Drafts of models with rotated hidden states (QuaRot): the drafter reverses the rotation."""
 
 from __future__ import annotations
 

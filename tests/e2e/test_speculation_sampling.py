@@ -1,4 +1,4 @@
-"""Sampling beside drafts: greedy tokens stay whatever a request asks for, and seeds repeat."""
+"""Sampling with drafts: greedy tokens stay the same with every option, and seeds repeat."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PATTERN = r"[0-9]{4}-(a|bc){3,6}\."
 
 
 def generate(engine: EngineProcess, **options: Any) -> list[Any]:
-    """Requests with the options beside some without."""
+    """Requests with and without the options."""
     parameters = [
         SamplingParams(
             **{"temperature": 0.0, "max_tokens": 24 + n, "ignore_eos": True}
@@ -85,7 +85,7 @@ def test_greedy_tokens_stay(feature: str, plain: EngineProcess, speculating: Eng
 def test_synchronous_steps_count_tokens_for_a_minimum(
     plain: EngineProcess, start_engine: StartEngine, tiny_deepseek: Path
 ):
-    """Under asynchronous scheduling vLLM counts drafts that were not kept."""
+    """Under asynchronous scheduling vLLM also counts rejected drafts."""
     asked = {"min_tokens": 24, "stop_token_ids": [326, 722]}
     options = {**speculation("mtp", DRAFTS), **OPTIONS, "async_scheduling": False}
     with start_engine(tiny_deepseek, environment=RACES, **options) as engine:
@@ -121,7 +121,7 @@ def test_what_vllm_cannot_do_with_drafts_is_refused_with_the_request(speculating
 
 
 def test_the_host_waits_no_more_often_than_without_drafts(speculating: EngineProcess):
-    """Once per step: for the tokens, whose number is what the drafter and the next step ask for."""
+    """Once per step: for the tokens, whose number the drafter and the next step need."""
     speculating.on_workers("count_waits_of_steps")
     generate(speculating)
     (steps,) = speculating.on_workers("waits_of_steps")

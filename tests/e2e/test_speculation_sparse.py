@@ -1,4 +1,4 @@
-"""Drafts beside sparse attention: whatever drafts, the tokens stay those of an engine without."""
+"""Drafts with sparse attention: any method leaves the tokens of an engine without drafts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEW_BLOCKS = {"num_gpu_blocks_override": 8, "enable_prefix_caching": True}
 def checkpoints(
     zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Each model with a random layer for further tokens."""
+    """Each model with a random MTP layer."""
     directory = tmp_path_factory.mktemp("sparse_mtp")
     return {name: with_random_mtp(zoo(name), directory / name) for name in (DEEPSEEK, SHARED)}
 

@@ -1,8 +1,8 @@
-"""Speculation in 16 bits on a chip that takes what CANN documents.
+"""Speculation in 16 bits on a chip that accepts only documented calls.
 
-Rows of several tokens of a request are not summed in the order of one row, so that text may go on
-otherwise where 16 bits decide between two tokens. What an engine with drafts says is held against
-transformers like what one without says: each token is the greatest, as far as rounding tells.
+Several rows of a request are summed in another order than one row, so text may differ where 16-bit
+rounding decides between two tokens. An engine with drafts is compared with transformers as one
+without: each token is the greatest up to rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ A2 = "Ascend910B3"
 def wrong_in(
     reference: TransformersReference, outputs: list[list[int]], dtype: torch.dtype
 ) -> list[str]:
-    """Names the tokens that rounding does not explain."""
+    """Names tokens that rounding does not explain."""
     pairs = zip(texts(), outputs, strict=True)
     found = (
         reference.first_difference(text["prompt_token_ids"], tokens, dtype=dtype)

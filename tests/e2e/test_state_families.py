@@ -1,4 +1,4 @@
-"""Families whose layers keep states of other kinds: tokens are those of transformers."""
+"""Families with other kinds of recurrent state: transformers' tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models in 16 bits on a chip that takes what CANN documents, compared with transformers.
+"""Models in 16 bits on a chip that accepts only documented calls, compared with transformers.
 
-Two ways to compute in 16 bits round differently, so that tokens are not compared but the logarithms
-of their probabilities: of every token of the vocabulary, after every token of the prompts.
+Two computations in 16 bits round differently, so logprobs are compared instead of tokens: for the
+whole vocabulary after every prompt token.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def test_logprobs_are_those_of_transformers_in_the_same_dtype(
 def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
     checkpoint: str, dtype: torch.dtype, soc: str, repository: Path, start_engine: StartEngine
 ) -> None:
-    """On text that neither was trained on."""
+    """Scores text that neither model was trained on."""
     directory = repository / "checkpoints" / checkpoint
     text = (repository / "docs" / "architecture.md").read_text()[4000:4240]
     network = TransformersReference(directory, dtype)

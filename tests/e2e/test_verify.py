@@ -1,8 +1,8 @@
-"""The kit for a chip, on virtual NPUs: a run as a whole, and ten planted differences by name.
+"""`vllm-davinci verify` on virtual NPUs: a whole run, and ten planted differences by name.
 
 Differences are planted by public means: a chip's file, settings of the virtual NPU, a plan of
-faults. For a wrong result of one operator and for wrong tokens there are none, so the second report
-is edited by hand.
+faults. No such means exists for a wrong operator result or wrong tokens, so the second report is
+edited.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PLANTED_FAULTS = "launch:aclnnSwiGlu@1+=561003;stream@300+=207000"
 
 
 def verify(directory: Path, *options: str, virtual: tuple[str, ...] = ()) -> Path:
-    """Runs `vllm-davinci verify` on a virtual NPU; the directory, whatever it has found."""
+    """Runs `vllm-davinci verify` on a virtual NPU; returns the directory, whatever was found."""
     command = Path(sys.executable).parent
     # Those of the tests are for tests: SoC `reference`, and a directory for refusals.
     own = {name: value for name, value in os.environ.items() if not name.startswith("VNPU_")}
@@ -128,7 +128,7 @@ def test_ten_planted_differences_are_found_and_named(tmp_path: Path) -> None:
 
 
 def _found(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Difference]:
-    """Differences by name, after two that are planted by hand: a wrong result, wrong tokens."""
+    """Differences by name, after editing in a wrong result and wrong tokens."""
     wrong = findings_of(other)[f"operators/npu_rms_norm/{MODEL}/16 tokens, bfloat16"]
     wrong.update(value=0.31, passed=False)
     for report, tokens in ((one, [[5, 6], [7, 8]]), (other, [[5, 6], [7, 9]])):
@@ -146,7 +146,7 @@ def _constraints_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fitted_is_planted(report: dict[str, Any], planted: Path, fitted: Path) -> None:
-    """A chip's file from the second report has the figures of the planted one."""
+    """A chip's file fitted to the second report has the planted chip's figures."""
     write_chip(fit(report, "ascend910b3"), fitted)
     one, other = (load_machine(str(path), "node-of-8").figures for path in (planted, fitted))
 

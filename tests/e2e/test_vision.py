@@ -1,4 +1,4 @@
-"""Models with an encoder of images: transformers' tokens and features, and a host that never waits.
+"""Models with image encoders: transformers' tokens and features, and no wait of the host.
 
 A layer's own cases are in packages/core/tests/attention/test_encoder.py.
 """
@@ -65,7 +65,7 @@ def start(start_engine: Callable[..., EngineProcess]) -> Callable[..., EnginePro
 
 
 def requests(family: str = "qwen2_5_vl") -> list[Request]:
-    """As vLLM takes them: images of several sizes, none, and where the family can, videos."""
+    """Requests in vLLM's form: images of several sizes, none, and videos if the family has them."""
     cases: list[Any] = [(sizes, []) for sizes in SIZES]
     if vision_zoo.MODELS[family].takes_videos:
         cases += VIDEOS
@@ -141,7 +141,7 @@ def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for
 
 
 def places_of(features: torch.Tensor, rows: torch.Tensor) -> list[int]:
-    """Where rows begin that are these features, to fp32's accuracy."""
+    """Positions of rows that equal these features, to fp32's accuracy."""
     windows = rows.unfold(0, len(features), 1).transpose(1, 2)  # [starts, tokens, hidden_size]
     errors = (windows - features).norm(dim=2) / features.norm(dim=1)
     return (errors.amax(dim=1) < 1e-4).nonzero().flatten().tolist()
@@ -186,7 +186,7 @@ assert functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
 
 @pytest.mark.nightly("planning")
 def test_torchvision_of_the_package_index_is_imported_by_whoever_comes_first():
-    """Built for CUDA, beside a torch without; by transformers, before vLLM is there."""
+    """torchvision built for CUDA beside a CPU torch, imported by transformers before vLLM."""
     subprocess.run([sys.executable, "-c", TORCHVISION_FIRST], check=True, timeout=240)
 
 

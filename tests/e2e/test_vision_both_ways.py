@@ -1,4 +1,4 @@
-"""Gemma3's images and PaliGemma's prompts see each other both ways: tokens, and what is refused."""
+"""Bidirectional attention in Gemma3's images and PaliGemma's prompts: tokens, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families whose encoders vLLM defines alone: transformers' tokens, and no wait of the host.
+"""Families whose encoders vLLM defines itself: transformers' tokens, and no wait of the host.
 
 `nox -s zoo` serves the others.
 """

@@ -1,4 +1,4 @@
-"""A server of models with an encoder of images: data, files, and what is broken."""
+"""A server of models with an image encoder: data, files, and broken input."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(
 
 
 def videos(directory: Path) -> dict[str, tuple[np.ndarray, str]]:
-    """Frames as they are decoded, and the address of each form in which they can come."""
+    """Decoded frames, and the address of each form in which they can be sent."""
     frames = pictures.video(8, 196, 56, seed=3)
     file = directory / "video.mp4"
     content = pictures.mp4(file, frames, fps=VIDEO_FPS)
@@ -130,7 +130,7 @@ NO_PIXELS = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + struct.pack(">II
 
 
 def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
-    """Addresses of images and videos, and what the answer says; `seed` makes others of them."""
+    """Addresses of images and videos, and the answer's text; `seed` varies them."""
     image = encoded(pictures.image(56, 56, seed))
     video = pictures.mp4(directory / "whole.mp4", pictures.video(4, 56, 56, seed), fps=2.0)
     large = pictures.mp4(directory / "large.mp4", np.zeros((2, 600, 600, 3), np.uint8), fps=2.0)
@@ -179,7 +179,7 @@ def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(
 def test_bad_requests_leave_no_memory_behind(
     first: int, requests: int, client: openai.OpenAI, server: ServerProcess, tmp_path: Path
 ):
-    """The server's processes hold no more memory after all of them than after the `first`."""
+    """The server's processes hold no more memory after all requests than after the `first`."""
 
     def resident() -> int:
         return sum(process.memory_info().rss for process in server.processes())

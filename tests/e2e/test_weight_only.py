@@ -1,4 +1,4 @@
-"""Checkpoints of which only the weights are quantized: the tokens of the floats they stand for."""
+"""Weight-only quantized checkpoints: the tokens of the equivalent floats."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_scheme_of_one_file_is_written_checked_and_served(
 
 
 def without(directory: Path, ending: str) -> str:
-    """Takes the first tensor with that ending out of a checkpoint; its name."""
+    """Removes the first tensor with that ending from a checkpoint; returns its name."""
     tensors = load_file(directory / WEIGHTS)
     name = next(name for name in sorted(tensors) if name.endswith(ending))
     del tensors[name]

@@ -1,4 +1,4 @@
-"""A trainer sends a server new weights over HCCL: those of a fresh engine, bit for bit."""
+"""A trainer sends a server new weights over HCCL: a fresh engine's weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_sent_weights_are_those_of_a_fresh_server(
 def check_updates(
     server: ServerProcess, ranks: int, expected: dict[Path, Any], checkpoints: list[Path]
 ) -> None:
-    """Sends each checkpoint in turn, and compares what the server is then."""
+    """Sends each checkpoint in turn, and checks the server's weights and tokens."""
     arguments = [server.url, str(ranks), str(ranks), *map(str, checkpoints)]
     trainer = subprocess.Popen(
         [sys.executable, weight_trainer.__file__, *arguments],

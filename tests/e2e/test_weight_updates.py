@@ -1,4 +1,6 @@
-"""New weights for a running engine: those of a fresh one, bit for bit, where graphs read them."""
+"""New weights for a running engine: a fresh engine's weights, bit for bit, at the graphs'
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ SENT = {"weight_transfer_config": {"backend": "npu_ipc"}}
 
 
 class EngineClient:
-    """vLLM's interface for a trainer, of an engine in another process."""
+    """vLLM's trainer interface for an engine in another process."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
@@ -58,7 +60,7 @@ class EngineClient:
 
 
 class CheckpointSource(WeightSource):
-    """A checkpoint's tensors as a trainer has them on its device."""
+    """A checkpoint's tensors on a trainer's device."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._tensors = weight_buckets.tensors_of(checkpoint)

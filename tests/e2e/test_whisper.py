@@ -1,4 +1,4 @@
-"""Whisper, whose decoder attends to an encoder of sound: tokens, limits, its server."""
+"""Whisper, whose decoder attends to an audio encoder: tokens, limits, server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, request: dict[str, Any], tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: what each token is chosen from, after those before it."""
+        """[tokens, vocabulary]: the logits behind each token, given those before it."""
         waves, rate = request["encoder_prompt"]["multi_modal_data"]["audio"]
         features = self._extractor(waves, sampling_rate=rate, return_tensors="pt").input_features
         prompt = request["decoder_prompt"]["prompt_token_ids"]
@@ -143,7 +143,7 @@ def test_tokens_are_those_of_transformers(
 def test_a_preempted_request_answers_as_one_that_was_not(
     whisper: Path, reference: Reference, start_engine: StartEngine
 ) -> None:
-    """Its encoder runs again, beside those of new requests, in whatever order."""
+    """Its encoder runs again, beside those of new requests, in any order."""
     asked = [request(number, 3.0, 100 + 5 * (number % 6)) for number in range(12)]
     few_blocks = {"kv_cache_memory_bytes": 24 * (256 << 10), "disable_log_stats": False}
     with start_engine(whisper, environment=RACES, **OPTIONS, **few_blocks) as engine:
@@ -201,7 +201,7 @@ def test_what_an_encoder_decoder_does_not_do_is_turned_off_or_refused(
 
 
 def test_another_model_of_this_kind_is_refused_by_name(tmp_path: Path) -> None:
-    """Its configuration here says little more than that: nothing is read before the refusal."""
+    """Its configuration is minimal here: nothing else is read before the refusal."""
     architecture = "NemotronParseForConditionalGeneration"
     transformers.BartConfig(architectures=[architecture]).save_pretrained(tmp_path / "model")
     write_tokenizer(tmp_path / "model")

@@ -27,7 +27,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmConfig]:
-    """A configuration without a model, as the current one. The environment is put back."""
+    """A current configuration without a model. Restores the environment."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
     config = VllmConfig(device_config=DeviceConfig(device="npu"))
     with set_current_vllm_config(config):
@@ -36,7 +36,7 @@ def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmConfig]:
 
 @pytest.fixture
 def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
-    """Process groups of a single rank, which layers ask for while they are built."""
+    """Process groups of a single rank, which layers require at creation."""
     init_distributed_environment(
         world_size=1,
         rank=0,
@@ -59,7 +59,7 @@ def registered(one_rank: None) -> None:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in which nothing is wrong yet, for tests that change copies of it."""
+    """An intact checkpoint, for tests that change copies of it."""
     directory = tmp_path_factory.mktemp("whole")
     write_whole_checkpoint(directory)
     return directory

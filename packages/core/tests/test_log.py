@@ -1,4 +1,4 @@
-"""Which of vLLM's warnings are left out, and that they are still vLLM's."""
+"""vLLM's warnings that are suppressed; all others still appear."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_THE_END = [(name, text) for name, (text, _) in NOT_AT_THE_END.items()]
 def vllm_logs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.LogCaptureFixture]:
-    """Once configured, vLLM's loggers hand nothing on to the root, where pytest listens."""
+    """After configuration, vLLM's loggers pass nothing to the root logger, where pytest listens."""
     logger = logging.getLogger("vllm")
     monkeypatch.setattr(logger, "propagate", False)
     logger.addHandler(caplog.handler)

@@ -272,7 +272,7 @@ def test_steps_of_experts_are_not_divided_by_vllm(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.nightly("planning")
 def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
-    """With no CUDA device to be seen, vLLM takes Triton, where it is installed, for usable."""
+    """Without a visible CUDA device, vLLM considers an installed Triton usable."""
     has_triton = find_spec("triton") is not None
     done = run_program(
         """

@@ -1,4 +1,4 @@
-"""Properties of every operator: a definition, meta functions, streams, errors that name symbols."""
+"""Properties of all operators: definition, meta function, streams, errors that name symbols."""
 
 import inspect
 import os
@@ -60,7 +60,7 @@ print("equal")
 
 @pytest.mark.parametrize("queue", ["1", pytest.param("2", marks=pytest.mark.thorough)])
 def test_stages_keep_their_place_in_torch_npus_queue(queue: str) -> None:
-    """Without a queue: test_stages_run_on_the_current_stream_in_order."""
+    """Runs without a queue: test_stages_run_on_the_current_stream_in_order."""
     done = subprocess.run(
         [sys.executable, "-c", QUEUED],
         env={**os.environ, "TASK_QUEUE_ENABLE": queue},

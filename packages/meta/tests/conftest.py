@@ -18,7 +18,7 @@ RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run_without_device() -> RunPython:
-    """Runs this Python with arguments in a process where no CANN library can be found."""
+    """Runs this Python with arguments in a process that finds no CANN library."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         dropped = {"LD_LIBRARY_PATH", "LD_PRELOAD", "VNPU_ACTIVE", "ASCEND_HOME_PATH"}
@@ -43,7 +43,7 @@ def run_on_vnpu() -> RunPython:
 
 @pytest.fixture
 def pretend_version(tmp_path: Path) -> Callable[[str, str], str]:
-    """Writes installed metadata that is found before the real one; the PYTHONPATH to set."""
+    """Writes metadata that precedes the installed metadata; returns the PYTHONPATH to set."""
 
     def write(distribution: str, version: str) -> str:
         metadata = tmp_path / f"{distribution}-{version}.dist-info"

@@ -1,4 +1,4 @@
-"""Commands of `vllm-davinci`: its own, those of other packages, and those that are missing."""
+"""Commands of `vllm-davinci`: its own, other packages', and missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of tokens with a reference, and forecasts of what a model takes."""
+"""Comparisons of tokens with a reference, and forecasts of a model's needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = 8
 
 
 def reference(tokens: torch.Tensor) -> SimpleNamespace:
-    """A model whose choice after token t is t + 1, and t + 2 is 0.25 behind it."""
+    """A model that chooses t + 1 after token t, with the logit of t + 2 lower by 0.25."""
     logits = torch.zeros(1, tokens.shape[1], WORDS)
     for row, token in enumerate(tokens[0].tolist()):
         logits[0, row, (token + 1) % WORDS] = 2.0

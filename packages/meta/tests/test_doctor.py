@@ -1,4 +1,4 @@
-"""`vllm-davinci doctor` in environments that work and that do not."""
+"""`vllm-davinci doctor` in working and broken environments."""
 
 from __future__ import annotations
 

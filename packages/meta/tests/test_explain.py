@@ -1,4 +1,4 @@
-"""`vllm-davinci explain`: of a server by its metrics, of a step by the engine's own policy."""
+"""`vllm-davinci explain`: for a server by its metrics, for a step by the engine's policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[str], str]]:
-    """Serves a text as /metrics; its address."""
+    """Serves a text as /metrics; returns its address."""
     servers = []
 
     def start(text: str) -> str:
@@ -50,7 +50,7 @@ def serve() -> Iterator[Callable[[str], str]]:
                 self.wfile.write(text.encode())
 
             def log_message(self, *arguments: object) -> None:
-                """Says nothing."""
+                """Logs nothing."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
         Thread(target=server.serve_forever, daemon=True).start()

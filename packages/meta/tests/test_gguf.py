@@ -1,4 +1,4 @@
-"""GGUF files become checkpoints with the same weights; files that are none are told."""
+"""GGUF files become checkpoints with the same weights; invalid files are reported."""
 
 from __future__ import annotations
 

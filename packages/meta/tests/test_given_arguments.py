@@ -1,4 +1,4 @@
-"""Mistakes in arguments are found before torch and vLLM are imported."""
+"""Finds mistakes in arguments before torch and vLLM are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-davinci config`: the table, the answer for programs, and engines that cannot be."""
+"""`vllm-davinci config`: the table, the output for programs, and impossible engines."""
 
 from __future__ import annotations
 

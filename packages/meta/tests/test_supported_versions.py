@@ -1,4 +1,4 @@
-"""Which versions are accepted."""
+"""Tests the accepted versions."""
 
 from __future__ import annotations
 

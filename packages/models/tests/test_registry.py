@@ -1,4 +1,4 @@
-"""Definitions by architecture: classes that are vLLM's in all other respects."""
+"""Definitions by architecture: classes that otherwise equal vLLM's."""
 
 from importlib.metadata import entry_points
 

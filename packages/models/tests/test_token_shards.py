@@ -1,4 +1,4 @@
-"""Shards of rows on real ranks: gathered they are the rows, and sums arrive where they belong."""
+"""Shards of rows on real ranks: gathering restores the rows, and sums reach their owners."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A device that does nothing and writes down the order that is asked of it."""
+"""A device that does nothing and records the requested order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RecordingEvent:
 
 
 class RecordingDevice:
-    """log: what happened in order; `work` adds to it on the stream that is current."""
+    """log: events in order; `work` adds to it on the current stream"""
 
     def __init__(self) -> None:
         self.log: list[str] = []

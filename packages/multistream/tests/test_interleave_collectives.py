@@ -1,4 +1,4 @@
-"""Ubatches in turn: what of a collective another part stands in front of, and who waits for it."""
+"""Ubatches in turn: the order of each collective's parts, and the waits for it."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 class Handle:
-    """A collective under way, which writes down what happens to it."""
+    """A collective in flight, which records its events."""
 
     def __init__(self, seen: list[str], name: str) -> None:
         self.seen, self.name = seen, name

@@ -1,8 +1,7 @@
-"""Random steps on the accelerator that torch finds: in turn, the bits of one after the other.
+"""Random steps on torch's accelerator: interleaved ubatches give the bits of serial ones.
 
-Side streams are slowed down by matrix products, so that work which does not wait as it must reads
-what is not there yet, or what an allocator has given away. Numbers are small integers: no order of
-additions changes a bit.
+Matrix products slow side streams down, so that work with a missing wait reads values too early or
+from reused memory. Numbers are small integers: results do not depend on the order of additions.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Operation = Callable[["Model", torch.Tensor], torch.Tensor]
 
 
 class Work:
-    """Stands for torch.distributed's handle of work on a stream of the library's own."""
+    """Stands for torch.distributed's handle of work on a library's own stream."""
 
     def __init__(self, model: Model, launch: Callable[[], None]) -> None:
         device, current = model.streams.device, model.streams.device.current_stream()
@@ -56,7 +55,7 @@ class Work:
 
 @dataclass
 class Model:
-    """weight: a permutation, so that numbers stay small; slow, scratch: what delays read, write"""
+    """weight: a permutation, so that numbers stay small; slow, scratch: memory of the delays"""
 
     streams: StreamPool
     events: EventPool
@@ -161,7 +160,7 @@ def send_counted_rows(model: Model, x: torch.Tensor, is_used_late: bool = False)
 
 
 def use_counted_rows_late(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """The next one's rows are sent before these have been used, into other memory."""
+    """Sends the next rows before these have been used, into other memory."""
     return send_counted_rows(model, x, is_used_late=True)
 
 

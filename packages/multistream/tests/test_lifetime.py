@@ -9,7 +9,7 @@ from vllm_davinci.multistream.lifetime import KeepAlive
 
 
 class Marked(torch.Tensor):
-    """Says that it is on a device and remembers which streams use it."""
+    """Claims to be on a device and records the streams that use it."""
 
     device = torch.device("meta")
     users: list[object]

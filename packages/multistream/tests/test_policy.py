@@ -1,4 +1,4 @@
-"""Whether a step is split, and why."""
+"""Tests the decision to split a step, and its reason."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where steps are cut."""
+"""Tests where steps are cut."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Waits between streams, on a device that writes them down."""
+"""Waits between streams, on a device that records them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Definitions equal torch's own functions, where torch has one."""
+"""Definitions equal torch's own functions, if torch has them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How many engines a load needs, from two dry-runs' reports."""
+"""Number of engines for a load, from two dry-run reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MS = 10**9
 
 
 def report(*steps: tuple[list[int], int], dp: int = 1, devices: int = 1) -> dict[str, Any]:
-    """A report with steps of these tokens and ms; its cache takes 100 bytes a token."""
+    """A report with steps of these tokens and ms; its cache takes 100 bytes per token."""
     return {
         "modelled": True,
         "world_size": devices,

@@ -1,4 +1,4 @@
-"""The command refuses by name what it cannot do, and a part goes on in another process."""
+"""The command refuses impossible options by name, and a part continues in another process."""
 
 from __future__ import annotations
 

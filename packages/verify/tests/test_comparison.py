@@ -1,4 +1,4 @@
-"""Two reports differ by name: in values, in figures beyond a tolerance, in bounds that are kept."""
+"""Two reports differ by name: in values, in figures beyond a tolerance, in bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chip's file from a report's figures: rates without statics, refused where there are none."""
+"""A chip's file from a report's figures: rates without fixed costs; refused without figures."""
 
 from __future__ import annotations
 

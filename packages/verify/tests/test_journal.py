@@ -1,4 +1,4 @@
-"""A part goes on where its process ended, and tells of the case that ended it."""
+"""A part continues where its process ended, and names the case that ended it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""These tests are of the virtual NPU, whether or not a chip is present: then activate refuses."""
+"""Tests the virtual NPU even if a chip is present: then activate refuses."""
 
 import vllm_davinci.vnpu
 

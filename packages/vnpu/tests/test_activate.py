@@ -1,4 +1,4 @@
-"""Putting vnpu in place: in this process, in children, and when it must refuse."""
+"""Activating vnpu in this process and its children, and when it must refuse."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""C++ programs that are linked with CANN's libraries run over virtual devices."""
+"""C++ programs linked with CANN's libraries run on virtual devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 def run_program(directory: Path, name: str, *options: str) -> str:
-    """Compiles a program with these options and runs it. Returns what it prints."""
+    """Compiles a program with these options and runs it. Returns its output."""
     spec = find_spec("torch_npu")
     assert spec is not None and spec.origin is not None
     headers = Path(spec.origin).parent / "include" / "third_party" / "acl" / "inc"
@@ -41,7 +41,7 @@ def run_program(directory: Path, name: str, *options: str) -> str:
 
 
 def test_a_program_without_python_and_torch_runs_an_operator(tmp_path: Path) -> None:
-    """Its libraries find each other and libtorch: nothing says where those are."""
+    """Its libraries find each other and libtorch without a given path."""
     printed = run_program(
         tmp_path, "add_tensors", "-std=c++17", "-lascendcl", "-lopapi", "-lnnopbase"
     )

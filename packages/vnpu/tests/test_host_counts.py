@@ -1,4 +1,4 @@
-"""Requests of a host to its devices are counted, in a process and for a whole command."""
+"""A host's requests to its devices are counted, per process and per command."""
 
 from __future__ import annotations
 

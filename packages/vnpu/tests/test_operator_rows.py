@@ -1,4 +1,4 @@
-"""The rows of the operator library, as documents and commands read them."""
+"""The operator library's rows, as documents and commands read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vllm_davinci_testing.processes.programs import output_of
 
 
 def test_a_process_without_torch_finds_libtorch_and_lists_all_rows():
-    """As a C++ program does, that is linked with CANN's libraries."""
+    """Loads the library as a C++ program linked with CANN's libraries does."""
     (line,) = output_of(
         """
         import sys

@@ -1,4 +1,4 @@
-"""Calls are counted, and refused ones kept, over all processes that name one directory."""
+"""Counts calls and records refused ones, over all processes with one directory."""
 
 from __future__ import annotations
 

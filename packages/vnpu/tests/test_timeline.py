@@ -1,4 +1,4 @@
-"""Traces: what ran when on which stream, of one process and of several."""
+"""Traces of one or several processes: stream and time of each task."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Slot mapping on the host against the definition."""
+"""Slot mapping on the host, compared with its definition."""
 
 import numpy as np
 import pytest

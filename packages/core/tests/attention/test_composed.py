@@ -1,4 +1,4 @@
-"""Attention in torch's operators against a softmax written out in plain torch."""
+"""Attention composed of torch's operators, compared with a softmax in plain torch."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Attention of encoders against a softmax in plain torch, and where its lengths come from."""
+"""Encoder attention, compared with a softmax in plain torch, and the source of its lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKEND = AttentionBackendEnum.TORCH_SDPA
 
 @pytest.fixture(autouse=True)
 def current_config(vllm_config: object) -> None:
-    """Layers ask for the configuration while they are built."""
+    """Sets the configuration that layers read while they are created."""
 
 
 def reference(
@@ -105,7 +105,7 @@ def test_without_cu_seqlens_each_row_of_the_batch_is_a_sequence(device: torch.de
 
 
 class Encoder:
-    """Blocks that attend one after the other, each to its own set of sequences."""
+    """Blocks that run in series, each with its own set of sequences."""
 
     def __init__(self, sets: list[str]) -> None:
         self.blocks = [(make(2, 64), name) for name in sets]
@@ -123,7 +123,7 @@ class Encoder:
 
 
 class LayerZeroCache(Encoder):
-    """The trap: a process's block 0 keeps the lengths that it was given, for all other blocks."""
+    """Regression: block 0 of a process kept its first lengths for all other blocks."""
 
     kept: ClassVar[dict[str, Any] | None] = None
 
@@ -138,7 +138,7 @@ class LayerZeroCache(Encoder):
 def test_lengths_belong_to_their_tensors_and_not_to_layers(
     is_second: bool, is_trap: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
-    """Windows and whole images in turn, and a second encoder in the same process."""
+    """Windows and whole images alternate, and the process has a second encoder."""
     monkeypatch.setattr(LayerZeroCache, "kept", None)
     kind = LayerZeroCache if is_trap else Encoder
     sets = {"window": [4, 4, 2, 4], "full": [14], "other encoder": [5, 9]}
@@ -184,7 +184,7 @@ def test_what_only_the_device_has_is_read_once(device: torch.device):
 
 
 def test_buffers_larger_than_what_they_hold(device: torch.device):
-    """Ends are repeated after the last sequence; tokens after it are nobody's."""
+    """Ends repeat after the last sequence; later tokens belong to no sequence."""
     x = random_heads(12, 2, 64)
     cu_seqlens = torch.tensor([0, 3, 8, 8, 8], device=device)
     [out] = make(2, 64)(*[x.to(device).unsqueeze(0)] * 3, cu_seqlens=cu_seqlens)

@@ -1,4 +1,4 @@
-"""Metadata comes from host copies; nothing is read from the device."""
+"""Metadata is computed from host copies, without reading from the device."""
 
 import pytest
 import torch

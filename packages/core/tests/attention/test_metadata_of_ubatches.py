@@ -1,8 +1,7 @@
-"""For any requests and cuts, the parts of a step attend to what the whole step attends to.
+"""For any requests and cuts, ubatches attend to the same tokens as the whole step.
 
-vLLM cuts its batch description, our builders make metadata of each part. A row of a step is
-compared by the tokens that it may see, the cache blocks it finds them in, and the slot that it is
-written to.
+vLLM cuts its batch description, and our builders make each part's metadata. Rows are compared by
+their visible tokens, the cache blocks of these, and their own slot.
 """
 
 from collections.abc import Iterable
@@ -37,7 +36,7 @@ class Row(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Requests as (cached tokens, new tokens), decodes first, and where the rows are cut."""
+    """Requests as (cached tokens, new tokens), decodes first, and the rows to cut at."""
 
     requests: list[tuple[int, int]]
     cuts: list[int]

@@ -1,4 +1,4 @@
-"""Attention on the device against a softmax written out in plain torch."""
+"""Attention on the device, compared with a softmax in plain torch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which rows of a step belong to spans, and which keys those see. Tokens: test_vision_both_ways."""
+"""Rows of a step that belong to bidirectional spans, and their visible keys."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which tokens a rank keeps, and what it gives to the others, against a count one by one."""
+"""Tokens that a rank keeps and those that it sends, compared with counting one by one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_token_has_one_slot_on_one_rank(size: int, interleave: int):
 
 
 class Buffer:
-    """Numbers on the host; nothing of them is copied."""
+    """Numbers on the host, without a copy."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         self.np = numbers

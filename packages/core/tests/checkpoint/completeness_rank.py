@@ -1,7 +1,6 @@
 """One rank of test_completeness_ranks.py: `completeness_rank.py SETTING`, a JSON.
 
-Loads each of some checkpoints into the rank's part of a model; prints "said: " and a JSON of what
-was raised.
+Loads several checkpoints into the rank's part of a model; prints "said: " and the errors as JSON.
 """
 
 import json

@@ -23,7 +23,7 @@ ATTENTION = "model.layers.{}.self_attn.{}_proj"
 
 @dataclass
 class Checkpoint:
-    """A small checkpoint that can be spoilt before it is written."""
+    """A small checkpoint that a test may damage before it is written."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""check-model says of checkpoints in the format of compressed-tensors."""
+"""The report of check-model on compressed-tensors checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are made to mislead end a check with a report, and an export with an error."""
+"""Malicious files end a check with a report and an export with an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def write_header(path: Path, header: Any, length: int | None = None) -> None:
 
 
 def spoilt(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    """A place of a JSON value, an odd value, and the whole with that value in that place."""
+    """A position in a JSON value, an odd value, and the whole value with the odd one in that
+    position.
+    """
     keys = content if isinstance(content, dict) else range(len(content))
     for key in list(keys):
         for odd in ODD:
@@ -89,7 +91,7 @@ def spoilt(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 
 def require_an_answer(directory: Path, destination: Path) -> bool:
-    """Neither the check nor an export raises anything but core's errors. Whether it can load."""
+    """Check and export raise only core's errors. Returns True if the checkpoint can load."""
     can_load = check_checkpoint(directory).can_load
     try:
         Exporter(directory, destination, "W8A8_DYNAMIC", torch.bfloat16, {}).run(lambda count: None)

@@ -1,7 +1,7 @@
-"""No tensor of a checkpoint is left out unsaid, and no parameter keeps what memory held.
+"""Every tensor of a checkpoint is loaded or reported, and every parameter is set.
 
-One model is built per kind of checkpoint; then every tensor in turn is removed, renamed, reshaped
-and added to, and stored into it.
+One model is built per kind of checkpoint; then each tensor is removed, renamed, reshaped or
+duplicated in turn, and the result is loaded into it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ WRITTEN = "quant_model_weights-00001-of-00001.safetensors"
 
 
 class Stored:
-    """A small checkpoint, of which spoilt copies are stored into its model."""
+    """A small checkpoint; damaged copies are loaded into its model."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:
         self.directory = directory
@@ -113,7 +113,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 def spoilt(
     stored: Stored,
 ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any] | None, set[str]]]:
-    """The change made, the tensors, the description, and names of which the error has one."""
+    """The change, the tensors, the description, and names of which the error has one."""
     for name, tensor in stored.tensors.items():
 
         def types(**changes: Any) -> dict[str, Any] | None:
@@ -177,12 +177,12 @@ def test_a_tensor_that_is_not_as_the_model_has_it_is_named(
 
 
 def listed(weights: Weights) -> Weights:
-    """All of them, before the first is copied."""
+    """Reads all tensors before it copies the first."""
     return list(weights)
 
 
 def put_together(weights: Weights) -> Weights:
-    """Parts of tensors, as Falcon joins queries, keys and values."""
+    """Joined tensors, as Falcon joins queries, keys and values."""
     return ((name, torch.cat([tensor[:1], tensor[1:]])) for name, tensor in weights)
 
 
@@ -258,7 +258,7 @@ def test_a_shard_that_is_cut_short_is_named(
 def test_scales_as_bits_load_into_a_model_of_either_dtype(
     dtype: torch.dtype, static: Path, one_rank: None, vllm_config: VllmConfig, tmp_path: Path
 ):
-    """ModelSlim writes bits for models whose dtype it does not know."""
+    """ModelSlim stores raw bits for models whose dtype it does not know."""
     register()
     stored = Stored(static, dtype)
     name = "model.layers.0.mlp.down_proj.deq_scale"

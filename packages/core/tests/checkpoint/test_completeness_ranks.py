@@ -1,4 +1,4 @@
-"""A checkpoint that lacks something, or has too much, is refused where several ranks divide it."""
+"""Several ranks refuse a checkpoint that lacks something or has too much."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SPOILT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 def by_expert(tensors: Tensors) -> Tensors:
     """The tensors of a transformers model as released files have them, expert by expert.
 
-    Saving splits experts too, unless something in the process has taken that from transformers.
+    Saving splits experts too, unless another import in the process has disabled it in transformers.
     """
     split: Tensors = {}
     for name, tensor in tensors.items():
@@ -71,7 +71,7 @@ def by_expert(tensors: Tensors) -> Tensors:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The whole one first; its first layer is dense, the second has 8 experts."""
+    """The intact checkpoint first; its first layer is dense, the second has 8 experts."""
     directory = tmp_path_factory.mktemp("checkpoints")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

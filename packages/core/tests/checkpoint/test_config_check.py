@@ -1,4 +1,4 @@
-"""check-model finds a float checkpoint that is not the model of its config.json."""
+"""check-model detects float checkpoints that do not match their config.json."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def llama() -> Shapes:
 
 
 def deepseek() -> Shapes:
-    """The first layer dense, the others of experts."""
+    """The first layer is dense, the others have experts."""
     shapes = outside()
     for number in range(LAYERS):
         layer = f"model.layers.{number}"
@@ -139,7 +139,7 @@ def test_a_whole_model_has_no_finding(model: str, tmp_path: Path):
 
 
 def test_layers_that_were_pruned_of_heads_or_width_are_another_model(tmp_path: Path):
-    """config.json of a kind that is not known to be uniform says nothing of inner sizes."""
+    """A config.json of an unknown kind says nothing about inner sizes."""
     shapes = llama()
     shapes["model.layers.1.mlp.gate_proj"] = shapes["model.layers.1.mlp.up_proj"] = (4, HIDDEN)
     shapes["model.layers.1.mlp.down_proj"] = (HIDDEN, 4)

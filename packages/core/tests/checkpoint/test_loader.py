@@ -1,4 +1,4 @@
-"""Every load format that is served is checked; parts that options leave out may be absent."""
+"""Every supported load format is checked; parts that options omit may be absent."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_load_format_is_checked(load_format: str, qwen2: Path, tmp_path: P
 def test_a_quantized_checkpoint_is_converted_or_refused(
     load_format: str, qwen2: Path, tmp_path: Path
 ):
-    """Descriptions are held against headers of safetensors, which other files do not have."""
+    """Compares descriptions with safetensors headers, which other files lack."""
     register()
     tensors = load_file(qwen2 / "model.safetensors")
     integers = torch.arange(64 * 96).reshape(64, 96) % 16 - 8

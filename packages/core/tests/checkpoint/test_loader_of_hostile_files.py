@@ -1,4 +1,4 @@
-"""A checkpoint that is made to mislead loads as it is, or is refused by the name of a file."""
+"""A malicious checkpoint loads unchanged, or is refused with the name of a file."""
 
 from __future__ import annotations
 

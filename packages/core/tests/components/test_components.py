@@ -1,4 +1,4 @@
-"""Optional components: found by entry point, refused when they do not fit."""
+"""Optional components are found by entry point, and refused if they do not fit."""
 
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
@@ -77,7 +77,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *names: str, role: components.Rol
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets entry points load from this file under the name pytest gave it."""
+    """Lets entry points load from this file under pytest's module name."""
     module = ModuleType(__name__)
     module.__dict__.update(globals())
     monkeypatch.setitem(sys.modules, __name__, module)

@@ -1,4 +1,4 @@
-"""Variables from earlier Ascend plugins are served or reported, never passed over."""
+"""Variables of earlier Ascend plugins are applied or reported, never ignored."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""additional_config: what is accepted, and what the errors say."""
+"""additional_config: accepted values, and the errors' text."""
 
 import pytest
 from hypothesis import given
@@ -213,7 +213,7 @@ def test_graph_sizes_that_are_no_integers_are_an_error(sizes: list[object]):
 
 
 def notes_of(options: dict[str, object]) -> dict[str, str]:
-    """Key in use -> the rest of the sentence about it."""
+    """Current key -> the rest of the sentence about it."""
     told = (note.rstrip(".").split("'") for note in given_options(options).notes())
     return {key: rest.strip() for _, key, rest in told}
 

@@ -1,4 +1,4 @@
-"""Flags of vLLM and variables of other plugins become options, and yield to those given."""
+"""vLLM's flags and other plugins' variables become options, unless these are given."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def config(additional_config: dict[str, Any] | None = None, **parallel: Any) -> 
 
 
 def notes(asked: VllmConfig, environ: dict[str, str] | None = None) -> list[str]:
-    """The sentences about requests; options of overlap that cannot be are told of elsewhere."""
+    """Sentences about requests; test_overlap.py has the impossible overlap options."""
     return [note for note in resolve(asked, environ or {}).warnings if "sequence" not in note]
 
 

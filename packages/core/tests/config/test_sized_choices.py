@@ -1,4 +1,4 @@
-"""Files of durations choose by a step's tokens."""
+"""Step-time tables choose by the number of a step's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of durations of steps: those of another engine are refused by what differs."""
+"""Step-time tables: one for another engine is refused with the differences."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ FASTEST = {"dbo.enabled": True, "dbo.split": "token", "dbo.first_share": 0.53}
 
 
 class Files:
-    """Has the files that it is given, and makes one."""
+    """A provider with given files, which can also make one."""
 
     def __init__(self, found: Path | None, made: Path | None = None) -> None:
         self.found, self.made = found, made
@@ -124,7 +124,7 @@ def costs(asked: VllmConfig, tmp_path: Path) -> Path:
 def resolved(
     asked: VllmConfig, files: Files, monkeypatch: pytest.MonkeyPatch, **options: object
 ) -> Path | None:
-    """The file by which the engine decides, once its options are resolved for a start."""
+    """The file by which the engine decides, after its options are resolved for a start."""
     monkeypatch.setattr(components, "step_costs_provider", lambda: files)
     asked.additional_config = options
     resolve(asked, {}, may_make=True)

@@ -1,4 +1,4 @@
-"""Limits of waits stand in order, whatever the one is that they are shares of."""
+"""Time limits keep their order, whatever the limit from which they are derived."""
 
 from __future__ import annotations
 

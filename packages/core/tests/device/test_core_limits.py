@@ -1,4 +1,4 @@
-"""Vector cores of norms beside another ubatch's collective."""
+"""Vector cores of norms that run beside another ubatch's collective."""
 
 import ctypes
 
@@ -36,7 +36,7 @@ def test_only_what_waits_for_memory_has_the_limit(device: torch.device) -> None:
 
 @pytest.mark.refused_calls
 def test_norms_of_sums_have_it(device: torch.device, vllm_config: VllmConfig) -> None:
-    """Without a core they cannot be launched; with one they compute the same."""
+    """Without a core an operator cannot be launched; with one its result is the same."""
     register()
     norm = RMSNorm(64).to(device)
     x, residual = torch.randn(2, 3, 64).to(device)
@@ -54,7 +54,7 @@ def test_norms_of_sums_have_it(device: torch.device, vllm_config: VllmConfig) ->
 def test_they_have_it_where_a_collective_has_bound_the_thread(
     device: torch.device, vllm_config: VllmConfig
 ) -> None:
-    """To its own stream, of which torch_npu does not tell the operators that follow."""
+    """Limits its own stream, which torch_npu does not report to later operators."""
     register()
     norm = RMSNorm(64).to(device)
     x, residual = torch.randn(2, 3, 64).to(device)

@@ -1,4 +1,4 @@
-"""Cores of workers."""
+"""Binds workers to cores."""
 
 import os
 import subprocess

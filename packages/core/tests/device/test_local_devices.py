@@ -1,4 +1,4 @@
-"""Which device a worker takes, for every way DP ranks share a host."""
+"""The device of each worker, for every way DP ranks can share a host."""
 
 import pytest
 from vllm.config import ParallelConfig

@@ -1,4 +1,4 @@
-"""The message about a KV cache that does not fit, and recorded sizes that are damaged."""
+"""The message about a KV cache that does not fit, and damaged recorded sizes."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_rests_of_split_blocks_are_not_there_for_the_cache(
 
 @pytest.mark.nightly("planning")
 def test_segments_are_expandable_unless_the_user_says_otherwise():
-    """In a process of its own: the setting is that of a whole process."""
+    """Runs in its own process, because the setting applies to a whole process."""
     told = output_of(
         """
         import torch
@@ -93,7 +93,7 @@ def test_segments_are_expandable_unless_the_user_says_otherwise():
     ],
 )
 def test_what_torch_keeps_leaves_room_for_a_workspace(limit: str):
-    """Memory that tensors of other streams have freed, beside a product that needs a workspace."""
+    """Memory freed by tensors of other streams, beside a product that needs a workspace."""
     ended = run_program(
         f"""
         import torch

@@ -1,4 +1,4 @@
-"""Activities that a profiler of a worker records."""
+"""The activities that a worker's profiler records."""
 
 from vllm_davinci.core.device.profiling import profiler_activities
 

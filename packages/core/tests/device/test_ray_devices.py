@@ -28,7 +28,7 @@ def parallel(**changes: Any) -> Any:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many NPUs were asked for, of a cluster that has 8, and one of them in use."""
+    """NPUs requested from a cluster that has 8, one of them in use."""
     asked: list[int] = []
 
     def counts(needed: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The table of chips."""
+"""Tests the table of chips."""
 
 import pytest
 import torch

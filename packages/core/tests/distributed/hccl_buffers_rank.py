@@ -1,7 +1,7 @@
 """One rank of test_hccl_buffers.py: `hccl_buffers_rank.py CHECKPOINT`, torchrun's variables.
 
 Two TP ranks of each of two DP ranks, and two ranks of each expert. Prints the device memory that
-the first collective of each group takes once communicators are made.
+each group's first collective takes after communicators exist.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Which engines hear of each other's end."""
+"""Engines that learn of each other's end."""
 
 import pytest
 from vllm.config import ParallelConfig

@@ -1,4 +1,4 @@
-"""Device memory of communicators is taken before a worker measures what is left."""
+"""Communicators take their device memory before a worker measures the free memory."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The address that HCCL is given where ranks may be on several hosts."""
+"""The address that HCCL gets if ranks may be on several hosts."""
 
 import pytest
 from vllm.config import ParallelConfig

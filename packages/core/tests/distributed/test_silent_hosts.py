@@ -1,4 +1,4 @@
-"""A host that is silent, without power or network, ends the connections that ask for it."""
+"""Connections to a silent host, without power or network, end if they request it."""
 
 import socket
 import time

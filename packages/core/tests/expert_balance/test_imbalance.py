@@ -1,4 +1,4 @@
-"""Imbalance of ranks, by hand."""
+"""Imbalance of ranks, compared with values computed by hand."""
 
 import pytest
 import torch

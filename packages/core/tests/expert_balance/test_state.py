@@ -1,4 +1,4 @@
-"""Tables follow the weights of layers that a thread sends while steps go on."""
+"""Expert tables follow the weights that a thread sends while steps continue."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ BEFORE, AFTER = [0, 1, 2, 3], [3, 1, 2, 0]
 
 
 class Counts:
-    """Loads of a step. `when_cleared` runs in the middle of the step that clears them."""
+    """Loads of a step. `when_cleared` runs inside the step that clears them."""
 
     def __init__(self, when_cleared: Callable[[], None]) -> None:
         self.zero_ = when_cleared
 
 
 class Consumed:
-    """The event of a result that has been moved; the thread goes on when it is recorded."""
+    """The event of a moved result; the thread continues when it is recorded."""
 
     def __init__(self, when_recorded: Callable[[], None]) -> None:
         self.record = when_recorded
@@ -38,7 +38,7 @@ def nothing() -> None:
 
 
 def result(layer: int, when_consumed: Callable[[], None] = nothing) -> AsyncEplbLayerResult:
-    """New places of a layer's experts, none of whose weights has to be copied."""
+    """New slots for a layer's experts that need no copy of weights."""
     none = np.zeros(EXPERTS, dtype=bool)
     metadata = TransferMetadata(~none, none, none, 0, np.array([]), np.array([]))
     return AsyncEplbLayerResult(layer, torch.tensor(AFTER), metadata, Consumed(when_consumed))
@@ -67,7 +67,7 @@ def state(one_rank: None, vllm_config: VllmConfig, device: torch.device) -> NPUE
 
 
 def tables(state: NPUEplbState) -> list[list[int]]:
-    """The place of each expert, by layer, as the device looks it up."""
+    """The slot of each expert, by layer, as the device looks it up."""
     return [table.numbers[:, 0].tolist() for table in state._tables]
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is made to mislead is quantized as it is, or refused by a file's name."""
+"""A malicious checkpoint is quantized unchanged, or refused with a file's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that round-to-nearest writes: close to their source, whole, and loadable."""
+"""Round-to-nearest writes checkpoints that are close to their source, complete and loadable."""
 
 from __future__ import annotations
 

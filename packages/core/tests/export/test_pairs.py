@@ -1,4 +1,4 @@
-"""Scales that move between a pair's modules leave what a model computes as it is."""
+"""Moving scales between a pair's modules leaves the model's results unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model with planted outliers keeps its text within a budget, by moved scales or more bits."""
+"""A model with planted outliers stays within its loss budget, by moved scales or more bits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OUTLIER = 3000.0  # times the other channels
 
 
 def text(rows: int, columns: int) -> torch.Tensor:
-    """int64 [rows, columns]; each token is mostly the one before plus 5, and else any."""
+    """int64 [rows, columns]; most tokens are the previous one plus 5, the others random."""
     steps = torch.full((rows, columns), 5)
     others = torch.rand(rows, columns) < 0.3
     steps[others] = torch.randint(VOCABULARY, (int(others.sum()),))
@@ -47,7 +47,7 @@ def text(rows: int, columns: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the text below, with outliers where its linear layers read."""
+    """A model of the text below, with outliers in the inputs of its linear layers."""
     directory = tmp_path_factory.mktemp("outliers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Options and models that a context divided among ranks does not go with."""
+"""Options and models that exclude context parallelism."""
 
 from __future__ import annotations
 

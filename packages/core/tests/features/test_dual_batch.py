@@ -1,4 +1,4 @@
-"""Dual-batch overlap: what an engine cannot split, and what is told of options."""
+"""Dual-batch overlap: engines that cannot split, and messages about options."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Settings of balanced experts: what vLLM gets, and what is refused by name."""
+"""Expert balancing: the settings that vLLM gets, and what is refused by name."""
 
 from pathlib import Path
 from types import SimpleNamespace

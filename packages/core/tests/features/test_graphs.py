@@ -1,4 +1,4 @@
-"""Which sizes and which graph mode a configuration stands for."""
+"""Graph sizes and graph mode that follow from a configuration."""
 
 import os
 import re
@@ -86,7 +86,7 @@ def test_an_even_sample_keeps_first_and_last():
 
 
 def settle_graph_mode(config: VllmConfig, environ: dict[str, str]) -> list[Setting]:
-    """The changes that the row of graphs makes."""
+    """Changes made by the feature row of graphs."""
     (row,) = FEATURES
     engine = Engine(config, DavinciConfig())
     if row.is_asked(engine):

@@ -1,4 +1,4 @@
-"""Disaggregated prefill: what the start changes, and what it refuses by name."""
+"""Disaggregated prefill: settings that the start changes, and those it refuses by name."""
 
 from __future__ import annotations
 

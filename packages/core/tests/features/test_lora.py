@@ -1,4 +1,4 @@
-"""Adapters that are not served end the start, each with the name of the option."""
+"""Unsupported adapters end the start with the option's name."""
 
 from pathlib import Path
 from typing import Any

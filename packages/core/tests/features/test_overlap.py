@@ -1,4 +1,4 @@
-"""`overlap` stands for single options, and contradicts none that is given."""
+"""`overlap` sets single options, and contradicts none that is given."""
 
 import pickle
 import re
@@ -25,7 +25,7 @@ WHOLE = {"sequence_parallel.enabled": False}
 
 
 class Model:
-    """Properties of a model: DeepSeek's properties, or those of another architecture."""
+    """Properties of a model: DeepSeek's, or another architecture's."""
 
     def __init__(self, is_deepseek: bool, architecture: str) -> None:
         self.use_mla = self.is_moe = is_deepseek
@@ -54,7 +54,7 @@ def applied(
     architecture: str = "LlamaForCausalLM",
     **options: Any,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The options that result, and what is told. Resolved twice: as often as vLLM does."""
+    """The resulting options, and the messages. Resolves twice, as vLLM does."""
     vllm_config.additional_config = {"step_costs": None, **options}
     vllm_config.model_config = Model(is_deepseek, architecture)
     vllm_config.parallel_config.tensor_parallel_size = tp

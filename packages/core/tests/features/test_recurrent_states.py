@@ -1,4 +1,4 @@
-"""Models whose layers keep states: what the start refuses beside them, and what it turns off."""
+"""Models with recurrent state: features that the start refuses or turns off."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def refused(config: Any) -> str:
 
 
 def settle_states(config: Any) -> list[Setting]:
-    """The changes that the row of recurrent states makes."""
+    """Changes made by the feature row of recurrent states."""
     engine, row = Engine(config, DavinciConfig()), FEATURES[0]
     assert row.settle is not None
     if row.is_asked(engine):

@@ -1,4 +1,4 @@
-"""Where each value of an engine's configuration comes from."""
+"""The source of each value in an engine's configuration."""
 
 import pickle
 from pathlib import Path
@@ -154,7 +154,7 @@ def test_a_server_s_engine_derives_the_same_configuration_again(enabled: bool):
 
 
 def test_heads_of_two_sizes_keep_the_platforms_attention(tmp_path: Path):
-    """Where vLLM takes Triton's for them (Gemma 4)."""
+    """A feature for which vLLM takes Triton's kernels (Gemma 4)."""
     transformers.Gemma4TextConfig(
         architectures=["Gemma4ForCausalLM"],
         vocab_size=256,

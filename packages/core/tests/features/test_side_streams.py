@@ -1,4 +1,4 @@
-"""Options for side streams that cannot apply stop the start with the reason."""
+"""Side-stream options that cannot apply end the start with the reason."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Models with sparse MLA: what the start refuses beside them."""
+"""Models with sparse MLA: features that the start refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of models that would give other tokens are refused by name."""
+"""Kinds of models that would give wrong tokens are refused by name."""
 
 from __future__ import annotations
 

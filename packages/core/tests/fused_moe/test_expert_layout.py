@@ -1,4 +1,4 @@
-"""Which ranks hold which experts: the lists, and what does not divide."""
+"""The experts of each rank, and the sizes that do not divide."""
 
 import pytest
 from vllm.config import ParallelConfig

@@ -1,4 +1,4 @@
-"""Placement of experts by a file: a good one is followed, a bad one is named with its field."""
+"""Expert placement from a file: a valid one is applied, an invalid one named with its field."""
 
 import json
 from pathlib import Path

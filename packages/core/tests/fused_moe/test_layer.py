@@ -1,4 +1,4 @@
-"""A whole layer as vLLM's DeepSeek builds it: results, weights, what it launches."""
+"""A whole layer as vLLM's DeepSeek builds it: results, weights, launches."""
 
 import math
 from collections.abc import Callable
@@ -174,7 +174,7 @@ def test_launches_per_layer_stay_in_the_budget(vllm_config: VllmConfig):
 
 @pytest.fixture
 def beside_layer(vllm_config: VllmConfig) -> Callable[[], DeepseekV2MoE]:
-    """Makes another layer, whose shared experts are on a stream of their own."""
+    """Makes a second layer, whose shared experts run on their own stream."""
 
     def make() -> DeepseekV2MoE:
         vllm_config.compilation_config.static_forward_context.clear()

@@ -1,4 +1,4 @@
-"""Layers of experts whose weights come in the format of compressed-tensors."""
+"""Expert layers whose weights are in the compressed-tensors format."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def registered(one_rank: None) -> None:
 
 
 def compressed_layer(strategy: str, dynamic: bool) -> Any:
-    """A layer of compressed-tensors experts, int8, with such activations."""
+    """A layer of compressed-tensors experts with int8 weights and activations."""
     int8 = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
         "targets": ["Linear"],

@@ -1,4 +1,4 @@
-"""The fastest way to the experts, by the durations of an engine's steps."""
+"""The fastest dispatch method, by an engine's step-time table."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def costs(tmp_path: Path) -> MethodCosts:
 
 
 def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -> CommunicationRule:
-    """The rule of two DP ranks, each with two TP ranks, whose decodes have up to 16 tokens."""
+    """The rule for two DP ranks of two TP ranks each, whose decodes have up to 16 tokens."""
     layout = ExpertLayout(4, 1)
     return CommunicationRule(forced, layout, 2, 2, 16, "none", overlapped=True, costs=costs)
 

@@ -1,4 +1,4 @@
-"""Ways between the ranks of experts: what is asked for, what is chosen and why."""
+"""Dispatch methods: the requested, the chosen one, and the reason."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Replicas of experts: which rows choose which, and what is counted of them."""
+"""Replicas of experts: the rows that select each, and their counts."""
 
 from collections.abc import Sequence
 

@@ -23,7 +23,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def defined_choice(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and experts of each token, as the definition says."""
+    """Weights and experts of each token, by definition."""
     scores = logits.float().softmax(-1) if rule.scoring == "softmax" else logits.float().sigmoid()
     bias = rule.correction_bias
     choice = scores if bias is None else scores + bias
@@ -194,7 +194,7 @@ def test_zero_experts_return_their_token_and_the_others_get_its_rows(
 def routed(
     experts: Experts, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
-    """The stage as a layer without communication runs it."""
+    """Runs the stage as a layer without communication does."""
     dispatcher = LocalDispatcher()
     tokens = dispatcher.dispatch(SelectedTokens(x, topk_weights, topk_ids), experts)
     results = experts(tokens.rows, tokens.tokens_per_expert, tokens.scales)
@@ -202,7 +202,7 @@ def routed(
 
 
 class Stage:
-    """Experts with random weights, and what they compute by definition."""
+    """Experts with random weights, and their results by definition."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         def weight(*shape: int, seed: int) -> torch.Tensor:

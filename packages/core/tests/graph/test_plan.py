@@ -1,4 +1,4 @@
-"""Resources that graphs take of a device, and the device's limits."""
+"""Device resources that graphs take, and the device's limits."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""An attention block whose steps are captured once and replayed: the bits of eager steps."""
+"""An attention block captured once and replayed: the bits of eager steps."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def registered(one_rank: None) -> None:
 
 
 class GraphBlock:
-    """A block with the fixed buffers of a runner, and steps padded to one size."""
+    """A block with a runner's fixed buffers, and steps padded to one size."""
 
     def __init__(self, block: Block, num_requests: int, query_len: int) -> None:
         self.block, self.num_requests, self.query_len = block, num_requests, query_len
@@ -41,7 +41,7 @@ class GraphBlock:
     def run(
         self, step: Step | None, mode: CUDAGraphMode = CUDAGraphMode.FULL, **changes: torch.Tensor
     ) -> torch.Tensor:
-        """Output of the step's own rows. step: None for one of padding alone."""
+        """Output of the step's own rows. step: None for padding only"""
         step = step or []
         common = self.block.common(step or [("nobody", 0)])
         rows = int(common.query_start_loc_cpu[-1])

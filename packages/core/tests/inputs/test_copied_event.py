@@ -1,4 +1,4 @@
-"""The event of a step's inputs is waited for only where there is something to wait for."""
+"""The event of a step's inputs is waited for only if something is pending."""
 
 import torch
 

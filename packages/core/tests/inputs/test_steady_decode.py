@@ -1,4 +1,4 @@
-"""A step that decodes on: what is written again, and what is still there."""
+"""A step that continues all decodes: inputs that are written again, and those still valid."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 
 @pytest.fixture
 def steady() -> SteadyDecode:
-    """For two requests; it prepares nothing here."""
+    """A builder for two requests that prepares nothing."""
     return SteadyDecode(SimpleNamespace(), SimpleNamespace(np=np.zeros(2)), is_async=True)
 
 

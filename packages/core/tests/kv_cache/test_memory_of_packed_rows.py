@@ -1,4 +1,4 @@
-"""Rows of several kinds share one pool as vLLM plans it, and no two of a group the same bytes."""
+"""Rows of several kinds share one pool as vLLM plans it, without overlapping bytes in a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block's keys and values lie in its page, whatever the sizes, and so do a request's states."""
+"""A block's keys and values, or a request's states, lie in its page for all sizes."""
 
 from __future__ import annotations
 

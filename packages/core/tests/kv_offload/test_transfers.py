@@ -1,4 +1,4 @@
-"""Blocks of the device in rows of the host: what is stored is what is loaded."""
+"""Blocks of the device in rows of the host: loading returns what was stored."""
 
 import numpy as np
 import pytest

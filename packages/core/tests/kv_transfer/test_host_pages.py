@@ -1,4 +1,4 @@
-"""Pages on the host: bytes come and go unchanged, and a seal holds for its tokens alone."""
+"""Pages on the host: bytes are unchanged, and a checksum holds only for its own tokens."""
 
 from __future__ import annotations
 

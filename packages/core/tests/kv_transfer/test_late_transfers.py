@@ -1,4 +1,4 @@
-"""Transfers that were given up keep their pages until they end."""
+"""Abandoned transfers keep their pages until they end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vllm_davinci.core.kv_transfer.late_transfers import LateTransfers
 
 
 class Agent:
-    """The two calls of NIXL's agent, with the states that a test sets."""
+    """NIXL's agent with two calls, whose states a test sets."""
 
     def __init__(self) -> None:
         self.states: dict[int, str] = {}

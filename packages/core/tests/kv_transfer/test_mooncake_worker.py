@@ -1,4 +1,4 @@
-"""The end of another engine's worker is noticed by what listens there, and by nothing else."""
+"""Only the listener of another engine's worker notices that worker's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each layer that takes the place of one of vLLM's computes what vLLM's own definition says."""
+"""Each layer that replaces one of vLLM's computes vLLM's own definition."""
 
 import pytest
 import torch
@@ -143,7 +143,7 @@ print([torch.allclose(a.cpu(), b, atol=0.05) for a, b in zip(found, expected)])
 
 @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend910_9391"])
 def test_heads_that_the_operator_does_not_take_are_rotated_all_the_same(soc: str):
-    """32 of 80 entries: the number that is rotated alone would do."""
+    """32 of 80 entries are rotated; the number of rotated entries alone would also pass."""
     assert output_of(PARTLY_ROTATED, VNPU_SOC=soc)[-1] == "[True, True]"
 
 

@@ -1,4 +1,4 @@
-"""A layer fetches for the next one as many bytes as its step may, and the last one waits."""
+"""A layer prefetches as many bytes for the next layer as the step allows; the last layer waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_davinci.core.layers.prefetch import Ahead, PrefetchLimit, WeightPrefet
 
 
 class Scheduler:
-    """Runs side work at once, and remembers what was asked of it."""
+    """Runs side work at once, and records it."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -34,7 +34,7 @@ class Scheduler:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each fetch. A step of decodes has as many tokens as `decodes` says."""
+    """Bytes of each prefetch. decodes: number of tokens in a step of decodes"""
     found: list[int] = []
     monkeypatch.setattr(module, "prefetch", lambda weight, num_bytes: found.append(num_bytes))
     return found

@@ -55,7 +55,7 @@ def streams_of(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def expanded(output: torch.Tensor, streams: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """As transformers' decoder layers write a sublayer's output."""
+    """Writes a sublayer's output as transformers' decoder layers do."""
     if len(weights) == 1:
         post = weights[0].unsqueeze(-1)
         return (streams.float() + post * output.float().unsqueeze(-2)).to(streams.dtype)
@@ -116,7 +116,7 @@ def test_rows_and_columns_sum_to_one_and_the_matrix_is_not_symmetric(device: tor
 
 
 def test_the_first_axis_of_the_matrix_is_summed(device: torch.device):
-    """A matrix that moves stream 0 to stream 1 alone shows the direction."""
+    """A matrix that moves only stream 0 to stream 1, which shows the direction."""
     rule = StreamRule.of_model(configuration("deepseek_v4"))
     comb = torch.zeros(1, 4, 4)
     comb[0, 0, 1] = 1

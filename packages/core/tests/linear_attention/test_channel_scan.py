@@ -1,4 +1,4 @@
-"""The first Mamba's scan on the device against its definition."""
+"""The scan of Mamba 1 on the device, compared with its definition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_states(num_requests: int) -> torch.Tensor:
 
 
 def defined(scan: Scan, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scan as its equation, in fp64, of one request. state: of that request"""
+    """The scan of one request by its equation, in fp64. state: the request's state"""
     state, outputs = state.double(), []
     tokens = zip(*(each.double() for each in scan[:4]), strict=True)
     for value, write, read, steps in tokens:

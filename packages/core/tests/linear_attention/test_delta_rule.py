@@ -1,4 +1,4 @@
-"""The gated delta rule on the device against transformers' and against its definition."""
+"""The gated delta rule on the device, compared with transformers and its definition."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ VALUE_HEADS = KEY_HEADS * REPEATS
 
 
 def random_heads(num_tokens: int, seed: int, alike: float = 0.0, channels: int = 1) -> Heads:
-    """alike:    how much of every key is the same direction, which is what is hard
-    channels: those of a key that decay apart
+    """alike: share of a common direction in all keys, which makes the rule ill-conditioned
+    channels: number of a key's entries that decay separately
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -50,7 +50,7 @@ def random_states(num_requests: int) -> torch.Tensor:
 
 
 def defined(heads: Heads, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rule as its equation, in fp64, of one request. state: of that request"""
+    """The rule for one request by its equation, in fp64. state: the request's state"""
     query, key, value, decay, rate = (each.double() for each in heads)
     state, outputs = state.double(), []
     for q, k, v, g, beta in zip(query, key, value, decay, rate, strict=True):
@@ -64,7 +64,7 @@ def defined(heads: Heads, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 def in_chunks(
     heads: Heads, states: torch.Tensor, lengths: list[int], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of all tokens, and the states after them, both in the order of the requests."""
+    """Outputs of all tokens, and the final states, both in the order of requests."""
     plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
     padded = Heads(
         *(
@@ -94,7 +94,7 @@ def test_chunks_are_the_rule_token_by_token(
 
 
 def test_equal_keys_lose_no_digits(device: torch.device):
-    """A series of powers would have entries of 1e17 there, which cancel."""
+    """A power series would have entries of 1e17 here, which cancel."""
     heads = random_heads(64, 1)
     heads = heads._replace(
         key=heads.key[:1].expand_as(heads.key),
@@ -108,7 +108,7 @@ def test_equal_keys_lose_no_digits(device: torch.device):
 
 
 def test_channels_that_forget_at_once_stay_finite(device: torch.device):
-    """They decay by exp(-1280), whose inverse no fp32 holds."""
+    """States decay by exp(-1280), whose inverse overflows fp32."""
     heads = random_heads(70, 5, channels=KEY_SIZE)
     decay = heads.decay.clone()
     decay[..., ::2] = -20.0

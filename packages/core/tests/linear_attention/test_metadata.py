@@ -1,4 +1,4 @@
-"""Requests of a step are decodes, which have a state and stand first, or else prefills."""
+"""Requests of a step are decodes, which have a state and come first, or prefills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mamba2's scan on the device against transformers' and against its definition."""
+"""Mamba2's scan on the device, compared with transformers and its definition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def random_states(num_requests: int) -> torch.Tensor:
 
 
 def defined(scan: Scan, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scan as its equation, in fp64, of one request. state: of that request"""
+    """The scan of one request by its equation, in fp64. state: the request's state"""
     state, outputs = state.double(), []
     for value, write, read, decay in zip(*(each.double() for each in scan), strict=True):
         state = state * decay.exp()[..., None, None]
@@ -52,7 +52,7 @@ def defined(scan: Scan, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def in_chunks(
     scan: Scan, states: torch.Tensor, lengths: list[int], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of all tokens, and the states after them, both in the order of the requests."""
+    """Outputs of all tokens, and the final states, both in the order of requests."""
     plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
     padded = Scan(
         *(

@@ -1,4 +1,4 @@
-"""States in pages: where they lie, and that nothing beside them is written."""
+"""States in pages: their position, and that no byte outside them is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters' deltas of one step: each row's own, and exact zeros without one."""
+"""LoRA deltas of a step: each row's own, and exact zeros without an adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens of a step are an encoder's."""
+"""Tokens of a step that are an encoder's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Copies and reads of encoders: the same values as without the mode, and no wait."""
+"""Encoders' copies and reads: the values as without the mode, and no wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processes end: an engine's own, and those of the program that uses it."""
+"""How an engine's processes end, and those of the program that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stopped rank is reported once a call has waited for it as long as it may, and not before."""
+"""A stopped rank is reported when a call's wait reaches its limit, and not earlier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOPPED = Fault(1, "host", 4242)
 
 
 class Engine:
-    """An engine as the watch sees it; the thread of the watch sleeps through the test."""
+    """An engine as the watch sees it; the watch's thread sleeps during the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(liveness, "LOOKS_EVERY_S", 3600.0)

@@ -1,4 +1,4 @@
-"""A server's middleware: its words at the start and in answers, and how it ends requests."""
+"""A server's middleware: messages at the start and in answers, and the end of requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answered(status: int, *bodies: str) -> list[dict[str, Any]]:
-    """Sends these bodies through the middleware; the messages that a client gets."""
+    """Sends these bodies through the middleware; returns the messages to the client."""
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -122,7 +122,7 @@ def test_the_log_says_whether_a_key_is_needed(
 
 @pytest.fixture
 def _own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Signals have their handlers back after the test, whose process does not end."""
+    """Restores signal handlers after the test, whose process continues."""
     monkeypatch.setattr(shutdown, "_after", lambda seconds, work: None)
     monkeypatch.setattr(shutdown, "Remains", lambda roots: None)
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -135,7 +135,7 @@ def _own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def ended(
     path: str, *sent: dict[str, Any], drains_s: int = 0, finishes_after_s: float | None = None
 ) -> list[dict[str, Any]]:
-    """A client's view of a request that has sent these messages when SIGTERM comes.
+    """A client's view of a request that has sent these messages when SIGTERM arrives.
 
     finishes_after_s: the request sends its last message by itself
     """

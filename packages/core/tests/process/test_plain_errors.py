@@ -1,4 +1,4 @@
-"""Errors of configuration are one line with what to do; other errors keep their traceback."""
+"""Configuration errors are one line with a remedy; other errors keep their traceback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Setting(BaseModel):
 
 
 def raised(error: BaseException, by: str) -> BaseException:
-    """The error with a traceback that passes through a function of this name."""
+    """The error, with a traceback through a function of this name."""
     names = {"error": error}
     exec(f"def {by}():\n    raise error", names)
     try:

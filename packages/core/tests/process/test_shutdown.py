@@ -1,4 +1,4 @@
-"""Who handles Ctrl-C, what ends with a process, and the status of a server whose engine died."""
+"""The handler of Ctrl-C, what ends with a process, and a server's status after its engine died."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ LIMIT_S = 30.0
 
 
 class Resources:
-    """Those of a client whose engine has died, which tells so when it may."""
+    """Status and output of a client whose engine has died, and which reports it if allowed."""
 
     def __init__(self) -> None:
         self.asked, self.may_tell = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Ranks that fail alike go on, ranks that do not end; between real processes."""
+"""Ranks that fail alike continue, others end; tested with real processes."""
 
 from vllm_davinci_testing.processes.ranks import check_ranks, run_ranks
 

@@ -1,4 +1,4 @@
-"""Tensors of quantized experts that do not fit together, or did not come, are named at load."""
+"""Tensors of quantized experts that are missing or do not fit are named at load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def loader_of(group: str, name: str) -> ExpertTensorLoader:
 def load_into_one_place(
     param: Tensor, loaded: Tensor, name: str, shard: str, expert: int, return_success: bool
 ) -> bool:
-    """As vLLM's: experts of other ranks are left out, shapes must fit."""
+    """Loads as vLLM does: experts of other ranks are omitted, shapes must fit."""
     if expert >= 2:
         return False
     param[expert].copy_(loaded)

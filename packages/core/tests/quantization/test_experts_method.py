@@ -27,7 +27,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 
 
 class Weights:
-    """All experts of a layer, as a checkpoint has them: [experts, out, in] and a scale per out."""
+    """All experts of a layer in a checkpoint's layout: [experts, out, in] and a scale per out."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         g = torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ class Weights:
         )
 
     def expert(self, number: int, integers: Tensor, scale: Tensor) -> Tensor:
-        """Rows that are quantized already through one expert."""
+        """Passes quantized rows through one expert."""
         sums = (integers.long() @ self.gate_up[number].long().t()).float()
         values = sums * self.gate_up_scale[number].float() * scale[:, None]
         gate, up = values.chunk(2, -1)
@@ -75,7 +75,7 @@ def tokens(dtype: torch.dtype, count: int = 17) -> tuple[Tensor, Tensor, Tensor]
 
 
 def routed(experts: Experts, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """The stage as a layer without communication runs it."""
+    """Runs the stage as a layer without communication does."""
     dispatcher = LocalDispatcher()
     tokens = dispatcher.dispatch(SelectedTokens(x, topk_weights, topk_ids), experts)
     results = experts(tokens.rows, tokens.tokens_per_expert, tokens.scales)

@@ -1,4 +1,4 @@
-"""A format of checkpoints in one file is found, converts, checks and serves."""
+"""A checkpoint format in one file is found, converts, checks and serves."""
 
 from __future__ import annotations
 

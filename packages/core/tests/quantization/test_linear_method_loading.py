@@ -1,4 +1,4 @@
-"""Tensors of quantized layers that are missing, misshapen or refused are named at load."""
+"""Missing, misshapen or refused tensors of quantized layers are named at load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWQ's, GPTQ's and compressed-tensors' packed integers become those that layers load."""
+"""Packed integers of AWQ, GPTQ and compressed-tensors are converted to the layers' integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations that stay integers: which layers give them, decided once after loading."""
+"""Integer activations: the layers that produce them, decided once after loading."""
 
 from __future__ import annotations
 

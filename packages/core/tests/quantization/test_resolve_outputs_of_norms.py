@@ -1,4 +1,4 @@
-"""Norms that give integers to the layers behind them, or floats where anything else reads them."""
+"""Norms return integers to quantized layers, or floats if any other layer reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 
 class DynamicNorm:
-    """A provider of operators that has only the quantizing norm, composed of torch_npu's."""
+    """A provider whose only operator is the quantizing norm, composed of torch_npu's operators."""
 
     calls = 0
 
@@ -53,7 +53,7 @@ def dynamic_norm(monkeypatch: pytest.MonkeyPatch) -> DynamicNorm:
 
 
 class StaticNorm:
-    """The norm that quantizes with a given scale, composed of torch_npu's."""
+    """The norm that quantizes with a given scale, composed of torch_npu's operators."""
 
     calls = 0
 
@@ -91,7 +91,7 @@ def quantized_layer(kind: str, export: Exported | None = None) -> LinearBase:
 
 
 def norm_and_values(norm: RMSNorm) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Inputs, and what the norm is of them, with the sum."""
+    """Inputs, and their norm with the sum."""
     x = inputs(torch.bfloat16).npu()
     residual = x.flip(0)
     values, _, total = torch_npu.npu_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)

@@ -1,4 +1,4 @@
-"""Exports with rotated hidden states: what says so, and which drafters cannot read them."""
+"""Exports with rotated hidden states: their marks, and the drafters that cannot read them."""
 
 from __future__ import annotations
 

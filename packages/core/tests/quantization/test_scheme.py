@@ -1,4 +1,4 @@
-"""Schemes by their names: unknown ones and unfinished ones are errors, never another scheme."""
+"""Schemes by name: unknown and incomplete ones are errors, never another scheme."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OURS = sorted(name for name in SCHEMES if SCHEMES[name].__module__.startswith("v
 
 
 class Unfinished(Scheme):
-    """Has a name and tensors, and says nothing of how its layers compute."""
+    """A scheme with a name and tensors, but without linear or experts methods."""
 
     name = "W8A8_NEW"
     parameters = (INT8_WEIGHT,)

@@ -1,4 +1,4 @@
-"""Which quantization an engine takes, from the option and from what the checkpoint carries."""
+"""An engine's quantization, from the option and the checkpoint."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 
 class Exported:
-    """A layer's tensors as parameters take them. All products of `inputs` with it are exact."""
+    """A layer's tensors for its parameters. All products of `inputs` with it are exact."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Exported:
         }
 
     def floats(self, dtype: torch.dtype) -> Tensor:
-        """[out, in], as the product rounds them."""
+        """[out, in], rounded as the product rounds them."""
         wide = self.integers.float().unflatten(1, (self.scale.shape[1], -1))
         values = (wide - self.offset.unsqueeze(2)) * self.scale.to(dtype).float().unsqueeze(2)
         return values.flatten(1).to(dtype)

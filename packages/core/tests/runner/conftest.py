@@ -28,6 +28,6 @@ def _step_of(slots: list[int], computed: list[int], lengths: list[int], prefill:
 
 @pytest.fixture
 def step_of() -> Callable[..., Any]:
-    """Makes the facts of a step from slots, computed tokens, new tokens and lengths of prompts."""
+    """Makes a step's facts from slots, computed tokens, new tokens and prompt lengths."""
     leave_out_uva()
     return _step_of

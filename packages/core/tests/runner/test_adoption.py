@@ -1,4 +1,4 @@
-"""Attributes of a runner that are taken over as vLLM assigns them."""
+"""Attributes of a runner that are replaced when vLLM assigns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks and slots of a step, against a definition that goes token by token."""
+"""Blocks and slots of a step, compared with a definition that works token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings that a step's model gets in place of token ids."""
+"""Embeddings that replace token ids as the input of a step's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions of several dimensions, of prompts and of the tokens after them."""
+"""Positions with several dimensions, of prompts and later tokens."""
 
 from __future__ import annotations
 

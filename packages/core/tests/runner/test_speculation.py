@@ -1,4 +1,4 @@
-"""Numbers of computed tokens, which the device knows first where drafts are rejected."""
+"""Counts of computed tokens, which only the device knows at first if drafts are rejected."""
 
 from __future__ import annotations
 

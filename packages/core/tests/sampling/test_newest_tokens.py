@@ -1,4 +1,4 @@
-"""Tokens that only the device knows: where they are put, and what they exclude."""
+"""Tokens that only the device knows: their positions, and what they exclude."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ VOCABULARY = 50
 def step(
     device: torch.device, requests: list[str], outputs: list[list[int]], before: dict[str, int]
 ) -> Any:
-    """vLLM's input batch, as far as the history reads it. before: request -> what it has sampled"""
+    """The part of vLLM's input batch that the history reads. before: request -> sampled tokens"""
     sampled = torch.tensor(list(before.values()), device=device).unsqueeze(1)
     event = torch.npu.Event()
     event.record()

@@ -1,4 +1,4 @@
-"""Greedy sampling without a copy of the logits to float32: when, and that tokens stay the same."""
+"""Greedy sampling without a float32 copy of the logits: when it applies, and equal tokens."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ ROWS, VOCABULARY = 3, 700
 
 
 def metadata(**changes: Any) -> SamplingMetadata:
-    """Metadata of greedy requests that ask for nothing else."""
+    """Metadata of greedy requests without other options."""
     return greedy_metadata([[] for _ in range(ROWS)], torch.device("npu"), **changes)
 
 
 def logits() -> torch.Tensor:
-    """With two greatest in each row: bfloat16 has few values."""
+    """Each row has two greatest values: bfloat16 has few values."""
     rows = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(3))
     rows[:, 300] = rows[:, 650] = 9
     return rows.to(torch.bfloat16).npu()

@@ -1,6 +1,6 @@
 """The prefill-first scheduler on vLLM's own requests, queues and KV cache manager.
 
-A cache block holds 128 tokens; each prompt below is its number of tokens.
+A cache block holds 128 tokens; prompts below are given as their number of tokens.
 """
 
 import random
@@ -17,7 +17,7 @@ from vllm_davinci_testing.engines.served_scheduler import BLOCK, Served
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def serve(request: pytest.FixtureRequest) -> Callable[..., Served]:
-    """Makes a scheduler: of both kinds, one after the other."""
+    """Makes a scheduler; the test runs with both kinds."""
 
     def make(blocks: int = 100, **options: Any) -> Served:
         return Served(blocks, async_scheduling=request.param, **options)
@@ -228,7 +228,7 @@ def test_aborted_requests_leave_the_queue(serve: Callable[..., Served]):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_load_is_served(seed: int, serve: Callable[..., Served]):
-    """Steps are of one kind, within the budget, and every request gets its tokens."""
+    """Each step is of one kind and within the budget, and every request gets its tokens."""
     generator = random.Random(seed)
     served = serve(generator.randint(14, 30), max_num_batched_tokens=1024, max_num_seqs=6)
     wanted: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Which scheduler a configuration gets, and what its options override."""
+"""The scheduler that a configuration gets, and what its options override."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The warning about drafts in vain."""
+"""The warning if no draft is ever accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of a drafter: which graph a step replays, and what fills it up."""
+"""Passes of a drafter: the graph that each replays, and its padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of drafters, against definitions that go request by request."""
+"""Inputs of drafters, compared with definitions that work request by request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots and lengths on the host where vLLM takes all drafts for kept."""
+"""Slots and lengths on the host, where vLLM assumes that all drafts are accepted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def batch() -> Any:
 
 
 def slots(of: Any, rejected: RejectedDrafts) -> list[int]:
-    """Slots of one new token of each request."""
+    """Slots of one new token per request."""
     map_slots_on_host(of, buffer([0, 1, 2]), buffer([0, 0, 0]), rejected.counts)
     of.block_table.compute_slot_mapping(3, torch.empty(0), torch.empty(3))
     found: list[int] = of.block_table[0].slot_mapping.np[:3].tolist()
@@ -61,7 +61,7 @@ def test_requests_lose_what_was_not_kept_by_the_rows_they_had():
 
 
 def test_slots_are_those_of_the_tokens_there_are():
-    """The trap: as vLLM counts them, b's token would get a slot of another block."""
+    """Regression: by vLLM's counts, b's token would get a slot in another block."""
     of, rejected = batch(), RejectedDrafts(3)
     optimistic = slots(of, rejected)
     with rejected.known(of, NUM_DRAFTS, TOKENS) as counts:

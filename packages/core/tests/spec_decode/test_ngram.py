@@ -1,4 +1,4 @@
-"""Drafts out of the text, against a definition that tries every place."""
+"""Drafts from the text, compared with a definition that tries every position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which drafts are kept, against a definition that goes request by request and draft by draft."""
+"""Accepted drafts, compared with a definition that works request by request and draft by draft."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ends(counts: list[int] = COUNTS) -> torch.Tensor:
 def kept_by_definition(
     counts: list[int], kept: list[bool], tokens: list[int], bonus: list[int], longest: int
 ) -> list[list[int]]:
-    """Each request's tokens up to the first draft that is not kept, or the bonus after all."""
+    """Each request's tokens up to the first rejected draft, or the bonus token after all."""
     rows, number = [], 0
     for count, extra in zip(counts, bonus, strict=True):
         row = []
@@ -44,7 +44,7 @@ def kept_by_definition(
 
 
 def greedy(counts: list[int], seed: int, **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
-    """The stand-in is called by lot. Returns its output, and its input."""
+    """Calls the stand-in with random inputs. Returns its output, and its input."""
     draw = random.Random(seed)
     number, longest = sum(counts), max(counts)
     given: dict[str, Any] = {
@@ -216,7 +216,7 @@ def registered() -> None:
 def test_two_tokens_are_distributed_as_the_target_would_draw_them(
     has_draft_probs: bool, registered: None
 ):
-    """The first token by keeping or recovering, the second by the target after the first one."""
+    """The first token by acceptance or recovery, the second from the target after the first."""
     torch.npu.manual_seed(11)
     generator = torch.Generator().manual_seed(8)
     first = torch.rand(CHOICES, generator=generator).mul(2).softmax(dim=0)

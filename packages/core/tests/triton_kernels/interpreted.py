@@ -1,8 +1,8 @@
-"""Runs vLLM's own Triton kernels in Triton's interpreter, and writes what they were given and did.
+"""Runs vLLM's Triton kernels in Triton's interpreter, and writes their arguments and results.
 
 `python interpreted.py FILE`, in a process of its own with TRITON_INTERPRET=1 and no device: every
-kernel of the V2 runner that has a stand-in and that the interpreter takes, on inputs drawn by lot.
-FILE gets, by kernel, a list of its cases.
+kernel of the V2 runner that has a stand-in and that the interpreter supports, on random inputs.
+FILE gets a list of cases per kernel.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ BLOCK, BLOCKS = 1024, -(-VOCABULARY // 1024)
 
 
 def drafted(draw: Draw, logits: torch.Tensor) -> torch.Tensor:
-    """Tokens of rows: about every other draft is the greatest logit of the row before."""
+    """Tokens of rows: about half of the drafts are the greatest logit of the row before."""
     tokens = torch.where(
         draw.uniform(draw.num_rows) < 0.7,
         logits.argmax(dim=1).roll(1),
@@ -391,7 +391,7 @@ def local_logits_stats(draw: Draw) -> Iterator[Launch]:
 
 
 def rejection(draw: Draw) -> Iterator[Launch]:
-    """Requests are greedy here: what others keep depends on noise of another kind."""
+    """Requests are greedy: sampled results depend on noise of another kind."""
     logits = draw.logits()
     padded = torch.nn.functional.pad(logits, (0, BLOCKS * BLOCK - VOCABULARY), value=-torch.inf)
     maxima, places = padded.view(-1, BLOCKS, BLOCK).max(dim=2)
@@ -471,7 +471,7 @@ def fill_num_accepted(draw: Draw) -> Iterator[Launch]:
 
 
 class Reasoning:
-    """Requests of few kinds of tokens, so that markers of one to three are there by chance."""
+    """Requests with few distinct tokens, so that markers of one to three tokens occur by chance."""
 
     def __init__(self, draw: Draw, sizes: tuple[int, int, int]) -> None:
         self.tokens, self.total = draw.tokens % 3, draw.ints(0, LONGEST - DRAFTS, SLOTS)

@@ -1,4 +1,4 @@
-"""The tokens that a grammar leaves, against a definition that goes token by token."""
+"""Tokens that a grammar allows, compared with a definition that works token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each stand-in against vLLM's own kernel, which Triton's interpreter ran on the same values."""
+"""Each stand-in, compared with vLLM's kernel run by Triton's interpreter on the same values."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def on_npu(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def drawn_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """vLLM's result from the maxima of blocks: the kernel leaves more than it takes."""
+    """vLLM's result from the maxima of blocks: the kernel returns more than vLLM reads."""
     blocks, maxima = arguments[0].cpu(), arguments[2].cpu()
     return [blocks.gather(1, maxima.argmax(dim=1, keepdim=True))]
 
 
 def resampled_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """The same of requests that draw one; greedy ones have theirs where a draft is rejected."""
+    """The same for requests that sample; greedy ones have their token where a draft is rejected."""
     kept, ends, slots = (each.cpu() for each in arguments[11:14])
     row = (ends[:-1] + kept).to(torch.int64)
     draws = (arguments[15].cpu()[slots[row]] != 0) | (row == ends[1:] - 1)
@@ -63,7 +63,7 @@ def resampled_tokens(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def kept_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """How many drafts are kept, and the tokens as far as vLLM takes them from here."""
+    """Number of accepted drafts, and the tokens that vLLM reads from this result."""
     sampled, kept, ends = (arguments[place].cpu() for place in (0, 2, 21))
     place = torch.arange(sampled.shape[1])
     is_read = (place <= kept.unsqueeze(1)) & (place < (ends.diff() - 1).unsqueeze(1))
@@ -71,7 +71,7 @@ def kept_tokens(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def combined(arguments: list[Any]) -> list[torch.Tensor]:
-    """Combines blocks of the vocabulary: of rows that decide on a draft, where it is read."""
+    """Combines blocks of the vocabulary, for rows that decide on a draft."""
     blocks = [arguments[2 * number].cpu() for number in range(5)]
     slots, places, temperatures = (arguments[number].cpu() for number in (15, 16, 17))
     decides = places.roll(-1) != 0
@@ -142,7 +142,7 @@ def test_logits_that_are_no_numbers_are_counted():
 # The kernel of qwen3_vl is not defined here: only where Triton is usable.
 @pytest.mark.parametrize("name", [*STAND_INS, *(each for each in OF_MODELS if "qwen" not in each)])
 def test_a_stand_in_has_the_kernels_parameters(name: str):
-    """Kernels are launched with positional arguments: a release that moves one is seen here."""
+    """Kernels are launched with positional arguments: detects a release that moves one."""
     module, attribute = name.rsplit(".", 1)
     kernel = getattr(importlib.import_module(module), attribute)
     function = getattr(kernel, "fn", None) or getattr(kernel, "func", kernel)

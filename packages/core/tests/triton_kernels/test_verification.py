@@ -1,4 +1,4 @@
-"""Tokens after drafts: their distribution is the target's, whatever the drafter proposes."""
+"""Tokens after drafts have the target's distribution, whatever the drafter proposes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verified(
     temperature: float,
     rates: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Verification of the same step by many requests, whose seeds differ, as vLLM launches it.
+    """Verifies the same step for many requests with different seeds, launched as vLLM does.
 
     target: [DRAFTS + 1, VOCABULARY]; drafter: [DRAFTS, VOCABULARY]; drafts: [REQUESTS, DRAFTS]
     """

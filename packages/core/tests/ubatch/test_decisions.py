@@ -1,4 +1,4 @@
-"""Why a step was split or not: counted, published, and written to the log."""
+"""Reasons why a step was split or not: counted, published, and logged."""
 
 import numpy as np
 import pytest

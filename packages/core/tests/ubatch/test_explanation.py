@@ -1,4 +1,4 @@
-"""Decisions on steps that are only described, with their reasons."""
+"""Decisions for hypothetical steps, with their reasons."""
 
 import json
 import re

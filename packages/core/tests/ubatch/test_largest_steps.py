@@ -1,4 +1,4 @@
-"""The largest steps that an engine can run are within its limits, and as its policy cuts them."""
+"""The largest steps of an engine are within its limits and cut as its policy cuts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_davinci.core.ubatch.splitter import StepSplitter
 
 
 def splitter(ranks: int = 2, query_len: int = 1, **options: Any) -> StepSplitter:
-    """One whose decisions are those of an engine with these options; it has no device."""
+    """A splitter that decides as an engine with these options; it has no device."""
     made = StepSplitter.__new__(StepSplitter)
     made._options = DualBatchConfig(enabled=True, **options)
     made._parallel = SimpleNamespace(tensor_parallel_size=ranks, data_parallel_size=1)

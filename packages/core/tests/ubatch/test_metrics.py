@@ -1,4 +1,4 @@
-"""Overlap decisions reach the metrics endpoint of the front end."""
+"""Overlap decisions appear at the front end's metrics endpoint."""
 
 import resource
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def stat_logger(config: VllmConfig) -> Iterator[OverlapStatLogger]:
 
 
 def counted(registry: CollectorRegistry | None = None) -> dict[str, float]:
-    """Labels -> value, as the endpoint answers."""
+    """Labels -> value, as the endpoint returns them."""
     text = generate_latest(registry or get_prometheus_registry()).decode()
     lines = [line for line in text.splitlines() if line.startswith("davinci:overlap_decisions_t")]
     return {line[line.index("{") : line.index("}") + 1]: float(line.split()[-1]) for line in lines}
@@ -100,7 +100,7 @@ def test_what_another_user_may_write_into_is_not_used(
 
 @contextmanager
 def at_most(limited: int, most: int) -> Iterator[None]:
-    """limited: one of resource.RLIMIT_..., which the system holds this process to"""
+    """limited: a resource.RLIMIT_... that the system enforces on this process"""
     before = resource.getrlimit(limited)
     resource.setrlimit(limited, (most, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Where a step must not be cut: a token would read cache blocks that a later part fills."""
+"""Where a step must not be cut, because a token would read blocks that a later part fills."""
 
 import numpy as np
 import pytest

@@ -123,7 +123,7 @@ def test_slices_cover_the_step_and_padding_belongs_to_the_last(split: Split):
 
 
 class Model:
-    """Takes turns at `communicate`, and remembers what it saw."""
+    """Takes turns at `communicate`, and records what it saw."""
 
     def __init__(self, scheduler: StreamScheduler) -> None:
         self.scheduler = scheduler

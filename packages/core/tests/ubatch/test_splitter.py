@@ -1,4 +1,4 @@
-"""Steps that cannot be cut, because something in them belongs to the step as a whole."""
+"""Steps that cannot be cut because part of them belongs to the whole step."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ def can_be_cut(
     model_kwargs: dict[str, Any] | None = None,
     splits_multimodal_steps: bool = False,
 ) -> bool:
-    """Whether a step of two requests can be cut."""
+    """True if a step of two requests can be cut."""
     batch = SimpleNamespace(
         req_ids=["a", "b"],
         num_reqs=2,

@@ -1,4 +1,4 @@
-"""Attention of captured graphs, whose lengths are replaced before each replay."""
+"""Attention in captured graphs, whose lengths are replaced before each replay."""
 
 from __future__ import annotations
 

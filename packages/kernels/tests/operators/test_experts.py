@@ -23,7 +23,7 @@ def composed(
     down: torch.Tensor,
     first: int,
 ) -> torch.Tensor:
-    """The stage as calls of torch_npu."""
+    """The stage as torch_npu calls."""
     rows, row_of_assignment, counts, _ = torch_npu.npu_moe_init_routing_v2(
         x, topk_ids, active_num=topk_ids.numel(), expert_num=EXPERTS, expert_tokens_num_type=1,
         expert_tokens_num_flag=True, active_expert_range=[first, first + gate_up.shape[0]],
@@ -47,7 +47,7 @@ def chosen(
     is_sigmoid: bool,
     factor: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and experts of each token as calls of torch_npu."""
+    """Weights and experts of each token, as torch_npu calls."""
     scored = logits if bias is None else logits.float()
     if not is_sigmoid and groups == (1, 1):
         return torch_npu.npu_moe_gating_top_k_softmax_v2(scored, k=TOP_K, renorm=1)[:2]
@@ -103,7 +103,7 @@ LOGITS = pytest.mark.parametrize(
 def tokens(
     dtype: torch.dtype, are_logits_wide: bool, with_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Nine, their router logits, the correction bias."""
+    """Nine experts, their router logits, the correction bias."""
     logits = normal(5, torch.float32 if are_logits_wide else dtype, 9, EXPERTS)
     bias = normal(6, torch.float32, EXPERTS) if with_bias else None
     return normal(0, dtype, 9, HIDDEN), logits, bias
@@ -163,7 +163,7 @@ def composed_w8a8(
     weights: list[torch.Tensor],
     first: int,
 ) -> torch.Tensor:
-    """The stage of int8 experts as calls of torch_npu."""
+    """The stage of int8 experts as torch_npu calls."""
     gate_up, gate_up_scale, down, down_scale = weights
     rows, row_of_assignment, counts, scales = torch_npu.npu_moe_init_routing_v2(
         x, topk_ids, active_num=topk_ids.numel(), expert_num=EXPERTS,

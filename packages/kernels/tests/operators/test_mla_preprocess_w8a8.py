@@ -1,4 +1,4 @@
-"""The stage before MLA with int8 projections: torch_npu's launches, bit for bit."""
+"""The stage before MLA with int8 projections equals torch_npu's launches bit for bit."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ print("equal")
 
 @pytest.mark.parametrize("schedule", ["threads", pytest.param("fuzz:1", marks=THOROUGH)])
 def test_weights_may_lie_in_the_matrix_units_own_order(schedule: str) -> None:
-    """On a chip for which torch_npu converts them through aclnn."""
+    """Runs on a chip for which torch_npu converts weights through aclnn."""
     chip = VirtualDeviceConfig(soc="Ascend950PR_9599", races="raise", schedule=schedule)
     assert programs.output_of(TILES, chip)[-1] == "equal"
 
@@ -96,7 +96,7 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
     expected = ops.mla_preprocess_w8a8(*block.arguments(), 2)
 
     def inside(tensor: Tensor) -> Tensor:
-        """The same values as every second column of something larger."""
+        """The same values as every second column of a larger tensor."""
         wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
         wide[..., ::2] = tensor
         return wide[..., ::2]
@@ -115,7 +115,7 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
 def test_a_side_stream_changes_no_bit(
     num_tokens: int, num_decode_tokens: int, q_lora_rank: int | None, is_dynamic: bool
 ) -> None:
-    """Two products in place of one have the same sums of integers."""
+    """Two products instead of one have the same integer sums."""
     made = (torch.bfloat16, q_lora_rank, num_tokens, is_dynamic)
     block, other = (IntegerBlock(*made) for _ in range(2))
     alone = ops.mla_preprocess_w8a8(*block.arguments(), num_decode_tokens)
@@ -147,7 +147,7 @@ print("equal")
 
 @pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2", "fuzz:3"])
 def test_streams_of_the_stage_wait_for_each_other(schedule: str) -> None:
-    """No order that the stage's events allow changes a result, and no access is unordered."""
+    """Any order that the stage's events allow gives the same result, without a race."""
     assert output_of(BESIDE, VNPU_SCHEDULE=schedule, VNPU_RACES="raise")[-1] == "equal"
 
 

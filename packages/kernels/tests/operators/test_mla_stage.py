@@ -22,7 +22,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
-    """The stage as calls of torch_npu."""
+    """The stage as torch_npu calls."""
     num_tokens = block.x.shape[0]
     joint = torch.mm(block.x, block.a_weight)
     if block.q_a_norm is None:
@@ -103,7 +103,7 @@ print("equal")
 
 @pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2", "fuzz:3"])
 def test_streams_of_the_stage_wait_for_each_other(schedule: str) -> None:
-    """No order that the stage's events allow changes a result, and no access is unordered."""
+    """Any order that the stage's events allow gives the same result, without a race."""
     assert output_of(BESIDE, VNPU_SCHEDULE=schedule, VNPU_RACES="raise")[-1] == "equal"
 
 

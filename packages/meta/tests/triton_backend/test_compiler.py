@@ -1,4 +1,4 @@
-"""The backend of Triton that vLLM's V2 runner finds, in processes of their own."""
+"""The Triton backend that vLLM's V2 runner finds, in processes of their own."""
 
 from __future__ import annotations
 

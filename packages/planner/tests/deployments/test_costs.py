@@ -1,4 +1,4 @@
-"""Files of durations for deployments: which rows have one, and which are modelled again."""
+"""Step-time tables for deployments: rows that have one, and those modelled again."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_rows_that_do_not_start_are_left_out(tmp_path: Path):
 
 
 def modelled(options: tuple[str, ...], chip: str, topology: str) -> None:
-    """Writes what a dry-run of a row would: every row is one of the same engine."""
+    """Writes the result of a row's dry-run: all rows have the same engine."""
     figures = load_machine(chip, topology).hash
     content = {
         "engine": {"architecture": "A"}, "world_size": 2,

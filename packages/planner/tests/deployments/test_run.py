@@ -1,4 +1,4 @@
-"""A dry-run of a deployment has figures or a reason, and a line of the page."""
+"""A deployment's dry-run has figures or a reason, and a line on the page."""
 
 import dataclasses
 import json
@@ -89,7 +89,7 @@ def test_a_row_says_what_is_to_come_of_it(
 def test_a_run_that_is_not_as_the_table_says_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The outcomes are there already, so that nothing is run."""
+    """Uses existing outcomes, so that nothing runs."""
     for outcome in (Outcome(NAME, ranks=1), Outcome("gpt-oss-120b-a2-tp4", "too large")):
         path = tmp_path / f"{outcome.name}.outcome.json"
         path.write_text(json.dumps(outcome.to_json()))

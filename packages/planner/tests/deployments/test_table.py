@@ -1,4 +1,4 @@
-"""The table of deployments: every row can be asked for, and says where it is from."""
+"""The table of deployments: every row can be selected, and states its source."""
 
 from collections import Counter
 from collections.abc import Iterator

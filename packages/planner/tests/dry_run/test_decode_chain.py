@@ -1,4 +1,4 @@
-"""Requests that decode together, fewer and fewer of them: lengths, sizes, and what is not found."""
+"""Decreasing numbers of requests that decode together: lengths, sizes, and sizes not found."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def report_of(host_ps: int, waited_ps: int) -> Report:
 
 
 class Engine:
-    """Prefills 64 tokens in a step before anyone decodes; a step takes 10 ps for each request,
-    of which the host waits 4.
+    """Prefills 64 tokens per step before any decode; a step takes 10 ps per request, and the host
+    waits for 4 of them.
 
-    most: requests of one step in which they decode
+    most: maximum number of requests in a decode step
     """
 
     def __init__(self, drafts: int = 0, most: int | None = None) -> None:

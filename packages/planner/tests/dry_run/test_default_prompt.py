@@ -1,4 +1,4 @@
-"""Prompts whose length is not given fit into the context."""
+"""Prompts of unspecified length fit into the context."""
 
 from __future__ import annotations
 

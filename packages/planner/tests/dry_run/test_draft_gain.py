@@ -1,4 +1,4 @@
-"""When drafts pay, from the steps of two dry-runs."""
+"""Tests when drafts pay, from the steps of two dry-runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def options(**changes: Any) -> Namespace:
 
 
 def steps(rows: int, milliseconds: float) -> list[dict[str, Any]]:
-    """Steps of 6, 4, 2 and 1 requests that take so long for each, beside some that do not count."""
+    """Steps of 6, 4, 2 and 1 requests with these times per request, and steps that do not count."""
     shapes = [[100] * 6, *([rows] * size for size in (6, 5, 4, 2, 2, 1)), [rows, rows + 1]]
     return [
         {"tokens": shape, "modelled": {"host_ps": round(len(shape) * milliseconds * 10**9)}}
@@ -31,7 +31,7 @@ def steps(rows: int, milliseconds: float) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The options of the dry-runs that are compared."""
+    """Options of the compared dry-runs."""
     seen: list[list[str]] = []
 
     def report(

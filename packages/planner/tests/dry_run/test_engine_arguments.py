@@ -1,4 +1,4 @@
-"""Options of `vllm serve` in a dry-run: what does nothing and is named, and what cannot be."""
+"""Options of `vllm serve` in a dry-run: those without effect are named, impossible ones refused."""
 
 from pathlib import Path
 

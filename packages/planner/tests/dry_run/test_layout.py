@@ -1,4 +1,4 @@
-"""Layouts of dry-runs: how rows are spread over the ranks of experts."""
+"""Layouts of dry-runs: the distribution of rows over expert ranks."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Which figure moves a step's time most."""
+"""The figure that moves a step's time most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few first layers in the place of all: which, and what follows from their times."""
+"""A few first layers stand for all: which ones, and the times that follow from theirs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_further_layers_add_all_of_them_add():
 
 
 def test_python_hides_behind_all_layers_though_not_behind_few():
-    """Few layers of a large step of decodes end before vLLM's own Python does."""
+    """With few layers, a large step of decodes ends before vLLM's own Python does."""
     python_ps = 4000
     few = [step_of(4), step_of(7)]
     assert [step.with_python(python_ps, hides_host=True) for step in few] == [4212, 4221]
@@ -71,7 +71,7 @@ def test_few_layers_run_all_of_them():
 
 
 class Layered(torch.nn.Module):
-    """A model whose layers are experts of so many bytes, and a part that all steps read."""
+    """A model with expert layers of this size, and a part that all steps read."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_a_stack_measures_few_layers_and_then_runs_all_again():
 
 
 class Ends:
-    """Stands for the prefetches of a model, which end with the last layer that runs."""
+    """Stands for a model's prefetches, which end with the last layer that runs."""
 
     def __init__(self) -> None:
         self.with_layers: list[int | None] = []

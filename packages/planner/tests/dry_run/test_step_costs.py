@@ -1,4 +1,4 @@
-"""Sizes of the steps whose durations decide: more of them where two schedules come close."""
+"""Step sizes in a step-time table: more of them where two schedules are close."""
 
 import itertools
 import json
@@ -13,14 +13,14 @@ from vllm_davinci.planner.dry_run import step_costs
 
 
 class Method(Enum):
-    """Ways to the experts."""
+    """Dispatch methods."""
 
     ONE = "one"
     OTHER = "other"
 
 
 class Explored:
-    """An engine whose steps take what a function of way, ubatches and tokens says."""
+    """An engine whose step times are a function of method, ubatches and tokens."""
 
     can_split = True
     can_shard = can_prefetch = False
@@ -40,7 +40,9 @@ class Explored:
 
 
 class Sharded(Explored):
-    """One whose sequence parallel steps take longer by `lost`, less a quarter of their tokens."""
+    """An engine whose sequence parallel steps take longer by `lost`, minus a quarter of their
+    tokens.
+    """
 
     can_split = False
 
@@ -54,7 +56,7 @@ class Sharded(Explored):
 
 
 def sizes_between(duration: Callable[[str, bool, int], int]) -> list[int]:
-    """Sizes that are modelled between 256 and 1024 tokens."""
+    """Modelled sizes between 256 and 1024 tokens."""
     explored = Explored(duration)
     steps = [step_costs._step(explored, size) for size in (256, 1024)]
     found = list(step_costs._with_sizes_between(explored, steps))

@@ -1,4 +1,4 @@
-"""Files of durations: found by the engine that they are for, while their model is installed."""
+"""Step-time tables are found by their engine, while the model that made them is installed."""
 
 import json
 from itertools import pairwise
@@ -21,7 +21,7 @@ ENGINE = {
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place of this engine's file, where there is none yet."""
+    """The path of this engine's table, which does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = cache_folder() / file_name(ENGINE)
     file.parent.mkdir(parents=True)

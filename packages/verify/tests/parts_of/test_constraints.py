@@ -1,4 +1,4 @@
-"""The calls that a chip is asked about, asked of the virtual NPU: it answers what we believe."""
+"""The virtual NPU gives the expected answers to the calls that a chip is asked about."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps([finding.fields() for finding in found]))
 
 
 def asked(**variables: str) -> list[dict[str, Any]]:
-    """Findings of the part; the first says what is believed of which chip."""
+    """Findings of the part; the first names the chip whose answers are expected."""
     ended = run_alone(ASK, **variables)
     assert ended.status == 0, ended.output[-4000:]
     found: list[dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])

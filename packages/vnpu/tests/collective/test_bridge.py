@@ -1,4 +1,4 @@
-"""Groups over two hosts: the same bits as on one, the same checks, and ends that are named."""
+"""Groups over two hosts: the bits and checks of a single host, and named ends."""
 
 import json
 import re
@@ -120,7 +120,7 @@ def test_a_host_that_dies_is_named_to_all_who_are_left(hosts, tmp_path, end, ran
 
 
 def test_a_rank_that_exits_without_a_word_leaves_its_last_part(hosts, tmp_path):
-    """The end of a process is not the end of what it has sent."""
+    """Messages that a process has sent arrive after its end."""
     program = (
         START
         + """

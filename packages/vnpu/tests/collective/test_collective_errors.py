@@ -1,4 +1,4 @@
-"""Ranks that die, disagree, come late or do not come are named to the others."""
+"""Ranks that die, disagree, are late or absent are named to the others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Under the race detector, ranks whose collectives do not fit together are told which lines."""
+"""Under the race detector, ranks whose collectives do not match get the lines of both."""
 
 import re
 from itertools import pairwise

@@ -1,6 +1,6 @@
-"""Cores that operators may take: of this process on a device, and of streams.
+"""Cores that operators may use: limits of a process on a device, and of streams.
 
-What is accepted and which limit goes first is that of hicann/runtime (api_impl.cc).
+Accepted values and precedence follow hicann/runtime (api_impl.cc).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which device a thread uses."""
+"""Tests which device a thread uses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Errors of devices with CANN's state around them, and the end of tasks that a program gives up.
+"""Device errors in CANN's state model, and the end of abandoned tasks.
 
-The recovery that torch_npu offers is tried through its own functions.
+Recovery is tested through torch_npu's own functions.
 """
 
 import pytest

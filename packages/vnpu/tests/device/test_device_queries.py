@@ -1,4 +1,4 @@
-"""Questions of programs in C to the runtime: versions, features, streams."""
+"""Queries of C programs to the runtime: versions, features, streams."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ print(number.value)
 
 
 def test_nowhere_to_write_is_an_error() -> None:
-    """One of CANN's own examples asks for it."""
+    """One of CANN's examples calls it."""
     assert output_of_calls("print(acl.aclrtGetRunMode(None))") == ["107000"]
 
 

@@ -1,10 +1,10 @@
-"""Handles of events."""
+"""Tests handles of events."""
 
 from vllm_davinci_testing.processes.forked import output_of
 
 
 def test_a_destroyed_event_gives_its_handle_to_none_of_the_next():
-    """torch_npu takes an event off its list only after another thread has destroyed it."""
+    """torch_npu removes an event from its list only after another thread has destroyed it."""
     (distinct,) = output_of(
         """
         import ctypes

@@ -1,4 +1,4 @@
-"""Faults that a plan asks for: they happen where it says, and nothing else changes."""
+"""Planned faults occur where the plan says, and nothing else changes."""
 
 import struct
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Every point at which a program can fail, one after the other.
+"""Injects a fault at every point at which a program can fail.
 
-What holds each time: the answer is the same to the last bit, or the program ends with an error that
-names the cause and a status that is not 0; nobody is left after 30 s beyond the start. A point that
-a run does not come to is an error of the test.
+Each time the answer is the same to the last bit, or the program ends with an error that names the
+cause and a status other than 0; no process is left 30 s after the start-up time. A point that a run
+never reaches is an error of the test.
 """
 
 import struct
@@ -97,14 +97,14 @@ def points_in(directory: Path) -> dict[int, int]:
 
 
 def answers(ended: list[Ended]) -> set[str]:
-    """The lines in which processes that ended well or not gave their answer."""
+    """Lines with the answers of processes, whether or not they succeeded."""
     return {
         line for each in ended for line in each.stdout.splitlines() if line.startswith("answer")
     }
 
 
 def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
-    """Checks what has to hold after a fault, whatever it was."""
+    """Checks what must hold after any fault."""
     outputs = "\n".join(each.output[-3000:] for each in ended)
     assert answers(ended) <= expected, f"{plan}: a wrong answer\n{outputs}"
     if all(each.status == 0 for each in ended):
@@ -117,7 +117,7 @@ def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
 
 
 def counted(program: str, directory: Path) -> tuple[set[str], int]:
-    """The answer of a program of one process, and its points."""
+    """The answer of a one-process program, and its points."""
     ended = run_alone(program, VNPU_FAULTS=f"count:{directory}")
     assert ended.status == 0, ended.output
     return answers([ended]), points_in(directory)[0]
@@ -130,7 +130,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], dict[int, int]]:
-    """The answer of the program of two ranks, and their points."""
+    """The answer of the two-rank program, and their points."""
     directory = tmp_path_factory.mktemp("together")
     ended = run_ranks(TOGETHER, 2, VNPU_FAULTS=f"count:{directory}")
     assert [each.status for each in ended] == [0, 0], ended

@@ -1,4 +1,4 @@
-"""Processes forked before a device is opened compute as new ones do."""
+"""Processes forked before a device is opened compute as new processes do."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_no_child_is_to_be_forked_where_it_would_lose_a_report(tmp_path) -> None
 
 @pytest.mark.nightly("operators")
 def test_a_child_forked_after_the_devices_are_open_is_told_so_at_once() -> None:
-    """Other threads hold locks at a fork now and then: many forks, while one launches."""
+    """Other threads sometimes hold locks at a fork: forks often, while one thread launches."""
     result = run_program(
         PRODUCT
         + """

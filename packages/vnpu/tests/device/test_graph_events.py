@@ -1,4 +1,4 @@
-"""Events beyond a graph, graphs as files."""
+"""Events used outside a graph, and graphs as files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ reads = captured(two, lambda: call("aclrtStreamWaitEventWithFlag", two, passed, 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_graph_waits_for_an_event_that_another_records(seed: int) -> None:
-    """Without the wait some of these orders read first."""
+    """Without the wait, some of these orders would read first."""
     lines = output_of(
         EXTERNAL
         + """

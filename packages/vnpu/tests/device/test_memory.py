@@ -1,4 +1,4 @@
-"""Device memory: sizes of a chip, and errors for what a chip would not forgive."""
+"""Device memory: a chip's sizes, and errors for accesses that a chip would not survive."""
 
 import resource
 
@@ -182,7 +182,7 @@ def test_pinned_memory_is_pinned_and_copies_to_the_device_and_back() -> None:
 
 
 def test_memory_of_the_host_may_be_registered_besides_and_takes_no_empty_range() -> None:
-    """As torch_npu does with memory that the device reads in place."""
+    """Registers memory that the device reads in place, as torch_npu does."""
     assert output_of(
         """
         import ctypes, gc, torch, torch_npu

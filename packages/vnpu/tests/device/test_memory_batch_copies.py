@@ -1,4 +1,4 @@
-"""Copies of many pieces by one call, and devices by number, as transfer engines ask for them."""
+"""Copies of many pieces in one call, and devices by number, as transfer engines use them."""
 
 from vllm_davinci_testing.processes.forked import output_of
 

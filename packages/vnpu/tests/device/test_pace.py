@@ -1,4 +1,4 @@
-"""Artificial durations of tasks, for programs whose overlap is to show on the clock."""
+"""Artificial task times, for programs whose overlap should show in wall time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tensors and events that two processes use, by torch's own way to send them."""
+"""Tensors and events that two processes share by torch's own mechanism."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def get(name):
 
 
 def run_pair(producer: str, consumer: str, place: Path, **variables: str) -> list[list[str]]:
-    """The lines that each program printed; both find `put` and `get`, which pass on objects."""
+    """The lines printed by each program; both have `put` and `get`, which pass objects."""
     programs = [
         EXCHANGE + f"place = pathlib.Path({str(place)!r})\n" + each for each in (producer, consumer)
     ]

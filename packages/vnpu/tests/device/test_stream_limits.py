@@ -1,11 +1,11 @@
-"""How many streams and events a device has, and what they hold on to."""
+"""Numbers of streams and events per device, and the resources that they hold."""
 
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.forked import output_of
 
 
 def test_a_device_has_as_many_streams_as_its_chip() -> None:
-    """Streams of captured graphs are among them from their first replay on."""
+    """Streams of captured graphs count from their first replay."""
     lines = output_of(
         """
         import ctypes, torch
@@ -54,7 +54,7 @@ def test_a_stream_tells_how_it_was_made() -> None:
 
 
 def test_a_device_has_as_many_events_as_its_chip() -> None:
-    """Those that hold one for good; an event of the usual kind holds one until it is reached."""
+    """Events that hold a resource permanently; an ordinary event holds one until it completes."""
     lines = output_of(
         """
         import ctypes, torch

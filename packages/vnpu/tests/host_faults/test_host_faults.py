@@ -1,4 +1,4 @@
-"""Calls of the C library fail, and clocks jump, where a plan says so, in programs of `vnpu run`."""
+"""C library calls fail and clocks jump according to a plan, in programs of `vnpu run`."""
 
 import struct
 import subprocess
@@ -58,7 +58,7 @@ def run(source: str, plan: str, **variables: str) -> subprocess.CompletedProcess
 
 
 def counts_of(source: str, directory: Path) -> list[dict[str, int]]:
-    """How often the processes of a program come to each point."""
+    """Number of times that a program's processes reach each point."""
     assert run(source, f"count:{directory}").returncode == 0
     counts = [struct.unpack("=q6Q", file.read_bytes())[1:] for file in directory.glob("*.host")]
     return [dict(zip(NAMES, each, strict=True)) for each in counts]
@@ -140,7 +140,7 @@ def test_a_wall_clock_that_is_set_changes_nothing(source: str, answer: str, jump
 
 @pytest.fixture(scope="module")
 def calls_of_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """How often the program that uses a device comes to each point."""
+    """Number of times that the program with a device reaches each point."""
     counts = counts_of(DEVICE, tmp_path_factory.mktemp("device"))
     return {name: max(each[name] for each in counts) for name in NAMES}
 

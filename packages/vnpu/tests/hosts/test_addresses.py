@@ -1,4 +1,4 @@
-"""Which address of a host other hosts are told."""
+"""The address of a host that other hosts get."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where ranks meet: who is missing is named, and strangers do not get in."""
+"""Meeting of ranks: missing ranks are named, and strangers are rejected."""
 
 import threading
 import time

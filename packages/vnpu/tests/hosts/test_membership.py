@@ -1,4 +1,4 @@
-"""Only who knows the secret of a group is taken for a member of it."""
+"""Only a process that knows a group's secret is accepted as a member."""
 
 import threading
 
@@ -11,7 +11,7 @@ LIMIT_S = 20.0
 
 
 def outcomes(secrets: list[bytes]) -> list[str]:
-    """Lets ranks with these secrets prove themselves to each other; what comes of it for each."""
+    """Lets ranks with these secrets authenticate each other; returns each one's outcome."""
     store, found = HashStore(), ["nothing"] * len(secrets)
 
     def run(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Rank tables: what is read of them, and what is refused."""
+"""Rank tables: the values that are read, and the tables that are refused."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Steps that a program marks, from aclprof's functions to the timeline."""
+"""Steps marked by a program, from aclprof's functions to the timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`msprof` of vnpu's toolkit: what it makes of recorded tasks, and of what is no profile."""
+"""`msprof` of vnpu's toolkit: its output for recorded tasks, and for invalid profiles."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Calls outside what CANN documents are refused, with its status, the argument and the rule."""
+"""Calls outside CANN's documents are refused with its status, the argument and the rule."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_call_outside_the_documents_is_refused(number: int, case: Case) -> Non
 
 
 def at_edges(row: Constraint) -> dict[str, str]:
-    """The answers to calls at a rule's edges, by the value at the edge."""
+    """Answers to calls at a rule's edges, by the value at the edge."""
     edge = first_phase.AT_EDGES
     said: dict[str, dict[str, str]] = answers(*place_of(row), edge)[edge]
     return said.get(key_of(row), {})
@@ -64,7 +64,7 @@ def rules_of(operator: str) -> list[Constraint]:
 
 
 def has_case(row: Constraint) -> bool:
-    """Whether a call that is written by hand breaks the rule."""
+    """True if a handwritten call breaks the rule."""
     return any(
         f"aclnn{case.operator}" == row.operator
         and case.argument.replace("_", "").lower() == row.argument.replace("_", "").lower()
@@ -76,7 +76,7 @@ def has_case(row: Constraint) -> bool:
 
 @pytest.mark.parametrize("operator", LEGAL)
 def test_calls_that_break_a_rule_are_refused_by_it(operator: str) -> None:
-    """Calls are made from the rule; one is written by hand where another rule comes first."""
+    """Calls that break the rule, made from it; handwritten if another rule comes first."""
     for row in rules_of(operator):
         if not breaking(row, LEGAL[operator]):
             continue
@@ -148,7 +148,7 @@ ELSEWHERE |= {
 @AT_NIGHT
 @pytest.mark.parametrize("operator", LEGAL)
 def test_calls_at_the_edge_of_a_rule_pass(operator: str) -> None:
-    """Calls are made from the rule: each dtype that it lists, the least and the most sizes."""
+    """Calls at the rule's edges, made from it: each listed dtype, smallest and largest sizes."""
     refused = set()
     for row in rules_of(operator):
         for value, said in at_edges(row).items():
@@ -177,7 +177,7 @@ WITHOUT_A_CALL = {("GroupedMatmulWeightNz", "weight"), ("QuantMatmulWeightNz", "
 
 
 def test_every_rule_has_a_call_of_its_own() -> None:
-    """One that breaks it, or one at its edge."""
+    """A call that breaks the rule, or one at its edge."""
     bare = {
         (operator, row.argument)
         for row in constraints()

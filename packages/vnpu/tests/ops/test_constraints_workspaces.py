@@ -1,4 +1,4 @@
-"""Workspaces of operators are memory like any other: there, large enough, and of one stream."""
+"""Operators' workspaces are ordinary memory: present, large enough, and of one stream."""
 
 from __future__ import annotations
 

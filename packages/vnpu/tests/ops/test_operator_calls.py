@@ -1,4 +1,4 @@
-"""Each operator that layers call equals its definition, in the sizes of small models."""
+"""Each operator that layers call equals its definition, in small models' sizes."""
 
 import pytest
 

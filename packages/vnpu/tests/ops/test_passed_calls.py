@@ -1,4 +1,4 @@
-"""A call like one that has passed is not checked again, and one that differs in anything is."""
+"""A call equal to one that passed is not checked again; any difference is checked."""
 
 from __future__ import annotations
 

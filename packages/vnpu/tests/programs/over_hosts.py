@@ -1,7 +1,7 @@
 """Every collective, in every dtype: prints a digest of each result, on any number of hosts.
 
-Arguments: how many sizes of each. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets
-them; LOCAL_RANK is the device's number on its host.
+Argument: number of sizes per collective. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun
+sets them; LOCAL_RANK is the device's number on its host.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ def move_unequal(size: int) -> None:
 
 
 def send_around(size: int) -> None:
-    """To the next rank and from the one before, on one host and over the border."""
+    """Sends to the next rank and receives from the previous one, within and across hosts."""
     x = torch.empty(size).npu()
     operations = [
         dist.P2POp(dist.isend, values(size, torch.float32, 9), (rank + 1) % world),

@@ -1,4 +1,4 @@
-"""The race detector: it finds every kind of planted race, and is silent on correct programs."""
+"""The race detector finds every kind of planted race, and reports none in correct programs."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The race detector: memory that is freed while launches may still use it."""
+"""The race detector: memory freed while launches may still use it."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_raise_keeps_memory_that_a_launch_may_use() -> None:
 
 @pytest.mark.parametrize("queue", ["0", "1"])
 def test_torch_npu_waits_before_it_frees(queue: str) -> None:
-    """Segments that its allocator gives back, and a workspace that grows."""
+    """Segments returned by the allocator, and a growing workspace."""
     done = run_to_exit(
         """
         import torch

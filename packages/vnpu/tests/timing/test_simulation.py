@@ -1,4 +1,4 @@
-"""The model's fluid sharing against an independent solution in exact fractions."""
+"""The model's resource sharing, compared with an independent solution in exact fractions."""
 
 import math
 import random
@@ -58,7 +58,7 @@ def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
 
 
 class Way(NamedTuple):
-    """The way to a point: when its newest task ended, and tasks since the ranks of a turn met."""
+    """A path to a point: the end of its newest task, and tasks since the ranks of a turn met."""
 
     ready: Fraction = Fraction(0)
     tasks: dict[int, int] = {}  # noqa: RUF012  never written to
@@ -74,7 +74,7 @@ class Way(NamedTuple):
 
 
 class Ways:
-    """The way of each stream, as its tasks begin and end."""
+    """The path of each stream, as its tasks begin and end."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
@@ -82,7 +82,7 @@ class Ways:
         self.after_task: dict[int, Way] = {}
 
     def wait_for_ranks(self, i: int, now: Fraction) -> Fraction:
-        """How long task `i`, which begins now, waits for the last rank."""
+        """Time that task `i`, which begins now, waits for the last rank."""
         task = self.tasks[i]
         way = self.of_stream[task.stream]
         for earlier in task.after:
@@ -93,7 +93,7 @@ class Ways:
         return max(Fraction(0), apart - since)
 
     def leave(self, i: int, now: Fraction) -> None:
-        """Task `i` ends now."""
+        """Ends task `i` now."""
         task = self.tasks[i]
         way = self.of_stream[task.stream]
         way = way.after_meeting(now, task.turn) if task.turn else way.after_task(now)
@@ -101,8 +101,9 @@ class Ways:
 
 
 class Queues:
-    """The hardware queues. A stream without one takes a new one, else that of the stream whose
-    newest task ended first, at a price."""
+    """The hardware queues. A stream without a queue takes a new one, or at a cost the queue of the
+    stream whose newest task ended first.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -110,7 +111,7 @@ class Queues:
         self.at_work: set[int] = set()
 
     def price(self, stream: int) -> Fraction | None:
-        """Time that beginning on this stream costs; None: all queues are at work."""
+        """Time that a begin on this stream costs; None: all queues are busy."""
         if self.most == 0 or stream in self.ended or len(self.ended) < self.most:
             return Fraction(0)
         return Fraction(CHANGE) if self.ended.keys() - self.at_work else None
@@ -129,7 +130,7 @@ class Queues:
 
 
 class Solution:
-    """Begin and end of each task, in exact picoseconds; None: not yet."""
+    """Begin and end of each task, in exact picoseconds; None: not yet known."""
 
     def __init__(self, tasks: Sequence[Task], num_queues: int) -> None:
         self.tasks = tasks
@@ -187,7 +188,7 @@ class Solution:
         self.queues.leave(self.tasks[i].stream, self.now)
 
     def settle(self) -> None:
-        """Begins and ends what can begin and end now."""
+        """Begins and ends all tasks that can begin or end now."""
         changed = True
         while changed:
             changed = False
@@ -200,7 +201,7 @@ class Solution:
                     self.leave_phase(i)
 
     def go_on(self) -> None:
-        """To the next time at which something changes."""
+        """Advances to the next time at which something changes."""
         running = [i for i in range(len(self.tasks)) if self.is_under_way(i)]
         working = [i for i in running if not self.fixed[i]]
         busy = {i: self.tasks[i].phases[self.phase[i]].busy for i in working}

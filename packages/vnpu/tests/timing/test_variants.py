@@ -1,4 +1,4 @@
-"""The same program on machines whose assumed figures lie elsewhere in their ranges."""
+"""The same program on machines with other values of the assumed figures."""
 
 from __future__ import annotations
 

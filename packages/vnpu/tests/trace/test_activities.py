@@ -1,4 +1,4 @@
-"""Rows of the device in torch's profiler, through libmspti."""
+"""The device's rows in torch's profiler, through libmspti."""
 
 from __future__ import annotations
 

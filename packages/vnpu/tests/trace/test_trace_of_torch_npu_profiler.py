@@ -1,4 +1,4 @@
-"""torch_npu.profiler: the device's rows in its files, which it has from `msprof`."""
+"""torch_npu.profiler: the device's rows in its files, which come from `msprof`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory in which the program's profiles and what it printed are."""
+    """The directory with the program's profiles, and its output."""
     place = tmp_path_factory.mktemp("profiles")
     program = PROGRAM.replace("DIRECTORY", repr(str(place / "first")))
     done = run_program(

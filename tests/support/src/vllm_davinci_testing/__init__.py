@@ -1,1 +1,1 @@
-"""Support that tests of several packages share. README.md says what lies where."""
+"""Support shared by tests of several packages. README.md lists its parts."""

@@ -1,4 +1,4 @@
-"""A lane takes files one after the other, runs their tests and sends what they report."""
+"""A lane runs the tests of one file after another and sends their reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vllm_davinci_testing.times import Clock
 
 
 def relative(path: Path, config: pytest.Config) -> str:
-    """A file as node ids name it."""
+    """A file in the form of node ids."""
     return os.path.relpath(path, config.rootpath)
 
 
@@ -69,14 +69,14 @@ def _run_items(session: pytest.Session, sender: _Sender, stop: Any) -> None:
 
 
 class _NoReporter:
-    """In place of pytest's terminal reporter, for what asks for a terminal writer."""
+    """Replaces pytest's terminal reporter for plugins that request a terminal writer."""
 
     def __init__(self) -> None:
         self._tw = TerminalWriter(Path(os.devnull).open("w"))  # noqa: SIM115 - for good
 
 
 class _Sender:
-    """A plugin of a lane: sends what it collects and what its tests report."""
+    """A lane's plugin: sends its collected tests and their reports."""
 
     def __init__(self, config: pytest.Config, connection: Connection) -> None:
         self._config = config
@@ -86,7 +86,7 @@ class _Sender:
         self._folders: dict[Path, pytest.Collector] = {}
 
     def items(self, session: pytest.Session) -> Iterator[pytest.Item]:
-        """The tests of one file after the other, each asked for when the last one's are through."""
+        """Tests of one file after another; requests the next file when one is done."""
         selection = self._config.pluginmanager.get_plugin("davinci-selection")
         while file := self._ask():
             path, arguments, done = file
@@ -119,13 +119,13 @@ class _Sender:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """All files have the same nodes of folders, which hold the fixtures of conftests."""
+        """All files share the nodes of folders, which hold the fixtures of conftests."""
         node = yield
         return node if node is None else self._folders.setdefault(path, node)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None]:
-        """pytest drops conftests of folders that a collection has not reached; later files may."""
+        """pytest drops conftests of folders outside a collection; later files may need them."""
         pending = session._fixturemanager._pending_conftests
         kept = dict(pending)
         yield

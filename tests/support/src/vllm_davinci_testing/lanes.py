@@ -2,8 +2,8 @@
 
 `--lanes N` imports once what all engines need, then forks N lanes, and each lane a fork server. A
 lane takes one file at a time, the longest ones first, and collects nothing else; so no file waits
-for another lane. What a lane reports is replayed here file by file: the terminal, `--durations`,
-`-x`, `--lf`, `--junitxml` and the exit status are those of a run without lanes.
+for another lane. Lanes' reports are replayed here file by file: the terminal, `--durations`, `-x`,
+`--lf`, `--junitxml` and the exit status are as without lanes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def test_files(config: pytest.Config) -> dict[Path, list[str]]:
-    """The files that a run's arguments name or contain, each with the arguments that name it."""
+    """The files that a run's arguments name or contain, each with these arguments."""
     files: dict[Path, list[str]] = {}
     for argument in config.args:
         path = Path(os.path.abspath(config.invocation_params.dir / argument.split("::")[0]))
@@ -57,7 +57,7 @@ def _files_below(folder: Path, config: pytest.Config) -> Iterator[Path]:
 
 
 class Lanes:
-    """Replaces pytest's collection and its loop over tests, in the process that was started."""
+    """Replaces pytest's collection and test loop, in the started process."""
 
     def __init__(self, config: pytest.Config, count: int) -> None:
         self._config = config
@@ -131,7 +131,7 @@ class Lanes:
             lane.take(kind, values)
 
     def _replay(self, session: pytest.Session, lane: _Lane, file: str) -> None:
-        """Hands what a file's tests reported to this process's plugins."""
+        """Passes a file's test reports to this process's plugins."""
         hook, config = self._config.hook, self._config
         reports = lane.reports.pop(file, [])
         has_run = any(kind == "runtest_logstart" for kind, *_ in reports)
@@ -161,7 +161,7 @@ class Lanes:
             reporter.write(place, flush=True)
 
     def _ended(self, session: pytest.Session, lane: _Lane) -> None:
-        """A lane's process has ended: because no file is left, or because a test ended it."""
+        """Handles the end of a lane's process: no file is left, or a test ended it."""
         del self._lanes[lane.connection]
         lane.process.join(END_LIMIT_S)
         lane.connection.close()
@@ -187,7 +187,7 @@ class Lanes:
             self._start(session, lane.number)
 
     def _end(self, session: pytest.Session) -> None:
-        """Ends lanes that still run: each after its test, and at once past the limit."""
+        """Ends running lanes: each after its test, and immediately past the limit."""
         self._stop.set()
         deadline = monotonic() + END_LIMIT_S
         for connection, lane in self._lanes.items():
@@ -201,7 +201,7 @@ class Lanes:
 
 
 class _Lane:
-    """A lane as the process that was started sees it.
+    """A lane as seen by the started process.
 
     files:    those that it has taken, with their arguments and the cases of them that are done
     reports:  what their tests reported, by file

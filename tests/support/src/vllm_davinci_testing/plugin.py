@@ -1,4 +1,4 @@
-"""The pytest plugin of this repository: what runs need, their cases and times.
+"""This repository's pytest plugin: requirements of runs, selected cases, times.
 
 The root's pyproject.toml loads it (`-p vllm_davinci_testing.plugin`), before any test or conftest
 imports torch.
@@ -103,16 +103,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def let_children_be_interrupted() -> None:
-    """Undo an ignored Ctrl-C, which `nohup pytest &` inherits and every child would inherit too.
+    """Restores Ctrl-C if it is ignored, as under `nohup pytest &`, because children inherit that.
 
-    Programs that tests interrupt must behave as if they were started from a terminal.
+    Programs that tests interrupt must behave as when started from a terminal.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def use_virtual_npus_without_a_chip() -> None:
-    """torch imports torch_npu, which needs CANN's libraries: a chip's, or else vnpu's."""
+    """torch imports torch_npu, which needs CANN's libraries: a chip's or vnpu's."""
     if find_spec("vllm_davinci") is None or find_spec("vllm_davinci.vnpu") is None:
         return
     from vllm_davinci.vnpu import ActivationError, activate
@@ -124,7 +124,7 @@ def use_virtual_npus_without_a_chip() -> None:
 
 
 def repeat_property_tests(examples: int) -> None:
-    """A property that fails on one machine fails on all."""
+    """Makes properties deterministic: one that fails on one machine fails on all."""
     if find_spec("hypothesis") is None:
         return
     from hypothesis import HealthCheck, settings
@@ -141,7 +141,7 @@ def repeat_property_tests(examples: int) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Collections of garbage leave out what all test modules have imported."""
+    """Excludes all test modules' imports from garbage collection."""
     if not session.config.getoption("lanes"):
         gc.collect()
         gc.freeze()
@@ -152,7 +152,7 @@ def pytest_unconfigure() -> None:
 
 
 class TestClock:
-    """Measures each test, with what other plugins do around it."""
+    """Measures each test, including other plugins' work for it."""
 
     __test__ = False
 
@@ -172,11 +172,10 @@ class TestClock:
 
 
 class RefusedCalls:
-    """No test makes a call that a chip would refuse, unless that is what it is about.
+    """Fails a test that makes a call a chip would refuse, unless it tests that.
 
-    Every call that operators hold against CANN's documents is counted, and every refusal kept, in
-    this process and in those that tests start. What is served, by these packages or by vLLM, calls
-    no operator that has no rules to be held against.
+    Calls checked against CANN's documents are counted, and refusals recorded, in this process and
+    those that tests start. Serving code, ours and vLLM's, calls no operator without rules.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -188,7 +187,7 @@ class RefusedCalls:
         self._num_free = 0
 
     def write_to(self, directory: Path) -> None:
-        """Takes the folder in which processes leave their calls: each lane has its own."""
+        """Sets the folder in which processes record their calls: each lane has its own."""
         directory.mkdir(exist_ok=True)
         self._directory = directory
         os.environ["VNPU_REFUSALS"] = str(directory)
@@ -227,23 +226,23 @@ class RefusedCalls:
 
 
 def forget_last_error() -> None:
-    """Takes the runtime's last error, which a thread keeps until somebody asks for it.
+    """Clears the runtime's last error, which a thread keeps until it is read.
 
-    torch_npu would believe it to be that of a call of the next test: after one that is not
-    supported it takes another one's refusal for a warning.
+    torch_npu would attribute it to a call of the next test: after an unsupported call it treats
+    another refusal as a warning.
     """
     if "torch_npu" in sys.modules:
         ctypes.CDLL("libascendcl.so").aclrtGetLastError(0)
 
 
 def group_of(node_id: str) -> str:
-    """`packages/core`, `tests/e2e`, `checkpoints`: what the times are summed by."""
+    """`packages/core`, `tests/e2e`, `checkpoints`: the key by which times are summed."""
     parts = PurePosixPath(node_id.split("::")[0]).parts
     return "/".join(parts[: 2 if parts[0] in ("packages", "tests") else 1])
 
 
 class Summary:
-    """The last lines of a run: what was left out, the slowest files, and the time of each group.
+    """Last lines of a run: what was left out, the slowest files, and each group's time.
 
     times: of the files whose tests have run
     """

@@ -1,9 +1,9 @@
-"""Runs on the instruction sets of older processors: `pytest --processor=avx2`.
+"""Runs tests on the instruction sets of older processors: `pytest --processor=avx2`.
 
-Libraries are told what they may use by variables that each reads at its first use. Seen with torch
-2.13: ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA hold on every x86-64. Of MKL's variables,
-MKL_ENABLE_INSTRUCTIONS holds on Intel's processors alone; on others only MKL_CBWR=COMPATIBLE
-changes a product. The virtual NPU's own loops follow ATEN_CPU_CAPABILITY.
+Libraries read variables at their first use. Observed with torch 2.13: ATEN_CPU_CAPABILITY and
+ONEDNN_MAX_CPU_ISA hold on every x86-64. Of MKL's variables, MKL_ENABLE_INSTRUCTIONS holds on
+Intel's processors alone; on others only MKL_CBWR=COMPATIBLE changes a product. The virtual NPU's
+own loops follow ATEN_CPU_CAPABILITY.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHOICES = (*PROCESSORS, OLDER)
 
 
 def facts() -> tuple[str, frozenset[str]]:
-    """This machine's processor: its name, and what it can do, as /proc/cpuinfo names it."""
+    """This machine's processor: its name and the features in /proc/cpuinfo."""
     found: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
@@ -41,14 +41,14 @@ def facts() -> tuple[str, frozenset[str]]:
 
 
 def resolved(choice: str) -> str:
-    """One of PROCESSORS."""
+    """The selected row of PROCESSORS."""
     if choice != OLDER:
         return choice
     return "avx2" if "avx512f" in facts()[1] else "sse4"
 
 
 def use(choice: str) -> None:
-    """For this process, before it imports torch, and for those that it starts."""
+    """Applies to this process, before it imports torch, and to those that it starts."""
     os.environ.update(PROCESSORS[resolved(choice)])
 
 

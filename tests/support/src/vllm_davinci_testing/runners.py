@@ -17,18 +17,18 @@ LISTED = "tests/e2e/passes_on_v2.txt"
 
 
 def use(choice: str) -> None:
-    """To be called before vLLM is imported: the fork server and all engines inherit it."""
+    """Call it before vLLM is imported: the fork server and all engines inherit it."""
     os.environ[VARIABLE] = CHOICES[choice]
 
 
 def listed(text: str) -> list[str]:
-    """The node ids, or their beginnings, of a list."""
+    """The node ids of a list, or their prefixes."""
     lines = (line.split("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
 def is_listed(node_id: str, names: Iterable[str]) -> bool:
-    """Whether a list names this case, its test, its file or its folder."""
+    """True if a list names this case, its test, file or folder."""
     return any(
         node_id == name or node_id.startswith((f"{name}[", f"{name}::", f"{name}/"))
         for name in names
@@ -36,7 +36,7 @@ def is_listed(node_id: str, names: Iterable[str]) -> bool:
 
 
 class ListedTests:
-    """Leaves out the tests that the list does not name."""
+    """Removes tests that the list does not name."""
 
     def __init__(self, root: Path) -> None:
         self._names = listed((root / LISTED).read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Which cases run: those of what users do daily; the others at night, and where they are asked for.
+"""Selects cases: those of daily use; the others run at night or on request.
 
-A case that is marked `thorough` is part of a grid that takes minutes. One that is marked
-`nightly("GROUP")` belongs to a group of GROUPS, of which one case or more stays daily. `--all` runs
-everything, `--group GROUP` one group, and `-m` chooses by these marks as it does by any.
+A case marked `thorough` is part of a grid that takes minutes. One marked `nightly("GROUP")` belongs
+to a group of GROUPS, of which at least one case stays daily. `--all` runs everything, `--group
+GROUP` one group, and `-m` selects by marks as usual.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def group_of_the_day(day: datetime.date) -> str:
 
 
 class Selection:
-    """Leaves out the cases that are not asked for.
+    """Removes cases that are not selected.
 
     left_out: the number of them, by group or THOROUGH
     """
@@ -67,7 +67,7 @@ class Selection:
 
     @property
     def name(self) -> str:
-        """Which cases run, in a word: `daily`, `all`, a group, or `marked`."""
+        """The selection in a word: `daily`, `all`, a group, or `marked`."""
         if self._is_all:
             return ALL
         return self._group or ("marked" if self._is_by_marks else DAILY)

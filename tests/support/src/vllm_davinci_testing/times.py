@@ -1,4 +1,4 @@
-"""How long test files take: measured in every run, and recorded to order the files of lanes."""
+"""Times of test files: measured in every run, and recorded to order the lanes' files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Seconds:
-    """wall: of wall time. processor: of all processes that the tests started and that have ended"""
+    """wall: wall time. processor: time of all ended processes that the tests started"""
 
     wall: float
     processor: float
@@ -44,7 +44,7 @@ class Clock:
 
 
 def _processor_seconds() -> float:
-    """Sums this process, its fork server, and their children that have ended."""
+    """Sums the times of this process, its fork server, and their ended children."""
     own = os.times()
     seconds = own.user + own.system + own.children_user + own.children_system
     if server := fork_server.process_id():
@@ -89,7 +89,7 @@ class Times:
         return sorted(self.files.items(), key=lambda item: -item[1].processor_s)[:count]
 
     def by_group(self, group_of: Callable[[str], str]) -> list[tuple[str, FileTimes]]:
-        """Sums, the longest first. group_of: a file's group"""
+        """Sums, the largest first. group_of: a file's group"""
         sums: dict[str, FileTimes] = {}
         for file, times in self.files.items():
             total = sums.setdefault(group_of(file), FileTimes())
@@ -99,7 +99,7 @@ class Times:
         return sorted(sums.items(), key=lambda item: -item[1].processor_s)
 
     def write(self, root: Path, selection: str) -> None:
-        """Writes RESULTS. selection: which cases ran"""
+        """Writes RESULTS. selection: the cases that ran"""
         files = {
             file: {
                 key: round(value, 2) if isinstance(value, float) else value
@@ -114,7 +114,7 @@ class Times:
         )
 
     def record(self, root: Path, selection: str) -> None:
-        """Puts this run into RECORDED, under its selection, and leaves out files that are gone."""
+        """Puts this run into RECORDED, under its selection, and removes files that are gone."""
         recorded = _read(root / RECORDED)
         rows = dict(recorded.get(selection, {}))
         rows.update({file: round(times.processor_s, 1) for file, times in self.files.items()})
@@ -130,7 +130,7 @@ class Times:
 
 
 def expected_seconds(config: pytest.Config) -> Callable[[str], float]:
-    """How long a file will take, of processor time, by what is recorded of such runs."""
+    """Expected processor time of a file, from recorded runs."""
     recorded = _read(config.rootpath / RECORDED)
     rows = {**recorded.get("daily", {})}
     if config.getoption("all"):
@@ -144,7 +144,7 @@ def expected_seconds(config: pytest.Config) -> Callable[[str], float]:
 
 
 def processor() -> str:
-    """This machine's, with the number of cores that tests may use."""
+    """This machine's processor, with the number of cores that tests may use."""
     name = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Rows in the cache equal transformers' compressors, and choices its indexer, however steps cut."""
+"""Compressed rows and the indexer's choices equal transformers' for any division into steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CUTS = {
 
 
 class Projection(nn.Module):
-    """Values, then gates, as a layer of vLLM returns them."""
+    """Values, then gates, in the layout that vLLM's layer returns."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Projection(nn.Module):
 
 
 class Harness:
-    """Compressors with memory, and steps of two requests."""
+    """Compressors with state, and steps of two requests."""
 
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         config.cache_config.block_size = BLOCK_SIZE
@@ -98,7 +98,7 @@ class Harness:
         self._tables[layer.prefix] = table.to(self._device)
 
     def step(self, lengths: Sequence[int], ends: Sequence[int]) -> tuple[StepTokens, Any]:
-        """The step, and the context in which layers find its metadata."""
+        """The step, and the forward context in which layers find its metadata."""
         starts = [0, lengths[0], sum(lengths)]
         metadata = {
             layer.prefix: RowCacheMetadata(self._tables[layer.prefix], starts, list(ends))
@@ -161,7 +161,7 @@ def test_rows_equal_those_of_transformers(
 def test_choices_are_those_of_transformers(
     lengths: tuple[int, int], vllm_config: VllmConfig, device: torch.device
 ):
-    """Some of these see fewer rows than are chosen, some none."""
+    """Some queries see fewer rows than the indexer may choose, some see none."""
     module = theirs.DeepseekV4Indexer(CONFIG)
     fill(module)
     x, q_c = inputs_of(lengths, HIDDEN, 1), inputs_of(lengths, Q_RANK, 2)

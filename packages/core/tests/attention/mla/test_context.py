@@ -1,4 +1,4 @@
-"""Cached context is divided into chunks that fit, and none of it is lost."""
+"""Cached context is divided into chunks that fit, without losing a token."""
 
 import pytest
 from hypothesis import given

@@ -1,6 +1,6 @@
-"""vLLM's DeepSeek attention on the device, step by step, against attention written out in torch.
+"""vLLM's DeepSeek attention on the device, step by step, compared with attention in plain torch.
 
-The reference computes every request anew from all its hidden states: no cache, no absorption.
+The reference computes every request from all its hidden states: no cache, no absorption.
 """
 
 import math
@@ -165,7 +165,7 @@ def test_a_profile_run_and_an_idle_step_give_zeros(vllm_config: VllmConfig, devi
 def test_a_profile_run_takes_as_much_memory_as_the_largest_prefill(
     is_compressed: bool, vllm_config: VllmConfig, device: torch.device
 ):
-    """Whichever way it is called: vLLM leaves the rest of the memory to the cache."""
+    """Peak memory is the same for all calls of a block: vLLM gives the rest to the cache."""
     block = Block(vllm_config, device, q_lora_rank=48)
     block.common([("a", 9)])
     block.wrapper.mla_attn.kv_cache = None
@@ -244,7 +244,7 @@ def test_launches_per_block_stay_in_the_budget(
 def test_a_fused_preprocess_finds_the_projections(
     q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
 ):
-    """vLLM's model projects down with a layer class of its own when queries are compressed."""
+    """vLLM's model uses its own layer class for the down-projection if queries are compressed."""
     block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
     weights = fusible_projections(block.wrapper.mla_attn.preprocess.modules)
     assert weights is not None
@@ -258,7 +258,7 @@ def test_a_fused_preprocess_finds_the_projections(
 
 
 def test_two_parts_of_a_step_equal_the_whole(vllm_config: VllmConfig, device: torch.device):
-    """Each part has metadata of its own, and nothing of a step stays on the layer."""
+    """Each ubatch has its own metadata, and the layer keeps no state of a step."""
     whole = Block(vllm_config, device)
     whole.run(MIXED[0])
     step = MIXED[1]

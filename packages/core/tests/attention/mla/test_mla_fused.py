@@ -1,4 +1,4 @@
-"""The stage before MLA in one call, where a provider has it: no bit is another."""
+"""The stage before MLA in one call, if a provider has it: bit-identical results."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SIDE_STREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
 
 @pytest.fixture(autouse=True)
 def registered(one_rank: None) -> Iterator[None]:
-    """Leaves the process as it was: without compiled operators."""
+    """Restores the process's state: no compiled operators."""
     register()
     yield
     fused_ops.choose_fused_ops(False)
 
 
 class QuantizedBlock(Block):
-    """A block of random integers, made as if a checkpoint described it.
+    """A block of random integers, created as from a checkpoint's description.
 
     kinds: type of each projection, by its name; the others are floats
-    input_scales: those of static projections, where they are not 0.03
+    input_scales: scales of static projections; default 0.03
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class QuantizedBlock(Block):
         return super().initial(name, parameter)
 
     def after_a_norm(self) -> None:
-        """From now on the block's input is a norm that may quantize it."""
+        """Makes the block's input the output of a norm that may quantize it."""
         rows = torch.ones(1, HIDDEN, dtype=self.dtype, device=self.device)
         OutputPlan(torch.nn.ModuleList([self.norm, self.module])).resolve(
             [lambda: self.wrapper.mla_attn.preprocess.project(self.norm(rows, rows)[0])]
@@ -111,7 +111,7 @@ Make = Callable[[], QuantizedBlock]
 
 
 def check_equal(make: Make) -> tuple[Counter[str], QuantizedBlock]:
-    """Runs all steps with and without compiled operators; which were called, and the block."""
+    """Runs all steps with and without compiled operators; returns the calls and the block."""
     fused_ops.choose_fused_ops(False)
     composed = make()
     expected = [composed.run(step) for step in STEPS]

@@ -1,4 +1,4 @@
-"""MLA on two streams: the same bits, launches where they are planned, and steps on one only."""
+"""MLA on two streams: identical bits, the planned launches, and the steps that use one stream."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def registered(one_rank: None) -> None:
 
 
 class StreamTrace(TorchDispatchMode):
-    """Which operator was launched on which stream, without views."""
+    """Stream of each launched operator, without views."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """One rank of test_dispatcher_ranks.py: `moe_rank.py SETTING`, a JSON, with torchrun's variables.
 
-Builds layers as vLLM's models do, gives each DP rank tokens of its own, and compares each layer's
-output with plain torch. Prints what the layers launched between ranks.
+Builds layers as vLLM's models do, gives each DP rank its own tokens, and compares each layer's
+output with plain torch. Prints the layers' launches between ranks.
 """
 
 import collections
@@ -63,9 +63,9 @@ from vllm_davinci_testing.operators.routed_layer import (
 
 
 class SharedExpert(torch.nn.Module):
-    """A projection, cut over the TP ranks of a DP rank by its input: they hold parts of a sum.
+    """A projection divided by its input over the TP ranks of a DP rank: each holds a part of a sum.
 
-    whole: every rank has all of it
+    whole: True: every rank has the whole projection
     """
 
     def __init__(self, whole: bool, dtype: torch.dtype) -> None:
@@ -85,7 +85,7 @@ class SharedExpert(torch.nn.Module):
 
 
 def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
-    """A layer with its weights loaded, as a model's code and vLLM's loader make it."""
+    """A layer with loaded weights, created as by a model and vLLM's loader."""
     dtype = getattr(torch, variant.get("dtype", "float32"))
     prefix = f"model.layers.{number}.mlp.experts"
     kind = variant.get("quantized")
@@ -152,7 +152,7 @@ def run_step(
 def run_steps(
     layer: torch.nn.Module, variant: dict[str, Any], config: VllmConfig
 ) -> list[dict[str, int]]:
-    """Runs and compares every step; what each launched between ranks."""
+    """Runs and compares every step; returns its launches between ranks."""
     launched = []
     dp_rank = get_dp_group().rank_in_group
     dtype = getattr(torch, variant.get("dtype", "float32"))
@@ -192,7 +192,7 @@ def run_steps(
 
 
 def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig) -> None:
-    """A product and the layer, of each ubatch in turn, as a split step runs them. Twice."""
+    """A product and the layer for each ubatch in turn, as in a split step; twice."""
     scheduler = components.stream_scheduler()
     assert scheduler is not None
     let_experts_switch(layer, scheduler)
@@ -220,7 +220,7 @@ def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig
 
 
 def run_without_last_rank(layer: torch.nn.Module, config: VllmConfig) -> None:
-    """A step of all ranks, then one to which the last never comes. Prints what they are told."""
+    """Runs a step on all ranks, then one that the last rank never joins. Prints the errors."""
     tp = get_tp_group()
     x, logits = random(4, HIDDEN_SIZE, seed=1).npu(), random(4, NUM_EXPERTS, seed=2).npu()
     with set_forward_context({"requests": None}, config), torch.inference_mode():

@@ -89,7 +89,7 @@ def test_every_rank_sends_as_many_pieces_as_the_one_with_most_tokens(
 
 
 class Noted(LocalDispatcher):
-    """Dispatches each half on its own, and notes the order of all calls."""
+    """Dispatches each half separately, and records the order of all calls."""
 
     def __init__(self, gathers: bool, called: list[str]) -> None:
         self.gathers = gathers  # type: ignore[misc]  # of the class elsewhere
@@ -133,7 +133,7 @@ def test_hooks_of_overlap_stand_between_the_lines_once_each(gathers: bool):
 
     class Selector(DispatcherSelector):
         def __init__(self) -> None:
-            """Selects among no dispatchers."""
+            """A selector without dispatchers."""
 
         def of_step(self, num_tokens: int) -> TokenDispatcher[Any]:
             return Noted(gathers, called)

@@ -1,4 +1,4 @@
-"""A layer over several ranks: every method gives each DP rank the sums of its own tokens."""
+"""A layer over several ranks: each method gives each DP rank the sums of its own tokens."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Launched = Callable[..., list[list[dict[str, int]]]]
 
 @pytest.fixture
 def launched() -> Launched:
-    """Launches of rank 0 between ranks, per variant and step. Every rank compares its outputs."""
+    """Rank 0's launches between ranks, per variant and step. Every rank compares its outputs."""
 
     def run(
         tensor: int,
@@ -44,12 +44,12 @@ def launched() -> Launched:
 
 
 def sent_each_to_its_rank(group: str) -> dict[str, int]:
-    """All-to-all among the ranks of a group: it alone needs counts on the host."""
+    """All-to-all within a group: the only method that needs counts on the host."""
     return {f"{group} all_to_all": 3, "synchronizations": 1, "copies_to_host": 1}
 
 
 def in_equal_parts(group: str) -> dict[str, int]:
-    """The same in a graph: nobody waits for counts."""
+    """The same in a graph: no rank waits for counts."""
     return {f"{group} all_to_all": 3}
 
 
@@ -197,7 +197,7 @@ def test_decodes_of_dp_ranks_use_fused_launches_where_the_chip_has_them(launched
 
 @pytest.mark.thorough
 def test_the_group_of_fused_launches_has_a_buffer_for_the_largest(launched: Launched):
-    """Whatever other groups have: 1 MiB here, and a launch takes 26."""
+    """Independent of other groups: the limit is 1 MiB here, and a launch takes 26."""
     options = {"moe_communication": "fused"}
     variant = {"steps": [[512, 3]], "options": options, **IN_BF16}
     (steps,) = launched(1, 2, [variant], soc="Ascend910_9391", HCCL_BUFFSIZE="1")

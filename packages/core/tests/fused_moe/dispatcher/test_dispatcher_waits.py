@@ -1,4 +1,4 @@
-"""Ranks wait for rows that travel to their experts, and for nothing else."""
+"""Ranks wait for nothing but the rows sent to their experts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Row counts on the host: those of the device, or equal parts where it only models time."""
+"""Row counts on the host: the device's, or equal parts if the device only models time."""
 
 from types import SimpleNamespace
 from typing import Any

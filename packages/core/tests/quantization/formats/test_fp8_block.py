@@ -1,4 +1,4 @@
-"""fp8 weights with a scale per block become floats or int8, while loading and offline."""
+"""fp8 weights with a scale per block become floats or int8, at load and offline."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_number_of_fp8_keeps_its_value():
 
 @pytest.fixture
 def compiled_operators() -> Iterator[None]:
-    """Those of vllm-davinci-kernels; without them torch allocates each result."""
+    """Operators of vllm-davinci-kernels; without them torch allocates each result."""
     choose_fused_ops(True)
     yield
     choose_fused_ops(False)

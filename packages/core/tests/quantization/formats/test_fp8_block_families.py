@@ -1,4 +1,4 @@
-"""fp8 checkpoints of the families that are released so: their own names, dtypes and settings.
+"""fp8 checkpoints of released families: their names, dtypes and settings.
 
 Tensors have the names, dtypes and scales of the released files, and config.json has their section
 of quantization; sizes are small.
@@ -30,7 +30,7 @@ _KEPT = ("input_layernorm", "post_attention_layernorm", "mlp.gate")
 
 
 def _compressed(ignored: list[str]) -> dict[str, Any]:
-    """As llm-compressor writes it for GLM-4.5: a scale for each row, activations for each token."""
+    """GLM-4.5 as llm-compressor writes it: a scale per row, dynamic activations per token."""
     common = {"num_bits": 8, "type": "float", "symmetric": True, "group_size": None}
     more = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
     return {
@@ -79,7 +79,7 @@ class Family:
         return "_scale" if self.section["quant_method"] == "compressed-tensors" else "_scale_inv"
 
     def rounded(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The fp8 weight, its scales, and what both stand for."""
+        """The fp8 weight, its scales, and its float values."""
         rows, columns = weight.shape
         if self.ending == "_scale":
             scale = (weight.float().abs().amax(1, keepdim=True) / 448).to(self.scale)
@@ -136,7 +136,7 @@ Write = Callable[[Family], tuple[Path, Path]]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Two directories: the fp8 checkpoint, and the floats that it stands for."""
+    """Two directories: the fp8 checkpoint, and its float equivalent."""
 
     # vLLM gives the class the type of every model that shares it, such as kimi_k2.
     monkeypatch.setattr(transformers.DeepseekV3Config, "model_type", "deepseek_v3")

@@ -77,7 +77,7 @@ def test_scales_of_every_dtype_and_extent_are_multiplied(
 
 @dataclass(frozen=True)
 class Variant:
-    """blocks: of one scale; None: `extent` says which entries share one"""
+    """blocks: size of a scale's block; None: `extent` says which entries share a scale"""
 
     dtype: torch.dtype
     blocks: Block | None
@@ -101,7 +101,7 @@ class Variant:
         }
 
     def rounded(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The fp8 weight, its scales, and what both stand for."""
+        """The fp8 weight, its scales, and its float values."""
         if self.blocks is not None:
             rows, columns = self.blocks
             tiles = weight.float().unfold(-2, rows, rows).unfold(-2, columns, columns)
@@ -163,7 +163,7 @@ Write = Callable[[str], tuple[Path, Path]]
 
 @pytest.fixture
 def write(floats: Path, tmp_path: Path) -> Write:
-    """Two directories of a variant: the fp8 checkpoint, and the floats that it stands for."""
+    """Two directories of a variant: the fp8 checkpoint, and its float equivalent."""
 
     def made(name: str) -> tuple[Path, Path]:
         variant = VARIANTS[name]

@@ -1,4 +1,4 @@
-"""Types and generations of ModelSlim's exports become the tensors that layers load."""
+"""Types and generations of ModelSlim's exports are converted to the tensors that layers load."""
 
 from __future__ import annotations
 

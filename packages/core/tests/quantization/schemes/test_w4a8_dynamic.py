@@ -1,4 +1,4 @@
-"""Experts of 4-bit weights: kept as they are on the device, and exact by a plain definition."""
+"""Experts with 4-bit weights: stored in 4 bits on the device, and exact by a plain definition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def packed_rows(integers: Tensor) -> Tensor:
 
 
 class Layer(torch.nn.Module):
-    """A layer whose tensors are loaded, as its method reads them. inner: intermediate size"""
+    """A layer with loaded tensors for its method. inner: intermediate size"""
 
     def __init__(self, inner: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def experts_of(layer: Layer, dtype: torch.dtype, **settings: Any) -> Any:
 
 
 def product(layer: Layer, group: str, expert: int, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Tokens are quantized; the halves of their integers are multiplied and rounded one by one."""
+    """Tokens are quantized; the halves of their integers are multiplied and rounded separately."""
     integers, scales = dynamic_quant(rows)
     weight = layer.integers[group][expert].long().t()
     scale = layer.scales[group][expert, :, 0]

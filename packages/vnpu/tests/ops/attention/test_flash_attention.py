@@ -1,4 +1,4 @@
-"""Attention without a cache equals attention written out."""
+"""Attention without a cache equals plain attention."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The device's inference attention equals attention written out."""
+"""The device's inference attention equals plain attention."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ class Paged:
         return rows.transpose(0, 1)
 
     def on_device(self, which: int, form: str) -> torch.Tensor:
-        """The cache in one of the three forms that the device takes."""
+        """The cache in one of the three layouts that the device supports."""
         cache = self.cache[which]
         blocks, block, heads, size = cache.shape
         if form == "tokens first":

@@ -1,4 +1,4 @@
-"""Integers in fused attention: keys and values that are scaled, and results that are."""
+"""Integers in fused attention: scaled keys and values, and scaled results."""
 
 import pytest
 import torch

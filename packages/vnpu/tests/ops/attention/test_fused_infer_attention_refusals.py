@@ -1,4 +1,4 @@
-"""Arguments that the fused attention operator does not take."""
+"""Arguments that the fused attention operator refuses."""
 
 import pytest
 import torch

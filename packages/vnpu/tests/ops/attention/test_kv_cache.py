@@ -1,4 +1,4 @@
-"""The key-value cache holds what is written to it, and only that."""
+"""The KV cache contains exactly what was written to it."""
 
 import pytest
 import torch

@@ -28,7 +28,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def rows_of(cache: torch.Tensor, mode: str) -> torch.Tensor:
-    """[slots, size] of a cache on the device, whatever way its blocks lie."""
+    """[slots, size] of a cache on the device, in any order of blocks."""
     host = cache.cpu()
     if mode.endswith("NZ"):
         blocks, block, _, size = host.shape
@@ -145,7 +145,7 @@ def test_queries_and_keys_of_latent_attention(
 def test_keys_of_latent_attention_go_to_blocks_that_an_index_names(
     packed: bool, pieces: bool
 ) -> None:
-    """An entry for each block of a sequence; sequences that are packed have their own lengths."""
+    """One entry per block of a sequence; packed sequences have their own lengths."""
     hidden, compressed, block_size = 48, 40, 4
     lengths = [5, 1, 4] if packed else [5, 5]
     tokens = sum(lengths)

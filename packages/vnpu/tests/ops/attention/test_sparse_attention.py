@@ -1,4 +1,4 @@
-"""Sparse attention: which tokens are chosen, and attention over these alone."""
+"""Sparse attention: the selected tokens, and attention over them only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_BLOCKS = 40
 
 
 def paged(lengths: list[int], generator: torch.Generator) -> torch.Tensor:
-    """A block table: blocks of any order, each in one place."""
+    """A block table with blocks in any order, each once."""
     widest = max(-(-length // BLOCK) for length in lengths)
     numbers = torch.randperm(NUM_BLOCKS, generator=generator)[: len(lengths) * widest]
     return numbers.view(len(lengths), widest).int()
@@ -25,7 +25,7 @@ def rows_of(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tens
 def chosen_tokens(
     query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: int, count: int
 ) -> list[int]:
-    """query: [heads, size]; keys: [length, size]; weights: [heads]. By falling score."""
+    """query: [heads, size]; keys: [length, size]; weights: [heads]. Sorted by descending score."""
     scores = (torch.relu(query.double() @ keys.double().T) * weights.double()[:, None]).sum(0)
     return scores[:seen].argsort(descending=True, stable=True)[:count].tolist()
 

@@ -1,4 +1,4 @@
-"""torch's functions of tensors in FRACTAL_NZ, for which torch_npu asks the older interface."""
+"""torch's functions of FRACTAL_NZ tensors, for which torch_npu uses the older interface."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tiled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def matrix(seed: int, *sizes: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """Tiles that are not full, at either end."""
+    """Partial tiles, at either end."""
     return values(sizes or (35, 50), dtype, seed, low=0.25)
 
 
@@ -112,7 +112,7 @@ BINARY = (
 
 @pytest.mark.parametrize("name", BINARY)
 def test_a_function_of_two_matrices(name: str) -> None:
-    """Both tiled, and one of them beside one that is not."""
+    """Both operands tiled, or one tiled and one not."""
     f = getattr(torch, name)
     x, y = matrix(0), matrix(1)
     same(f, x, y, rtol=1e-6)
@@ -225,7 +225,7 @@ def test_products_of_batches() -> None:
 
 
 def test_attributes_are_obeyed() -> None:
-    """A spread is inverted where the attribute says so."""
+    """Inverts a spread if the attribute says so."""
     x = matrix(0, 2, 3, 12, 12)
     mean, inverse = torch.batch_norm_stats(x.npu(), 1e-5)
     wide = x.float()

@@ -1,4 +1,4 @@
-"""Weights that are kept in a library's order are forgotten when their memory changes."""
+"""Weights kept in a library's order are dropped when their memory changes."""
 
 from collections.abc import Callable, Iterator
 
@@ -68,10 +68,10 @@ WRITES: dict[str, Callable[[Weight], object]] = {
 
 @pytest.fixture
 def own_memory() -> Iterator[None]:
-    """Gives each case memory that no earlier one of this process has shared with another process.
+    """Gives each case memory that no earlier case has shared with another process.
 
-    Weights in shared memory are never kept: the other process may write them. The allocator would
-    hand out such memory again.
+    Weights in shared memory are never kept, because the other process may write them, and the
+    allocator would reuse such memory.
     """
     pool = torch.npu.MemPool()
     with torch.npu.use_mem_pool(pool):
@@ -191,7 +191,7 @@ def test_a_replayed_graph_writes_the_weight_each_time() -> None:
 
 @in_own_memory
 def test_a_write_that_fails_counts_as_one() -> None:
-    """Where an operator stops, its output may hold anything."""
+    """The output of an operator that stops may contain anything."""
     weight = values((COLUMNS, DEPTH), torch.float32, 2, low=-1, high=1).npu()
     use_twice(values((ROWS, DEPTH), torch.float32, 1, low=-1, high=1), weight)
     with pytest.raises(RuntimeError):
@@ -286,7 +286,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 
 
 def test_a_row_does_not_depend_on_how_many_there_are_or_on_the_threads() -> None:
-    """Steps are split between requests, and merged again: the same sums, bit for bit."""
+    """Steps split between requests and merged again give the same sums, bit for bit."""
     one = forked.output_of(SPLIT_AND_WHOLE)
     three = output_of(
         "import torch\ntorch.set_num_threads(3)\n" + SPLIT_AND_WHOLE, TASK_QUEUE_ENABLE="0"

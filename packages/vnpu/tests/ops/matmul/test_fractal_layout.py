@@ -1,4 +1,4 @@
-"""FRACTAL_NZ, over the C interface: torch_npu asks for it only of a newer CANN than is reported."""
+"""FRACTAL_NZ through the C interface: torch_npu uses it only with a newer CANN."""
 
 import ctypes
 import math
@@ -17,7 +17,7 @@ KEEP_DTYPE = ctypes.c_int8(0)
 
 
 def library() -> ctypes.CDLL:
-    """The operators' library, which torch_npu has loaded as well."""
+    """The operators' library, which torch_npu has also loaded."""
     torch.npu.set_device(0)
     opapi = ctypes.CDLL(str(library_directory() / "libopapi.so"))
     opapi.aclCreateTensor.restype = ctypes.c_void_p
@@ -56,7 +56,7 @@ def handle(
 
 
 def sizes_in(layout: int, matrix: torch.Tensor) -> tuple[int, ...] | None:
-    """Bytes that the library asks for a device matrix; None when it refuses the layout."""
+    """Bytes that the library requests for a device matrix; None if it refuses the layout."""
     sizes, dims, actual = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_uint64(), ctypes.c_int()
     status = library().aclnnNpuFormatCastCalculateSizeAndFormat(
         handle(matrix, matrix.shape, layout=ND),
@@ -73,7 +73,7 @@ def sizes_in(layout: int, matrix: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def tiles_of(matrix: torch.Tensor) -> torch.Tensor:
-    """A device matrix's tiles, allocated as the library says and filled by it."""
+    """A device matrix's tiles, allocated and filled by the library."""
     sizes = sizes_in(FRACTAL_NZ, matrix)
     assert sizes is not None
     tiles = torch.full(sizes, 7, dtype=matrix.dtype).npu()

@@ -1,7 +1,7 @@
 """Products with weights in FRACTAL_NZ equal those with dense weights.
 
-torch_npu converts weights through aclnn only for chips that have nothing else, so these run in a
-process with such a chip.
+torch_npu converts weights through aclnn only for chips without another method, so these tests run
+in a process with such a chip.
 """
 
 from vllm_davinci.vnpu import VirtualDeviceConfig

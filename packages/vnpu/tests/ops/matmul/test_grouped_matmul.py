@@ -1,4 +1,4 @@
-"""One product per group of rows equals the products one by one."""
+"""A grouped product equals the products of its groups."""
 
 import pytest
 import torch

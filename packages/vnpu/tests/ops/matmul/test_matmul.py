@@ -1,4 +1,4 @@
-"""Matrix products equal torch's on the CPU: any strides, sizes down to zero, 16-bit floats."""
+"""Matrix products equal torch's on the CPU: any strides, empty sizes, 16-bit floats."""
 
 import pytest
 import torch
@@ -198,7 +198,7 @@ def test_a_row_of_a_decode_step_does_not_depend_on_its_neighbours(layout: str) -
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [1, 7, 64, 65])
 def test_few_rows_per_head_equal_the_products_in_float64(rows: int, layout: str) -> None:
-    """Operands and results as latent attention has them: heads beside each other in a row."""
+    """Operands and results in MLA's layout: a row holds all heads."""
     heads, depth, columns = 3, 40, 70
     joint = values((rows, heads, depth + 8), torch.bfloat16, 1, low=-1, high=1)
     weight = values((heads, depth, columns), torch.bfloat16, 2, low=-1, high=1)

@@ -1,4 +1,4 @@
-"""aclnnAddLora: each row times the matrices of its own slot, against plain torch."""
+"""aclnnAddLora: each row times its slot's matrices, compared with plain torch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products of integers that have scales along their depth, or 4 bits, equal their definitions."""
+"""Integer products with scales along the depth, or with 4 bits, equal their definitions."""
 
 import ctypes
 
@@ -18,7 +18,7 @@ def integers(shape: tuple[int, ...], bits: int, seed: int) -> torch.Tensor:
 
 
 def packed_scales(scales: torch.Tensor) -> torch.Tensor:
-    """A float's bits in the low half of each 64-bit integer, as TransQuantParamV2 makes them."""
+    """A float's bits in the low half of each 64-bit integer, in TransQuantParamV2's format."""
     return scales.view(torch.int32).long() & 0xFFFFFFFF
 
 
@@ -75,7 +75,7 @@ def test_4_bit_integers_that_do_not_fill_int32_are_refused() -> None:
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_8_bit_rows_go_through_4_bit_weights_in_halves(out_dtype: torch.dtype, groups: int) -> None:
-    """As the kernel does: what it leaves out of a row, eight times the weight, is in `y_offset`."""
+    """As in the kernel: `y_offset` has eight times the weight, omitted from the row."""
     depth = 256 * groups
     x, weight = integers((3, depth), 8, 1), integers((depth, 32), 4, 2)
     scale = values((groups, 32), torch.float32, 3, low=2**-10, high=2**-8)

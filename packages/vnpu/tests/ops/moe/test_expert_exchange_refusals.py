@@ -1,4 +1,4 @@
-"""Exchanges with experts that the chip does not take, or that a rank does not finish."""
+"""Expert exchanges that the chip refuses, or that a rank does not finish."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which experts a token is given to."""
+"""Experts that tokens are assigned to."""
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assignments(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sorted experts of all assignments, and which assignment stands where."""
+    """The sorted experts of all assignments, and the assignment at each position."""
     return experts.flatten().sort(stable=True)
 
 

@@ -1,4 +1,4 @@
-"""Random numbers: reproducible from the seed, and distributed as they should be."""
+"""Random numbers: reproducible from the seed, with the right distribution."""
 
 import ctypes
 import math

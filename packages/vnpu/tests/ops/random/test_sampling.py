@@ -1,4 +1,4 @@
-"""Filtering and choosing of tokens equal their definitions in torch on the CPU."""
+"""Filtering and sampling of tokens equal their definitions in torch on the CPU."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ INFINITY = float("inf")
 def top_k_top_p(
     logits: torch.Tensor, p: torch.Tensor | None, k: torch.Tensor | None
 ) -> torch.Tensor:
-    """The definition: on rows sorted upwards, as vLLM's own sampler does it."""
+    """The definition on rows in ascending order, as in vLLM's sampler."""
     ranked, order = logits.float().sort(dim=-1, descending=False, stable=True)
     if k is not None:
         threshold = ranked.gather(1, (ranked.shape[1] - k.long())[:, None])

@@ -1,4 +1,4 @@
-"""Copies, casts and changes of layout equal torch's on the CPU."""
+"""Copies, casts and layout changes equal torch's on the CPU."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Order and search equal torch's on the CPU, results of data-dependent length included."""
+"""Sorting and search equal torch's on the CPU, including results of data-dependent length."""
 
 import pytest
 import torch

@@ -55,7 +55,7 @@ def test_transposed_convolution_equals_torch(dims: int, options: dict[str, int])
     ids=lambda sides: "-".join(map(str, sides)),
 )
 def test_each_side_of_an_image_may_have_its_own_padding(padding: tuple[int, ...]) -> None:
-    """No function of torch_npu's but `_nnpack_spatial_convolution` has them."""
+    """Only torch_npu's `_nnpack_spatial_convolution` has them."""
     dims = len(padding) // 2
     image = values((2, 4, *SPATIAL[dims]), torch.float32, 1)
     weight = values((6, 4, *[2] * dims), torch.float32, 2, low=-1, high=1)

@@ -1,4 +1,4 @@
-"""Images sampled at given places equal torch's on the CPU."""
+"""Images sampled at given positions equal torch's on the CPU."""
 
 import pytest
 import torch

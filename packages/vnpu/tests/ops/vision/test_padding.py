@@ -1,4 +1,4 @@
-"""Images, sequences and volumes continued past their edges equal torch's on the CPU."""
+"""Padded images, sequences and volumes equal torch's on the CPU."""
 
 import pytest
 import torch

@@ -1,1 +1,1 @@
-"""vLLM engines and servers that tests start, models for them, and what they are compared with."""
+"""vLLM engines and servers for tests, their models and references."""

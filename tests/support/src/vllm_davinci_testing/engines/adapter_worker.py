@@ -1,4 +1,4 @@
-"""Answers of a worker about its adapters; vLLM makes the class a base of the worker."""
+"""Methods of a worker about its adapters; vLLM makes the class a base of the worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class AdapterWorker:
     model_runner: Any
 
     def layers_with(self, adapter_id: int) -> list[str]:
-        """Names, as in checkpoints, of the layers of which the adapter's slot holds a delta."""
+        """Checkpoint names of the layers for which the adapter's slot holds a delta."""
         manager = self.model_runner.lora_manager._adapter_manager
         slot = manager.lora_index_to_id.index(adapter_id)
         found = []
@@ -32,7 +32,7 @@ class AdapterWorker:
         return found
 
     def wrapped_layers(self) -> dict[str, str]:
-        """Name of each layer that takes adapters -> class of the layer in it."""
+        """Name of each layer with adapters -> class of the wrapped layer."""
         manager = self.model_runner.lora_manager._adapter_manager
         return {name: type(each.base_layer).__name__ for name, each in manager.modules.items()}
 

@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights in peft's format, and what they make of transformers' model."""
+"""LoRA adapters with random weights in peft's format, and transformers' model with them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def write_adapter(
     strength: float = STRENGTH,
     **config: Any,
 ) -> Path:
-    """Writes an adapter for the layers of `network` whose names match. Its directory.
+    """Writes an adapter for the layers of `network` with matching names; returns its directory.
 
     strength: 0 makes every B zero
-    config:   fields of the adapter's configuration beside rank, alpha and targets
+    config:   additional fields of the adapter's configuration
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -61,7 +61,7 @@ def write_adapter(
 
 
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Name, weight and whether it is an embedding's, of all layers and each routed expert."""
+    """Name, weight, and True for an embedding, of all layers and each routed expert."""
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear | nn.Embedding):
             yield name, layer.weight, isinstance(layer, nn.Embedding)
@@ -73,7 +73,7 @@ def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 
 
 def _is_experts(layer: nn.Module) -> bool:
-    """transformers' routed experts, which it keeps in one tensor per projection."""
+    """transformers' routed experts, stored in one tensor per projection."""
     return isinstance(getattr(layer, "gate_up_proj", None), nn.Parameter)
 
 
@@ -108,7 +108,8 @@ def layer_names(directory: Path) -> set[str]:
 def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
     """Inside, `network` computes as with peft's adapter: y + B(A(x)) * alpha / r, unmerged.
 
-    Merged into the weights of routed experts, as whose products transformers has no layers.
+    For routed experts it is merged into the weights, because transformers has no layers for their
+    products.
     """
     if directory is None:
         yield
@@ -151,7 +152,7 @@ def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
 
 @contextmanager
 def through_peft(network: Any, directory: Path | None) -> Iterator[None]:
-    """Inside, `network` computes as peft makes it compute with its adapter, unmerged."""
+    """Inside, `network` computes as peft does with its adapter, unmerged."""
     if directory is None:
         yield
         return
@@ -171,7 +172,7 @@ def _adapt_product(
     pair: tuple[torch.Tensor, torch.Tensor],
     scaling: float,
 ) -> Callable[[], None]:
-    """Adds a delta to one product of an expert. Returns what takes it back."""
+    """Adds a delta to one product of an expert. Returns a function that removes it."""
     before = products[number]
     place = ("gate_proj", "up_proj", "down_proj").index(projection)
     base, (a, b) = before[place], pair
@@ -204,9 +205,9 @@ def first_differences(
     outputs: Sequence[Any],
     under: Callable[[nn.Module, Path | None], AbstractContextManager[None]] = adapted,
 ) -> list[str]:
-    """Requests whose tokens are not the greedy ones under their adapter, in words.
+    """Describes requests whose tokens are not the greedy ones under their adapter.
 
-    under: `adapted`, or `through_peft`, which knows no routed experts
+    under: `adapted`, or `through_peft`, which does not support routed experts
     """
     found = []
     for adapter, prompt, output in zip(adapters, prompts, outputs, strict=True):

@@ -1,4 +1,4 @@
-"""Lines that look as if something were wrong."""
+"""Lines of output that look like problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EXPLAINED = re.compile(r"Found ulimit of|Enforce eager set")
 
 
 def alarming_lines(output: str) -> list[str]:
-    """Those of a program's output, without what the machine and the test's options bring about."""
+    """Suspicious lines of a program's output, except those caused by machine or test options."""
     return [
         line for line in output.splitlines() if _ALARM.search(line) and not _EXPLAINED.search(line)
     ]

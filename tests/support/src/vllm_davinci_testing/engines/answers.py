@@ -1,4 +1,4 @@
-"""Answers of engines in every kind of step, and their comparison with another engine's."""
+"""Answers of engines in every kind of step, and their comparison between engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIE = 0.25  # nats: what halves of a step, rounded to 8 bits of mantissa in each
 
 
 def answers_of(engine: DPEngines) -> Answers:
-    """Answers of an engine in every kind of step. It keeps cached prefixes of blocks of 128."""
+    """Answers of an engine in every kind of step. Cached prefixes have blocks of 128 tokens."""
     prefix = random_prompts(9, [128])[0]
     sharing = [prefix + tail for tail in random_prompts(10, [3, 20, 41, 7])]
     kinds = {
@@ -52,9 +52,10 @@ def tokens_of(answers: Answers) -> dict[str, list[list[int]]]:
 
 
 def assert_near(answers: Answers, expected: Answers) -> None:
-    """In 16 bits: the same tokens, up to one that the other engine found as likely to its rounding.
+    """In 16 bits: the same tokens, up to one that rounding makes equally likely in the other
+    engine.
 
-    Behind such a token the two texts have nothing in common.
+    After such a token the texts are unrelated.
     """
     num_ties = num_prompts = 0
     for kind, of_kind in expected.items():

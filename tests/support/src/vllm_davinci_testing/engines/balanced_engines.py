@@ -1,4 +1,4 @@
-"""Engines with experts that lie elsewhere, or move, and their answers."""
+"""Engines with other or moving placements of experts, and their answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def started(
 
 
 def skewed(seed: int, num_prompts: int) -> list[list[int]]:
-    """Prompts of few different tokens, which few experts take."""
+    """Prompts with few distinct tokens, which few experts receive."""
     generator = random.Random(seed)
     few = [generator.randrange(model_zoo.NUM_BYTES) for _ in range(2)]
     return [
@@ -64,7 +64,7 @@ def skewed(seed: int, num_prompts: int) -> list[list[int]]:
 
 
 def answers(engine: DPEngines) -> list[Any]:
-    """Tokens with their log-probabilities, of prompts after which the experts have moved."""
+    """Tokens with their logprobs, for prompts after which the experts have moved."""
     found = []
     for seed in (1, 2):
         outputs = engine.generate(
@@ -87,7 +87,7 @@ Slots = list[list[list[tuple[int, str]]]]  # by rank, layer, slot: expert and di
 
 
 def experts_of(slots: Slots) -> dict[tuple[int, int], str]:
-    """The digest of each layer's experts; all slots of one must be alike."""
+    """The digest of each layer's experts; all slots of an expert must be equal."""
     found: dict[tuple[int, int], str] = {}
     for of_rank in slots:
         for layer, of_layer in enumerate(of_rank):

@@ -1,4 +1,4 @@
-"""A worker that tells where its experts are, and what is in them."""
+"""A worker that reports the places of its experts, and their contents."""
 
 import hashlib
 from typing import Any
@@ -12,10 +12,10 @@ from vllm_davinci.core.worker import NPUWorker
 
 
 class BalancingWorker(NPUWorker):
-    """Tests name it as worker class of an engine."""
+    """Tests name it as an engine's worker class."""
 
     def expert_digests(self) -> list[list[tuple[int, str]]]:
-        """By layer, of each slot of this rank: its expert and the digest of all its tensors."""
+        """By layer, for each slot of this rank: its expert and the digest of its tensors."""
         state = self.model_runner.eplb_state
         answer = []
         for index, layer in enumerate(self._expert_layers()):
@@ -36,7 +36,7 @@ class BalancingWorker(NPUWorker):
         return answer
 
     def weight_addresses(self) -> list[int]:
-        """Addresses of all that experts' forwards read."""
+        """Addresses of all tensors that experts' forwards read."""
         return [
             each.data_ptr()
             for layer in self._expert_layers()
@@ -44,7 +44,7 @@ class BalancingWorker(NPUWorker):
         ]
 
     def balance(self) -> dict[str, Any]:
-        """Decisions that were followed, slots that changed, and the newest imbalance."""
+        """Applied decisions, changed slots, and the newest imbalance."""
         state = self.model_runner.eplb_state
         assert isinstance(state, NPUEplbState)
         return {

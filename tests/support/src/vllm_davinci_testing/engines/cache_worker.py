@@ -1,4 +1,4 @@
-"""A worker extension that reads what the KV cache of a rank holds."""
+"""A worker extension that reads a rank's KV cache."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ import torch
 
 
 class CacheWorker:
-    """Tests name it as worker extension of an engine."""
+    """Tests name it as an engine's worker extension."""
 
     model_runner: Any
 
     def cached_rows(self, num_blocks: int) -> list[list[np.ndarray]]:
-        """The rows in the blocks of the newest request, which was alone, in the blocks' order.
+        """The rows in the newest request's blocks, in order; the request ran alone.
 
-        Returns for each layer and part of its cache: uint8 [num_blocks * block_size, row's bytes].
+        Returns uint8 [num_blocks * block_size, bytes of a row] per layer and part of its cache.
         """
         runner = self.model_runner
         # As it was in the newest step: the host's copy forgets a request that has ended.

@@ -1,4 +1,4 @@
-"""A checkpoint after some training."""
+"""A checkpoint whose weights have changed, as by training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 
 def changed(checkpoint: Path, directory: Path, seed: int) -> Path:
-    """The checkpoint with other weights: every tensor of floats a little off."""
+    """The checkpoint with slightly different float tensors."""
     shutil.copytree(checkpoint, directory)
     generator = torch.Generator().manual_seed(seed)
     tensors = load_file(directory / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Small checkpoints of DeepSeek-V4's shape, under the names that released ones have."""
+"""Small checkpoints of DeepSeek-V4's shape, with released tensor names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ _RELEASED_NAMES = {
 
 @torch.no_grad()
 def fill_streams_and_tables(network: nn.Module) -> None:
-    """Fills what random matrices leave neutral: streams, places in groups, tables of experts."""
+    """Fills tensors that random initialisation leaves neutral: streams, group positions, expert
+    tables.
+    """
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         part = name.rpartition(".")[2]
         if part in ("fn", "hc_fn"):
@@ -91,7 +93,7 @@ def fill_streams_and_tables(network: nn.Module) -> None:
 
 
 def release(directory: Path, options: Mapping[str, Any]) -> None:
-    """Gives a checkpoint that transformers has written the released names of tensors and keys."""
+    """Renames a transformers checkpoint's tensors and keys to the released names."""
     path = directory / "model.safetensors"
     tensors = {_released_name(name): tensor for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""A scheduler that gives requests copies of the cached blocks that they share."""
+"""A scheduler that gives requests copies of shared cached blocks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 class CopyingScheduler(Scheduler):
     """Taken by vLLM's option scheduler_cls, with asynchronous scheduling off.
 
-    vLLM itself copies a block on write where a cached prefix ends inside one, which it lets happen
-    for models with recurrent layers only. Here the first block of every request that hits the
-    cache is copied, and the request reads the copy.
+    vLLM copies a block on write if a cached prefix ends inside it, which happens only in models
+    with recurrent layers. Here the first block of every request that hits the cache is copied, and
+    the request reads the copy.
     """
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:

@@ -1,4 +1,4 @@
-"""Workers that count what they launch."""
+"""Workers that count their launches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CountingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def count_collectives(self) -> None:
-        """From now on, those between the TP ranks of a DP rank."""
+        """Starts counting launches between the TP ranks of a DP rank."""
         communicator = get_tp_group().device_communicator
         assert isinstance(communicator, NPUCommunicator)
         self.counted: Counter[str] = Counter()
@@ -38,11 +38,11 @@ class CountingWorker:
         communicator._collective = hook  # of this object alone
 
     def collectives(self) -> dict[str, int]:
-        """How often each was launched."""
+        """Number of launches of each."""
         return dict(self.counted)
 
     def host_waits(self) -> dict[str, int]:
-        """How often the host waited for the device since then, and copied from it."""
+        """Number of the host's waits for the device since then, and of its copies from it."""
         now = _C.host_counts()
         return {
             name: now[name] - self._host_counts[name]
@@ -57,7 +57,7 @@ class CallCountingWorker:
     """
 
     def count_compiled_calls(self) -> None:
-        """From now on, those of layers to compiled operators."""
+        """Starts counting layers' calls of compiled operators."""
         self.called: Counter[str] = Counter()
         for name, operator in fused_ops._fused_ops.items():
             fused_ops._fused_ops[name] = self._counting(name, operator)
@@ -71,7 +71,7 @@ class CallCountingWorker:
         return counting
 
     def compiled_calls(self) -> dict[str, int]:
-        """How often each was called."""
+        """Number of calls of each."""
         return dict(self.called)
 
 
@@ -81,7 +81,7 @@ class LaunchCountingWorker:
     model_runner: Any
 
     def count_launches(self, with_compiled_operators: bool) -> None:
-        """From now on, those of each layer, with the compiled operators or without."""
+        """Starts counting calls per layer, with or without compiled operators."""
         fused_ops.choose_fused_ops(with_compiled_operators)
         self.launched: dict[int, tuple[list[str], int]] = {}
         model = self.model_runner.get_model()
@@ -112,21 +112,21 @@ class LaunchCountingWorker:
         layer.register_forward_hook(end)
 
     def launches(self) -> dict[int, tuple[list[str], int]]:
-        """By layer of the newest step: what the host called, what compiled operators launched."""
+        """By layer of the newest step: the host's calls, and launches of compiled operators."""
         return self.launched
 
 
 class StepCountingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls.
 
-    Counts per step, from the beginning of one to that of the next: what the whole process waited
-    for, outputs that are taken on another thread included.
+    Counts the whole process's waits per step, from its beginning to the next one's, including
+    outputs on another thread.
     """
 
     model_runner: Any
 
     def count_waits_of_steps(self) -> None:
-        """From now on, whichever of vLLM's runners there is."""
+        """Starts counting, on either of vLLM's runners."""
         runner = self.model_runner
         self._counted_steps: list[tuple[int, int, int, int, int]] = []
         self._waits_in_forward = self._waits_for_inputs = self._launches_of_inputs = 0
@@ -191,7 +191,7 @@ class StepCountingWorker:
 
 
 class StepWaits(NamedTuple):
-    """How often the process waited for the device during a step of so many tokens.
+    """Number of waits of the process for the device in a step with these tokens.
 
     all:             outputs that are taken on another thread included
     in_forward:      during the model's forward

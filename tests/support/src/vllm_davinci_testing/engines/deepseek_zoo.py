@@ -1,4 +1,4 @@
-"""Small checkpoints of DeepSeek's shape: MLA, alone and before routed experts."""
+"""Small checkpoints of DeepSeek's shape: MLA, with and without routed experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_davinci_testing.engines.zoo_model import ZooModel
 
 
 def deepseek(name: str, model_type: str, heads: int = 4, **options: Any) -> ZooModel:
-    """Multi-head MLA in dense layers, with the sizes the operators take."""
+    """Multi-head MLA in dense layers, with sizes that the operators support."""
     return ZooModel(
         name,
         model_type,
@@ -64,9 +64,9 @@ V3_EXPERTS: dict[str, Any] = {
 
 
 def small_deepseek(**fields: Any) -> transformers.DeepseekV3Config:
-    """DeepSeek-V3's shape at its smallest: a dense layer, then one of experts; MLA.
+    """DeepSeek-V3's shape at its smallest: MLA, a dense layer, then an expert layer.
 
-    fields: those that are to be otherwise
+    fields: values to change
     """
     return transformers.DeepseekV3Config(
         **{

@@ -1,4 +1,4 @@
-"""An engine of prefills, one of decodes, and the requests with which a proxy serves from both."""
+"""A prefill and a decode engine, and a proxy's requests to both."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Answer(NamedTuple):
 
 
 class Pair:
-    """Two servers. Each is stopped, killed and started again alone.
+    """Two servers, each of which can be stopped, killed and restarted separately.
 
     options:     of both servers
-    of_prefills: further ones of the engine of prefills
+    of_prefills: additional ones of the prefill engine
     extra:       kv_connector_extra_config of both
     policy:      kv_load_failure_policy
     """
@@ -66,7 +66,7 @@ class Pair:
         return answers(self.prefills.port) and answers(self.decodes.port)
 
     def restart_prefills(self) -> None:
-        """Starts an engine of prefills where the killed one was reached, but for its HTTP port."""
+        """Starts a prefill engine at the killed one's addresses, except for its HTTP port."""
         self.prefills = self._start("kv_producer")
         self.prefills.wait_until_ready()
 
@@ -93,7 +93,7 @@ class Pair:
 
     @staticmethod
     def _channel(port: str) -> dict[str, str]:
-        """Variables of a server: where the other one asks it for its blocks."""
+        """Variables of a server: where the other one requests its blocks."""
         return {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": port,
@@ -102,14 +102,14 @@ class Pair:
     # --- what a proxy does -----------------------------------------------------------------------
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """Computes a prompt. Returns where its blocks are."""
+        """Computes a prompt. Returns the address of its blocks."""
         asked = {"do_remote_decode": True, "do_remote_prefill": False}
         answer = self._ask(self.prefills, prompt, 1, asked)
         told: dict[str, Any] = answer["kv_transfer_params"]
         return told
 
     def decode(self, prompt: list[int], told: dict[str, Any], max_tokens: int) -> Answer:
-        """The greedy continuation of a prompt whose blocks are there."""
+        """The greedy continuation of a prompt whose blocks exist."""
         return answer_of(self._ask(self.decodes, prompt, max_tokens, told))
 
     def complete(self, prompt: list[int], max_tokens: int) -> Answer:
@@ -123,7 +123,7 @@ class Pair:
     # --- what a test sees ------------------------------------------------------------------------
 
     def stop_prefills(self) -> None:
-        """Lets its processes stand still, as a host does that is cut off."""
+        """Suspends its processes, like a host that is cut off."""
         self._signal_prefills(signal.SIGSTOP)
 
     def continue_prefills(self) -> None:
@@ -139,7 +139,7 @@ class Pair:
 
 
 class MooncakePair(Pair):
-    """Servers between which Mooncake carries the blocks."""
+    """Servers that transfer blocks with Mooncake."""
 
     CONNECTOR = "MooncakeConnector"
 
@@ -148,7 +148,7 @@ class MooncakePair(Pair):
         return {"VLLM_HOST_IP": "127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": port}
 
     def transfer(self) -> dict[str, Any]:
-        """Gives a new transfer a name: what a proxy tells the engine of decodes of it."""
+        """Names a new transfer; the proxy passes this to the decode engine."""
         address = f"http://127.0.0.1:{self._side_channels['kv_producer']}"
         (engine,) = httpx.get(f"{address}/query", timeout=30).json().values()
         return {
@@ -164,7 +164,7 @@ class MooncakePair(Pair):
         return told
 
     def begin_prefill(self, prompt: list[int], told: dict[str, Any]) -> None:
-        """Computes a prompt for a transfer. Its blocks wait for the engine of decodes."""
+        """Computes a prompt for a transfer. Its blocks wait for the decode engine."""
         asked = {"do_remote_decode": True, "do_remote_prefill": False}
         self._ask(self.prefills, prompt, 1, {**asked, "transfer_id": told["transfer_id"]})
 
@@ -198,6 +198,6 @@ def answer_of(answer: dict[str, Any]) -> Answer:
 
 
 def metric(server: ForkedServer, name: str) -> float:
-    """The sum of a metric's series; 0 where it has none yet."""
+    """The sum of a metric's series; 0 if it has none yet."""
     lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))

@@ -1,4 +1,4 @@
-"""Checks that a pair of engines gives the tokens of one, whatever carries blocks between them."""
+"""Checks that a pair of engines gives one engine's tokens with any transfer of blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def prompts_that_share_blocks() -> list[list[int]]:
-    """The second half begins with blocks that the first leaves in both engines' prefix caches."""
+    """The second half of prompts begins with blocks of the first in both engines' prefix caches."""
     prompts = [prompt_of(140 + n, seed=n % 2) for n in range(4)]
     return prompts + [[*prompt[:BLOCK_TOKENS], *prompt_of(90, seed=9)] for prompt in prompts]
 
@@ -60,7 +60,7 @@ def pairs_of(kind: type[P], new_folder: Callable[[str], Path]) -> Iterator[Calla
 
 
 def answers_of_one(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
-    """Answers of one engine that does both; one for each model and options, kept."""
+    """Answers of a single engine, stored per model and options."""
     engines: dict[str, EngineProcess] = {}
 
     def answer(model: Path, prompt: list[int], **options: Any) -> Answer:
@@ -92,9 +92,9 @@ def assert_computed_again(
     counts: Callable[[list[int]], int],
     limit_s: float,
 ) -> None:
-    """An engine of prefills stands still, goes on, is killed, and comes back.
+    """Suspends a prefill engine, resumes it, kills it and restarts it.
 
-    come:    what has come from the other engine
+    come:    blocks received from the other engine
     counts:  how much a prompt is of that
     limit_s: after which a transfer is given up
     """
@@ -121,7 +121,7 @@ def assert_computed_again(
 
 
 def assert_ends_with_an_error(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
-    """A request whose blocks do not come, of a pair with the policy to fail; closes the pair."""
+    """A request whose blocks do not arrive, with the policy to fail; closes the pair."""
     prompt = prompt_of(300)
     told = pair.prefill(prompt)
     pair.prefills.kill()
@@ -134,7 +134,7 @@ def assert_ends_with_an_error(pair: Pair, alone: Callable[[list[int]], Answer]) 
 
 
 def assert_sizes_are_refused(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
-    """An engine of prefills of two ranks beside one of decodes of one; closes the pair."""
+    """A prefill engine of two ranks with a decode engine of one; closes the pair."""
     prompt = prompt_of(200)
     assert pair.complete(prompt, NUM_TOKENS).tokens == alone(prompt).tokens
     assert "has --tensor-parallel-size 2, and this one 1" in pair.decodes.log_text()

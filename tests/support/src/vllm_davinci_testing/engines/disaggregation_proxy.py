@@ -1,7 +1,7 @@
-"""A proxy before two engines, in a process of its own: it is killed and started again like them.
+"""A proxy for two engines in its own process, which can be killed and restarted.
 
-It does for clients what `Pair` does for tests: each prompt goes to the engine of prefills, and what
-that says of its blocks to the engine of decodes.
+It sends each prompt to the prefill engine, and the address of its blocks to the decode engine, as
+`Pair` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_LIMIT_S = 60
 
 
 class ProxiedPair(Pair):
-    """Engines whose clients ask a proxy."""
+    """Engines behind a proxy."""
 
     def __init__(self, model: Path, directory: Path, *options: str, **settings: Any) -> None:
         self._engines_file = directory / "engines.json"
@@ -41,7 +41,7 @@ class ProxiedPair(Pair):
         self.start_proxy()
 
     def _start(self, role: str) -> ForkedServer:
-        """An engine that is started again has another port: the proxy is told."""
+        """Tells the proxy the new port of a restarted engine."""
         server = super()._start(role)
         self._engines[role] = server.url
         written = self._engines_file.with_suffix(".new")
@@ -50,13 +50,13 @@ class ProxiedPair(Pair):
         return server
 
     def start_proxy(self) -> None:
-        """Starts it where the last one was reached."""
+        """Starts the proxy at the previous one's address."""
         self._proxy = fork_context().Process(target=_serve, args=(self._port, self._engines_file))
         self._proxy.start()
         assert becomes_true(self._proxy_answers, START_LIMIT_S), "the proxy does not answer"
 
     def kill_proxy(self) -> None:
-        """Ends it without a word to clients, whose connections break."""
+        """Kills the proxy; clients' connections break."""
         self._proxy.kill()
         self._proxy.join(10)
 
@@ -64,7 +64,7 @@ class ProxiedPair(Pair):
         return self._proxy_answers() and super().is_ready()
 
     def complete(self, prompt: list[int], max_tokens: int) -> Answer:
-        """As a client does, which knows the proxy alone."""
+        """Asks as a client, which knows only the proxy."""
         answered = httpx.post(
             f"http://127.0.0.1:{self._port}",
             json={"prompt": prompt, "max_tokens": max_tokens},
@@ -120,4 +120,4 @@ class _Proxy(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing: a line per request is no use to a test."""
+        """Logs nothing: a test needs no line per request."""

@@ -1,4 +1,4 @@
-"""data-parallel ranks, each an engine in a process of its own, that step together."""
+"""Data-parallel ranks that step together, each an engine in its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class DPEngines:
     """Several engines as one: every call goes to all of them at once.
 
-    start: makes an engine, as the fixture start_engine does; `engine` are its options
+    start: makes an engine, as the fixture start_engine does; `engine`: its options
     count: DP ranks; one is an ordinary engine
     """
 
@@ -50,7 +50,7 @@ class DPEngines:
     def generate(
         self, prompts: list[list[int]], *arguments: Any, adapters: list[Any] | None = None
     ) -> list[Any]:
-        """Outputs in the order of the prompts, of which DP rank r has r, r + count, ...
+        """Outputs in the order of the prompts; DP rank r has prompts r, r + count, ...
 
         adapters: the LoRARequest, or None, of each prompt
         """

@@ -1,4 +1,4 @@
-"""Drafters of vLLM's method custom_class: always wrong, never wrong, right to some place."""
+"""Drafters of vLLM's method custom_class: always wrong, never wrong, or right up to a position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GUESSING = f"{__name__}.GuessingDrafter"
 
 
 class WrongDrafter:
-    """Drafts tokens by lot, the newest ones again, or fewer than it may, or none."""
+    """Drafts random tokens, repeats the newest, drafts fewer than allowed, or none."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         config = vllm_config.speculative_config
@@ -51,7 +51,7 @@ class WrongDrafter:
 
 
 class KnowingDrafter(WrongDrafter):
-    """Drafts what follows in the text of TEXTS that begins as the request does."""
+    """Drafts the continuation of the text in TEXTS that begins as the request does."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
@@ -66,7 +66,7 @@ class KnowingDrafter(WrongDrafter):
 
 
 class GuessingDrafter(KnowingDrafter):
-    """Drafts as many tokens each time, the first ones of them right, none to all of them."""
+    """Always drafts the same number of tokens, of which the first none to all are right."""
 
     def drafts(self, text: list[int]) -> list[int]:
         right = super().drafts(text)

@@ -1,4 +1,4 @@
-"""Random EAGLE heads for a Llama, in the files that such heads are published in."""
+"""Random EAGLE heads for a Llama, in the files of published heads."""
 
 from __future__ import annotations
 

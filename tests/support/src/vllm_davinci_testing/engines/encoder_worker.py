@@ -1,4 +1,4 @@
-"""A worker that tells how its multimodal encoder ran, and the steps that it was part of."""
+"""A worker that reports its multimodal encoder's runs, and their steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EncoderWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def watch_encoder(self) -> None:
-        """From now on, outputs and counts of each forward of the model's encoder."""
+        """Starts recording outputs and counts of each forward of the model's encoder."""
         self._forwards: list[tuple[torch.Tensor, HostCounts]] = []
         self._steps: list[HostCounts] = []
         begun: list[HostCounts] = []
@@ -48,7 +48,7 @@ class EncoderWorker:
         getattr(model, last).register_forward_hook(end)
 
     def watch_encoder_calls(self) -> None:
-        """From now on, counts of each call of the model's encoder, whatever the model is."""
+        """Starts counting calls of any model's encoder."""
         self._calls: list[HostCounts] = []
         model = self.model_runner.get_model()
         encode = model.embed_multimodal
@@ -71,5 +71,5 @@ class EncoderWorker:
         return [(output.cpu(), counts) for output, counts in self._forwards]
 
     def steps_of_encoder(self) -> list[HostCounts]:
-        """Counts of each step since then that had something new for the encoder."""
+        """Counts of each step since then with new encoder input."""
         return self._steps

@@ -1,4 +1,4 @@
-"""Commands and servers that have to end by themselves, and what they said."""
+"""Commands and servers that must end by themselves, and their output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 def run_to_its_end(
     *command: str | Path, log: Path, environment: Mapping[str, str] | None = None
 ) -> Ended:
-    """Runs a command that ends within the time of a start and leaves no process behind."""
+    """Runs a command that ends within a start's time limit and leaves no process behind."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             list(map(str, command)),
@@ -39,7 +39,7 @@ def run_to_its_end(
 def run_server_to_its_end(
     model: Path, *options: str, log: Path, environment: Mapping[str, str] | None = None
 ) -> Ended:
-    """Like run_to_its_end, of `vllm serve` whose processes are forks: see ForkedServer."""
+    """Like run_to_its_end, for a `vllm serve` whose processes are forks: see ForkedServer."""
     server = ForkedServer(model, log, *options, environment=environment)
     return _ended(server.process, ("vllm", "serve", model, *options), log)
 
@@ -60,7 +60,7 @@ def _ended(process: Any, command: Iterable[str | Path], log: Path) -> Ended:
 
 
 def assert_explained(ended: Ended, *words: str) -> None:
-    """A failure with a status of its own, no signal, whose output says each of these."""
+    """A failure with an exit status, no signal, whose output contains each of these."""
     assert ended.status > 0, f"status {ended.status}\n{ended.output[-6000:]}"
     missing = [word for word in words if word not in ended.output]
     assert not missing, f"The output does not say {missing}:\n{ended.output[-6000:]}"
@@ -71,7 +71,7 @@ def _tail(log: Path) -> str:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Where nobody has fetched its status yet, a process that has ended is a zombie."""
+    """An ended process is a zombie until its status is fetched."""
     with suppress(psutil.NoSuchProcess):
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     return True

@@ -1,4 +1,4 @@
-"""A vLLM engine in a process of its own, forked from one that has imported vLLM already."""
+"""A vLLM engine in its own process, forked from one that has already imported vLLM."""
 
 from __future__ import annotations
 
@@ -52,15 +52,14 @@ WEIGHT_SYNC = (
 
 
 class EngineError(Exception):
-    """An error of an engine's process, with its traceback there."""
+    """An error in an engine's process, with its traceback from there."""
 
 
 class EngineProcess:
     """`vllm.LLM` in another process: calls go there, vLLM's own outputs come back.
 
-    log:          file that takes what the process prints
-    environment:  variables of that process; without a VNPU_SOC, a strict chip in 16 bits
-    engine:       arguments of vllm.LLM, beside DEFAULTS
+    log: file for the process's output environment: variables of that process; without VNPU_SOC, a
+    strict chip in 16 bits engine: arguments of vllm.LLM in addition to DEFAULTS
     """
 
     def __init__(
@@ -108,16 +107,16 @@ class EngineProcess:
         return {metric.name: metric.value for metric in metrics if hasattr(metric, "value")}
 
     def metric_vectors(self) -> dict[str, list[int]]:
-        """The engine's counters that have a number for each place, by name."""
+        """The engine's counters with a value per position, by name."""
         metrics = self._call("get_metrics", (), {})
         return {metric.name: metric.values for metric in metrics if hasattr(metric, "values")}
 
     def abort_all(self) -> None:
-        """Takes back what a failed call left in the engine."""
+        """Removes what a failed call left in the engine."""
         self._call("abort_all", (), {})
 
     def add_lora(self, adapter: Any) -> bool:
-        """Loads an adapter ahead of its requests, as a server does."""
+        """Loads an adapter before its requests, as a server does."""
         return self._call("add_lora", (adapter,), {})
 
     def sleep(self, level: int = 1) -> None:
@@ -127,7 +126,7 @@ class EngineProcess:
         self._call("wake_up", (), {"tags": tags})
 
     def weight_sync(self, method: str, *args: Any) -> None:
-        """Calls one of vLLM's methods for weights that a trainer sends."""
+        """Calls one of vLLM's methods for weights sent by a trainer."""
         assert method in WEIGHT_SYNC
         self._call(method, args, {})
 
@@ -136,8 +135,9 @@ class EngineProcess:
         return self._call("collective_rpc", (method,), {"args": args})
 
     def scheduler_settings(self) -> dict[str, Any]:
-        """The fields of vLLM's scheduler configuration, as they are in effect, and the number of
-        steps in flight."""
+        """The effective fields of vLLM's scheduler configuration, and the number of steps in
+        flight.
+        """
         return self._call("scheduler_settings", (), {})
 
     def schedule(self) -> str:
@@ -186,7 +186,7 @@ class EngineProcess:
         return value
 
     def _print_stacks(self) -> None:
-        """Lets the process write to its log where its threads are."""
+        """Makes the process log its threads' stacks."""
         if self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGUSR1)
             time.sleep(1)
@@ -205,19 +205,19 @@ ENVIRONMENT = {
 
 
 def chip_for(dtype: str) -> dict[str, str]:
-    """Chips have no float32 attention; what they do compute in runs on one that says what it takes.
+    """Selects a strict chip for 16 bits: chips have no float32 attention.
 
-    On the one that the run names: VNPU_SOC=reference:Ascend910_9391. Where the whole run is strict,
-    on that one too.
+    It is the chip that the run names, as in VNPU_SOC=reference:Ascend910_9391, also if the whole
+    run is strict.
     """
     exact, _, chip = os.environ.get(VNPU_SOC, "").partition(":")
     return {VNPU_SOC: chip or STRICT_SOC} if exact == EXACT_SOC and dtype != "float32" else {}
 
 
 def end(llm: Any) -> None:
-    """End an engine, its other processes, and this one, whose own memory nobody has to free.
+    """Ends an engine, its other processes, and this one, without freeing its memory.
 
-    vLLM's whole shutdown walks through every object of the process several times, for a second.
+    vLLM's complete shutdown visits every object of the process several times, which takes a second.
     """
     parallel = llm.llm_engine.vllm_config.parallel_config
     client = llm.llm_engine.engine_core

@@ -1,4 +1,4 @@
-"""A worker of which one rank fails at a chosen place of its start."""
+"""A worker one of whose ranks fails at a chosen place of its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker whose model can be made to fail somewhere, for tests of what happens then."""
+"""A worker whose model can be made to fail at a chosen place."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class FailingWorker:
     rank: int
 
     def fail_once_in(self, ubatch: int, layer: int, rank: int | None = None) -> None:
-        """The next time that a ubatch comes to a layer's MLP, it raises there.
+        """The next ubatch that reaches a layer's MLP raises there.
 
-        rank: on this one only; None is on each
+        rank: on this rank only; None: on each
         """
         if rank not in (None, self.rank):
             return
@@ -36,7 +36,7 @@ class FailingWorker:
 
         method:       "_model_forward" enters the model, "_sample" takes its logits
         calls_before: calls that pass first
-        rank:         on this one only; None is on each
+        rank:         on this rank only; None: on each
         """
         if rank not in (None, self.rank):
             return

@@ -1,4 +1,4 @@
-"""Configurations of families, beside the sizes that all have."""
+"""Configurations of families, in addition to the common sizes."""
 
 from __future__ import annotations
 

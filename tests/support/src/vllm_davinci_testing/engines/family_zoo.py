@@ -1,7 +1,7 @@
 """A small random checkpoint of every text family that both vLLM and transformers have.
 
-Sizes are put in by the names that configurations have for them; what one family alone needs stands
-in family_options.py.
+Sizes are set under the names that configurations have for them; family_options.py has the needs of
+single families.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def small_config(model_type: str) -> transformers.PretrainedConfig:
 
 
 def _ends_of(kinds: Iterable[str]) -> list[str]:
-    """As many kinds of layers as there are layers: different ones where there are."""
+    """As many kinds of layers as there are layers, if the family has several."""
     different = list(dict.fromkeys(kinds))
     return (different * NUM_LAYERS)[:NUM_LAYERS]
 

@@ -1,4 +1,4 @@
-"""Small engines one of whose points fails, and the program that runs each: see fault_points."""
+"""Small engines for fault injection, and the program that runs each: see fault_points."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ prompts = [{"prompt": vision_zoo.prompt(1, "case"),
 
 @cache
 def vision_checkpoint() -> Path:
-    """A model of images with random weights, for this process's life."""
+    """A random image model, for this process's lifetime."""
     return vision_zoo.write_vision_checkpoint("qwen2_5_vl", Path(tempfile.mkdtemp()) / "vision")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine, or data-parallel ones that step together.
+    """An engine, or data-parallel engines that step together.
 
-    model:   a directory; None for that of a model of images
+    model:   a directory; None: an image model
     options: arguments of vllm.LLM
-    engines: how many there are
+    engines: number of engines
     """
 
     options: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Engine:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def program(self, log: Path) -> str:
-        """The source of a program that writes its log there."""
+        """The source of a program that logs to that file."""
         has_images = self.model is None
         options = {"max_model_len": 256 if has_images else 64, **self.options}
         return PROGRAM.format(
@@ -74,7 +74,7 @@ class Engine:
         )
 
     def places(self) -> list[dict[str, str]]:
-        """Variables of each program: which of the data-parallel engines it is."""
+        """Variables of each program: the index of its data-parallel engine."""
         port = free_port()
         if self.engines == 1:
             return [{}]

@@ -1,13 +1,13 @@
-"""Lets each point at which a small engine can fail do so, and tables what became of it.
+"""Injects a fault at each point at which a small engine can fail, and tabulates the outcomes.
 
 An engine of a tiny model starts, answers three requests and ends, once for every point chosen: a
-rule of VNPU_FAULTS names the point (docs/guides/inject_faults.md). What has to hold each time: the
-tokens are those of a run without a fault, or the program ends with an error that names the cause;
-its status is not 0 then; no process is left after 30 s, nor shared memory.
+rule of VNPU_FAULTS names the point (docs/guides/inject_faults.md). Each time the tokens equal a run
+without a fault, or the program ends with an error that names the cause and a status other than 0;
+after 30 s no process or shared memory is left.
 
-Run by `nox -s faults`; `-- --one-in N` takes every Nth point of each kind, `--date` says which,
-`--only NAME` narrows the engines and `--kinds A,B` the kinds, `--most N` tries so many of each
-engine, all kinds alike, `--page FILE` writes the tables.
+Run by `nox -s faults`; `-- --one-in N` takes every Nth point of each kind, `--date` selects them,
+`--only NAME` narrows the engines and `--kinds A,B` the kinds, `--most N` limits the points per
+engine, evenly over kinds, `--page FILE` writes the tables.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ NAMES = re.compile(
 
 @dataclass
 class Run:
-    """A run shows this. to_end_s: from the fault to the end of all processes"""
+    """Outcome of a run. to_end_s: from the fault to the end of all processes"""
 
     status: int
     log: str
@@ -89,7 +89,7 @@ class Run:
 
 
 def run(engine: Engine, faults: str) -> Run:
-    """Runs an engine under a plan, and looks at what it leaves."""
+    """Runs an engine under a plan, and checks what it leaves."""
     with tempfile.TemporaryDirectory() as directory:
         places = engine.places()
         logs = [Path(directory) / f"log{number}" for number in range(len(places))]
@@ -135,12 +135,12 @@ def run(engine: Engine, faults: str) -> Run:
 def run_forks(
     programs: Sequence[str], variables: Sequence[Mapping[str, str]], limit_s: float
 ) -> list[tuple[int, str]]:
-    """Statuses of programs in forks of a process with all imports, and what they printed."""
+    """Statuses and output of programs in forks of a process with all imports."""
     return [(each.status, each.output) for each in run_together(programs, variables, limit_s)]
 
 
 class Watch:
-    """Looks at programs while they run: logs, processes, shared memory, and when the fault came."""
+    """Observes running programs: logs, processes, shared memory, and the time of the fault."""
 
     def __init__(self, logs: list[Path]) -> None:
         self._logs = logs
@@ -148,7 +148,7 @@ class Watch:
         self.held: set[Path] = set()
 
     def look(self) -> str:
-        """Everything that the programs have printed."""
+        """All output of the programs."""
         text = "".join(log.read_text(errors="replace") for log in self._logs if log.exists())
         if self.fault_at is None and "VNPU_FAULTS: " in text:
             self.fault_at = time.monotonic()
@@ -162,7 +162,7 @@ class Watch:
 
 
 def outcome(result: Run, expected: list[str], rule: str) -> str:
-    """One of GOOD, or what did not hold."""
+    """One of GOOD, or the violated condition."""
     if result.status == -1:
         return "HANGS"
     if result.left:
@@ -182,7 +182,7 @@ def outcome(result: Run, expected: list[str], rule: str) -> str:
 
 
 def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
-    """The right answer, and how many points of each kind every rank has."""
+    """The right answer, and the number of points per kind and rank."""
     with tempfile.TemporaryDirectory() as directory:
         result = run(engine, f"count:{directory}")
         if result.status != 0 or len(result.answers) != 3 * engine.engines:
@@ -202,7 +202,7 @@ def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
 
 
 def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[tuple[str, str]]:
-    """Kind and rule of each point whose turn it is: every one within as many days as `one_in`."""
+    """Kind and rule of each point due on this date; every point is due once in `one_in` days."""
     day = datetime.date.fromisoformat(date).toordinal()
     for rank, kinds in sorted(points.items()):
         for kind, count in sorted(kinds.items()):
@@ -218,7 +218,7 @@ def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[
 
 
 def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str]]:
-    """The same in an order of that date, in which kinds take turns: the first ones are of all."""
+    """The same in an order by date that alternates kinds, so that the first ones cover all."""
     mixed = sorted(rules, key=lambda each: hashlib.sha256(f"{date} {each[1]}".encode()).digest())
     seen: Counter[str] = Counter()
     turns = []

@@ -1,4 +1,4 @@
-"""Tables of what became of points that failed."""
+"""Tables of the outcomes of faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOOD = ("bit-equal", "error with its cause", "not reached")
 
 @dataclass
 class Tally:
-    """This became of the points of one kind."""
+    """Outcomes of one kind's points."""
 
     points: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class Tally:
 
 
 def page(tallies: dict[tuple[str, str], Tally], one_in: int, stamp: str) -> str:
-    """The table, in Markdown. stamp: when and of what the figures are"""
+    """The table in Markdown. stamp: date and commit of the figures"""
     lines = [
         "# Faults at the points of an engine",
         "",
@@ -63,7 +63,7 @@ def page(tallies: dict[tuple[str, str], Tally], one_in: int, stamp: str) -> str:
 
 
 def by_kind(tallies: dict[tuple[str, str], Tally]) -> dict[str, Tally]:
-    """Those of all engines together."""
+    """Outcomes of all engines together."""
     sums: dict[str, Tally] = {}
     for (_, kind), tally in sorted(tallies.items(), key=lambda each: each[0][1]):
         sums[kind] = sums.get(kind, Tally()) + tally
@@ -71,7 +71,7 @@ def by_kind(tallies: dict[tuple[str, str], Tally]) -> dict[str, Tally]:
 
 
 def table(tallies: Mapping[tuple[str, ...], Tally], *names: str) -> list[str]:
-    """A table in Markdown with a line for each. names: of the columns of the keys"""
+    """A Markdown table with a line for each. names: of the columns of the keys"""
     rules = ["---"] * len(names) + ["--:"] * 5 + ["---"] + ["--:"] * 2
     return [
         f"| {' | '.join((*names, *COLUMNS))} |",

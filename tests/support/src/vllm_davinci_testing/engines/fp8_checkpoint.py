@@ -19,7 +19,7 @@ BLOCK = (128, 128)
 
 
 def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
-    """A small DeepSeek-V3 of which blocks divide most matrices. fields: those to be otherwise"""
+    """A small DeepSeek-V3 whose matrices mostly divide into blocks. fields: values to change"""
     sizes = {
         "hidden_size": 256,
         "intermediate_size": 384,
@@ -32,7 +32,7 @@ def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
 
 
 def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:
-    """source: a float checkpoint in one file. Projections whose sizes 128 divides become fp8.
+    """source: a float checkpoint in one file. Projections with sizes divisible by 128 become fp8.
 
     A weight may lie in another shard than its scales.
     """
@@ -66,7 +66,7 @@ def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:
 
 
 def dequantized(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of such a checkpoint, fp32 in place of fp8, by transformers' own operation."""
+    """All tensors of such a checkpoint, dequantized to fp32 by transformers' own operation."""
     stored: dict[str, torch.Tensor] = {}
     for path in sorted(directory.glob("*.safetensors")):
         stored |= load_file(path)

@@ -1,4 +1,4 @@
-"""A small Gemma3 with random weights, whose images see each other both ways."""
+"""A small Gemma3 with random weights and bidirectional attention within images."""
 
 from __future__ import annotations
 

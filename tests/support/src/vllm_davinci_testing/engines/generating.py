@@ -1,4 +1,4 @@
-"""An engine's greedy tokens, held against transformers'."""
+"""An engine's greedy tokens, compared with transformers'."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def assert_generates(
 def bits(
     engine: EngineProcess, prompts: Sequence[Sequence[int]], adapter: LoRARequest | None = None
 ) -> list[Any]:
-    """16 greedy tokens of each prompt and their logprobs, bit for bit; those of every other
-    request under the adapter."""
+    """16 greedy tokens of each prompt and their logprobs, bit for bit; every other request has the
+    adapter.
+    """
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
     asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
     outputs = engine.generate(

@@ -1,4 +1,4 @@
-"""GLM-4V at its smallest: an encoder that samples its table of positions at an image's patches."""
+"""GLM-4V at its smallest: its encoder interpolates position embeddings at an image's patches."""
 
 from __future__ import annotations
 

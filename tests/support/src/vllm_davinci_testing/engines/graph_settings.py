@@ -1,4 +1,4 @@
-"""Options of engines that capture decode steps of few sizes, so that steps are padded."""
+"""Options of engines that capture few sizes of decode steps, so that steps are padded."""
 
 from __future__ import annotations
 

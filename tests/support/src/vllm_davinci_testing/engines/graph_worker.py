@@ -1,4 +1,4 @@
-"""A worker that tells what its graphs hold, and whose device can be made too small for them."""
+"""A worker that reports its graphs' contents, and whose device can be made too small for them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class GraphWorker:
     rank: int
 
     def planned_and_held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The plan's figures of all graphs together, and those of the graphs. Memory in bytes."""
+        """The planned figures of all graphs, and the real ones. Memory in bytes."""
         runner = self.model_runner
         held = {**_C.graph_holdings(), "memory": runner.graphs.captured_bytes}
         return runner.graphs.plan.totals(), held
 
     def capture_again_with_a_failure(self, sizes: list[int], num_tokens: int, rank: int) -> None:
-        """Captures all sizes anew; on one rank the model raises in the capture of one of them."""
+        """Captures all sizes again; on one rank the model raises during one capture."""
 
         def fail(module: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
             is_captured = torch.npu.is_current_stream_capturing()
@@ -46,7 +46,7 @@ class GraphWorker:
             hook.remove()
 
     def capture_again_without(self, sizes: list[int], what: str) -> None:
-        """Captures all sizes anew on a device that has hardly any `what` left.
+        """Captures all sizes again on a device with almost no `what` left.
 
         what: streams, events or memory
         """
@@ -84,7 +84,7 @@ def _taken_memory(spare_bytes: int) -> Iterator[None]:
 def _taken(
     create: Callable[[Any], int], destroy: Callable[[Any], int], spare: int
 ) -> Iterator[None]:
-    """All handles that the device gives, but `spare`."""
+    """Takes all handles of the device except `spare`."""
     handles = []
     while not create(ctypes.byref(handle := ctypes.c_void_p())):
         handles.append(handle)

@@ -1,4 +1,4 @@
-"""An engine in a program on a host of a test."""
+"""An engine in a program on a test host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print("TOKENS", json.dumps([output.outputs[0].token_ids for output in outputs]),
 
 
 def environment_on(host: Host) -> dict[str, str]:
-    """Returns variables for a program with an engine that is a part of it."""
+    """Returns variables for a program with one of several engines."""
     return {**FORKED_WORKERS, "VLLM_HOST_IP": host.address, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
@@ -45,7 +45,7 @@ def generate_on(
 
 
 def tokens_in(log: Path) -> list[list[int]]:
-    """Returns what the program has printed."""
+    """Returns the program's output."""
     lines = log.read_text(errors="replace").splitlines()
     line = next(line for line in lines if line.startswith("TOKENS "))
     tokens: list[list[int]] = json.loads(line.removeprefix("TOKENS "))

@@ -1,4 +1,4 @@
-"""`vllm serve` on hosts of a test, and a client on one of them.
+"""`vllm serve` on test hosts, and a client on one of them.
 
 Nothing outside of the hosts reaches their network: the client is a process there.
 """
@@ -101,19 +101,19 @@ class HostClient:
     process: subprocess.Popen[bytes]
 
     def has_begun(self) -> bool:
-        """Whether every request has its first token."""
+        """True if every request has its first token."""
         return "STARTED" in self.output.read_text(errors="replace")
 
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
     def answers(self) -> list[dict[str, Any]]:
-        """Tokens, their logprobs, and the error or "", of each request."""
+        """Each request's tokens, their logprobs, and the error or ""."""
         answers: list[dict[str, Any]] = self._printed("ANSWERS")
         return answers
 
     def served(self) -> dict[str, int]:
-        """How many requests each DP rank has served, by its number."""
+        """Number of requests that each DP rank has served."""
         counter = r'vllm:request_success_total\{engine="(\d+)",[^\n]*\} ([\d.]+)'
         counts: dict[str, int] = {}
         for engine, count in re.findall(counter, self._printed("METRICS")):
@@ -130,7 +130,7 @@ class HostClient:
 def serve_on(
     host: Host, model: Path, folder: Path, *options: str, **environment: str
 ) -> HostServer:
-    """Starts a small server on a host. Its log lies in the folder, by the host's name."""
+    """Starts a small server on a host, with its log in the folder under the host's name."""
     log = folder / f"{host.name}.txt"
     of_host = {**FORKED_WORKERS, "VLLM_HOST_IP": host.address, "OMP_NUM_THREADS": "1"}
     command = [*VLLM, "serve", str(model), f"--port={PORT}", *SMALL, *options]
@@ -149,7 +149,7 @@ def ask(server: HostServer, prompts: Sequence[list[int]], max_tokens: int) -> Ho
 def wait_for(
     clients: Sequence[HostClient], servers: Sequence[HostServer], limit_s: float = START_LIMIT_S
 ) -> None:
-    """Returns when the clients have ended; fails when a server ends before, or at the limit."""
+    """Returns when the clients have ended; fails if a server ends earlier, or at the limit."""
 
     def is_over() -> bool:
         for server in servers:

@@ -1,6 +1,6 @@
-"""Checkpoints that are made to mislead: every field, index value, end and kind of file in turn.
+"""Malicious checkpoints: every field, index value, length and kind of file in turn.
 
-A mutation changes a copy of a checkpoint in two files, which `write_whole_checkpoint` makes.
+A mutation changes a copy of the two-file checkpoint of `write_whole_checkpoint`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def replace_by(make: Callable[[Path], None], name: str, directory: Path) -> None
 
 
 def spoilt(content: Any) -> Iterator[Any]:
-    """The value with an odd one in each place, without each entry, and with its entries swapped."""
+    """The value with an odd one in each position, without each entry, and with entries swapped."""
     for key in list(content if isinstance(content, dict) else range(len(content))):
         for odd in ODD:
             yield (
@@ -115,7 +115,7 @@ REPLACEMENTS: dict[str, Callable[[Path], None]] = {
 
 
 def mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
-    """Kind of each, and what makes it of a copy."""
+    """Kind of each mutation, and the function that applies it to a copy."""
     file = files_of(whole)[-1]
     header, content = read(file)
     for changed in spoilt(header):
@@ -143,7 +143,7 @@ def mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
 
 
 def config_mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
-    """Those of the configuration, which an engine reads before it loads."""
+    """Mutations of the configuration, which an engine reads before it loads."""
     config = json.loads((whole / CONFIG_NAME).read_text())
     for changed in spoilt(config):
         yield "configuration", partial(write_json, CONFIG_NAME, changed)
@@ -159,7 +159,7 @@ def config_mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
 def copies(
     whole: Path, mutations: Iterator[tuple[str, Mutation]], part: int, room: Path
 ) -> Iterator[tuple[str, Path]]:
-    """Kind and directory of each changed copy of one part, which is gone after its turn."""
+    """Kind and directory of each mutated copy, which is deleted after its turn."""
     for number, (kind, mutate) in enumerate(mutations):
         if number % PARTS != part:
             continue
@@ -171,7 +171,7 @@ def copies(
 
 
 def names_a_file_of(directory: Path, message: str) -> bool:
-    """Whether the first line of a message names the checkpoint or a file of it."""
+    """True if a message's first line names the checkpoint or a file of it."""
     line = message.splitlines()[0] if message else ""
     named = {directory.name, CONFIG_NAME, INDEX_NAME, *(p.name for p in directory.iterdir())}
     return any(name in line for name in named)
@@ -179,7 +179,7 @@ def names_a_file_of(directory: Path, message: str) -> bool:
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Raises TimeoutError where the work in it hangs."""
+    """Raises TimeoutError if the enclosed work hangs."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"not done after {LIMIT_S} s")

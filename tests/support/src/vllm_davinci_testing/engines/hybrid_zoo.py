@@ -1,4 +1,4 @@
-"""Small checkpoints whose layers keep states, in place of keys and values or beside them."""
+"""Small checkpoints with recurrent state, alone or beside attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int8 checkpoints: exports of float ones, and what tests change in them."""
+"""int8 checkpoints: exports of float ones, and changes for tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITTEN = "quant_model_weights-*.safetensors"  # one for each file of the source
 
 
 def input_ranges(source: Path, windows: list[torch.Tensor]) -> dict[str, InputRange]:
-    """Linear layer -> the range of its input, without smoothing. windows: int64 [1, tokens] each"""
+    """Linear layer -> the range of its input, without smoothing. windows: each int64 [1, tokens]"""
     model, static = load_model(source), find_scheme("W8A8", "all layers")
     names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     products = observe(model, names, windows, lambda count: None)
@@ -41,7 +41,9 @@ def write_int8(
     calibration: Sequence[int],
     dtype: torch.dtype = torch.bfloat16,
 ) -> Path:
-    """Exports a float checkpoint; the directory. Static layers' ranges are those of the tokens."""
+    """Exports a float checkpoint; returns the directory. Static layers' ranges come from the
+    tokens.
+    """
     ranges = {}
     if kind == "W8A8":
         ranges = input_ranges(source, [torch.tensor([[*calibration]])])
@@ -50,7 +52,7 @@ def write_int8(
 
 
 def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint that was exported."""
+    """All tensors of an exported checkpoint."""
     found: dict[str, torch.Tensor] = {}
     for file in sorted(directory.glob(WRITTEN)):
         found |= load_file(file)
@@ -60,7 +62,7 @@ def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
 def rewrite(
     directory: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any] | None = None
 ) -> None:
-    """Other tensors and another description for a checkpoint that was exported, in one file."""
+    """Replaces an exported checkpoint's tensors and description, in one file."""
     (directory / QUANTIZED_INDEX_NAME).unlink(missing_ok=True)
     for file in directory.glob(WRITTEN):
         file.unlink()

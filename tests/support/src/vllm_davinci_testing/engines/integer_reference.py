@@ -1,7 +1,7 @@
-"""An int8 checkpoint as transformers runs it, with every quantized layer in plain integers.
+"""An int8 checkpoint run by transformers, with every quantized layer in plain integers.
 
-Everything else is computed in fp32: the tokens that an engine in 16 bits picks are the same where
-the choice is not close.
+Everything else is computed in fp32: a 16-bit engine picks the same tokens where the choice is not
+close.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
 
 
 def weight_only_floats(tensors: dict[str, Tensor], kind: str) -> Tensor:
-    """[out, in] bf16, as the product of an engine of that dtype rounds a weight."""
+    """[out, in] bf16, rounded as in the product of a bf16 engine."""
     weight, scale, offset = (tensors[f"weight{part}"] for part in ("", "_scale", "_offset"))
     scale, offset = (each.float().reshape(len(each), -1) for each in (scale, offset))
     if kind == "W4A16" and bool((weight.abs().int() > 8).any()):  # two in a byte
@@ -91,7 +91,7 @@ class IntegerLinear(nn.Module):
 class IntegerExperts(nn.Module):
     """Routed experts, one by one.
 
-    products: per expert those of gate, up and down
+    products: per expert gate, up and down
     limit:    of gate and up, as DeepSeek-V4's swiglu_limit
     """
 
@@ -120,7 +120,7 @@ def added(bias: Tensor) -> Callable[..., Tensor]:
 
 
 class IntegerReference(TransformersReference):
-    """A checkpoint in ModelSlim's format, of any type that engines serve.
+    """A checkpoint in ModelSlim's format, of any supported type.
 
     kv_b_proj is computed from floats, as MLA's absorbed matrices are.
     """

@@ -1,4 +1,4 @@
-"""InternVL at its smallest: an encoder of squares of one size before Qwen2."""
+"""InternVL at its smallest: an encoder of fixed-size square tiles, then Qwen2."""
 
 from __future__ import annotations
 

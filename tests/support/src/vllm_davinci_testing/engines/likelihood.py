@@ -1,4 +1,4 @@
-"""How likely an engine finds a text."""
+"""Log-likelihood of a text by an engine."""
 
 from __future__ import annotations
 

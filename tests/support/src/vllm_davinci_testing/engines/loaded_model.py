@@ -1,4 +1,4 @@
-"""A model that vLLM has built, into which checkpoints are loaded one after another."""
+"""A model built by vLLM, into which checkpoints are loaded in turn."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 
 
 class LoadedModel:
-    """The model of a checkpoint on one device, the rank's part of it; no engine runs it.
+    """The rank's part of a checkpoint's model on one device, without an engine.
 
-    Its parameters are as the loader leaves them: nothing prepares them for computing. Process
-    groups must be there.
+    Its parameters stay as loaded, without preparation for computing. Requires process groups.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class LoadedModel:
 
 
 def loads_as(checkpoint: Path, meant: Path) -> LoadedModel:
-    """The model of a checkpoint that is whole and has the parameters of another one."""
+    """The model of a complete checkpoint, with the parameters of another one."""
     report = check_checkpoint(checkpoint)
     assert report.can_load, report.problems()
     model, other = LoadedModel(checkpoint), LoadedModel(meant)

@@ -16,7 +16,7 @@ ARGUMENT = "only_token"
 
 
 class OnlyToken(LogitsProcessor):
-    """Lets a request generate one token alone: that of its argument ARGUMENT."""
+    """Forces a request to generate one token only: its argument ARGUMENT."""
 
     def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:
         super().__init__(vllm_config, req_states)

@@ -1,4 +1,4 @@
-"""Answers of a worker about its device memory; vLLM makes the class a base of the worker."""
+"""Methods of a worker about its device memory; vLLM makes the class a base of the worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ class MemoryWorker:
     """vLLM's HTTP server passes numbers on as text."""
 
     def device_memory_bytes(self) -> int:
-        """Device memory in use, by whomever."""
+        """Device memory in use by all processes."""
         free_bytes, total_bytes = torch.accelerator.get_memory_info()
         return total_bytes - free_bytes

@@ -1,4 +1,4 @@
-"""Small checkpoints with routed experts, in every way in which models choose them."""
+"""Small checkpoints with routed experts, with every routing rule."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Small checkpoints with random weights, made on the spot, which together have every property.
+"""Small checkpoints with random weights that together have every property.
 
-The weights are as large as trained ones, so that an error anywhere changes the tokens: with the
-usual tiny initial weights, a model repeats its input whatever its attention computes.
+The weights are as large as trained ones, so that any error changes the tokens: with the usual tiny
+initial weights, a model repeats its input whatever its attention computes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ BY_NAME = {model.name: model for model in EVERY}
 
 
 def write_checkpoint(model: ZooModel, directory: Path) -> Path:
-    """Writes configuration, fp32 weights and tokenizer as transformers does; the directory."""
+    """Writes configuration, fp32 weights and tokenizer with transformers; returns the directory."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         network = transformers.AutoModelForCausalLM.from_config(model.config(), dtype=torch.float32)
@@ -157,7 +157,7 @@ def fill_with_normal_weights(network: nn.Module) -> None:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A token per byte, so that any text has tokens and any tokens have a text."""
+    """A token per byte, so that text and tokens map to each other."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {byte: index for index, byte in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -1,4 +1,4 @@
-"""A small DeepSeek checkpoint with layers that predict further tokens, by seeds."""
+"""A small DeepSeek checkpoint with MTP layers, by seeds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WEIGHTS = "mtp.safetensors"
 
 
 def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int = 1) -> Path:
-    """Copies `source`, and gives it `count` layers after its last, as released checkpoints have.
+    """Copies `source` and adds `count` MTP layers, as in released checkpoints.
 
-    Their attention and experts are its last layer's, their projection of embedding and hidden
-    state is drawn: their drafts are right now and then.
+    Attention and experts are its last layer's, the projection of embedding and hidden state is
+    random: their drafts are sometimes right.
     """
     shutil.copytree(source, destination)
     (destination / WEIGHTS).unlink(missing_ok=True)
@@ -47,9 +47,9 @@ def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int =
 
 
 def _layer_to_copy(target: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
-    """The last layer's tensors, with the indexer of the last layer that has one of its own.
+    """The last layer's tensors, with the indexer of the last layer that has its own.
 
-    Layers for further tokens have theirs in every model with sparse attention.
+    MTP layers have their own in every model with sparse attention.
     """
 
     def of_layer(number: int, part: str = "") -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
-"""Small random models of families that have layers for further tokens, in their checkpoints' names.
+"""Small random models of families with MTP layers, under their checkpoints' names.
 
-transformers makes the model without those layers; they are made here of one of its own layers.
+transformers makes the model without those layers, which are copied here from one of its layers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ FAMILIES |= {
 
 
 def write_mtp_family(name: str, directory: Path) -> Path:
-    """Writes a model with one layer for further tokens; the directory. name: of FAMILIES"""
+    """Writes a model with one MTP layer; returns the directory. name: of FAMILIES"""
     family = FAMILIES[name]
     write_family(family.model_type, directory)
     path = directory / "config.json"

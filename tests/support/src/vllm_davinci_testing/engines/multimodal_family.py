@@ -1,4 +1,4 @@
-"""Small checkpoints of families are written alike, and all take the same requests."""
+"""Writes small checkpoints of multimodal families, and their common requests."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class MultimodalFamily:
     """One family.
 
     write:      writes its checkpoint into a directory
-    place:      what stands for an image, or for sound, in a prompt
+    place:      placeholder of an image, or of audio, in a prompt
     modality:   "image" or "audio"
     auto_class: of transformers
     engine:     arguments of vllm.LLM
-    waits_for:  what the host waits for in each call of the encoder, as its definition is
+    waits_for:  the host's waits in each call of the encoder, by its definition
     """
 
     write: Callable[[Path], Path]
@@ -53,7 +53,7 @@ class MultimodalFamily:
     waits_for: str = ""
 
     def requests(self) -> list[Request]:
-        """As vLLM takes them: one image or sound each, and one of words alone."""
+        """Requests in vLLM's form: one image or audio each, and one of text only."""
         every: list[Request] = []
         for number, sizes in enumerate(SIZES):
             request: Request = {"prompt": self.place * len(sizes) + f"case {number} of it"}
@@ -105,7 +105,7 @@ def written(
     auto_class: str = "AutoModelForImageTextToText",
     tokens: dict[str, str] | None = None,
 ) -> Callable[[Path], Path]:
-    """Writes a family's checkpoint. tokens: names that its processor asks the tokenizer for"""
+    """Writes a family's checkpoint. tokens: names that its processor requests from the tokenizer"""
 
     def write(directory: Path) -> Path:
         write_network(make_config(), directory, 0, _fill_newline, auto_class)

@@ -1,4 +1,4 @@
-"""transformers' tokens of multimodal families, and the comparison of vLLM's with them."""
+"""transformers' tokens of multimodal families, compared with vLLM's."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class MultimodalReference:
 
     @torch.inference_mode()
     def logits(self, request: Request, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: what each token is chosen from, after those before it.
+        """[tokens, vocabulary]: the logits behind each token, given those before it.
 
-        prompt: as vLLM made it. Raises ValueError where it is not transformers'.
+        prompt: vLLM's. Raises ValueError if transformers' differs.
         """
         inputs = self.inputs(request)
         ours = inputs["input_ids"][0].tolist()
@@ -60,6 +60,6 @@ class MultimodalReference:
         return rows[-len(tokens) - 1 : -1]
 
     def _kind_of_answers(self, name: str) -> int:
-        """PaliGemma's answers are 1, its prompts 0."""
+        """PaliGemma's answers have type 1, its prompts 0."""
         is_prefix_lm = self.network.config.model_type == "paligemma"
         return int(is_prefix_lm and name == "token_type_ids")

@@ -1,4 +1,4 @@
-"""An engine of a multimodal family: how far its tokens are from transformers', and its waits."""
+"""An engine of a multimodal family: its differences from transformers, and its waits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A small random checkpoint of multimodal families.
+"""A small random checkpoint of each multimodal family.
 
-Families that vision_zoo and files of their own have are here by name; the others are those that
-vLLM's other definitions serve. `unmade_families` names those that nobody has made small yet.
+Families of vision_zoo and of other files are referenced by name; vLLM's other definitions serve the
+rest. `unmade_families` lists families without a small checkpoint.
 """
 
 from __future__ import annotations

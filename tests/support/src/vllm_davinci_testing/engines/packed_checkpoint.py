@@ -1,4 +1,4 @@
-"""Checkpoints with packed integers, and the floats that these stand for."""
+"""Checkpoints with packed integers, and the equivalent floats."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Integers:
 def packed(values: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
     """Unsigned integers [rows, columns] as int32 [rows, columns * bits / 32], element by element.
 
-    places: which of the neighbours comes first, second ... from the lowest bits on
+    places: order of the neighbours from the lowest bits
     """
     each = 32 // bits
     order = places or tuple(range(each))
@@ -144,7 +144,7 @@ def write_packed(
 
     method:     awq, gptq, compressed-tensors, or ascend for ModelSlim's
     group_size: entries of the input that share a scale; 0: all
-    Returns the checkpoint, and another of the floats that its integers stand for.
+    Returns the checkpoint, and one with the equivalent floats.
     """
     integers, floats = directory / "integers", directory / "floats"
     for target in (integers, floats):

@@ -1,4 +1,4 @@
-"""A small PaliGemma with random weights, all of whose prompt sees itself both ways."""
+"""A small PaliGemma with random weights and bidirectional attention in the whole prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images and videos that tests ask about, of noise that differs everywhere."""
+"""Images and videos of noise for tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def image(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def video(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
-    """[frames, height, width, 3] uint8, every frame another."""
+    """[frames, height, width, 3] uint8, all frames different."""
     return np.stack([np.asarray(image(width, height, 100 * seed + n)) for n in range(frames)])
 
 
 def video_metadata(frames: np.ndarray, fps: float) -> dict[str, Any]:
-    """Metadata that loaders of videos give with frames, all of which are there."""
+    """Metadata that video loaders return with frames, without sampling."""
     return {
         "total_num_frames": len(frames),
         "fps": fps,

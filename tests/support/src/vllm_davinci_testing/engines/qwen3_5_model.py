@@ -1,4 +1,4 @@
-"""Qwen3.5 at its smallest: Qwen3-VL's encoder before gated delta rules and gated attention."""
+"""Qwen3.5 at its smallest: Qwen3-VL's encoder, gated delta rules and gated attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the error of a refused configuration without starting an engine."""
+"""Reads a refused configuration's error without starting an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_davinci_testing.engines.engine_process import DEFAULTS, ENVIRONMENT
 
 
 def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engine: Any) -> str:
-    """Configures an engine as its start does, and returns the error with which that ends.
+    """Configures an engine as its start does, and returns the resulting error.
 
     model, engine: as EngineProcess takes them
     environment:   variables that are there meanwhile; not those of the virtual device, which this
@@ -36,7 +36,7 @@ def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engi
 
 
 def refused_by(rows: Collection[Feature], engine: Engine) -> str:
-    """The rows' refusals of an engine, whose configuration may have only what they read."""
+    """The feature rows' refusals of an engine; its configuration needs only what they read."""
     keys = {key for row in rows for key in (row.key, *row.excludes)}
     asked = {key: features()[key] for key in keys if features()[key].is_asked(engine)}
     found = [each for row in rows if row.key in asked for each in refusals(row, asked, engine)]

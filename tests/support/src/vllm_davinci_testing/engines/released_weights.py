@@ -1,4 +1,4 @@
-"""Weights of a small multimodal model, in the names that released files have."""
+"""Weights of a small multimodal model, under released names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_network(
     fill: Callable[[Any], None] = lambda network: None,
     auto_class: str = "AutoModelForImageTextToText",
 ) -> Any:
-    """Writes configuration, fp32 weights and the tokenizer of bytes; the network.
+    """Writes configuration, fp32 weights and the byte tokenizer; returns the network.
 
     fill: gives weights to what is neither a layer of matrices nor a norm
     """
@@ -43,8 +43,9 @@ def write_network(
 
 
 def name_as_released(file: Path) -> None:
-    """transformers 5 writes an encoder without a part of its names, and Qwen2-Audio's text with one
-    too many: it reads, and vLLM needs, the names that released files have."""
+    """transformers 5 omits a part of an encoder's names when writing, and adds a part to
+    Qwen2-Audio's text: restores the released names, which it reads and vLLM needs.
+    """
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()
     weights = {_released_name(name): each for name, each in load_file(file).items()}

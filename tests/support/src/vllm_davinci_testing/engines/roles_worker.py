@@ -1,4 +1,4 @@
-"""A worker that says which side streams its layers have used."""
+"""A worker that reports the side streams its layers have used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RolesWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def stream_roles(self) -> list[str]:
-        """Roles of all streams that exist: each is made when it is used first."""
+        """Roles of all existing streams: each is created at its first use."""
         scheduler = components.stream_scheduler()
         assert isinstance(scheduler, StreamScheduler)
         streams = scheduler._stream_pool()._streams

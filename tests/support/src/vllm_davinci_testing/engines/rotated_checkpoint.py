@@ -4,8 +4,8 @@ The residual stream is multiplied by an orthogonal matrix Q, which the layers' w
 and the weights of norms are folded into the layers after them. In exact arithmetic the model is
 the same one.
 
-A small model's last norm has weights of about the same size, which a drafter hardly misses. Here
-some of them get the other sign, and what comes after takes it back: the same model, too.
+A small model's last norm has weights of similar size, so a drafter without them would still work.
+Here some change sign, and the following weights reverse it: again the same model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tokens a model may choose, where another order of its sums decides between them.
+"""Tokens that a model may choose where the order of its sums decides between them.
 
 Every sum in fp32 depends on the order of its terms, and the order depends on the processor, on the
 number of rows and on how a model is divided among ranks. Where two logits are closer than that,
@@ -38,7 +38,7 @@ Logits = Callable[[], Tensor]
 def rounded_otherwise(
     network: nn.Module, seed: int, dtype: torch.dtype = torch.float32
 ) -> Iterator[None]:
-    """Inside the block, the inputs of all layers of `network` have random errors of `dtype`."""
+    """Inside the block, inputs of all layers of `network` have random errors of `dtype`."""
     unit_roundoff = torch.finfo(dtype).eps / 2
     generator = torch.Generator().manual_seed(seed)
 
@@ -70,7 +70,7 @@ def rounded_otherwise(
 def explained_by_rounding(
     network: nn.Module, logits: Logits, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """[tokens]: how far apart two logits of a position may be whose order rounding decides."""
+    """[tokens]: the largest distance of two logits whose order rounding may decide."""
     expected = logits()
     most = torch.zeros(len(expected))
     for seed in range(NUM_TRIES):
@@ -86,10 +86,10 @@ def first_wrong_token(
     tokens: Sequence[int],
     dtype: torch.dtype = torch.float32,
 ) -> str | None:
-    """The first of `tokens` that `network` does not choose however it rounds, in words, or None.
+    """Describes the first of `tokens` that `network` would not choose under any rounding, or None.
 
     One pass over a prompt and its tokens gives the choice at every position, so a text is compared
-    on from a token whose choice was close. dtype: of the engine whose tokens they are
+    beyond a token whose choice was close. dtype: of the engine whose tokens they are
     """
     rows = logits()
     chosen = rows.gather(1, torch.tensor([list(tokens)]).T)[:, 0]

@@ -1,7 +1,7 @@
-"""A worker that says what its routers answered, and a transformers model that is given that.
+"""A worker that records its routers' scores, and a transformers model that uses them.
 
-Scores that are almost equal choose other experts where they are rounded otherwise. With one side's
-scores in the other's routers, all that is left to compare is rounding.
+Other rounding of almost equal scores selects other experts. With one side's scores in the other's
+routers, only rounding is left to compare.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RoutingWorker:
     model_runner: Any
 
     def record_routers(self) -> int:
-        """From here on routers' answers are kept; how many routers there are."""
+        """Starts recording routers' scores; returns the number of routers."""
         self._answers: dict[str, list[torch.Tensor]] = {}
         routers = {
             name: module
@@ -55,8 +55,8 @@ class RoutingWorker:
 def routed_by(network: torch.nn.Module, answers: Sequence[torch.Tensor]) -> Iterator[None]:
     """transformers' routers choose by these scores instead of their own.
 
-    A router multiplies its input by its weight: the scores take the input's place, beside a weight
-    that leaves them as they are.
+    A router multiplies its input by its weight: the scores replace the input, and an identity
+    replaces the weight.
     """
     routers = [
         module

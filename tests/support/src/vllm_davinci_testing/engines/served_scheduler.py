@@ -1,4 +1,4 @@
-"""A scheduler of prefills first, with a model that always answers the same."""
+"""A prefill-first scheduler, with a model that always answers the same."""
 
 from collections import deque
 from pathlib import Path
@@ -69,7 +69,7 @@ class Served:
         return request
 
     def step(self, throttle_prefills: bool = False) -> dict[str, int]:
-        """Schedules, and takes the output of the step that is oldest by now."""
+        """Schedules a step, and processes the output of the oldest step."""
         output = self.scheduler.schedule(throttle_prefills)
         names = list(output.num_scheduled_tokens)
         sampled = [
@@ -102,7 +102,7 @@ class Served:
         return [request.request_id for request in queues]
 
     def run(self, most: int = 500) -> None:
-        """Steps until nothing is left."""
+        """Runs steps until no request is left."""
         for _ in range(most):
             if self.scheduler.has_unfinished_requests():
                 self.step()

@@ -86,7 +86,7 @@ class ServerProcess:
         raise TimeoutError(f"vllm serve did not answer within {START_LIMIT_S} s.\n{self.tail()}")
 
     def complete(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """The greedy continuation of a prompt. Threads may call it side by side."""
+        """The greedy continuation of a prompt; thread-safe."""
         answer = httpx.post(
             f"{self.url}/v1/completions",
             json={
@@ -109,11 +109,11 @@ class ServerProcess:
         return [server, *server.children(recursive=True)]
 
     def interrupt(self) -> None:
-        """Like Ctrl-C in a terminal: a signal to the whole group."""
+        """Sends a signal to the whole group, like Ctrl-C in a terminal."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait_for_end(self) -> int:
-        """The exit status; TimeoutError when processes are left after END_LIMIT_S."""
+        """The exit status; TimeoutError if processes are left after END_LIMIT_S."""
         session = self.process.pid
         if not becomes_true(
             lambda: self.process.poll() is not None and not processes_of_session(session),
@@ -139,10 +139,10 @@ class ServerProcess:
 
 
 class ForkedServer(ServerProcess):
-    """A server whose processes are forks of one that has imported vLLM: it answers in seconds.
+    """A server whose processes are forks of one that has imported vLLM: it starts in seconds.
 
-    For tests of what a server computes. How it is started by users, spawns its engines and ends is
-    for ServerProcess, and so are several API servers: each imports prometheus_client its own way.
+    For tests of a server's results. ServerProcess is for tests of its start, spawned engines and
+    end, and for several API servers, because each imports prometheus_client differently.
     """
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
@@ -191,8 +191,8 @@ def _serve(arguments: list[str], environment: dict[str, str], log: Path) -> None
 def answers(port: int, path: str = "/health") -> bool:
     """True if a server on this host answers a GET with 200.
 
-    httpx reads the host's certificates for each client, which takes 40 ms of a processor: too much
-    for what is asked again and again while a server starts.
+    httpx reads the host's certificates for each client, which takes 40 ms of processor time: too
+    much for polling a starting server.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
@@ -205,7 +205,7 @@ def answers(port: int, path: str = "/health") -> bool:
 
 
 def processes_of_session(session: int) -> list[psutil.Process]:
-    """Everything that a process started with start_new_session has left running."""
+    """All running processes of a session started with start_new_session."""
     found = []
     for process in psutil.process_iter(["status"]):
         try:
@@ -218,7 +218,7 @@ def processes_of_session(session: int) -> list[psutil.Process]:
 
 
 def shared_memory(processes: Iterable[psutil.Process]) -> set[Path]:
-    """The files in /dev/shm that these processes hold now."""
+    """Files in /dev/shm that these processes currently hold."""
     held: set[Path] = set()
     for process in processes:
         maps = Path(f"/proc/{process.pid}/maps").read_text()

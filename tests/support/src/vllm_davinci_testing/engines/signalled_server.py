@@ -28,7 +28,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class OpenRequest:
-    """A request that is in its first step when the signal comes."""
+    """A request in its first step when the signal arrives."""
 
     is_stream: bool
     ended_at_s: float = float("inf")
@@ -60,7 +60,7 @@ class SignalledServer:
     requests: list[OpenRequest] = field(default_factory=list)
 
     def open_requests(self) -> None:
-        """Sends requests, of which every other one is a stream; returns when they are in a step."""
+        """Sends requests, every other one a stream; returns when they are in a step."""
         self.requests = [OpenRequest(is_stream=number % 2 == 0) for number in range(REQUESTS)]
         for request in self.requests:
             arguments = (self.server, self.model)
@@ -68,13 +68,15 @@ class SignalledServer:
         time.sleep(REACHES_ENGINE_S)
 
     def signal(self, number: signal.Signals, to_group: bool) -> float:
-        """Sends it, to the whole group as a terminal does or to the server; returns the time."""
+        """Sends the signal to the whole group, as a terminal does, or to the server; returns the
+        time.
+        """
         pid = self.server.process.pid
         os.killpg(pid, number) if to_group else os.kill(pid, number)
         return time.monotonic()
 
     def wait_for_end(self) -> float:
-        """Returns when the last of the server's processes was gone. Raises TimeoutError."""
+        """Returns the time when the server's last process ended. Raises TimeoutError."""
         process, session = self.server.process, self.server.process.pid
         if not becomes_true(
             lambda: process.poll() is not None and not processes_of_session(session), LIMIT_S
@@ -87,7 +89,7 @@ class SignalledServer:
 def signalled_server(
     kind: type[ServerProcess], model: Path, folder: Path, *options: str
 ) -> Iterator[SignalledServer]:
-    """A server of small size, with its log in a folder, that is killed at the end."""
+    """A small server, with its log in a folder, that is killed at the end."""
     with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # their names must be short
         environment = {**LONG_STEP, "VLLM_RPC_BASE_PATH": sockets}
         server = kind(model, folder / "log.txt", *SMALL, *options, environment=environment)

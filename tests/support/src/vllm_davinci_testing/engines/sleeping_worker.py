@@ -1,4 +1,4 @@
-"""A worker sleeps and tells its device memory; vLLM makes the class a base of the worker."""
+"""A worker that sleeps and reports its device memory; vLLM makes the class a base of the worker."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class SleepingWorker:
         return sum(found.values())
 
     def load_from(self, checkpoint: str) -> None:
-        """As a trainer's extension loads: through the model's own loader, into places that stay."""
+        """Loads as a trainer's extension: through the model's own loader, into fixed memory."""
         self.model_runner.model.load_weights(tensors_of(Path(checkpoint)))

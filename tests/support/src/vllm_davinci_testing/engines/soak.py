@@ -1,10 +1,10 @@
-"""Serves mixed requests for a long time, and looks at what the servers hold.
+"""Serves mixed requests for a long time, and checks the servers' memory and answers.
 
-Run by `nox -s soak`; `-- --seconds N --requests N` says how long (whichever comes first). Two
-servers, one with adapters and one of a model of images, get requests from clients that also leave
-in the middle and send nonsense. A line a minute says how many and what the servers hold. It fails
-where an answer is another one than alone, a server ends, or memory grows by more than 1 % from the
-first quarter of the time on.
+Run by `nox -s soak`; `-- --seconds N --requests N` sets the duration (whichever comes first). Two
+servers, one with adapters and one of a model of images, get requests from clients that sometimes
+disconnect or send invalid requests. It prints a line per minute with counts and the servers'
+memory, and fails if an answer differs from the request alone, a server ends, or memory grows by
+more than 1 % after the first quarter of the time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORKER = "vllm_davinci_testing.engines.memory_worker.MemoryWorker"
 
 @dataclass(frozen=True)
 class Held:
-    """Counts what all processes of the servers hold together."""
+    """Resources that all processes of the servers hold together."""
 
     device: int
     host: int
@@ -50,7 +50,7 @@ class Held:
     descriptors: int
 
     def problems(self, before: Held) -> list[str]:
-        """Names what has grown by more than it may."""
+        """Resources that have grown by more than their limit."""
         told = [
             f"{name} memory has grown from {old} to {new} bytes"
             for name, old, new in (
@@ -72,7 +72,7 @@ class Held:
 
 
 def held(servers: list[ServerProcess]) -> Held:
-    """Private host memory, so that pages that processes share count once, in `shared`."""
+    """Private host memory; pages shared by processes count once, in `shared`."""
     device = host = descriptors = 0
     files: set[Path] = set()
     for server in servers:
@@ -116,7 +116,7 @@ def start(directory: Path, with_images: bool) -> list[ServerProcess]:
 
 
 def soak(options: argparse.Namespace, directory: Path) -> list[str]:
-    """Lines on stdout; what went wrong."""
+    """Prints lines to stdout; returns the problems."""
     servers = start(directory, not options.no_images)
     try:
         log = servers[0].log_text()

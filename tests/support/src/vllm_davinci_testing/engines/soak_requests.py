@@ -1,4 +1,4 @@
-"""Requests of a soak: prompts with shared beginnings, adapters, images, aborts, and nonsense."""
+"""Requests of a soak: prompts with shared prefixes, adapters, images, aborts, invalid ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NONSENSE: tuple[tuple[bytes, str], ...] = (
 
 @dataclass
 class Tally:
-    """Counts of what became of requests, and the right answers. Threads add to it."""
+    """Counts of requests' outcomes, and the right answers. Thread-safe."""
 
     answers: dict[str, list[int]] = field(default_factory=dict)
     finished: int = 0
@@ -59,13 +59,13 @@ class Tally:
         return self.finished + self.aborted + self.refused + len(self.wrong)
 
     def note_wrong(self, what: str) -> None:
-        """Says it at once, too: a run may last an hour."""
+        """Prints a problem immediately, because a run may last an hour."""
         print(f"wrong: {what}", flush=True)
         self.wrong.append(what)
 
 
 class Clients:
-    """Sends requests by lot. text, images: addresses of the servers; "" where there is none"""
+    """Sends random requests. text, images: addresses of the servers; "" if absent"""
 
     def __init__(self, text: str, images: str, seed: int) -> None:
         self.tally = Tally()
@@ -79,7 +79,7 @@ class Clients:
         ]
 
     def learn(self) -> None:
-        """The right answers: each request alone, one after the other."""
+        """The right answers: each request alone, in series."""
         with httpx.Client(timeout=LIMIT_S) as client:
             for name in range(NUM_TEXTS):
                 self._of_text(client, name)
@@ -88,7 +88,7 @@ class Clients:
         self.tally.finished = 0
 
     def send(self, seed: int, goes_on: Callable[[], bool]) -> None:
-        """One client, until it may not go on."""
+        """Runs one client until the end of the soak."""
         draw = random.Random(seed)
         with httpx.Client(timeout=LIMIT_S, limits=REUSE) as client:
             while goes_on():
@@ -145,7 +145,7 @@ class Clients:
             self.tally.note_wrong(f"{name}: {tokens}, and alone {right}")
 
     def _abort(self, client: httpx.Client, draw: random.Random) -> None:
-        """Leaves in the middle of an answer."""
+        """Disconnects during an answer."""
         body = {"model": draw.choice(ADAPTERS), "prompt": draw.choice(self._prompts)}
         body |= {"max_tokens": 60, "ignore_eos": True, "stream": True}
         lines = draw.randrange(20)

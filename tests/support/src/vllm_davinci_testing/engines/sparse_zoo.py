@@ -1,4 +1,4 @@
-"""Small checkpoints with MLA over the tokens that an indexer chooses."""
+"""Small checkpoints with MLA over the tokens that an indexer selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests with which engines are compared that speculate and do not, and what those tell."""
+"""Requests for comparing engines with and without speculation, and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "disable_log_stats": 
 
 
 def texts() -> list[dict[str, Any]]:
-    """Prompts of 1 to 140 tokens, some of which repeat themselves."""
+    """Prompts of 1 to 140 tokens; some repeat themselves."""
     lengths = [1, 2, 127, 128, 129, 140, *range(10, 10 + REQUESTS - 6)]
     return [
         {"prompt_token_ids": [3 + (token * (7 + number)) % (20 + number) for token in range(n)]}
@@ -46,15 +46,15 @@ CLOSE = 0.25
 
 
 def with_logprobs(engine: EngineProcess) -> list[Any]:
-    """The same requests' completions, with the logprobs of the likeliest tokens of each place."""
+    """The same requests' completions, with the likeliest tokens' logprobs at each position."""
     outputs = engine.generate(texts(), [greedy(n, logprobs=5) for n in range(REQUESTS)])
     return [output.outputs[0] for output in outputs]
 
 
 def first_wrong(expected: list[Any], found: list[list[int]]) -> list[tuple[int, int, float]]:
-    """Where texts go on with a token that rounding does not explain: text, place, distance.
+    """Texts that diverge at a token that rounding does not explain: text, position, distance.
 
-    expected: completions of `with_logprobs`; after a token that was close, texts go on otherwise
+    expected: completions of `with_logprobs`; texts may diverge after a token that was close
     """
     wrong = []
     for number, (completion, tokens) in enumerate(zip(expected, found, strict=True)):
@@ -72,7 +72,7 @@ def first_wrong(expected: list[Any], found: list[list[int]]) -> list[tuple[int, 
 
 
 def told(engine: EngineProcess) -> tuple[int, int]:
-    """Draft tokens so far, and how many of them were accepted."""
+    """Draft tokens so far, and the number of accepted ones."""
     metrics = engine.metrics()
     return (
         int(metrics["vllm:spec_decode_num_draft_tokens"]),

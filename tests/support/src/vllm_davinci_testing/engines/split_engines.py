@@ -1,4 +1,4 @@
-"""Engines whose steps are split, and what they decided."""
+"""Engines with split steps, and their decisions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
 
 
 def decisions(engine: EngineProcess) -> Counter[str]:
-    """Reason -> number of steps; every rank decided alike."""
+    """Reason -> number of steps; all ranks decide alike."""
     first, *others = engine.on_workers("overlap_decisions")
     # A stage of a pipeline warms up on its own.
     assert all({**other, "not_a_step": 0} == {**first, "not_a_step": 0} for other in others)

@@ -1,4 +1,4 @@
-"""A worker that says what its device was given to do."""
+"""A worker that reports the work its device was given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TimelineWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls, where a timeline is modelled."""
 
     def begin_timeline(self) -> None:
-        """From here on tasks are written down."""
+        """Starts recording tasks."""
         torch.npu.synchronize()
         restart_timeline()
 

@@ -1,4 +1,4 @@
-"""A quantization scheme in one file, as one of core's `quantization/schemes` would be.
+"""A quantization scheme in one file, like those in core's `quantization/schemes`.
 
 Named as `worker_extension_cls`, the module is imported by an engine's workers.
 """
@@ -17,7 +17,7 @@ from vllm_davinci.core.quantization.tensors import INT8_WEIGHT, Extent, TensorSp
 
 @SCHEMES.register
 class PowersOfTwo(Scheme):
-    """int8 weights whose scale per channel is a power of two, in the files its exponent."""
+    """int8 weights with a power-of-two scale per channel; files store its exponent."""
 
     name = "W8_POWERS_OF_TWO"
     parameters = (INT8_WEIGHT, TensorSpec("exponent", Extent.CHANNEL_COLUMN))

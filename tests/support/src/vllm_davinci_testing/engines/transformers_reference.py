@@ -50,7 +50,7 @@ class TransformersReference:
         adjust: Callable[[torch.Tensor, list[int]], torch.Tensor] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> str | None:
-        """Where `tokens` is not the greedy continuation of `prompt`, in words, or None.
+        """Describes where `tokens` is not the greedy continuation of `prompt`, or None.
 
         adjust: changes the logits of one position, given the tokens generated before it
         dtype:  of the engine whose tokens they are
@@ -70,7 +70,7 @@ class TransformersReference:
     def differing_tokens(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
     ) -> tuple[int, int]:
-        """Tokens that are not the greedy choice after those before them: close ones, others."""
+        """Numbers of tokens that are not the greedy choice: close ones, others."""
         close = wrong = 0
         for prompt, tokens in zip(prompts, outputs, strict=True):
             rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]

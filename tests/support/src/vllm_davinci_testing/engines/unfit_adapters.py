@@ -1,4 +1,4 @@
-"""Adapters that a model cannot take, and what is told of each."""
+"""Adapters that a model cannot take, and the error for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates of a worker's weights as trainers make them; a base of the worker."""
+"""Updates a worker's weights as trainers do; a base of the worker."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class UpdatingWorker:
     device: Any
 
     def reload_from(self, checkpoint: str) -> None:
-        """As vLLM reloads, layer by layer."""
+        """Reloads layer by layer, as vLLM does."""
         self.model_runner.reload_weights(weights_path=checkpoint)
 
     def load_buckets(self, addresses: list[str]) -> None:
-        """As verl does: a bucket at a time, through the model's own loader."""
+        """Loads a bucket at a time through the model's own loader, as verl does."""
         for tensors in weight_buckets.receive(addresses[self.local_rank], self.device):
             self.model_runner.model.load_weights(tensors)
 
     def allocated_bytes(self) -> int:
-        """Counts bytes of the device's memory that tensors take."""
+        """Bytes of device memory in tensors."""
         gc.collect()
         torch.accelerator.synchronize()
         return torch.accelerator.memory_allocated()
 
     def addresses(self) -> dict[str, int]:
-        """Where parameters and what follows from them live."""
+        """Addresses of parameters and derived tensors."""
         model = self.model_runner.get_model()
         found = {name: each.data_ptr() for name, each in model.named_parameters()}
         for name, layer in model.named_modules():

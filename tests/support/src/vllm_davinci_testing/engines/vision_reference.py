@@ -48,7 +48,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: what each token is chosen from, after those before it."""
+        """[tokens, vocabulary]: the logits behind each token, given those before it."""
         inputs = self._inputs(request)
         prompt = inputs["input_ids"].shape[1]
         following = torch.tensor([tokens])
@@ -61,7 +61,7 @@ class Reference:
         return logits
 
     def assert_chosen(self, request: Request, answer: tuple[list[int], list[int]]) -> None:
-        """The answer has the prompt with places for images and videos, and the greedy tokens."""
+        """Checks the prompt's placeholders for images and videos, and the greedy tokens."""
         prompt, tokens = answer
         assert prompt == self._inputs(request)["input_ids"][0].tolist()
         assert len(tokens) == MAX_TOKENS
@@ -69,8 +69,9 @@ class Reference:
         assert wrong is None, wrong
 
     def gaps(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """[tokens]: how far each one's logit is below the best after those before it, in standard
-        deviations of all logits."""
+        """[tokens]: distance of each one's logit from the best, in standard deviations of all
+        logits.
+        """
         rows = self.logits(request, tokens)
         chosen = rows.gather(1, torch.tensor([tokens]).T)[:, 0]
         gaps: torch.Tensor = (rows.max(dim=1).values - chosen) / rows.std(dim=1)

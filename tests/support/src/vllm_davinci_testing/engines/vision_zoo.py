@@ -1,4 +1,4 @@
-"""Small multimodal checkpoints with random weights: an encoder of images and videos before text.
+"""Small multimodal checkpoints with random weights: an image and video encoder, then text.
 
 vLLM's models of these families need torchvision, for their image processors.
 """
@@ -51,9 +51,8 @@ class VisionModel:
 
     make_config:    gives its transformers configuration
     make_processor: gives its processor of text, images and videos, from a tokenizer
-    takes_videos:   whether it does
-    more_tokens:    that vLLM looks up by name, after the special ones
-    needs_metadata: whether its processor wants to know when the frames of a video were taken
+    takes_videos: True if it supports videos more_tokens: tokens that vLLM looks up by name, after
+    the special ones needs_metadata: True if its processor needs the times of a video's frames
     """
 
     name: str
@@ -268,7 +267,7 @@ def write_vision_checkpoint(
 
 
 def prompt(images: int, words: str = "what is this", videos: int = 0) -> str:
-    """A prompt with places for so many images, and after them videos."""
+    """A prompt with placeholders for images, then for videos."""
     places = [IMAGE_PAD] * images + [VIDEO_PAD] * videos
     return "".join(VISION_START + place + VISION_END for place in places) + words
 

@@ -1,7 +1,7 @@
-"""Weights sent to an engine's workers bucket by bucket, as verl sends them.
+"""Sends weights to an engine's workers bucket by bucket, as verl does.
 
 Each worker has a sender, on its device. A sender keeps one bucket, in the device's memory or the
-host's shared memory, fills it again and again, and tells the worker over a socket what is in it.
+host's shared memory, refills it repeatedly, and describes its content to the worker over a socket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensors = Sequence[tuple[str, torch.Tensor]]
 
 
 class _EndedError(Exception):
-    """The worker has given up."""
+    """The worker has ended with an error."""
 
 
 def tensors_of(checkpoint: Path) -> list[tuple[str, torch.Tensor]]:
@@ -38,7 +38,7 @@ def tensors_of(checkpoint: Path) -> list[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def sending(addresses: Sequence[str], tensors: Tensors, shared_on: str) -> Iterator[None]:
-    """Inside, workers that listen at the addresses are sent the tensors. shared_on: npu or cpu"""
+    """Inside, workers that listen at the addresses receive the tensors. shared_on: npu or cpu"""
     assert all(each.nbytes <= BUCKET_BYTES for _, each in tensors)
     end = Event()
     senders = [
@@ -82,7 +82,7 @@ def _send(address: str, rank: int, tensors: Tensors, shared_on: str, end: Event)
 
 @contextmanager
 def _bucket(shared_on: str) -> Iterator[tuple[torch.Tensor, Any]]:
-    """The bucket, and where the worker finds it."""
+    """The bucket, and the handle by which the worker opens it."""
     if shared_on == "npu":
         bucket = torch.empty(BUCKET_BYTES, dtype=torch.uint8, device="npu")
         yield bucket, reduce_tensor(bucket)
@@ -98,7 +98,7 @@ def _bucket(shared_on: str) -> Iterator[tuple[torch.Tensor, Any]]:
 
 
 def receive(address: str, device: torch.device) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """The tensors of each bucket, whose memory is the sender's again when the next is asked for."""
+    """The tensors of each bucket; their memory is reused when the next is requested."""
     with zmq.Context() as context, _socket(context, zmq.REP) as socket:
         socket.connect(address)
         place = _receive(socket, socket.recv_pyobj, lambda: False)

@@ -1,7 +1,7 @@
-"""A trainer's program: joins a server's workers over HCCL and sends it checkpoint after checkpoint.
+"""A trainer's program: joins a server's workers over HCCL and sends it checkpoints in turn.
 
 Arguments: the server's URL, number of its workers, device of the trainer, checkpoints in turn.
-After each it prints a line and waits for one, so that whoever reads asks the server in between.
+After each it prints a line and waits for one, so that the test can query the server in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUFFER_BYTES = 1 << 20  # less than the largest tensor, more than many of the ot
 
 
 class CheckpointSource(WeightSource):
-    """The tensors of a directory, on the host; `read` takes another one's of the same names."""
+    """The tensors of a directory, on the host; `read` loads another with the same names."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.read(checkpoint)

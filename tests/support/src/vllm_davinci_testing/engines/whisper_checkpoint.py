@@ -1,4 +1,4 @@
-"""A small Whisper with random weights: an encoder of sound, and a decoder that attends to it."""
+"""A small Whisper with random weights: an audio encoder, and a decoder that attends to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def whisper_config() -> transformers.WhisperConfig:
 
 @torch.no_grad()
 def _listen(network: transformers.WhisperForConditionalGeneration) -> None:
-    """Lets tokens follow the sound and the prompt: equal biases everywhere would decide alone."""
+    """Makes tokens depend on audio and prompt: equal biases everywhere would dominate."""
     for module in network.modules():
         if isinstance(getattr(module, "bias", None), torch.Tensor):
             module.bias.mul_(0.1)
@@ -93,7 +93,7 @@ def write_whisper(directory: Path, seed: int = 0) -> Path:
 
 
 def sound(seed: int, seconds: float = SECONDS) -> np.ndarray:
-    """[samples] float32: a chord of four tones under noise, of another pitch for each seed."""
+    """[samples] float32: a chord of four tones with noise; the pitch depends on the seed."""
     generator = np.random.default_rng(seed)
     time = np.arange(int(seconds * SAMPLING_RATE)) / SAMPLING_RATE
     tones = np.sin(2 * np.pi * generator.uniform(100, 4000, (4, 1)) * time).sum(0)

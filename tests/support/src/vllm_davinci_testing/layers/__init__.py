@@ -1,1 +1,1 @@
-"""Layers of vLLM models, with steps for them and what they must compute."""
+"""Layers of vLLM models, with steps and expected results."""

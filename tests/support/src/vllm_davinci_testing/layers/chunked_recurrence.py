@@ -1,4 +1,4 @@
-"""Chunks of a recurrence, held against its steps and against chunks of other lengths."""
+"""Chunks of a recurrence, compared with its steps and with other chunk lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def assert_steps_are_a_chunk(
     device: torch.device,
     atol: float,
 ) -> None:
-    """Tokens of several requests, one by one, give what they give in chunks.
+    """Checks that chunks give several requests the results of single tokens.
 
     each:      a named tuple per request, of tensors [num_tokens, ...], as many in all requests
     states:    [num_requests, ...]
@@ -43,7 +43,7 @@ def assert_steps_are_a_chunk(
 def assert_parts_are_the_whole(
     inputs: Any, states: torch.Tensor, in_chunks: Chunked, device: torch.device, atol: float
 ) -> None:
-    """A prompt of 150 tokens gives the same in one call and in parts of several lengths."""
+    """Checks that a prompt of 150 tokens gives the same in one call and in parts."""
     whole, after = in_chunks(inputs, states, [150], device)
     parts = []
     for begin, end in pairwise([0, 1, 48, 112, 150]):

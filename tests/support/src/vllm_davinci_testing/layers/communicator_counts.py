@@ -1,4 +1,4 @@
-"""Counts of launches between ranks, and of waits of the host, in a part of a program."""
+"""Counts launches between ranks and waits of the host in a part of a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST = ("synchronizations", "copies_to_host")
 
 @contextmanager
 def counting(counts: collections.Counter[str]) -> Iterator[None]:
-    """Counts what our communicators launch, and what the host waits for or copies meanwhile."""
+    """Counts our communicators' launches, and the host's waits and copies meanwhile."""
     launch_one, launch_own = NPUCommunicator._collective, NPUCommunicator.launch_own
 
     def count(self: NPUCommunicator, name: str, *arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Metadata for vLLM's sampler, of requests that ask for their greatest logits and no more."""
+"""Metadata for vLLM's sampler, for greedy requests without options."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 def greedy_metadata(
     outputs: list[list[int]], device: torch.device, **changes: Any
 ) -> SamplingMetadata:
-    """For a row of logits each; `changes` are fields that shall be otherwise.
+    """For a row of logits per request; `changes` replaces fields.
 
     outputs: tokens so far, by row
     """

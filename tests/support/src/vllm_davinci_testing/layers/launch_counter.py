@@ -1,4 +1,4 @@
-"""Launches of a layer, seen from Python."""
+"""A layer's launches, observed from Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Names of the operators that a block calls and that compute: no views, no bare allocations."""
+    """Names of the computing operators that a block calls, without views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()

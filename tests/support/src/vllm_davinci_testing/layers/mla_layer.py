@@ -156,7 +156,7 @@ class Block:
         return output.cpu()
 
     def run(self, step: Step) -> list[torch.Tensor]:
-        """Per request of the step, the output of its new tokens."""
+        """Output of the step's new tokens, per request."""
         output = self.forward(self.metadata(step))
         return list(output.split([count for _, count in step]))
 

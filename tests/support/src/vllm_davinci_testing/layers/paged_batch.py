@@ -1,4 +1,4 @@
-"""Requests over a paged cache, and their attention written out in plain torch."""
+"""Requests over a paged cache, and their attention in plain torch."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def reference(
 
 
 def visible(num_queries: int, num_keys: int, window: int | None) -> torch.Tensor:
-    """Which keys a query sees when the last query is the last key."""
+    """Keys visible to each query if the last query is the last key."""
     distance = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 
 
 class Batch:
-    """Requests with some tokens in the cache already and some new ones, in shuffled blocks."""
+    """Requests with cached and new tokens, in shuffled blocks."""
 
     def __init__(self, lengths, num_heads, num_kv_heads, head_size, dtype, device):
         generator = torch.Generator().manual_seed(0)

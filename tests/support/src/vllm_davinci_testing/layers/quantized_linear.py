@@ -1,4 +1,4 @@
-"""Quantized linear layers as vLLM builds them, with random weights, and what they must give."""
+"""Quantized linear layers as vLLM builds them, with random weights and expected results."""
 
 from __future__ import annotations
 

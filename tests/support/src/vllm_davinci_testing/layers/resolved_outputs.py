@@ -1,4 +1,4 @@
-"""Quantized layers of an MLP, and the resolution of what they put out."""
+"""Quantized layers of an MLP, and the resolution of their output types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vllm_davinci_testing.layers.quantized_linear import (
 
 
 def resolve(run: Callable[[], object], *modules: torch.nn.Module) -> None:
-    """The model runner's work after loading, with `run` as the dummy run."""
+    """Runs the model runner's work after loading, with `run` as the dummy run."""
     OutputPlan(torch.nn.ModuleList(modules)).resolve([run])
 
 

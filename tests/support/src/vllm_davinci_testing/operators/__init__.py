@@ -1,1 +1,1 @@
-"""Operators of the device: how tests call them, on what, and what they compare results with."""
+"""Operators of the device: how tests call them, their operands, and their references."""

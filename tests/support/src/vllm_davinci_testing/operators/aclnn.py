@@ -1,4 +1,4 @@
-"""Calls operators through the C interface, where no Python function of torch_npu reaches them."""
+"""Calls operators through the C interface if torch_npu has no Python function for them."""
 
 import ctypes
 from typing import NamedTuple, Self
@@ -29,19 +29,19 @@ _ND, _FRACTAL_NZ = 2, 29  # aclFormat
 
 
 class Tiled(NamedTuple):
-    """A matrix that is said to lie in FRACTAL_NZ."""
+    """A matrix described as FRACTAL_NZ."""
 
     tensor: torch.Tensor
 
 
 class Tiles(NamedTuple):
-    """The tiles of a matrix that lies in FRACTAL_NZ: [.., columns / w, rows / 16, 16, w]."""
+    """The tiles of a matrix in FRACTAL_NZ: [.., columns / w, rows / 16, 16, w]."""
 
     tensor: torch.Tensor
 
 
 class FourBit(NamedTuple):
-    """4-bit integers that are described as such: `tensor` has eight of them in each int32.
+    """4-bit integers described as such: `tensor` has eight of them in each int32.
 
     tiles: sizes of the tiles of a matrix in FRACTAL_NZ, in 4-bit integers
     """
@@ -51,7 +51,7 @@ class FourBit(NamedTuple):
 
 
 class Number(float):
-    """A number that crosses the interface as an aclScalar of `dtype`."""
+    """A number passed as an aclScalar of `dtype`."""
 
     def __new__(cls, value: float, dtype: torch.dtype = torch.float64) -> Self:
         return super().__new__(cls, value)
@@ -61,7 +61,7 @@ class Number(float):
 
 
 class Numbers(NamedTuple):
-    """Numbers that cross the interface as an aclScalarList."""
+    """Numbers passed as an aclScalarList."""
 
     values: tuple[float, ...]
 
@@ -207,7 +207,7 @@ def call(name: str, *arguments: Argument) -> None:
 
 
 def call_in(address: int, size: int, name: str, *arguments: Argument) -> None:
-    """Like `call`, with a workspace of the caller's, and without waiting for the result.
+    """Like `call`, with the caller's workspace, and without waiting for the result.
 
     address, size: of the workspace, in bytes; address 0 is a null pointer
     """
@@ -216,7 +216,7 @@ def call_in(address: int, size: int, name: str, *arguments: Argument) -> None:
 
 
 def workspace_size(name: str, *arguments: Argument) -> int:
-    """Runs the first phase of aclnn`name` alone; the bytes of workspace that it asks for.
+    """Runs the first phase of aclnn`name` only; returns the bytes of workspace that it requests.
 
     arguments: as of `call`; None for a null pointer
     """

@@ -1,4 +1,4 @@
-"""Compares what the device computed with what torch computes on the CPU."""
+"""Compares the device's results with torch's on the CPU."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -15,8 +15,8 @@ def compare(npu: Result, cpu: Result, *, rtol: float = 0.0, atol: float = 0.0) -
     """Asserts that a device's result equals the CPU's: structure, shape, dtype and values.
 
     npu, cpu: a tensor, a number, or a sequence of these, nested at will. NaN equals NaN.
-    Values must be the same unless a tolerance is given: both sides do the same arithmetic, so a
-    tolerance stands where the order of a sum, or the path through a vectorised kernel, may differ.
+    Values must be equal unless a tolerance is given: both sides do the same arithmetic, and only
+    the order of a sum or the path through a vectorised kernel may differ.
     """
     if isinstance(cpu, torch.Tensor):
         assert isinstance(npu, torch.Tensor)
@@ -34,7 +34,7 @@ def compare(npu: Result, cpu: Result, *, rtol: float = 0.0, atol: float = 0.0) -
 
 
 def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
-    """Asserts that a result of sums is the expected one, but for the rounding of its dtype."""
+    """Asserts that a result of sums equals the expected one, except for rounding of its dtype."""
     t = TOLERANCE[npu.dtype]
     limit = t * float(expected.abs().max().clamp_min(1))
     torch.testing.assert_close(npu.cpu().double(), expected.double(), rtol=t, atol=limit)

@@ -1,4 +1,4 @@
-"""Calls at the edge of a rule, which documents allow, made from the rule and a legal call.
+"""Calls at the edge of a rule that documents allow, made from the rule and a legal call.
 
 What a rule compares with (`Constraint.form`) says how far an argument may go: each dtype that it
 lists, the least and the most dimensions, sizes and numbers. A value at the edge often needs others
@@ -21,8 +21,8 @@ from vllm_davinci_testing.operators.legal_calls import Operand
 
 class Edge(NamedTuple):
     """
-    value: that the rule allows, in words
-    calls: arguments in place of those of the legal call; one of them is to pass
+    value: value that the rule allows, as text
+    calls: replacements for the legal call's arguments; one set must pass
     """
 
     value: str
@@ -30,7 +30,7 @@ class Edge(NamedTuple):
 
 
 def edges(row: Constraint, legal: Mapping[str, Any]) -> list[Edge]:
-    """The edges of a rule that the legal call does not stand on already."""
+    """The edges of a rule that the legal call does not cover."""
     if row.form is None:
         return []
     kind, *bounds = row.form
@@ -115,7 +115,7 @@ _OF_OPERANDS: dict[str, Callable[..., Iterator[tuple[str, Change]]]] = {
 
 
 def _alone_and_together(legal: Mapping[str, Any], name: str, change: Change) -> Iterator[Changes]:
-    """The argument alone; with each other operand that is like it; with all of them."""
+    """The argument alone; with each similar operand; with all of them."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, list):
@@ -146,7 +146,7 @@ def answers_at_edges(
 ) -> dict[str, str]:
     """Answers by edge: bytes of workspace, or the refusal of the argument alone.
 
-    A refusal by the rule itself goes before any other.
+    A refusal by the rule itself takes precedence.
     """
     found = {}
     for edge in edges(row, legal):

@@ -1,4 +1,4 @@
-"""A program: what the first phases of `illegal_calls` answer on the devices of this process.
+"""A program that prints the answers of first phases to `illegal_calls` on this process's devices.
 
 Prints JSON: the answer of each legal call by its operator or name, of each case by its number, and
 for each rule from which calls are generated the answers to those calls, up to the first that names

@@ -1,9 +1,9 @@
 """Calls that break one rule of an operator's row, made from the rule and a legal call.
 
-A rule of a common kind says what it compares with (`Constraint.form`): dtypes, sizes, strides,
-numbers. From it follow changes of the argument that break it. Another rule may refuse a changed
-call first, so that each rule has several; which one breaks it, the first phase tells. Rules of
-their own kind, and rules that hold under a condition, are tested by the calls of `illegal_calls`.
+A rule of a common kind states its values (`Constraint.form`): dtypes, sizes, strides, numbers.
+Changes of the argument that break it follow from these. Another rule may refuse a changed call
+first, so each rule has several changes; the first phase shows which one breaks it. `illegal_calls`
+tests rules of other kinds and conditional rules.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Changes = dict[str, Any]
 
 
 def plain(name: str) -> str:
-    """A name of an argument as rows compare them."""
+    """An argument's name in the form that rows use."""
     return name.replace("_", "").lower()
 
 
 def place_of(row: Constraint) -> tuple[str, str]:
-    """A chip and a release of CANN for which the rule holds: those of most tests, where it does."""
+    """A chip and a release of CANN for which the rule holds: most tests' if possible."""
     soc = next(soc for chip, soc in _SOCS.items() if chip in row.chips.split(", "))
     return soc, "8.5" if row.since <= "8.5" <= row.until else row.since
 
@@ -143,7 +143,7 @@ _SUPPLIED = (Operand((7,), "float32"), Operand((64,)), Operand((64,), "int32"))
 
 
 def _broken(value: Any, kind: str, bounds: list[Any]) -> Iterator[Any]:
-    """Values in place of one that keeps a rule."""
+    """Replacements for a value that keeps a rule."""
     if isinstance(value, Operand) and value.is_tiled:
         return  # tiles have sizes and a dtype of their own
     if kind == "absent":
@@ -165,7 +165,7 @@ def _broken(value: Any, kind: str, bounds: list[Any]) -> Iterator[Any]:
 
 
 def _in_float16(legal: Mapping[str, Any]) -> Changes:
-    """The operands of a call in the other 16-bit format, which older chips have."""
+    """The operands of a call in the other 16-bit format, for older chips."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, list):
@@ -177,7 +177,7 @@ def _in_float16(legal: Mapping[str, Any]) -> Changes:
 
 
 def breaking(row: Constraint, legal: Mapping[str, Any]) -> list[Changes]:
-    """Arguments in place of those of the legal call, each of which breaks the rule."""
+    """Replacements for the legal call's arguments, each of which breaks the rule."""
     if row.form is None:
         return []
     kind, *bounds = row.form
@@ -192,13 +192,13 @@ def breaking(row: Constraint, legal: Mapping[str, Any]) -> list[Changes]:
 
 
 def key_of(row: Constraint) -> str:
-    """Text that tells a rule from all others."""
+    """Text that identifies a rule."""
     parts = (row.operator, row.argument, row.rule, row.chips, row.since, row.until, row.source)
     return " | ".join(parts)
 
 
 def names(row: Constraint, said: str) -> bool:
-    """Whether a refusal is that of the rule."""
+    """True if a refusal is the rule's."""
     return (
         f"returned {row.status}: {row.operator}: {row.argument} (argument " in said
         and f"but must {row.rule} on " in said

@@ -1,7 +1,7 @@
-"""Calls that CANN's documents do not allow, and that no rule makes by itself.
+"""Calls that CANN's documents do not allow and that no rule generates.
 
-A case changes some arguments of a legal call, to break a rule of its own kind or one that holds
-under a condition; calls that break the other rules are made by `generated_calls`.
+A case changes arguments of a legal call to break a rule of a special kind or a conditional rule;
+`generated_calls` makes the calls that break the other rules.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ TILING = 561002
 class Case:
     """
     operator: without aclnn
-    argument: that the refusal names
-    rule:     a part of the rule that it states
-    changes:  arguments in place of those of the legal call
-    code:     status of CANN
+    argument: argument that the refusal names rule: part of the rule in the refusal changes:
+    replacements for the legal call's arguments code: status of CANN
     """
 
     operator: str
@@ -82,7 +80,7 @@ MLA_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _blocks_of(tokens: int) -> dict[str, Any]:
-    """Compressed rows in blocks of so many tokens; a table of 16 for each of two requests."""
+    """Compressed rows in blocks of this size; a table of 16 blocks for each of two requests."""
     return {
         "key": [t(16, tokens, 512)],
         "value": [t(16, tokens, 512)],
@@ -700,7 +698,7 @@ ELEMENTS = [
 
 
 def _of_sister(case: Case, operator: str) -> Case:
-    """The same call of an operator that shares the rows of the case's."""
+    """The same call of an operator that shares the case's rows."""
     return replace(case, operator=operator)
 
 

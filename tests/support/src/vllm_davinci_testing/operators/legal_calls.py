@@ -23,8 +23,7 @@ A2, A3, A310P = "Ascend910B3", "Ascend910_9391", "Ascend310P3"
 class Operand:
     """A tensor on the device.
 
-    apart:      its rows have a gap, as those of a divided projection
-    by_columns: its entries lie column by column
+    apart:      True: rows have a gap, as in a divided projection by_columns: True: column-major
     """
 
     sizes: tuple[int, ...]
@@ -575,7 +574,7 @@ LEGAL |= {
 
 
 def _inserted(operator: str, after: str, **more: Any) -> dict[str, Any]:
-    """A legal call with further arguments behind one of them."""
+    """A legal call with additional arguments after one of them."""
     made: dict[str, Any] = {}
     for name, value in LEGAL[operator].items():
         made[name] = value

@@ -1,4 +1,4 @@
-"""The stage before MLA: weights, and tokens that go into its cache."""
+"""The stage before MLA: weights, and tokens for its cache."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ class Block:
 
 @dataclass
 class Projection:
-    """An int8 weight with what its product needs; the sums' bias is of static ones."""
+    """An int8 weight with the tensors of its product; static ones have a bias of the sums."""
 
     weight: Tensor
     scale: Tensor
@@ -131,7 +131,7 @@ class IntegerBlock(Block):
         ]
 
     def composed(self, num_decode_tokens: int) -> tuple[Tensor, ...]:
-        """The stage as calls of torch_npu."""
+        """The stage as torch_npu calls."""
         num_tokens = self.rows.shape[0]
         kv = joint = self.a.of(self.rows, self.row_scale, self.dtype)
         queries, query_scale = self.rows, self.row_scale

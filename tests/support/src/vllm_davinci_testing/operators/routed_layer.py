@@ -1,4 +1,4 @@
-"""A small layer of routed experts and a shared projection: its weights, and what it computes.
+"""A small layer of routed experts and a shared projection: its weights and results.
 
 In plain torch on the CPU, for comparison with the layer on ranks.
 """
@@ -52,7 +52,7 @@ GATE_UP_INT8, DOWN_INT8 = IntegerWeights(torch.cat((GATE, UP), 1)), IntegerWeigh
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers and scales of rows, as launches make them that do something else, too."""
+    """Integers and scales of rows, rounded as in fused launches."""
     integers, scale = dynamic_quant_in_launch(x)
     return integers, scale[:, None]
 

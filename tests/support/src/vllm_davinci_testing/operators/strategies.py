@@ -1,4 +1,4 @@
-"""Hypothesis strategies for tensors that exist on the CPU and, alike, on the device."""
+"""Hypothesis strategies for equal tensors on the CPU and the device."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ def _without_first(base: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One tensor in two places: `view` of `base`, so that strides and offsets agree as well."""
+    """One tensor on both: `view` of `base`, so that strides and offsets agree as well."""
 
     base: torch.Tensor
     view: Callable[[torch.Tensor], torch.Tensor]
@@ -87,7 +87,7 @@ def values(
     high: float = 4.0,
     special: bool = False,
 ) -> torch.Tensor:
-    """A CPU tensor of uniformly distributed values in [low, high), the same for the same seed.
+    """A CPU tensor of uniformly distributed values in [low, high), reproducible from the seed.
 
     special: sprinkles NaN, infinities, signed zeros and small values over a float tensor.
     """
@@ -106,7 +106,7 @@ def values(
 
 
 def shuffled(count: int, seed: int = 0) -> torch.Tensor:
-    """0 to count - 1 in an order that depends on the seed, int64."""
+    """A permutation of 0 to count - 1 by seed, int64."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 

@@ -1,1 +1,1 @@
-"""Processes that tests start: programs, forks, ranks; and waits with a limit."""
+"""Processes started by tests: programs, forks, ranks; and waits with a limit."""

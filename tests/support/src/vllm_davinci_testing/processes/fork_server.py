@@ -1,8 +1,8 @@
-"""Processes forked from one that has imported everything already.
+"""Forks processes from one that has already imported everything.
 
-What a small program on the virtual NPU, a rank or an engine needs most of the time for is imports.
-A fork server has them done, and its children still have a device, an environment and an end of
-their own: the server itself never touches a device, whose settings are read at its first use.
+Imports take most of the time of a small program on the virtual NPU, a rank or an engine. The fork
+server has done them; its children still have their own device, environment and end, because the
+server never uses a device, whose settings are read at the first use.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _warning_filters: list[Any] = []
 
 
 def fork_context() -> multiprocessing.context.ForkServerContext:
-    """Makes processes as children of the fork server, of which each pytest process has one."""
+    """Starts processes as children of the fork server; each pytest process has one."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     return context
 
 
 def process_id() -> int | None:
-    """The fork server's, if it has been started."""
+    """The fork server's process id, if it has been started."""
     return forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
 
 
 def import_for_forks(module: str) -> None:
-    """Imports what the server's children have in common, with the filters that it sets."""
+    """Imports the modules that the server's children share, with its warning filters."""
     with warnings.catch_warnings():
         warnings.resetwarnings()
         for category in IGNORED:
@@ -51,7 +51,7 @@ def import_for_forks(module: str) -> None:
 
 
 def be_served_by_a_fork(*closed: Connection) -> None:
-    """Makes a fork of this process, after `import_for_forks`, its fork server.
+    """Makes a fork of this process its fork server, after `import_for_forks`.
 
     multiprocessing starts an interpreter instead, whose imports take 20 s of processor time. What
     is set here is what its `ForkServer.ensure_running` sets.
@@ -78,7 +78,7 @@ def be_served_by_a_fork(*closed: Connection) -> None:
 
 
 def _serve(listener: int, alive: int) -> None:
-    """Forks processes until nothing holds the other end of `alive`. Does not return."""
+    """Forks processes until the other end of `alive` is closed. Does not return."""
     # pytest collects warnings, logs and errors of threads; those of engines are in their logs.
     faulthandler.disable()
     warnings.resetwarnings()

@@ -2,7 +2,7 @@
 
 Each program has settings of its own, as far as they are read at the device's first use. Those that
 an import reads (TASK_QUEUE_ENABLE, PYTORCH_NPU_ALLOC_CONF) need a new interpreter: see programs.
-What a command does is asked of forks too; that it starts in a new interpreter is asked once.
+Commands are tested in forks too; their start in a new interpreter is tested once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMIT_S = 240.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
+    """Outcome of a process.
 
     status: its exit status, negative for a signal
     stdout: what it printed, and standard errors too where both go to one log
@@ -55,9 +55,8 @@ def run_together(
 ) -> list[Ended]:
     """Runs the programs at the same time and waits for all, at most `limit_s` seconds.
 
-    programs:  source text, which tracebacks and call sites name "<program>", or a file
-    variables: of each program's environment, beside those of the fork server
-    arguments: of all of them
+    programs:  source text, named "<program>" in tracebacks and call sites, or a file
+    variables: additional environment variables of each program arguments: for all programs
 
     The processes end without C's exit handlers. Raises TimeoutError with what the programs printed
     if one does not end in time.
@@ -106,7 +105,7 @@ def run_to_exit(source: str, config: VirtualDeviceConfig | None = None, **variab
 def output_of(
     source: str, config: VirtualDeviceConfig | None = None, **variables: str
 ) -> list[str]:
-    """The lines that a program printed, which must succeed.
+    """The lines printed by a program, which must succeed.
 
     config, variables: its virtual devices, and more of its environment
     """
@@ -119,7 +118,7 @@ def output_of(
 def _run_forks(
     target: Callable[..., None], arguments: Sequence[tuple[Any, ...]], limit_s: float
 ) -> list[Ended]:
-    """Calls `target` in a process for each of the arguments, all at the same time."""
+    """Calls `target` in a process for each of the arguments, concurrently."""
     context = fork_context()
     with tempfile.TemporaryDirectory() as directory:
         printed = [

@@ -1,4 +1,4 @@
-"""Hosts for a test: namespaces of this machine, joined by a network of their own.
+"""Hosts for tests: namespaces of this machine with their own network.
 
 Each has its own network, host name, process numbers and shared memory, as two machines have.
 """
@@ -59,12 +59,12 @@ exec sleep 3600
 
 @dataclass(frozen=True)
 class Host:
-    """One of the hosts."""
+    """A test host."""
 
     name: str
     address: str
     process: int
-    """Number, among this machine's processes, of the one without which the host ends."""
+    """Number, on this machine, of the process whose end ends the host."""
 
     def start(
         self, command: Sequence[str], variables: dict[str, str], output: Path
@@ -80,12 +80,12 @@ class Host:
             )
 
     def end(self) -> None:
-        """Ends the host with all of its processes, as if somebody had pulled its plug."""
+        """Ends the host with all of its processes, as a power failure does."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process, signal.SIGKILL)
 
     def cut_off(self) -> None:
-        """Takes the host's network away; its processes go on."""
+        """Disconnects the host's network; its processes continue."""
         subprocess.run(
             [*self._enter(), "ip", "link", "set", "eth0", "down"], check=True, timeout=10
         )
@@ -96,7 +96,7 @@ class Host:
 
 
 def _skip_without_namespaces() -> None:
-    """Skips the test where the machine has no namespaces or networks for anybody to make."""
+    """Skips the test if the machine does not allow users to create namespaces or networks."""
     missing = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"no hosts can be made without {', '.join(missing)}")
@@ -142,7 +142,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 def ended_well(
     processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path], limit_s: float
 ) -> list[str]:
-    """Output of the processes; fails where one does not end with 0 within the limit."""
+    """Output of the processes; fails if one does not end with status 0 within the limit."""
 
     def is_over() -> bool:
         ended = [each.poll() for each in processes]
@@ -190,7 +190,9 @@ def start_ranks(
 
 
 def _processes_under(process: int) -> dict[int, int]:
-    """Number in the innermost but one process namespace -> number here, of all below a process."""
+    """Number in the second-innermost process namespace -> number here, for all children of a
+    process.
+    """
     found = {}
     waiting = [process]
     while waiting:

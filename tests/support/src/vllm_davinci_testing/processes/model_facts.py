@@ -1,8 +1,8 @@
-"""Fills vLLM's cache of facts about model classes, which an engine's configuration asks for.
+"""Fills vLLM's cache of facts about model classes, which an engine's configuration reads.
 
-Where a class is not in the cache, vLLM imports all of itself in a process of its own: 12 s of a
-processor for each architecture on a new machine. Here one fork of a process that has vLLM already
-finds the facts of all architectures in about as long.
+For a class outside the cache, vLLM imports itself in a new process: 12 s of processor time per
+architecture on a new machine. Here one fork of a process with vLLM imported finds the facts of all
+architectures in about that time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def fill_cache() -> None:
-    """Saves what is missing in VLLM_CACHE_ROOT/modelinfos, in a fork, and waits for it."""
+    """Saves missing facts in VLLM_CACHE_ROOT/modelinfos, in a fork, and waits for it."""
     if child := os.fork():
         os.waitpid(child, 0)
         return

@@ -1,4 +1,4 @@
-"""Imports what the fork server's children have in common, and hides it from their collector.
+"""Imports the modules that the fork server's children share, and hides them from the collector.
 
 Only the fork server imports this module (see `fork_server`).
 """

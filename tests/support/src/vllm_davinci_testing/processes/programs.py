@@ -1,4 +1,4 @@
-"""Runs small programs in new interpreters, for settings that hold for a whole process."""
+"""Runs small programs in new interpreters, for settings that apply to a whole process."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from vllm_davinci.vnpu.activate import prepare_environment
 
 
 def is_of_virtual_devices(variable: str) -> bool:
-    """Whether a variable is a setting of this process's own, which programs do not take over."""
+    """True if a variable is a setting of this process that programs do not inherit."""
     return variable.startswith("VNPU_") and variable != env.VNPU_REFUSALS  # every run counts these
 
 
@@ -51,7 +51,7 @@ def output_of(
 
 
 def copied(package: Path, folder: Path) -> Path:
-    """A copy of a package's sources, `folder`/vllm_davinci/NAME, which `said_in` takes for it."""
+    """A copy of a package's sources, `folder`/vllm_davinci/NAME, for `said_in`."""
     ignored = shutil.ignore_patterns("__pycache__")
     return shutil.copytree(package, folder / "vllm_davinci" / package.name, ignore=ignored)
 
@@ -63,7 +63,7 @@ def insert(path: Path, after: str, text: str) -> None:
 
 
 def said_in(folder: Path, source: str, *arguments: str) -> Any:
-    """The last line that Python source prints, JSON, with the copies in `folder` imported."""
+    """The last line, JSON, printed by Python source that imports the copies in `folder`."""
     done = subprocess.run(
         [sys.executable, "-c", source, *arguments],
         env={**os.environ, "PYTHONPATH": str(folder)},
@@ -81,7 +81,7 @@ def said_in(folder: Path, source: str, *arguments: str) -> Any:
 def run_programs_together(
     programs: Sequence[str], variables: Sequence[Mapping[str, str]], limit_s: float
 ) -> list[tuple[int, str]]:
-    """Runs each program in an interpreter of its own, which takes this process's settings over.
+    """Runs each program in its own interpreter, with this process's settings.
 
     variables: of each program's environment
     Returns their statuses and what they printed, both outputs together. Raises TimeoutError if one

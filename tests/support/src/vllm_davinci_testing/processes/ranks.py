@@ -27,10 +27,10 @@ dist.init_process_group("hccl")
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on now, nor is given for a while.
+    """A TCP port of this host that is free and will not be assigned for a while.
 
-    Below those that Linux gives to whoever connects (32768 and up): one of them may be taken
-    between this call and the listener's.
+    It is below those that Linux assigns to connections (32768 and up), which may be taken before
+    the caller listens.
     """
     while True:
         port = secrets.choice(range(20_000, 32_000))
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def program_of(source: str) -> str:
-    """The whole program that a rank runs for a source text, for the numbers of its lines."""
+    """The complete program that a rank runs for a source text, for its line numbers."""
     return _PRELUDE + textwrap.dedent(source)
 
 
@@ -66,7 +66,7 @@ def run_ranks(program: str | Path, count: int, *arguments: str, **variables: str
 
 
 def check_ranks(program: str | Path, count: int, *arguments: str, **variables: str) -> list[str]:
-    """Like run_ranks; every rank must succeed. Returns what each printed."""
+    """Like run_ranks; every rank must succeed. Returns each rank's output."""
     ended = run_ranks(program, count, *arguments, **variables)
     for rank, each in enumerate(ended):
         assert each.status == 0, f"rank {rank} ended with {each.status}:\n{each.output[-4000:]}"

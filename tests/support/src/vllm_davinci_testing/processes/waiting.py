@@ -1,4 +1,4 @@
-"""Waits with a limit, for processes that share a busy machine with others."""
+"""Waits with a limit, for processes on a busy machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ INTERVAL_S = 0.05
 
 
 def becomes_true(condition: Callable[[], object], limit_s: float) -> bool:
-    """Whether `condition` holds at some moment within the limit.
+    """True if `condition` holds at some moment within the limit.
 
-    Only time in which this process runs counts: where a whole machine is suspended for a while,
-    what is waited for is suspended with it.
+    Only time in which this process runs counts: if the machine is suspended, so is the awaited
+    process.
     """
     waited_s = 0.0
     before = time.monotonic()
