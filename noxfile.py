@@ -311,9 +311,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
-    """Inject a fault at each point of small engines: `-- --one-in N`, `--page FILE`; see `--
-    --help`.
-    """
+    """Inject faults into small engines: `-- --one-in N`, `--page FILE`; see `-- --help`."""
     commands = prepare(session)
     run_on_vnpu(session, commands, "python", "ci/faults.py", *session.posargs)
 

@@ -37,12 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
     parser.add_argument("name", nargs="?", metavar="GROUP/NAME")
     parser.add_argument("--list", action="store_true", help="name the benchmarks")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the result to this file"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="exit with status 1 if a goal is missed"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--check", action="store_true", help="status 1 if a goal is missed")
     parser.add_argument("-h", "--help", action="store_true")
     options, rest = parser.parse_known_args(arguments)
     benchmarks = available()

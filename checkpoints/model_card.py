@@ -124,9 +124,7 @@ class DraftMeasurements:
     seed: int
     limit_minutes: float
     agreement: list[float]
-    """By position: share of held-out tokens for which this draft and all before it equal the
-    target's.
-    """
+    """By position: share of held-out tokens whose drafts up to here all equal the target's."""
 
 
 def write_draft_card(

@@ -145,10 +145,7 @@ def without_tokens(error: Exception) -> dict[str, Any]:
 
 
 def compared(differences: Iterable[str | None]) -> dict[str, Any]:
-    """Outcome of a served family.
-
-    differences: differences from transformers, per prompt
-    """
+    """Outcome of a served family. differences: differences from transformers, per prompt"""
     every = list(differences)
     wrong = [each for each in every if each is not None]
     equal = f"{len(every) - len(wrong)} of {len(every)} equal"

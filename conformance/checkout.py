@@ -38,8 +38,7 @@ def _extract(git_directory: Path, what: Sequence[str], into: Path) -> None:
 
 
 def files_of(checkout: Path, patterns: Sequence[str], scratch: Path) -> Path:
-    """A directory with the matching files of the checkout: the checkout itself, or a copy in
-    `scratch`.
+    """The matching files of the checkout: the checkout itself, or a copy in `scratch`.
 
     patterns: git's, such as ":(glob)**/examples/*.cpp"
     """

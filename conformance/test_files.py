@@ -55,8 +55,7 @@ class TestRun:
     file_limit_s: float = 400.0
 
     def outcomes(self, files: Sequence[str], log: Path, only: Sequence[str] = ()) -> list[Outcome]:
-        """Outcomes of the tests in `files`, up to the first that exceeds the limit; output goes to
-        `log`.
+        """Outcomes of the tests in `files`, until one exceeds the limit; output goes to `log`.
 
         only: names of tests of these files; the others do not run
         """

@@ -32,9 +32,7 @@ BOUND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=16, help="requests in the decode step")
-    parser.add_argument(
-        "--rounds", type=int, default=60, help="number of rounds; each has both sides"
-    )
+    parser.add_argument("--rounds", type=int, default=60, help="rounds, each with both sides")
     parser.add_argument("--layers", type=int, default=20, help="layers in a row on each side")
 
 

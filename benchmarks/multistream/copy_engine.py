@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=256, help="tokens of both ubatches")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument(
-        "--products", type=int, default=4, help="number of matrix products per layer"
-    )
+    parser.add_argument("--products", type=int, default=4, help="matrix products per layer")
     parser.add_argument("--repetitions", type=int, default=15)
 
 

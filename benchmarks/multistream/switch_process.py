@@ -98,8 +98,8 @@ def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[flo
 
 
 def beyond_collectives(count: int) -> tuple[list[float], list[float]]:
-    """Time per sum of two ubatches that only sum a number over ranks; and what each round takes
-    longer than the same sums in series, timed right before or after it.
+    """Time per sum over ranks of two ubatches that do nothing else; and its excess over serial
+    sums.
     """
     run = Interleave(StreamPool())
     total = torch.zeros(1).npu()

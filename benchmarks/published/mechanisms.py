@@ -96,12 +96,10 @@ FIGURES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--only", nargs="+", default=[], help="parts of figures' names; only these are run"
+        "--only", nargs="+", default=[], help="only figures with these parts of names"
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="the table as Markdown")
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIRECTORY", help="directory for modelled steps"
-    )
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="folder for modelled steps")
 
 
 def run(args: argparse.Namespace) -> Result:

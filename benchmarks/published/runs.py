@@ -49,9 +49,7 @@ class Runs:
     def report(
         self, config: dict[str, Any], *options: str, slow: bool = False, is_plain: bool = False
     ) -> dict[str, Any]:
-        """slow: True: links of which all-to-alls reach less; is_plain: True: without variants of
-        the machine
-        """
+        """slow: all-to-alls reach less of the links; is_plain: without variants of the machine"""
         topology = str(self._slow_topology()) if slow else self.topology
         key = json.dumps([config, options, topology, is_plain])
         if key not in self._reports:

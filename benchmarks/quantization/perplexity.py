@@ -53,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=16_384,
         help="predicted tokens, spread over all held-out files",
     )
-    parser.add_argument(
-        "--window", type=int, default=512, help="tokens per window, which attend to each other"
-    )
+    parser.add_argument("--window", type=int, default=512, help="tokens per scored window")
     parser.add_argument("--calibration-tokens", type=int, default=12_288)
 
 

@@ -8,8 +8,7 @@ import torch
 
 
 def read_lengths_in_every_block(encoder: torch.nn.Module) -> list[Any]:
-    """Installs hooks after which each block's attention has lengths on the device only; returns
-    handles that remove them.
+    """Puts each block's attention lengths on the device only; returns removable hooks.
 
     encoder: one of Qwen3-VL's shape, whose blocks call `attn.attn`
     """

@@ -37,14 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--steps", type=int, default=24, help="tokens of each request")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=61, help="layers of the larger model")
+    parser.add_argument("--side-streams", action="store_true", help="multistream MLA and experts")
     parser.add_argument(
-        "--layers", type=int, default=61, help="number of layers of the larger model"
-    )
-    parser.add_argument(
-        "--side-streams", action="store_true", help="enable multistream MLA and experts"
-    )
-    parser.add_argument(
-        "--split", action="store_true", help="also run steps as two ubatches, on two ranks"
+        "--split", action="store_true", help="add steps as two ubatches, on two ranks"
     )
 
 

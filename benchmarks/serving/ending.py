@@ -160,16 +160,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=CHECKPOINT)
     parser.add_argument("--ends", type=int, default=50, help="number of endings, over all kinds")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
-    parser.add_argument(
-        "--at-once", type=int, default=2, help="number of servers that end concurrently"
-    )
+    parser.add_argument("--at-once", type=int, default=2, help="servers that end concurrently")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the endings as Markdown")
 
 
 def in_turn(names: Sequence[str]) -> Iterator[str]:
-    """Yields kinds of ending without end; every third round spawns processes, which all import
-    vLLM.
-    """
+    """Yields kinds of ending forever; every third round spawns processes, which import vLLM."""
     for number in itertools.count():
         yield from (name for name in names if "spawned" not in name or number % 3 == 0)
 

@@ -34,7 +34,7 @@ CASES = {"no adapter": [0], "one adapter": [1], "four adapters": [1, 2, 3, 4]}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=32, help="prompt tokens of each request")
+    parser.add_argument("--steps", type=int, default=32, help="generated tokens per request")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--slots", type=int, default=4, help="--max-loras")

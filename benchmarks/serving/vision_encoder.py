@@ -31,10 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--side", type=int, default=16, help="size of an image, in patches")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--pace",
-        type=int,
-        default=1,
-        help="sleep of an operator, in microseconds; its wake-up adds to it",
+        "--pace", type=int, default=1, help="microseconds an operator sleeps, without its wake-up"
     )
 
 

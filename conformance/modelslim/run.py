@@ -209,7 +209,7 @@ class Suite:
     def _served(
         self, model: Path, is_scored: bool = False
     ) -> tuple[list[list[int]], list[list[int]], float]:
-        """Prompts of held-out text, our engine's continuations, and the text's perplexity if it
+        """Held-out prompts, our engine's continuations, and the text's perplexity if it
         `is_scored`.
         """
         import transformers

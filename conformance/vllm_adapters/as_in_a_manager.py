@@ -1,5 +1,4 @@
-"""A pytest plugin for tests of adapters on the NPU, with layers as the platform's manager makes
-them.
+"""A pytest plugin for adapters' tests on the NPU, with layers as the platform's manager makes them.
 
 vLLM's tests of layers and managers run on devices that they list, by the platform's kind, while
 they are imported; on any other they are skipped or use the CPU. Here the NPU is in the list. They

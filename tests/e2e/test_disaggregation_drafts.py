@@ -57,9 +57,7 @@ def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
         assert answers == expected
         drafted = metric(pair.decodes, "vllm:spec_decode_num_draft_tokens_total")
         accepted = metric(pair.decodes, "vllm:spec_decode_num_accepted_tokens_total")
-        assert not re.search("failed:|checksum mismatch", pair.decodes.log_text()), (
-            pair.decodes.tail()
-        )
+        assert not re.search("failed:|checksum", pair.decodes.log_text()), pair.decodes.tail()
     finally:
         pair.close()
     print(f"{accepted} of {drafted} drafts accepted, {alone[1]} of {alone[0]} in one engine")

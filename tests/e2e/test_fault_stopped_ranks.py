@@ -31,9 +31,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 
 def assert_names_the_stopped(told: str, rank: int, stopped: psutil.Process) -> None:
-    """The error names rank, process, host, what was waited for, how long, and the setting to
-    change.
-    """
+    """The error names rank, process, host, event, waiting time, and the setting to change."""
     process = rf"process of rank {rank} \(pid {stopped.pid} on host \S+\) is stopped"
     # A collective says so, or, where no rank waits in one, who looks after stopped processes.
     wait = (

@@ -177,9 +177,7 @@ def test_in_16_bits_on_a_chip_tokens_stay_close(
     prompts: Prompts,
     tmp_path: Path,
 ):
-    """Checks that it is as close to fp32 as transformers' bfloat16 model, which also selects
-    differently.
-    """
+    """Is as close to fp32 as transformers' bfloat16 model, which also selects other tokens."""
     floats = zoo(model)
     checkpoint = floats if scheme is None else int8(floats, scheme, tmp_path, prompts)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts[:16]]

@@ -1,6 +1,4 @@
-"""New weights for a running engine: a fresh engine's weights, bit for bit, at the graphs'
-addresses.
-"""
+"""New weights for a running engine: a fresh engine's weights, bit for bit, read by graphs."""
 
 from __future__ import annotations
 

@@ -74,9 +74,7 @@ def write_header(path: Path, header: Any, length: int | None = None) -> None:
 
 
 def spoilt(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    """A position in a JSON value, an odd value, and the whole value with the odd one in that
-    position.
-    """
+    """A position in a JSON value, an odd value, and the whole value with the odd one in it."""
     keys = content if isinstance(content, dict) else range(len(content))
     for key in list(keys):
         for odd in ODD:

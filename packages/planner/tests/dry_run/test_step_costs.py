@@ -40,9 +40,7 @@ class Explored:
 
 
 class Sharded(Explored):
-    """An engine whose sequence parallel steps take longer by `lost`, minus a quarter of their
-    tokens.
-    """
+    """Sequence parallel steps take `lost` longer, minus a quarter of their tokens."""
 
     can_split = False
 

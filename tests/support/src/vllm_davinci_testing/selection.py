@@ -45,10 +45,7 @@ def group_of_the_day(day: datetime.date) -> str:
 
 
 class Selection:
-    """Removes cases that are not selected.
-
-    left_out: the number of them, by group or THOROUGH
-    """
+    """Removes cases that are not selected. left_out: the number of them, by group or THOROUGH"""
 
     def __init__(self, config: pytest.Config) -> None:
         self.left_out: Counter[str] = Counter()

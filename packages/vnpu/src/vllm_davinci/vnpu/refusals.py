@@ -61,8 +61,7 @@ def read(directory: Path) -> Refusals:
     """Reads a directory. Raises VirtualDeviceError if it does not exist."""
     if not directory.is_dir():
         raise VirtualDeviceError(
-            f"{directory} is not a directory: `vnpu run --refusals {directory} -- COMMAND` makes "
-            "it."
+            f"{directory} is not a directory. Run `vnpu run --refusals {directory} -- COMMAND`."
         )
     calls = {
         path.name.removesuffix(_CALLS): int.from_bytes(path.read_bytes(), "little")

@@ -52,8 +52,7 @@ def tokens_of(answers: Answers) -> dict[str, list[list[int]]]:
 
 
 def assert_near(answers: Answers, expected: Answers) -> None:
-    """In 16 bits: the same tokens, up to one that rounding makes equally likely in the other
-    engine.
+    """In 16 bits: the same tokens, up to one that rounding makes equally likely.
 
     After such a token the texts are unrelated.
     """

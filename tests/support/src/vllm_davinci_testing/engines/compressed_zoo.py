@@ -76,9 +76,7 @@ _RELEASED_NAMES = {
 
 @torch.no_grad()
 def fill_streams_and_tables(network: nn.Module) -> None:
-    """Fills tensors that random initialisation leaves neutral: streams, group positions, expert
-    tables.
-    """
+    """Fills tensors that random weights leave neutral: streams, group positions, expert tables."""
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         part = name.rpartition(".")[2]
         if part in ("fn", "hc_fn"):

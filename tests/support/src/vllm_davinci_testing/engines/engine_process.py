@@ -58,8 +58,9 @@ class EngineError(Exception):
 class EngineProcess:
     """`vllm.LLM` in another process: calls go there, vLLM's own outputs come back.
 
-    log: file for the process's output environment: variables of that process; without VNPU_SOC, a
-    strict chip in 16 bits engine: arguments of vllm.LLM in addition to DEFAULTS
+    log:         file for the process's output
+    environment: variables of that process; without VNPU_SOC, a strict chip in 16 bits
+    engine:      arguments of vllm.LLM in addition to DEFAULTS
     """
 
     def __init__(
@@ -135,9 +136,7 @@ class EngineProcess:
         return self._call("collective_rpc", (method,), {"args": args})
 
     def scheduler_settings(self) -> dict[str, Any]:
-        """The effective fields of vLLM's scheduler configuration, and the number of steps in
-        flight.
-        """
+        """vLLM's effective scheduler configuration, and the number of steps in flight."""
         return self._call("scheduler_settings", (), {})
 
     def schedule(self) -> str:

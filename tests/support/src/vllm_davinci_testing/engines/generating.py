@@ -38,9 +38,7 @@ def assert_generates(
 def bits(
     engine: EngineProcess, prompts: Sequence[Sequence[int]], adapter: LoRARequest | None = None
 ) -> list[Any]:
-    """16 greedy tokens of each prompt and their logprobs, bit for bit; every other request has the
-    adapter.
-    """
+    """16 greedy tokens per prompt and their logprobs; every other request has the adapter."""
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
     asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
     outputs = engine.generate(

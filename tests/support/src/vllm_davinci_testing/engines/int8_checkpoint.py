@@ -41,9 +41,7 @@ def write_int8(
     calibration: Sequence[int],
     dtype: torch.dtype = torch.bfloat16,
 ) -> Path:
-    """Exports a float checkpoint; returns the directory. Static layers' ranges come from the
-    tokens.
-    """
+    """Exports a float checkpoint; its directory. Static layers' ranges come from the tokens."""
     ranges = {}
     if kind == "W8A8":
         ranges = input_ranges(source, [torch.tensor([[*calibration]])])

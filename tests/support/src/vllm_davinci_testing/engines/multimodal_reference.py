@@ -13,10 +13,7 @@ from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 
 
 class MultimodalReference:
-    """transformers' results on the CPU in fp32.
-
-    auto_class: of transformers, by its name
-    """
+    """transformers' results on the CPU in fp32. auto_class: of transformers, by its name"""
 
     def __init__(self, checkpoint: Path, auto_class: str = "AutoModelForImageTextToText") -> None:
         self.network: Any = (

@@ -43,8 +43,9 @@ class PoolingModel:
     """One checkpoint.
 
     auto_class: of transformers, by its name
-    task:       a method of vllm.LLM expected: its result, from transformers' network and a prompt's
-    tokens: [n] fields: of its configuration, in addition to the common ones
+    task:       a method of vllm.LLM
+    expected:   its result, from transformers' network and a prompt's tokens: [n]
+    fields:     of its configuration, in addition to the common ones
     modules:    of sentence-transformers, by whose files vLLM knows how to pool
     engine:     arguments of vllm.LLM
     """

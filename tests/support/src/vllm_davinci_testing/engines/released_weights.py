@@ -43,8 +43,8 @@ def write_network(
 
 
 def name_as_released(file: Path) -> None:
-    """transformers 5 omits a part of an encoder's names when writing, and adds a part to
-    Qwen2-Audio's text: restores the released names, which it reads and vLLM needs.
+    """Restores released names, which transformers 5 reads and vLLM needs: it writes an encoder
+    without a part of them, and Qwen2-Audio's text with an additional one.
     """
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()

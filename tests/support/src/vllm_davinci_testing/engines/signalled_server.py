@@ -68,9 +68,7 @@ class SignalledServer:
         time.sleep(REACHES_ENGINE_S)
 
     def signal(self, number: signal.Signals, to_group: bool) -> float:
-        """Sends the signal to the whole group, as a terminal does, or to the server; returns the
-        time.
-        """
+        """Signals the whole group, as a terminal does, or the server; returns the time."""
         pid = self.server.process.pid
         os.killpg(pid, number) if to_group else os.kill(pid, number)
         return time.monotonic()

@@ -69,9 +69,7 @@ class Reference:
         assert wrong is None, wrong
 
     def gaps(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """[tokens]: distance of each one's logit from the best, in standard deviations of all
-        logits.
-        """
+        """[tokens]: distance of each one's logit from the best, in standard deviations of all."""
         rows = self.logits(request, tokens)
         chosen = rows.gather(1, torch.tensor([tokens]).T)[:, 0]
         gaps: torch.Tensor = (rows.max(dim=1).values - chosen) / rows.std(dim=1)

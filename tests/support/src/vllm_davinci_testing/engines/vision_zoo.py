@@ -51,8 +51,9 @@ class VisionModel:
 
     make_config:    gives its transformers configuration
     make_processor: gives its processor of text, images and videos, from a tokenizer
-    takes_videos: True if it supports videos more_tokens: tokens that vLLM looks up by name, after
-    the special ones needs_metadata: True if its processor needs the times of a video's frames
+    takes_videos:   True if it supports videos
+    more_tokens:    tokens that vLLM looks up by name, after the special ones
+    needs_metadata: True if its processor needs the times of a video's frames
     """
 
     name: str

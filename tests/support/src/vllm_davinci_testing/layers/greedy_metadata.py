@@ -10,10 +10,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 def greedy_metadata(
     outputs: list[list[int]], device: torch.device, **changes: Any
 ) -> SamplingMetadata:
-    """For a row of logits per request; `changes` replaces fields.
-
-    outputs: tokens so far, by row
-    """
+    """For a row of logits per request; `changes` replaces fields. outputs: tokens so far, by row"""
     zeros = torch.zeros(len(outputs), device=device)
     fields: dict[str, Any] = {
         "temperature": None,

@@ -38,8 +38,10 @@ TILING = 561002
 class Case:
     """
     operator: without aclnn
-    argument: argument that the refusal names rule: part of the rule in the refusal changes:
-    replacements for the legal call's arguments code: status of CANN
+    argument: argument that the refusal names
+    rule:     part of the rule in the refusal
+    changes:  replacements for the legal call's arguments
+    code:     status of CANN
     """
 
     operator: str

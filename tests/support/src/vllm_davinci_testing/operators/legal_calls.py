@@ -23,7 +23,8 @@ A2, A3, A310P = "Ascend910B3", "Ascend910_9391", "Ascend310P3"
 class Operand:
     """A tensor on the device.
 
-    apart:      True: rows have a gap, as in a divided projection by_columns: True: column-major
+    apart:      True: rows have a gap, as in a divided projection
+    by_columns: True: column-major
     """
 
     sizes: tuple[int, ...]

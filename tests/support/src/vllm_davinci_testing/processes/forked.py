@@ -56,7 +56,8 @@ def run_together(
     """Runs the programs at the same time and waits for all, at most `limit_s` seconds.
 
     programs:  source text, named "<program>" in tracebacks and call sites, or a file
-    variables: additional environment variables of each program arguments: for all programs
+    variables: additional environment variables of each program
+    arguments: for all programs
 
     The processes end without C's exit handlers. Raises TimeoutError with what the programs printed
     if one does not end in time.

@@ -190,9 +190,7 @@ def start_ranks(
 
 
 def _processes_under(process: int) -> dict[int, int]:
-    """Number in the second-innermost process namespace -> number here, for all children of a
-    process.
-    """
+    """Number in the second-innermost namespace -> number here, for all children of a process."""
     found = {}
     waiting = [process]
     while waiting:

@@ -109,9 +109,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         for name, (meta, digests) in whole.items():
             if not are_sealed(self._pages, meta.local_block_ids[0], digests):
                 logger.warning(
-                    "checksum mismatch: pages received for %s hold other tokens, or were "
-                    "overwritten",
-                    name,
+                    "checksum mismatch: pages for %s have other tokens, or were overwritten", name
                 )
                 self.xfer_stats.record_failed_recv()
                 self._invalid_block_ids.put(set(meta.local_block_ids[0]))

@@ -111,9 +111,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
             if name in failed | self._recv_failures or self._is_sealed(meta, digests):
                 continue
             self._log_failure(
-                "checksum mismatch",
-                name,
-                "The other engine had given these blocks to another request",
+                "checksum mismatch", name, "The other engine had reassigned these blocks"
             )
             self.xfer_stats.record_failed_transfer()
             failed.add(name)
