@@ -6,7 +6,7 @@ import pytest
 
 from vllm_davinci.core import components
 
-# Not of devices: their functions may be compiled, without a signature to read.
+# Excludes devices: their functions may be compiled, without a readable signature.
 ROLES = {role.package: role for role in components.ROLES}
 
 

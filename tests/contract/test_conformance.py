@@ -48,7 +48,7 @@ def test_a_run_is_compared_with_the_recorded_one(
         record = results.report(found, [], {"version": "abc of today"})
         return results.finish(record, recorded, is_to_be_recorded)
 
-    assert finish(True, one="passed", two="failed") == 1  # for which there is no reason
+    assert finish(True, one="passed", two="failed") == 1  # without a reason
     assert finish(False, one="passed", two="failed") == 0
     assert finish(False, one="passed", two="passed") == 0
     assert finish(False, one="failed", two="passed") == 1

@@ -14,7 +14,7 @@ import pytest
 from vllm_davinci_testing.processes.forked import run_alone
 
 ROOT = Path(__file__).parents[2]
-# Directories that hold what was built or installed.
+# Directories of build output or installed files.
 BUILT = {".nox", ".venv", "build", "dist"}
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not BUILT & set(path.relative_to(ROOT).parts))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -39,7 +39,7 @@ def test_relative_links_lead_to_files(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_files_that_pages_name_exist(page: Path):
-    # Changelogs and decisions tell what was.
+    # Changelogs and decisions describe the past.
     if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
         return
     named = NAMED_FILE.findall(page.read_text(encoding="utf-8"))

@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-# Package -> what its sources may import of the parts that this table is about.
+# Package -> modules of this table that its sources may import.
 MAY_IMPORT = {
     "multistream": {"torch", "greenlet"},
     "operators": {"torch"},
     "kernels": {"torch", "torch_npu"},
     "core": {"vllm", "torch", "torch_npu", "transformers", "vllm_davinci.operators"},
     "models": {"vllm", "torch", "vllm_davinci.core", "transformers"},
-    "vnpu": {"torch"},  # in its folder `hosts`, which the device calls where torch is
+    "vnpu": {"torch"},  # in its folder `hosts`, called by the device if torch is present
     "meta": {
         "vllm",
         "torch",
@@ -154,11 +154,11 @@ def test_sources_import_only_what_the_table_allows(package: str):
 def test_the_package_imports_with_its_forbidden_neighbours_blocked(package: str):
     forbidden = (THIRD_PARTY | OURS) - MAY_IMPORT[package] - {f"vllm_davinci.{package}"}
     if "torch_npu" in MAY_IMPORT[package]:
-        # The environment's check before torch_npu is executed lives in meta, whoever imports it.
+        # The environment's check before torch_npu is executed is in meta, whoever imports it.
         forbidden.discard("vllm_davinci.meta")
     done = subprocess.run(
         [sys.executable, "-c", BLOCK_AND_IMPORT, ",".join(forbidden), f"vllm_davinci.{package}"],
-        # What torch and vLLM load through entry points is not the package's doing.
+        # Imports by torch and vLLM through entry points are not the package's own.
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VLLM_PLUGINS": ""},
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("docs/measurements/*.md")), ROOT / "docs" / "guides" / "model_time.md"]
 MOST_RELEASES_BEHIND = 1
-# Pages that are known to be older, and what is said of them; one that is measured again leaves.
+# Pages known to be older, and the reason; a page that is measured again leaves the list.
 KNOWN: dict[str, list[str]] = {}
 STAMP = re.compile(
     r"^Figures of (?P<date>\d{4}-\d\d-\d\d) at commit (?P<commit>[0-9a-f]{7,40}), "

@@ -84,7 +84,7 @@ def test_either_of_two_tokens_that_rounding_decides_between_is_right(
     other = (token + 1) % 64
     with two_outputs_apart(reference, "lm_head.weight", token, other, gap):
         assert reference.greedy(PROMPT, 1) == [token]
-        # The text is compared on from there.
+        # The text is compared from there.
         tokens = [other, *reference.greedy([*PROMPT, other], NUM_TOKENS - 1)]
         assert (reference.first_difference(PROMPT, tokens) is None) == is_right
         last = int(rows_of(reference, tokens)[-1].argmin())
@@ -126,7 +126,7 @@ def test_either_of_two_experts_that_rounding_decides_between_is_right(
     num_different = 0
     for second in range(len(weight)):
         expected, tokens = continuations(reference, second, gap)
-        if tokens[0] != expected[0]:  # else the choice of the expert makes no difference
+        if tokens[0] != expected[0]:  # otherwise the choice of expert makes no difference
             num_different += 1
             assert reference.first_difference(PROMPT, expected) is None
             assert (reference.first_difference(PROMPT, tokens) is None) == is_right

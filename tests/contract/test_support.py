@@ -159,7 +159,7 @@ def test_lanes_report_as_one_process_does_and_survive_a_crash(tmp_path: Path):
         "def test_after(): pass\n"
     )
     (tmp_path / "test_broken.py").write_text("import no_such_module\n")
-    # Of three files of a folder, a lane has two: each finds what their conftest has.
+    # A lane has two of a folder's three files: each finds its conftest's fixtures.
     (folder := tmp_path / "folder").mkdir()
     (folder / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef shared():\n    return 7\n"

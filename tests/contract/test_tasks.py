@@ -115,7 +115,7 @@ def test_what_a_step_started_ends_with_it(progress, tmp_path: Path):
     begin = time.monotonic()
     with pytest.raises(progress.StepFailedError, match="ran past 2 s"):
         steps.run(["sh", "-c", "sleep 60 & wait"], limit_s=2)
-    # The output's other end is open as long as the child lives.
+    # The other end of the output is open while the child lives.
     assert time.monotonic() - begin < 30
 
 
@@ -128,7 +128,7 @@ def test_isolated_tests_past_their_limit_end_with_all_that_they_started(tmp_path
     with pytest.raises(progress.StepFailedError, match="did not end within 2 s"):
         isolated.run_outside_checkout(command, tmp_path, 2)
     os.set_blocking(alive, True)
-    assert os.read(alive, 1) == b""  # the other end is open as long as the child lives
+    assert os.read(alive, 1) == b""  # the other end is open while the child lives
     os.close(alive)
     assert time.monotonic() - begin < 30
 

@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ("torch", "torch-npu", "vllm")
 # "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.33"; not "vllm>=0.33.0", which is read as metadata.
 NAMED = re.compile(r"\b(torch(?:[-_]npu)?|vllm)(?:==| )v?(\d+\.\d+(?:\.\d+)?)\b", re.IGNORECASE)
-# Of figures, which stay those of the release that they were measured with.
+# Figures keep the release with which they were measured.
 STAMP = re.compile(r"^Figures of .*$", re.MULTILINE)
 SUFFIXES = {".py", ".pyi", ".toml", ".md", ".yml", ".sh", ".txt", ".cmake", ".h", ".cpp"}
-# Those name other versions on purpose, or what was measured with them.
+# These name other versions on purpose, or the versions of measurements.
 OF_THEIR_OWN = (
     "packages/meta/tests/",
     "docs/measurements/",

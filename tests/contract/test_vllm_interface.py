@@ -111,7 +111,7 @@ def test_the_classes_that_vllm_asks_for_are_subclasses_of_its_own(subclasses: li
     assert {"NPUPlatform", "NPUWorker", "NPUModelRunner", "NPUCommunicator"} <= names
 
 
-# Constructed by us only, or by vLLM with every argument by name; the other methods are compared.
+# Constructed only by us, or by vLLM with keyword arguments; other methods are compared.
 CONSTRUCTED_IN_ONE_WAY = {
     "HCCLTrainerInitInfo",
     "HCCLWeightTransferInitInfo",
@@ -137,7 +137,7 @@ def test_abstract_methods_of_vllm_are_all_there(subclasses: list[type]):
     missing = {
         cls.__qualname__: sorted(cls.__abstractmethods__)
         for cls in subclasses
-        # A part of the V2 runner is joined with the class that vLLM chooses.
+        # A part of the V2 runner is combined with the class that vLLM chooses.
         if getattr(cls, "__abstractmethods__", None)
         and not cls.__name__.endswith(("Base", "NPUModelState", "Drafter"))
     }

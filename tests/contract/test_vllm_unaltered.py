@@ -22,7 +22,7 @@ COMMANDS = Path(sys.executable).parent
 PROGRAM = "tests/contract/vllm_attributes.py"
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
 
-# A function; a name that its own module rebinds, which nobody else may; a method.
+# A function; a name that only its own module rebinds; a method.
 ALTERED = {
     "vllm.v1.worker.gpu_model_runner:cdiv": "vllm.v1.worker.gpu_model_runner.cdiv",
     "vllm.distributed.parallel_state:_TP": "vllm.distributed.parallel_state._TP",

@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any
 
 MISSING = object()
-# Before the report, which is one line among vLLM's.
+# Precedes the report, which is one line among vLLM's.
 REPORT = "vllm_attributes: "
-# How many tokens a prompt has: enough of them are split into ubatches.
+# Number of tokens of a prompt: large enough that steps are split.
 PROMPT_TOKENS = 200
 # Modules that serving must not import.
 OFFLINE = "vllm_davinci.core.export"
@@ -119,7 +119,7 @@ def _differs(before: dict[str, Any], now: dict[str, Any], attribute: str) -> boo
         return origin.split(".")[0] not in {"vllm", "builtins", ""}
     if is_stand_in(was, is_now):
         return False
-    # vLLM's LazyLoader stands for a module until first use, then puts the module in its place.
+    # vLLM's LazyLoader stands for a module until its first use, then replaces itself.
     is_own_stand_in = type(was).__module__ == "vllm.utils.import_utils"
     return not (is_own_stand_in and is_now is sys.modules.get(was.__name__))
 

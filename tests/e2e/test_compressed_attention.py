@@ -33,7 +33,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 MODEL, MAX_TOKENS = "deepseek_v4", 12
 LONG = {"max_model_len": 320}
-# Around the edges of groups of 4 and 128, of the window, and of what an indexer chooses.
+# Around the edges of groups of 4 and 128, of the window, and of the indexer's selection.
 LENGTHS = [
     *(1, 3, 4, 5),
     *(WINDOW - 1, WINDOW, WINDOW + 1),
@@ -225,7 +225,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
     assert preemptions > 0
     waits = [step.in_forward for step in steps[1:]]
     assert waits == [0] * len(waits)
-    # Two blocks of 128 tokens each time, of which the second is found where more follows it.
+    # Two blocks of 128 tokens each time; the second is a hit only if more tokens follow.
     assert hits >= 128 * (len(sharing) - 1)
 
 

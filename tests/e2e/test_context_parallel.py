@@ -14,12 +14,12 @@ from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 NUM_TOKENS = 12
-# Prompts are computed in pieces of 200 tokens, which end within blocks.
+# Prompts are chunked at 200 tokens, inside blocks.
 SIZES = {"max_model_len": 512, "max_num_batched_tokens": 200, "distributed_executor_backend": "mp"}
 GRAPHS = decode_graphs(1, 4)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 DENSE, LATENT = "qwen3_norm_head64_gqa8_tied", "deepseek_v3_dense"
-# Fewer tokens than ranks, less than a block, whole blocks, and pieces of a prompt.
+# Fewer tokens than ranks, less than a block, whole blocks, and chunked prompts.
 LENGTHS = (1, 5, 128, 257, 389)
 
 
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_transformers(
     with start_engine(zoo(model), environment=RACES, **options) as engine:
         outputs = engine.generate(inputs, greedy)
         assert_greedy(reference(model), prompts, outputs, NUM_TOKENS)
-        # Blocks are kept from then on, as many tokens in each as the ranks have together.
+        # Blocks are cached from this size on: as many tokens in each as all ranks hold.
         again = engine.generate(inputs, greedy)
         assert_greedy(reference(model), prompts, again, NUM_TOKENS)
         block = 128 * options["decode_context_parallel_size"]
@@ -84,7 +84,7 @@ def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enoug
 ):
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompt = prompt_of(389)
-    # In one piece: later ones attend to earlier ones by merging, which rounds.
+    # In one chunk: later chunks attend to earlier ones by merging, which rounds.
     whole_prompt = {
         "max_num_batched_tokens": 512,
         "worker_extension_cls": "vllm_davinci_testing.engines.cache_worker.CacheWorker",
@@ -98,7 +98,7 @@ def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enoug
     with start_engine(zoo(model), environment=RACES, **options) as engine:
         engine.generate([{"prompt_token_ids": prompt}], greedy)
         assert_stripes(whole, engine.on_workers("cached_rows", 2), interleave, len(prompt))
-        # Each grows out of its only block of two ranks' 128 tokens, and one more is left.
+        # Each outgrows its only block of two ranks' 128 tokens, and one more is free.
         prompts = [prompt_of(length) for length in (247, 250, 252)]
         outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
         assert_greedy(reference(model), prompts, outputs, NUM_TOKENS)

@@ -86,7 +86,7 @@ def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
             id="whole_prefill_sync_scheduling",
             marks=pytest.mark.thorough,
         ),
-        # Prompts in pieces of any length, decodes beside them.
+        # Chunked prompts of any length, with decodes.
         pytest.param(
             {"max_num_batched_tokens": 48, "max_num_seqs": 16},
             {"VNPU_SCHEDULE": "fuzz:1"},

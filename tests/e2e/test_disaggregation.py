@@ -35,7 +35,7 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
 
 LEASE_S, TRANSFER_LIMIT_S = 4, 2
-# Few blocks: what a prompt leaves behind is soon another prompt's.
+# Few blocks: a prompt's blocks are soon reused.
 FEW_BLOCKS = "--num-gpu-blocks-override=13"
 TRANSFERS = "vllm:nixl_bytes_transferred_count"
 
@@ -73,7 +73,7 @@ def test_two_engines_give_the_tokens_of_one(
     for prompt in prompts:
         assert pair.complete(prompt, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
     assert_bits_of_one_engine(pair, partial(alone, tiny_llama))
-    # Each came over, and its blocks are free again.
+    # Each was transferred, and its blocks are free again.
     assert metric(pair.decodes, TRANSFERS) - before == len(prompts) + 2
     assert becomes_true(lambda: usage(pair.prefills) == 0, 5)
 

@@ -15,7 +15,7 @@ from vllm_davinci_testing.engines.server_process import SMALL
 from vllm_davinci_testing.engines.speculating import RACES, told
 
 NUM_TOKENS = 30
-# Less than a block, a whole one, and pieces of a prompt that end within blocks.
+# Less than a block, a whole block, and prompts chunked inside blocks.
 LENGTHS = (5, 128, 389)
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
@@ -61,5 +61,5 @@ def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
     finally:
         pair.close()
     print(f"{accepted} of {drafted} drafts accepted, {alone[1]} of {alone[0]} in one engine")
-    # The drafter finds the prompt's keys and values: without them it would draft at random.
+    # The drafter finds the prompt's keys and values: otherwise its drafts would be random.
     assert accepted / drafted > alone[1] / alone[0] - 0.1

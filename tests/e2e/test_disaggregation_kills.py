@@ -54,7 +54,7 @@ class Load:
             with self._lock:
                 self.ended[outcome] += 1
             if outcome == "told":
-                # As clients do that try again later.
+                # As clients that retry later.
                 becomes_true(self._pair.is_ready, START_LIMIT_S)
 
     def _ask(self, number: int) -> str:

@@ -115,13 +115,13 @@ def test_what_does_not_come_is_computed_again(
 def test_a_worker_that_ends_while_it_is_waited_for_is_noticed_at_once(
     tiny_llama: Path, start_pair: Callable[..., MooncakePair], alone: Callable[..., Answer]
 ):
-    pair = start_pair(tiny_llama)  # with vLLM's limit, which is minutes
+    pair = start_pair(tiny_llama)  # with vLLM's limit of minutes
     prompt = prompt_of(300, seed=70)
-    pair.complete(prompt_of(20), NUM_TOKENS)  # after which the engines know each other
+    pair.complete(prompt_of(20), NUM_TOKENS)  # after which the engines are connected
     with ThreadPoolExecutor(1) as decodes:
         answer = decodes.submit(pair.decode, prompt, pair.transfer(), NUM_TOKENS)
         time.sleep(2)
-        assert not answer.done()  # nobody has computed the prompt
+        assert not answer.done()  # the prompt has not been computed
         pair.prefills.kill()
         assert answer.result(30).tokens == alone(tiny_llama, prompt).tokens
     assert "the prefill engine has ended" in pair.decodes.log_text()

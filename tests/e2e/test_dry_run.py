@@ -24,7 +24,7 @@ from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 LIMIT_S = 300
-# Rows in parts that a phantom's counts would say, of a step in two parts.
+# The part of the rows that a phantom's counts would give, in a split step.
 ALL_TO_ALL_IN_UBATCHES = {
     "moe_communication": "all_to_all",
     "dbo": {"enabled": True, "split": "token", "min_total_tokens_to_split": 100},
@@ -33,7 +33,7 @@ PREFETCH = {"weight_prefetch_config": {"enabled": True, "min_bytes": 0}}
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
 UTILIZATION = 0.92  # vLLM's default
 LARGE_VOCABULARY = '--hf-overrides={"vocab_size": 1000000000}'
-# A step of 32 prompts, which a cache that is given by size leaves no room for.
+# A step of 32 prompts, for which a cache of given size leaves no memory.
 LARGE_STEP = ("--requests=32", "--prompt-tokens=1000", "--output-tokens=2", "--enforce-eager")
 
 
@@ -120,7 +120,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     assert [step["tokens"] for step in report["steps"]] == [[128] * 3, *[[1] * 3] * 3]
     memory = report["memory"]
     assert 0 < memory["weight_bytes"] < memory["cache_bytes"] < memory["total_bytes"] == 64 << 30
-    # The parts do not exceed what may be used, and what the cache is given is what it holds.
+    # The parts stay within the limit, and the cache holds its planned size.
     parts = ("weight_bytes", "activation_bytes", "other_bytes", "graph_bytes", "piece_bytes")
     assert memory["piece_bytes"] < 2 << 20  # segments are expandable
     used = memory["cache_bytes"] + sum(memory[part] for part in parts)
@@ -138,7 +138,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
         assert step["overlap_bound_ps"] <= found["host_ps"]
     tasks = [event for event in json.loads(timelines[0]) if event["ph"] == "X"]
     assert any("FusedInferAttention" in task["name"] for task in tasks)
-    # Weights come on a stream of their own, so that nobody waits for them.
+    # Weights are fetched on their own stream, so that no other work waits for them.
     streams = {
         is_fetch: {
             task["tid"]
@@ -158,7 +158,7 @@ def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path
     model = write_config(tmp_path / "model", {**config, **heads, "n_routed_experts": 64})
     options = ["--chip=ascend910c", "--topology=supernode", "--enable-expert-parallel"]
     report = tmp_path / "report.json"
-    # As it is published: where the others run, and options of a server.
+    # As published: addresses of the others, and options of a server.
     published = "--data-parallel-size 64 --data-parallel-size-local 16 --headless --port 8006"
     served = ["--served-model-name", "auto", "--data-parallel-address", "10.0.0.1"]
     done = dry_run(model, *options, *published.split(), *served, f"--json={report}")
@@ -200,7 +200,7 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     found = json.loads(report.read_text())
     assert found["machine"]["chip"] == "ascend910b3"
     assert [step["tokens"] for step in found["steps"]] == [[1024] * 4, [1] * 4]
-    assert not Path(found["model"]).exists()  # it was there for the run
+    assert not Path(found["model"]).exists()  # it existed during the run
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(
     whole = max(size for name, size in by_kind.items() if name.endswith("whole"))
     split = max(size for name, size in by_kind.items() if "cut at" in name)
     assert whole < 0.9 * split
-    # All kinds ran over the cache that was planned, and none took more than was planned.
+    # All kinds ran with the planned cache, and none took more than planned.
     assert {name.partition(" of ")[2].partition(",")[0] for name in by_kind} == {
         "prompts",
         "decodes and a prompt",
@@ -310,7 +310,7 @@ def test_other_layouts_serve_requests_in_a_closed_loop(
     """sends: ubatches that send rows to experts on other ranks"""
     report, timeline = tmp_path / "report.json", tmp_path / "timeline.json"
     work = ["--prompt-tokens=128,64", "--concurrency=2", "--quantization=ascend"]
-    # Options of a server's front end have no effect here, and a command may be taken as it is.
+    # Options of a server's front end have no effect here, so that a command can be used unchanged.
     front_end = ["--port=1", "--served-model-name=small"]
     files = [f"--json={report}", f"--trace={timeline}"]
     done = dry_run(int8_config_only, *layout, *work, *front_end, *files)
@@ -320,7 +320,7 @@ def test_other_layouts_serve_requests_in_a_closed_loop(
     tasks = [event for event in json.loads(timeline.read_text()) if event["ph"] == "X"]
     sent = [task for task in tasks if task["name"].startswith("all_to_all")]
     assert {task["args"].get("label", "") for task in sent} - {""} == sends
-    # The third request begins when the first two have ended, with their fourth tokens.
+    # The third request begins when the first two have ended after four tokens.
     tokens = [step["tokens"] for step in found["steps"]]
     assert tokens == [[128, 64], *[[1, 1]] * 3, [128], *[[1]] * 3]
     served = found["served"]

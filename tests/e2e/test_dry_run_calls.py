@@ -25,7 +25,7 @@ pytestmark = pytest.mark.nightly("planning")
 CHIP = "ascend910b2"
 LIMIT_S = 300
 REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 3, 128, 4
-# Of tokens that choose experts of every rank, as those of a dry-run do.
+# Tokens choose experts of every rank, as in a dry-run.
 PROMPT = [(number * 37 + 11) % 250 for number in range(PROMPT_TOKENS)]
 EP = {"enable_expert_parallel": True}
 SMALL = {
@@ -144,6 +144,6 @@ def test_a_rank_launches_what_an_engine_launches(
     assert len(dry) > 100
     with_rules = {row.operator for row in constraints()}
     assert {name for name in dry if name.startswith("aclnn")} <= with_rules
-    # Data-parallel ranks end together: one that has ended before takes part in steps of others.
+    # Data-parallel ranks end together: an idle one takes part in the others' steps.
     assert launched[0][: len(dry)] == dry
     assert count > 1 or len(launched[0]) == len(dry)

@@ -42,7 +42,7 @@ def test_steps_are_decided_and_explained_by_their_durations(tmp_path: Path):
     content = json.loads(costs.read_text())
     sizes = [step["tokens"] for step in content["steps"]]
     assert {32, 128, 512} <= set(sizes) and sizes == sorted(set(sizes))
-    # So small a model gains from nothing: its operators take no time, and launches do.
+    # So small a model has no gain: launches take the time, not operators.
     assert content["options"]["sequence_parallel.enabled"] is False
     assert content["options"]["dbo.enabled"] is False
     options = ("--", RANKS, f'--additional-config={{"overlap": "auto", "step_costs": "{costs}"}}')

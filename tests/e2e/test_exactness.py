@@ -21,7 +21,7 @@ pytestmark = pytest.mark.thorough
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
-# Queries per key-value head -> heads of both kinds.
+# Queries per key-value head -> numbers of heads of both kinds.
 HEADS = {1: (2, 2), 2: (4, 2), 4: (4, 1), 8: (8, 1)}
 
 
@@ -40,7 +40,7 @@ def shape(model_type: str, head_size: int, ratio: int, tied: bool) -> ZooModel:
     )
 
 
-# Every family with every head size and every ratio; half of each share their embeddings.
+# Every family with every head size and ratio; half of them tie embeddings.
 SHAPES = [
     shape(*properties, tied=(number + number // len(HEADS)) % 2 == 1)
     for number, properties in enumerate(
@@ -55,7 +55,7 @@ FAMILIES = (
     "mistral_window48_head64_gqa4_tied",
 )
 
-# Those of the zoo and the whole grid.
+# Models of the zoo and the whole grid.
 MODELS = [*ZOO, *SHAPES]
 
 # Options of the engine, and variables of its process.

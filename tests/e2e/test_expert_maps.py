@@ -43,7 +43,7 @@ def map_file(path: Path, places: dict[int, list[list[int]]]) -> str:
     return str(path)
 
 
-# All ranks have as many; experts 0 and 1, or 7 and 3, are on both.
+# All ranks have equally many; experts 0 and 1, or 7 and 3, are on both.
 PLACES = {0: [[7, 0, 2, 5, 1], [1, 3, 4, 6, 0]], 1: [[3, 2, 1, 0, 7], [4, 7, 5, 6, 3]]}
 
 

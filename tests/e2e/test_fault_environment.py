@@ -68,7 +68,7 @@ def test_vnpu_does_not_hide_a_real_cann(tmp_path: Path, log: Path):
 def test_another_version_is_named_with_the_supported_one(
     distribution: str, version: str, entry_points: str, tiny_llama: Path, tmp_path: Path, log: Path
 ):
-    # Metadata that is found before the installed one: what an upgrade of one package leaves.
+    # Metadata that precedes the installed one: the state after upgrading one package.
     metadata = tmp_path / f"{distribution}-{version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(

@@ -28,7 +28,7 @@ counted = cache(lambda engine: points_of(ENGINES[engine]))
 def test_an_engine_answers_rightly_or_says_what_failed(case: int) -> None:
     engine = list(ENGINES)[case % len(ENGINES)]
     expected, points = counted(engine)
-    # Of one order, in which kinds are mixed.
+    # Points of one order that mixes the kinds.
     _, faults = shuffled(chosen(points, 1, "2026-01-01"), "2026-01-01")[case]
     result = run(ENGINES[engine], faults)
     what = outcome(result, expected, faults.split(";")[-1])

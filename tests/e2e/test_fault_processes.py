@@ -71,8 +71,8 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(
         assert server.wait_for_end() == 1
         left = [path for path in held if path.exists()]
         if kind is ForkedServer:
-            # Of multiprocessing, whose tracker gives it back at the end: forks have that of the
-            # fork server, which goes on.
+            # A semaphore of multiprocessing, which its tracker returns at the end: forks use the
+            # fork server's tracker, which continues.
             for path in left:
                 path.unlink()
         else:
@@ -152,8 +152,8 @@ def test_an_engine_whose_program_was_killed_ends(ranks: int, tiny_llama: Path):
 
 
 CONFIGURING = "moment: imported"
-# Python drops an interrupt that comes while it finalizes an object, as it does now and then while
-# much is imported: whoever sees nothing happen presses Ctrl-C once more.
+# Python drops an interrupt that arrives while it finalizes an object, as happens during imports:
+# users then press Ctrl-C again.
 ONE_MORE_S = 10.0
 INTERRUPTED = """
     import sys

@@ -88,10 +88,10 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     with pytest.raises(EngineError) as error:
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     assert time.monotonic() - begin < LIMIT_S
-    # A rank that waits for the replay of a graph has its device stopped, and replies too.
+    # A rank that waits for a graph's replay gets its device stopped, and replies too.
     told = rf"rank {rank} \(pid \d+ on host .*planted in {method}"
     assert re.search(told, str(error.value)), f"{error.value}\n{engine.log_text()[-8000:]}"
-    with pytest.raises(EngineError):  # and there is no way back
+    with pytest.raises(EngineError):  # and the return path is cut
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     engine.close()
 
@@ -102,7 +102,7 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     [
         pytest.param("load_model", marks=THOROUGH),
         pytest.param("profile_run", marks=THOROUGH),
-        # Beside which the other rank waits on the host, for what is left on all of them.
+        # Meanwhile the other rank waits on the host, for the rest of the limit.
         "_init_minimal_kv_cache_for_profiling",
         pytest.param("initialize_kv_cache", marks=THOROUGH),
         pytest.param("capture_model", marks=THOROUGH),
@@ -187,7 +187,7 @@ def test_a_rank_that_is_slow_or_dies_or_fails_is_named_in_time(
         zoo(MODEL),
         environment={
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(limit_s),
-            # Later than what the start launches; the requests launch more than these.
+            # Later than the launches of the start; the requests launch more.
             "VNPU_FAULTS": f"rank={rank};{point}@60{phase}={action}",
         },
         **TWO_RANKS,

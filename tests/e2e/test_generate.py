@@ -183,7 +183,7 @@ def test_structured_output_has_the_structure(
         assert re.fullmatch(pattern, text), text
         if "json" in constraint:
             assert json.loads(text)["colour"] in ("red", "green")
-    # The mask of one request does not reach its neighbours in the batch.
+    # The mask of one request does not affect its neighbours in the batch.
     assert tokens_of(outputs[1::2]) == alone
 
 
@@ -227,7 +227,7 @@ def test_tokens_can_be_allowed_biased_and_forbidden(engine: EngineProcess):
     assert set(greedy_tokens(engine, allowed_token_ids=[7, 8, 9])) <= {7, 8, 9}
     assert greedy_tokens(engine, logit_bias={5: 100.0}) == [5] * 32
     assert free[0] not in greedy_tokens(engine, logit_bias={free[0]: -100.0})
-    # vLLM wants the forbidden words as text; a byte of printable ASCII is one token.
+    # vLLM requires forbidden words as text; a printable ASCII byte is one token.
     tokenizer = {chr(byte): byte - 33 for byte in range(33, 127)}
     word, token = next((c, t) for c, t in tokenizer.items() if t in free)
     assert token not in greedy_tokens(engine, bad_words=[word])

@@ -48,7 +48,7 @@ def test_greedy_tokens_equal_those_of_transformers(
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(prompts), GREEDY)
     assert_greedy(reference(name), prompts, outputs, MAX_TOKENS)
-    # One pass per prompt stands for generating token by token; here that is done.
+    # One pass per prompt replaces token-by-token generation; this test does the latter.
     assert tokens_of(outputs[:2]) == [reference(name).greedy(p, MAX_TOKENS) for p in prompts[:2]]
     # A model that repeats itself or its prompt would prove little.
     assert len({tuple(tokens) for tokens in tokens_of(outputs)}) > 60
@@ -88,7 +88,7 @@ def test_tokens_are_the_same_with(
 def test_tokens_are_the_same_after_preemption(
     zoo: Zoo, start_engine: StartEngine, prompts: Prompts, reference: Reference
 ):
-    # Requests that grow out of their first block at different times, and blocks for half of them.
+    # Requests outgrow their first block at different times, and half of the needed blocks exist.
     chosen = [prompt for prompt in prompts if 70 <= len(prompt) <= 127][:12]
     assert len(chosen) == 12
     with start_engine(

@@ -35,7 +35,7 @@ COMPOSED = {"additional_config": {"enable_compiled_operators": False}}
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
-        # Prompts in pieces of any length, beside decodes from graphs.
+        # Chunked prompts of any length, with decodes from graphs.
         pytest.param({**GRAPHS, **CHUNKS}, RACES, id="graphs_chunks_races"),
         pytest.param({}, {}, id="plain", marks=THOROUGH),
         pytest.param({**TP2, **GRAPHS}, {}, id="tensor2_graphs", marks=THOROUGH),

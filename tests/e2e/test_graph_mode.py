@@ -24,7 +24,7 @@ THOROUGH = pytest.mark.thorough
 DENSE = "llama_head64_gqa4"
 MLA = "tiny_deepseek"
 EXPERTS = "qwen3_moe_softmax_top2_of_8"
-WIDE = "qwen3_moe_hidden1024"  # which fused launches take, in 16 bits
+WIDE = "qwen3_moe_hidden1024"  # fused launches require 16 bits
 INT8 = {"int8_llama": "tiny_llama", "int8_deepseek": "tiny_deepseek"}
 CHIP_WITH_FUSED_LAUNCHES = {"VNPU_SOC": "Ascend910_9391"}
 
@@ -190,8 +190,8 @@ def generate(engines: DPEngines, prompts: list[list[int]]) -> list[list[int]]:
     return found
 
 
-# The plan holds at least what capture then took, and at most this much more. Memory: what the
-# allocator rounds a graph's to.
+# The plan has at least what the capture took, and at most this much more. Memory: the allocator's
+# rounding per graph.
 MOST_PLANNED = 1.5
 ROUNDED_BYTES = 2 << 20
 
@@ -262,8 +262,7 @@ def test_any_order_gives_the_tokens_of_eager_steps(
     assert "vnpu: race" not in captured.log_text()
 
 
-# What a device lacks -> what the log says, and the sizes that are left: four streams are those of
-# two graphs.
+# A missing resource -> the log line, and the remaining sizes: four streams suffice for two graphs.
 WITHOUT: dict[str, tuple[str, set[int]]] = {
     "streams": ("2 tokens: RuntimeError: .*EE1023: 2 more streams", {3, 8}),
     "events": ("2 tokens: RuntimeError: .*EE1023: .* more events", {3, 8}),

@@ -70,7 +70,7 @@ def test_drafts_change_no_token(
         drafted, accepted = told(engine)
     assert_exact(network, found)
     assert drafted > 300
-    # Some steps keep all drafts, some none, most a part of them.
+    # Some steps accept all drafts, some none, most a part.
     assert (drafted / 4 if drafter == GUESSING else -1) < accepted < drafted * 3 / 4
 
 

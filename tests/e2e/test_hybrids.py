@@ -17,9 +17,9 @@ from vllm_davinci_testing.engines.generating import (
 )
 from vllm_davinci_testing.engines.refusals import refusal_of
 
-# Three layers of states to one of attention; experts beside a dense layer.
+# Three layers with state per attention layer; experts beside a dense layer.
 NEXT = "qwen3_next_moe"
-# A state has more bytes than the smallest block of keys and values.
+# A state is larger than the smallest block of keys and values.
 LARGE = "qwen3_next_large_state"
 DENSE = "qwen3_5_dense"
 # Mamba2 of two groups beside attention.
@@ -56,7 +56,7 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
                 },
             }.items()
             for model in (NEXT, LARGE, DENSE, *OTHERS)
-            # vLLM's loader of Granite looks for the layers of all stages.
+            # vLLM's loader for Granite looks up the layers of all stages.
             if (model, name) != ("granite_hybrid_moe", "pipeline2")
         ),
         *(
@@ -98,7 +98,7 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
     start_engine: StartEngine,
     prompts: Prompts,
 ):
-    # Requests that grow out of their first block at different times, and blocks for half of them.
+    # Requests outgrow their first block at different times, and half of the needed blocks exist.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
     with start_engine(
@@ -114,12 +114,12 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
         assert_generates(engine, reference(model), chosen, MAX_TOKENS)
         (steps,) = engine.on_workers("waits_of_steps")
         preemptions = engine.metrics()["vllm:num_preemptions"]
-        # Blocks that have held states hold keys now.
+        # Blocks that held states now hold keys.
         assert_generates(engine, reference(model), prompts[:8], MAX_TOKENS)
         said = engine.log_text()
     assert preemptions > 0
     assert any(step.tokens > 8 for step in steps) and any(step.tokens <= 8 for step in steps)
-    # The first step makes what all later ones share, such as the attention's mask.
+    # The first step creates shared tensors, such as the attention mask.
     waits = [step.in_forward for step in steps[1:]]
     assert waits == [0] * len(waits)
     assert "enable_prefix_caching = false" in said and "states of prefixes" in said

@@ -74,7 +74,7 @@ def case(
     if options.get("tensor_parallel_size", 1) > 1:
         used = used | {"vocab_parallel_embedding"}
     if used & {"experts_w8a8", "routed_experts_w8a8"}:
-        # Small models' experts have fewer columns than chips' gated activation takes.
+        # Small models' experts have fewer columns than chips' gated activation supports.
         options = {**options, "environment": {"VNPU_SOC": EXACT_SOC}}
     marks = () if always else (pytest.mark.thorough,)
     return pytest.param(model, quantized, used, options, id=name, marks=marks)
@@ -196,8 +196,8 @@ def test_requests_go_on_from_copies_of_cached_blocks(
 
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
-    # Graphs' one is called by those of test_graph_mode.py; checkpoints with fp8 weights are loaded
-    # in test_quantization.py.
+    # test_graph_mode.py's engines call the graphs' operator; test_quantization.py loads fp8
+    # checkpoints.
     elsewhere = {"copy_kv_blocks", "attention_groups", *HOST_OPERATORS}
     called = EVERYWHERE.union(*(case.values[2] for case in CASES), elsewhere)
     assert called == set(FUSED_OPS)

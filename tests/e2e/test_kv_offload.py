@@ -24,9 +24,9 @@ OPTIONS: dict[str, Any] = {
     "gpu_memory_utilization": 0.02,
     "disable_log_stats": False,
 }
-# Two requests at a time in 12 blocks, of which a prompt takes five: what is asked next evicts it.
+# Two requests at a time in 12 blocks, five per prompt: the next prompt evicts the last.
 FEW_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 12}
-# Nothing is evicted: what the host gives back above stays on the device here.
+# Nothing is evicted: blocks that the host returned above stay on the device here.
 MANY_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 64}
 RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}}
 
@@ -104,7 +104,7 @@ def test_evicted_blocks_come_back_bit_by_bit(
             assert got == expected
         else:
             assert_near(got, expected)
-    # Of the first prompts at least, nothing was left on the device.
+    # At least the first prompts had no block left on the device.
     assert loaded >= 2 * 4 * BLOCK_TOKENS
 
 

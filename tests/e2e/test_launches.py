@@ -24,7 +24,7 @@ CROSSINGS = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten:
 THOROUGH = pytest.mark.thorough
 
 
-# A layer of each kind: calls without compiled operators, calls with them, what those launch.
+# A layer of each kind: calls without compiled operators, calls with them, their launches.
 @THOROUGH
 @pytest.mark.parametrize(
     ("model", "layer", "expected"),
@@ -92,7 +92,7 @@ def launches(
     with start_engine(
         checkpoint,
         dtype="bfloat16",
-        # Small models have sizes that chips' operators do not take, and would launch others.
+        # Chips' operators do not support small models' sizes, which launch others.
         environment={"VNPU_SOC": EXACT_SOC},
         worker_extension_cls="vllm_davinci_testing.engines.counting_worker.LaunchCountingWorker",
     ) as engine:

@@ -38,7 +38,7 @@ OF_BLOCKS = {
     "n_routed_experts": 8,
     "max_position_embeddings": 256,
 }
-MOST_RANKS = 8  # whose engines take longest: there each kind runs in one way
+MOST_RANKS = 8  # their engines take longest, so each kind runs in one mode
 KINDS = ("float", "W8A8", "W8A8_DYNAMIC", "fp8")
 WAYS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
@@ -47,8 +47,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 LENGTHS = (1, 3, 40, 127, 128, 129, 64, 17)
 MAX_TOKENS = 12
-# Logarithms of probabilities by which one rank may prefer its token to that of several ranks, which
-# add in another order: of int8 models, which run in bfloat16, and of others, in float32.
+# Differences of logprobs within which one rank may prefer another token than several ranks, which
+# sum in another order: for int8 models in bfloat16, and for others in float32.
 CLOSE = {"W8A8": 0.3, "W8A8_DYNAMIC": 0.3, "float": 1e-3, "fp8": 1e-3}
 
 
@@ -150,7 +150,7 @@ def outputs_of(checkpoint: Callable[[str], Path], start_engine: Callable[..., An
             "pipeline_parallel_size": pp,
             "enable_expert_parallel": case.has_expert_ranks,
             "dtype": "float32" if case.kind in ("float", "fp8") else "bfloat16",
-            "max_num_batched_tokens": 160,  # more than the longest prompt, and fewer than all
+            "max_num_batched_tokens": 160,  # more than the longest prompt, fewer than all prompts
             **WAYS[case.way],
             **({"distributed_executor_backend": "mp"} if tp * pp > 1 else {}),
         }

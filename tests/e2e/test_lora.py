@@ -18,7 +18,7 @@ from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.unfit_adapters import UNFIT
 
-MODEL = "llama_head64_gqa4"  # whose embeddings and head have weights of their own
+MODEL = "llama_head64_gqa4"  # with separate weights for embeddings and head
 RANKS = {"rank8": 8, "rank16": 16, "rank32": 32, "rank64": 64}
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=5)
@@ -85,7 +85,7 @@ def test_tokens_of_mixed_batches_equal_those_of_peft(
 ):
     names = [None, *requests]
     asked = [name for name in names for _ in range(4)]
-    given = prompts[3:7] * len(names)  # the same prompts, two of them over a cache block
+    given = prompts[3:7] * len(names)  # the same prompts, two of them longer than a cache block
     outputs = engine.generate(
         as_inputs(given), GREEDY, lora_request=[requests.get(name) for name in asked]
     )
@@ -170,7 +170,7 @@ def test_cached_prefixes_are_those_of_the_same_adapter(
     requests: dict[str, LoRARequest],
     reference: Reference,
 ):
-    prompt = [*range(60, 200)]  # longer than a block of the cache, and no other test's
+    prompt = [*range(60, 200)]  # longer than a cache block, and in no other test
     hits = []
     for name in ("rank8", "rank64", None, "rank8", None):
         before = engine.metrics()["vllm:prefix_cache_hits"]

@@ -38,7 +38,7 @@ LORA: dict[str, Any] = {
     "enable_prefix_caching": False,  # with hits, attention sums in another order
     "worker_extension_cls": "vllm_davinci_testing.engines.adapter_worker.AdapterWorker",
 }
-# Prompts of several steps, so that queries attend to keys that were expanded from the cache.
+# Prompts of several steps, so that queries attend to keys expanded from the cache.
 CHUNKS = {"max_num_batched_tokens": 64}
 GRAPHS = decode_graphs(4, 16)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:11"}

@@ -24,11 +24,11 @@ OPTIONS: dict[str, Any] = {
     "enforce_eager": True,
     "max_model_len": 256,
     "max_num_seqs": 32,
-    "max_num_batched_tokens": 2048,  # the default differs between a server and the class
+    "max_num_batched_tokens": 2048,  # a server's default differs from the class's
     "kv_cache_memory_bytes": 96 << 20,
     "distributed_executor_backend": "mp",
 }
-# Each of two ranks keeps every other token of a context.
+# Each of two ranks holds every other token of a context.
 DIVIDED = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
 
 

@@ -28,7 +28,7 @@ THOROUGH = pytest.mark.thorough
 V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
 DENSE = "llama_head64_gqa4"
 MAX_TOKENS = 16
-# From a host's end until the others name it, and from then on until their processes have ended,
+# Time from a host's end until the others name it, and from then until their processes have ended,
 # which takes vLLM long on a busy machine.
 NAMED_S, ENDED_S = 30, 120
 EXPERTS = ["--enable-expert-parallel", "--api-server-count=1"]
@@ -52,11 +52,11 @@ HYBRID = (
     ["--data-parallel-start-rank=0"],
     ["--data-parallel-start-rank=2"],
 )
-# Several API servers, as is vLLM's default here, are processes beside the engine's. A single one is
-# its parent, and in a forked process shares the descriptor by which signals wake Python's loop:
-# SIGTERM for the one looks like SIGTERM for the other.
+# Several API servers, vLLM's default here, are processes beside the engine's. A single one is its
+# parent, and a fork shares the descriptor through which signals wake Python's loop: SIGTERM to one
+# would look like SIGTERM to the other.
 APART = (INTERNAL[0], ["--enable-expert-parallel"], INTERNAL[2])
-# Engines of a dense model share nothing but their front end.
+# Engines of a dense model share only their front end.
 UNLINKED = (INTERNAL[0], [], ["--headless", "--data-parallel-start-rank=1"])
 Layout = tuple[list[str], list[str], list[str]]
 
@@ -118,7 +118,7 @@ def test_bits_are_those_of_the_same_ranks_on_one_host(
 ) -> None:
     options = [f"--additional-config={json.dumps({'moe_communication': scheme})}"]
     servers = serve_on_both(hosts, zoo(model), tmp_path, layout, *options)
-    # Servers with an API beside their own ranks get a half of the prompts each.
+    # Each server with its own ranks gets half of the prompts.
     asked = [prompts[:16]] if layout is INTERNAL else [prompts[:8], prompts[8:16]]
     clients = [ask(server, part, MAX_TOKENS) for server, part in zip(servers, asked, strict=False)]
     wait_for(clients, servers)
@@ -211,8 +211,8 @@ def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
     left = servers[1 - dead]
     getattr(hosts[dead], end)()
     named = names_and_ends(left, dead)
-    # A host that has ended takes the link between both with it, and the address of the other, by
-    # which the client and its server were connected.
+    # An ended host removes the link, and with it the address through which the other's client and
+    # server were connected.
     if left is servers[0] and end == "cut_off":
         assert becomes_true(client.has_ended, ENDED_S)
         assert any(named.search(answer["error"]) for answer in client.answers())
@@ -238,7 +238,7 @@ def test_a_host_with_a_server_that_dies_is_named_to_clients_of_the_other(
     prompts: Prompts,
     tmp_path: Path,
 ) -> None:
-    # A server is its engines' parent here. Spawned ones share no descriptor of signals with it.
+    # Here a server is its engines' parent. Spawned ones share no signal descriptor with it.
     spawned = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     servers = serve_on_both(hosts, zoo(V3), tmp_path, layout, **spawned)
     left = servers[1 - dead]

@@ -102,7 +102,7 @@ def test_families_whose_experts_are_chosen_or_stored_otherwise(
 ):
     """Zero experts (LongCat), a bias added to the experts (Laguna), one tensor for all (DBRX)."""
     model = write_family(family, tmp_path / family)
-    # vLLM looks for the number of experts elsewhere, before it asks a platform.
+    # vLLM reads the number of experts elsewhere, before it asks a platform.
     named = {"hf_overrides": {"num_experts": 8}} if family == "dbrx" else {}
     races = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
     with start_engine(
@@ -122,7 +122,7 @@ def test_families_whose_experts_are_chosen_or_stored_otherwise(
     ("model", "schedule", "options"),
     [
         pytest.param(TOP2, "fuzz:1", {}, id="fuzz1", marks=THOROUGH),
-        # Prompts in pieces of any length, decodes beside them.
+        # Chunked prompts of any length, with decodes.
         pytest.param(
             V3,
             "fuzz:2",
@@ -288,10 +288,10 @@ def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
     engine = start_engine(
         zoo(TOP2),
         environment={
-            # The engine's core in a process of its own, as in a server.
+            # The engine core in its own process, as in a server.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20",
-            "HCCL_EXEC_TIMEOUT": "60",  # the collective before the counts would be the first to end
+            "HCCL_EXEC_TIMEOUT": "60",  # otherwise the collective before the counts would end first
         },
         distributed_executor_backend="mp",
         tensor_parallel_size=2,

@@ -97,7 +97,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
     clean, mixed = beside_poisons(prompts[:12])
     with DPEngines(start_engine, poisoned, **options) as engine:
         first = engine.generate(mixed, GREEDY)
-        # And in cache blocks that held the poison before.
+        # Also in cache blocks that held the poison before.
         again = engine.generate(clean, GREEDY)
     compared = 0
     for prompt, *outputs in zip(clean, first[::2], again, strict=True):
@@ -105,7 +105,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
             tokens = list(output.outputs[0].token_ids)
             assert len(tokens) == MAX_TOKENS
             if set(tokens) & set(POISONS):
-                continue  # it has made a poison of its own
+                continue  # it has generated a poison itself
             assert reference.first_difference(prompt, tokens) is None
             compared += 1
     assert compared > len(clean)
@@ -153,8 +153,7 @@ def test_int8_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
 ):
     source = write_poisoned(zoo(MODEL), tmp_path / "source")
     clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:12]]
-    # A scale that is not a number does not load. One of the largest makes every product of the
-    # expert infinite.
+    # NaN scales do not load. A very large one makes every product of the expert infinite.
     floats = load_file(source / "model.safetensors")
     expert = f"layers.0.mlp.experts.{POISONED_EXPERT}.down_proj"
     for name in [name for name in floats if expert in name]:
@@ -179,5 +178,5 @@ def test_int8_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
         again = tokens(engine, clean)  # in cache blocks that held the poison before
     assert len({tuple(each) for each in alone}) > len(alone) // 2
     for expected, *seen in zip(alone, beside, again, strict=True):
-        if not set(expected) & set(POISONS):  # else it has made a poison of its own
+        if not set(expected) & set(POISONS):  # otherwise it has generated a poison itself
             assert seen == [expected, expected]

@@ -37,7 +37,7 @@ def ranks(tensor: int, pipeline: int = 1, whole_experts: bool = True) -> dict[st
     }
 
 
-# Options of the engine, and the schemes that its ranks can follow: auto is no exchange at all.
+# Engine options, and the methods that its ranks support: auto is no exchange.
 ONE_DP_RANK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "expert2": (ranks(2), {}),
     "expert4": (ranks(4), {}),
@@ -84,7 +84,7 @@ def test_every_layout_of_one_dp_rank_gives_the_tokens_of_transformers(
     ) as engine:
         outputs = generated(engine, prompts)
         said = engine.log_text()
-    # The first rank alone says it, and the first stage of a V3 may have no experts.
+    # Only the first rank logs it, and a V3's first stage may have no experts.
     if model == QWEN or options["pipeline_parallel_size"] == 1:
         assert ("Mixture of experts: all_to_all, because" in said) == (scheme == "all_to_all")
     assert_greedy(reference(model), prompts[:NUM_PROMPTS], outputs, MAX_TOKENS)

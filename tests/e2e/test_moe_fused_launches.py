@@ -67,9 +67,9 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             **options,
         ) as engine:
             outputs = engine.generate(prompts[8:12], greedy)
-            # The first prompt takes a step more: a second DP rank has nothing to do in the last.
+            # The first prompt takes one step more: a second DP rank is idle in the last.
             outputs += engine.generate([list(range(200)), [5]], greedy)
-            # Random numbers are each DP rank's own.
+            # Each DP rank has its own random numbers.
             drawn = engine.generate([prompts[8]] * dp_ranks, RANDOM)
             assert f"Mixture of experts: {scheme}, because" in engine.log_text()
         assert len({tuple(output.outputs[0].token_ids) for output in drawn}) == dp_ranks

@@ -36,7 +36,7 @@ MODEL = "llama_head64_gqa4"
                 **overlapped(split="token"),
                 "max_num_batched_tokens": 96,
                 "max_num_seqs": 16,
-                # Tables are of these blocks; each ubatch has one of the operator's for itself.
+                # Tables use these blocks; each ubatch has its own operator blocks.
                 "block_size": 256,
                 "environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:7"},
             },
@@ -169,7 +169,7 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
 ):
     engine = start_engine(
         zoo(MODEL),
-        # The engine's core in a process of its own, as in a server.
+        # The engine core in its own process, as in a server.
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
         **TWO_RANKS,
         **overlapped(split="token"),
@@ -177,7 +177,7 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
     )
     _, *others = engine.processes()
     assert len(others) >= 3
-    engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 waits for rank 1 in a collective then
+    engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 then waits for rank 1 in a collective
     with pytest.raises(EngineError, match="EngineDeadError"):
         engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
     log = engine.log_text()

@@ -33,7 +33,7 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 MODEL = "llama_head64_gqa4"
 
-# How often DP ranks are asked at once until a step of one met one of the other.
+# Attempts to query DP ranks concurrently until their steps coincide.
 MEETING_LIMIT = 20
 
 
@@ -88,7 +88,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
             before = decisions(engine)
             prompts = random_prompts(count, [5] * count)
             outputs = engine.generate(as_inputs(prompts), GREEDY)
-            # Prefills have enough tokens with both.
+            # Prefills have enough tokens for both thresholds.
             expected = Counter({"split": 1}) + Counter({reason: MAX_TOKENS - 1})
             assert decisions(engine) - before == expected
             assert_greedy(reference(MODEL), prompts, outputs, MAX_TOKENS)
@@ -98,7 +98,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
 def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
     engine: EngineProcess, reference: Reference
 ):
-    # All four are admitted at once: the first one fills the block that the others read.
+    # All four start together: the first fills the block that the others read.
     prefix = random_prompts(7, [128])[0]
     prompts = [prefix + random_prompts(seed, [100])[0] for seed in range(4)]
     outputs = engine.generate(as_inputs(prompts), FIRST_TOKEN)
@@ -109,7 +109,7 @@ def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
 def test_the_log_tells_why(engine: EngineProcess):
     assert "--enable-dbo is served as dbo.enabled = True" in engine.log_text()
     for lengths in ([128, 128], [9, 9]):
-        time.sleep(0.2)  # the line comes with a step, when the interval is over
+        time.sleep(0.2)  # the line comes with the first step after the interval
         engine.generate(as_inputs(random_prompts(1, lengths)), FIRST_TOKEN)
     lines = re.findall(r"decisions by step: (.*)", engine.log_text())
     assert "2 requests, 256 tokens, 256 of them prefill, cut at 128" in "\n".join(lines)
@@ -155,14 +155,14 @@ def test_dp_ranks_split_together_and_the_metrics_say_so(
             answer.raise_for_status()
             return [choice["token_ids"] for choice in answer.json()["choices"]]
 
-        # Steps of the two DP ranks have to meet, and a request may reach its DP rank late.
+        # Steps of the two DP ranks must coincide, and a request may reach its rank late.
         generated: list[tuple[int, list[list[int]]]] = []
         with ThreadPoolExecutor(2) as threads:
             for _ in range(MEETING_LIMIT):
                 generated += enumerate(threads.map(complete, (0, 1)))
                 if split_steps(server):
                     break
-        # The counts of the last steps may be on their way from the workers.
+        # The last steps' counts may still be in flight from the workers.
         becomes_true(
             lambda: len(split_steps(server)) == 2 and len({*split_steps(server).values()}) == 1, 30
         )

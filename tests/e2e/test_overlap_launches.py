@@ -40,7 +40,7 @@ def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often
             additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
             worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CountingWorker",
         ) as engine:
-            # torch_npu waits for the device when a stream's workspace has to grow.
+            # torch_npu waits for the device when a stream's workspace must grow.
             engine.generate(as_inputs([[4, 5, 6]]), FIRST_TOKEN)
             engine.on_workers("count_collectives")
             engine.generate(as_inputs([[1, 2, 3]]), FIRST_TOKEN)
@@ -74,7 +74,7 @@ def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
 def test_one_half_computes_while_the_other_communicates(
     zoo: Zoo, start_engine: StartEngine, tmp_path: Path
 ):
-    # So long that launching the next operator never takes as long.
+    # Longer than launching the next operator ever takes.
     pace = "aclnnM=20000,all_reduce=20000"
     with start_engine(
         zoo(MODEL),
@@ -103,7 +103,7 @@ def test_one_half_computes_while_the_other_communicates(
         ]  # under the first there is one short look-up
         # A busy host launches some operators too late.
         assert sum(covered) > 0.7 * len(covered), covered
-        # Whatever communicates does nothing else.
+        # Communicating streams do nothing else.
         streams = {task.stream for task in first + second if task.category == "collective"}
         assert {task.category for task in first + second if task.stream in streams} <= {
             "collective",

@@ -44,7 +44,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 MLA = "tiny_deepseek"
 DENSE = "llama_head64_gqa4"
 EXPERTS = "qwen3_moe_softmax_top2_of_8"
-WIDE = "qwen3_moe_hidden1024"  # which fused launches take, on this chip and in 16 bits
+WIDE = "qwen3_moe_hidden1024"  # required by fused launches, on this chip and in 16 bits
 CHIP = {"VNPU_SOC": "Ascend910_9391"}
 INT8 = {
     "int8_llama": "tiny_llama",
@@ -99,7 +99,7 @@ def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
 
 
 CASES = [
-    # Sequence parallel (sp) are the TP ranks of one DP rank only: no effect under data parallelism.
+    # Sequence parallel (sp) uses one DP rank's TP ranks only: no effect with data parallelism.
     *(
         case(layout, MLA, "+".join(names), of(*names))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp4", "tp2pp2")
@@ -135,7 +135,7 @@ CASES = [
         for layout in ("dp2",)
         for scheme in ("all_gather", "multicast", "all_to_all")
     ),
-    # Experts that take the rows of larger steps in pieces, where rows stay and where they travel.
+    # Experts run larger steps in chunks, with and without an exchange of rows.
     *(
         case(layout, model, "dual+pieces", merged(of("dual"), {"expert_piece_tokens": 16}, more))
         for layout, model, more in (
@@ -144,7 +144,7 @@ CASES = [
             ("dp2", EXPERTS, {"moe_communication": "all_gather"}),
         )
     ),
-    # Between DP ranks the fused launches are what ubatches use unless told otherwise.
+    # Between DP ranks ubatches use fused launches by default.
     case("dp2", WIDE, "dual+fused", of("dual")),
     case("ep2", WIDE, "dual+fused", merged(of("dual"), {"moe_communication": "fused"})),
     case("dp2", "int8_wide", "fused", {**OFF, "moe_communication": "fused"}),
@@ -235,7 +235,7 @@ def test_answers_are_those_without_overlap(
     without_overlap: Expected,
     request: pytest.FixtureRequest,
 ):
-    # Apart from MLA, whose products are of other rows then, sp changes no bit.
+    # sp changes no bit except with MLA, whose products then have other rows.
     is_sequence_parallel = model not in MLAS and "sp" in name
     features = [each for each in name.split("+") if each != "sp"] if is_sequence_parallel else []
     expected = without_overlap(layout, model, *features)
@@ -271,7 +271,7 @@ def runs_sequence_parallel(layout: str, name: str) -> bool:
 def side_streams(layout: str, model: str, name: str, is_split: bool) -> set[str]:
     """Roles of the side streams that an engine must have used."""
     is_mla = model in MLAS
-    # Every step here, and each rank's shard leaves attention nothing to run beside.
+    # In every step here each rank's shard leaves nothing to run beside attention.
     is_sequence_parallel = runs_sequence_parallel(layout, name)
     roles = {"communication"} if is_split else set()
     if is_mla and ("attention" in name or name in SCHEDULES) and not is_sequence_parallel:

@@ -17,8 +17,8 @@ from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MAX_TOKENS = 64
 
-# Eight heads on two key-value heads: four ranks hold one half of a key-value head's queries each,
-# and two of them the same key-value head.
+# Eight heads on two key-value heads: each of four ranks has half of a key-value head's queries, and
+# two ranks share each key-value head.
 MODEL = "llama_head64_gqa4"
 
 
@@ -28,7 +28,7 @@ MODEL = "llama_head64_gqa4"
         pytest.param(MODEL, {"tensor_parallel_size": 2}, id="tensor2"),
         pytest.param(MODEL, {"tensor_parallel_size": 4}, id="tensor4", marks=pytest.mark.thorough),
         pytest.param(MODEL, {"pipeline_parallel_size": 2}, id="pipeline2"),
-        # A stage has dense layers only, the other experts only: neither has a name of the other's.
+        # A stage has only dense layers or only experts, and no name of the other's.
         pytest.param(
             "deepseek_v3_moe",
             {"pipeline_parallel_size": 2},
@@ -112,7 +112,7 @@ def test_two_dp_ranks_give_the_tokens_of_one(
                 if line.startswith("vllm:request_success_total") and f'engine="{dp_rank}"' in line
             ]
             assert sum(served) > 0, f"DP rank {dp_rank} got no request"
-        # DP ranks of a dense model are engines of their own.
+        # DP ranks of a dense model are independent engines.
         assert ("run sequence parallel on 2" in log.read_text(errors="replace")) == (ranks == 2)
         server.interrupt()
         server.wait_for_end()

@@ -24,7 +24,7 @@ COMMAND = "vllm_davinci.meta"
 LIMIT_S = 900
 WINDOW, TOKENS = 512, 16_384
 OVERLAP = {"dbo": {"enabled": True}}
-# How far a quantized type may lie above floats.
+# Maximum excess of a quantized type over floats.
 AT_MOST = {"FLOAT": 1.0, "W8A16": 1.01, "W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
 
 CHEAPEST = {("tiny_llama", "W8A16"), ("tiny_deepseek", "W8A8")}  # and the command's
@@ -78,11 +78,11 @@ def bound(repository: Path, name: str) -> float:
 @pytest.fixture
 def require_stated(repository: Path) -> Callable[[str, str, Score], None]:
     def require(name: str, kind: str, found: Score) -> None:
-        # bf16 rounds where the card's figure did not.
+        # bf16 rounds, unlike the card's figure.
         at_most = bound(repository, name) * AT_MOST[kind] * 1.005
         assert found.tokens > 12_000
         assert found.perplexity <= at_most
-        assert found.perplexity > at_most * 0.95  # a figure of another text would be elsewhere
+        assert found.perplexity > at_most * 0.95  # another text would give a different figure
 
     return require
 

@@ -15,7 +15,7 @@ from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, PAD_ID, PoolingRef
 
 THOROUGH = pytest.mark.thorough
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-# How far vectors of unit length, and probabilities, may be from those in fp32.
+# Tolerances of unit vectors, and of probabilities, relative to fp32.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 5e-3}
 DAILY = (("qwen3_embedding", "float32"), ("bge_m3", "float32"), ("bge_m3", "bfloat16"))
 
@@ -67,7 +67,7 @@ def test_answers_are_those_of_transformers(
     expected = [reference.expected(each) for each in inputs]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=TOLERANCES[dtype], rtol=0)
-    # The tolerance tells prompts apart.
+    # The tolerance distinguishes prompts.
     spread = max(float((each - expected[0]).abs().max()) for each in expected)
     assert spread > 4 * TOLERANCES[dtype]
 

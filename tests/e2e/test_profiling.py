@@ -61,6 +61,6 @@ def test_vllm_s_profiler_writes_a_trace_of_host_and_device(
     assert sum(count for name, count in names.items() if str(name).startswith("aten::")) > 100
     kernels = Counter(event["name"] for event in events if event.get("cat") == "kernel")
     num_layers = json.loads((tiny_llama / "config.json").read_text())["num_hidden_layers"]
-    # The prefill's are launched one by one, those of three decodes come from a replayed graph.
+    # The prefill's launches are single, those of three decodes come from a replayed graph.
     assert kernels["aclnnFusedInferAttentionScoreV3"] == 4 * num_layers
     assert kernels["aclnnArgMax"] >= 4

@@ -94,7 +94,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def start(model: Path, *options: str, **variables: str) -> ServerProcess:
-        # A small device, with room beside the cache for communicators and each stream's workspace.
+        # A small device, with memory for communicators and streams' workspaces beside the cache.
         environment = {"VNPU_MEMORY": "2GiB", "HF_HUB_OFFLINE": "1", **variables}
         server = PublishedServer(model, tmp_path / "log.txt", *options, environment=environment)
         started.append(server)

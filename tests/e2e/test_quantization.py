@@ -73,7 +73,7 @@ def test_ranks_add_a_static_bias_once(
     of_floats: Callable[[Path], float],
     likelihood_of: Callable[..., float],
 ):
-    # The bias holds the offset's share of every sum: twice of it leaves nothing of the text.
+    # The bias holds the offset's share of every sum: applying it twice destroys the text.
     value = likelihood_of(quantize(tiny_llama, "W8A8"), tensor_parallel_size=2)
     assert abs(value - of_floats(tiny_llama)) < CLOSE
 
@@ -135,7 +135,7 @@ def test_experts_with_input_scales_of_their_own_run(
             prefix = name.removesuffix(".weight")
             for part in ("weight", "weight_scale", "weight_offset"):
                 del tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"]
-            # Ranges that hold all but a few of this model's activations.
+            # Ranges that cover almost all of this model's activations.
             seen = InputRange(-4, 4) if "down_proj" in name else InputRange(-6, 6)
             static = find_scheme("W8A8", name)
             for part, value in static.rounded(

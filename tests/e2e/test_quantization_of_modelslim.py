@@ -78,7 +78,7 @@ def write(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
     ("model", "most_wrong"),
     [
         ("tiny_llama", 0),
-        # An expert that is chosen by a hair is another one in 16 bits.
+        # Experts chosen by a tiny margin differ in 16 bits.
         pytest.param("tiny_deepseek", 3, marks=pytest.mark.thorough),
     ],
 )
@@ -143,7 +143,7 @@ def in_eight_bits(directory: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.refused_calls  # the start asks the product about sizes that it may not take
+@pytest.mark.refused_calls  # the start asks the product about sizes that it may not support
 @pytest.mark.parametrize(
     ("options", "is_kept"),
     [
@@ -154,7 +154,7 @@ def in_eight_bits(directory: Path, target: Path) -> Path:
             id="two_ranks_of_experts",
             marks=pytest.mark.thorough,
         ),
-        # A half of an expert has 32 inputs, and the product takes a multiple of 64.
+        # Half an expert has 32 inputs, and the product requires a multiple of 64.
         pytest.param(
             {"tensor_parallel_size": 2}, False, id="halves_of_experts", marks=pytest.mark.thorough
         ),

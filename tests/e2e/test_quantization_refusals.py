@@ -65,7 +65,7 @@ def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(
     tiny_deepseek: Path,
     start_engine: StartEngine,
 ):
-    # The name keeps this one's directory apart from all others.
+    # The name separates this directory from all others.
     name = f"bad-{tensor.replace('.', '-')}-{type_name}"
     model = spoilt(quantize(tiny_deepseek, "W8A8_DYNAMIC", name=name), tensor, type_name)
     with pytest.raises(EngineError) as error:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.thorough
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 24
 RAY_LIMIT_S, LIMIT_S = 120.0, 400.0
-# It has 30 s for its start otherwise, and leaves a secret in the user's home.
+# Otherwise it has 30 s for its start, and leaves a secret in the user's home.
 RAY = {
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_AUTH_MODE": "disabled",
@@ -49,7 +49,7 @@ def start_ray(hosts: tuple[Host, Host], npus: tuple[int, ...], folder: Path) -> 
     """Starts Ray on one host per number of NPUs, and waits for it."""
     for host, count in zip(hosts, npus, strict=False):
         log = folder / f"ray_{host.name}.txt"
-        # Ray keeps its sockets there, by names that are the same on each host.
+        # Ray stores its sockets there, with the same names on each host.
         place = 'mkdir -p /tmp/ray; mount -t tmpfs tmpfs /tmp/ray; exec "$@"'
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start"]
         where = ["--head", "--port=6379", "--include-dashboard=false"]

@@ -117,7 +117,7 @@ def test_tokens_are_those_of_synchronous_steps_and_nothing_else_waits(
     decodes = [step for step in steps if step.tokens == REQUESTS]
     assert len(decodes) >= TOKENS - 3
     assert_one_wait_each(decodes[2:-2])
-    # Positions, lengths, slots, block table, tokens: what a decode of the same requests changes.
+    # Positions, lengths, slots, block table, tokens: the changes in a decode of the same requests.
     assert max(step.input_launches for step in decodes[2:-2]) <= 5
 
 

@@ -17,7 +17,7 @@ MAX_TOKENS = 32
 @pytest.mark.parametrize(
     ("model", "min_tokens", "engine"),
     [
-        # Every step is sequence parallel, most of them with padding in the last shard.
+        # Every step is sequence parallel, most with padding in the last shard.
         pytest.param(
             "deepseek_v3_dense",
             1,
@@ -32,7 +32,7 @@ MAX_TOKENS = 32
             id="tensor4",
             marks=pytest.mark.thorough,
         ),
-        # Whole and sequence parallel steps in turn, prompts in pieces.
+        # Whole and sequence parallel steps alternate; prompts are chunked.
         pytest.param(
             "deepseek_v3_dense",
             48,
@@ -102,7 +102,7 @@ def test_turned_off_no_step_is_sequence_parallel(
 def test_sequence_parallel_steps_are_split_exactly_and_without_a_race(
     zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
-    # Each half exchanges its shards on a stream of its own while the other half computes.
+    # Each half exchanges its shards on its own stream while the other half computes.
     batch = prompts[:12]
     with start_engine(
         zoo("deepseek_v3_moe"),

@@ -23,7 +23,7 @@ from vllm_davinci_testing.engines.server_process import (
 from vllm_davinci_testing.processes.forked import run_command
 
 MODEL = "tiny_llama"
-# Lines of vLLM's and of torch's where a server may be profiled.
+# Lines of vLLM and torch when a server may be profiled.
 OF_PROFILER = (
     "Profiler with mode 'torch' is enabled in the API server",
     "External init callback must run in same thread as registerClient",
@@ -41,8 +41,8 @@ def server(
     tiny_llama: Path, traces: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    # torch 2.13 records frames of Python by pointers into their code: where that is freed while it
-    # records, as a module's is after its import, a name may be no text any more.
+    # torch 2.13 records Python frames by pointers into their code: if that is freed while
+    # recording, as a module's code after its import, a name may no longer be text.
     profiler = json.dumps(
         {
             "profiler": "torch",
@@ -50,7 +50,7 @@ def server(
             "torch_profiler_with_stack": False,
         }
     )
-    # Without a time to end in, vLLM kills the engine of a server that is interrupted.
+    # Without a time limit for the end, vLLM kills an interrupted server's engine.
     options = (
         f"--served-model-name={MODEL}",
         "--shutdown-timeout=20",
@@ -213,7 +213,7 @@ def test_bench_serve_measures_the_server(server: ServerProcess, tiny_llama: Path
 
 
 def test_an_interrupt_ends_the_server_quietly_and_frees_shared_memory(server: ServerProcess):
-    # Last in the file: the others need the server.
+    # Last in the file, because the others need the server.
     held = shared_memory(server.processes())
     server.interrupt()
     assert server.wait_for_end() == 0

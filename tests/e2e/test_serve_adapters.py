@@ -141,7 +141,7 @@ def test_a_server_sleeps_while_requests_are_under_way(
     url: str, server: Callable[..., httpx.Response], model: TransformersReference, mode: str
 ):
     prompts = [[*PROMPT, number] for number in range(80, 84)]
-    count = 180  # no request ends before the server is told to sleep
+    count = 180  # no request ends before the server gets the request to sleep
     with ThreadPoolExecutor(len(prompts)) as pool:
         begun = [Event() for _ in prompts]
         streams = [

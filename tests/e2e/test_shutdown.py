@@ -15,7 +15,7 @@ from vllm_davinci_testing.engines.server_process import (
 )
 from vllm_davinci_testing.engines.signalled_server import signalled_server
 
-# From the signal, as docs/guides/ending.md promises.
+# Time from the signal, as docs/guides/ending.md promises.
 ANSWERED_WITHIN_S = 3.0
 ENDS_WITHIN_S = 15.0
 AT_ONCE_S = 3.0
@@ -60,7 +60,7 @@ def test_a_signal_in_a_long_step_answers_all_requests_and_ends_the_server(
             assert request.status == (200 if request.is_stream else 503)
             assert request.text.endswith("data: [DONE]\n\n") is request.is_stream
         assert not list(ending.sockets.iterdir())
-        if kind is ServerProcess:  # the tracker of forks is the fork server's, which goes on
+        if kind is ServerProcess:  # forks use the fork server's tracker, which continues
             assert not [path for path in held if path.exists()]
         assert "Traceback" not in server.log_text(), server.tail()
 

@@ -77,13 +77,13 @@ def test_tokens_after_sleep_are_those_before(
                 assert freed >= awake["weights"] + awake["kv_cache"]
             if level == 1:
                 engine.wake_up()
-            else:  # as a trainer does, which needs the memory of the cache for a while
+            else:  # as a trainer that temporarily needs the cache's memory
                 engine.wake_up(tags=["weights"])
                 partly = engine.on_workers("memory")
                 assert all(each["weights"] and not each["kv_cache"] for each in partly)
                 if adapter is None:
                     engine.on_workers("reload_weights")
-                else:  # this loader leaves adapters where they are, which reloading does not
+                else:  # this loader keeps adapters in place, which reloading does not
                     engine.on_workers("load_from", str(checkpoint))
                 engine.wake_up(tags=["kv_cache"])
             woken = engine.on_workers("memory")

@@ -71,7 +71,7 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
 def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_waits(
     zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
-    # Requests that grow out of their first block at different times, and blocks for half of them.
+    # Requests outgrow their first block at different times, and half of the needed blocks exist.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
     with start_engine(

@@ -39,7 +39,7 @@ THOROUGH = pytest.mark.thorough
 Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-# Of the random MTP layer, three drafts each: measured, and the same whatever runs beside it.
+# For the random MTP layer with three drafts: measured, and independent of other features.
 ACCEPTED = (948, 67)
 
 
@@ -182,7 +182,7 @@ def test_drafters_sleep_and_wake_with_their_model(
         engine.on_workers("reload_weights")
         engine.wake_up(tags=["kv_cache"])
         assert generate(engine) == expected
-        # The drafter's own weights came back, too.
+        # The drafter's own weights were restored, too.
         assert told(engine) == tuple(3 * number for number in ACCEPTED)
 
 

@@ -49,7 +49,7 @@ def test_suffix_trees_change_no_token(
         assert generate(engine) == expected
         both = told(engine)
     assert first[1] > 0
-    # What was generated once is drafted as it was.
+    # Text that was generated once is drafted unchanged.
     assert (both[1] - first[1]) / (both[0] - first[0]) > 0.9
 
 

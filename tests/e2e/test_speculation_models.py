@@ -23,13 +23,13 @@ pytestmark = pytest.mark.nightly("layouts")
 THOROUGH = pytest.mark.thorough
 Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
-# Of another plugin's option, which a drafter's own configuration takes over.
+# Another plugin's option, which a drafter's configuration inherits.
 SIZES = {
     "additional_config": {"torchair_graph_config": {"enabled": True, "graph_batch_sizes": [4]}}
 }
 SYNCHRONOUS = {"async_scheduling": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-# Fewer than the requests need, so that some of them are preempted.
+# Fewer than the requests need, so that some are preempted.
 FEW_BLOCKS = {"num_gpu_blocks_override": 8, "enable_prefix_caching": True}
 
 
@@ -116,7 +116,7 @@ def test_heads_change_no_token(
     asked = {**speculation(method, count, model=str(head), **padded), **options}
     with start_engine(tiny_llama, environment=RACES, **asked) as engine:
         assert generate(engine) == of_llama
-        # One draft a step makes at most one for each of 381 tokens.
+        # With one draft per step there is at most one for each of 381 tokens.
         assert told(engine)[0] > min(500, 300 * count)
         replayed = sum(engine.on_workers("draft_replays")[0].values())
     # A step of decodes replays each of its passes.
@@ -150,7 +150,7 @@ def test_all_drafts_of_the_model_itself_are_accepted(
 @pytest.mark.parametrize(
     ("target", "method", "draft", "least", "bounds"),
     [
-        # Measured: 0.60 and 0.26 of the drafts; by place 0.73, 0.59, 0.47 and 0.47, 0.20, 0.10.
+        # Measured: 0.60 and 0.26 of the drafts; by position 0.73, 0.59, 0.47 and 0.47, 0.20, 0.10.
         pytest.param("tiny_deepseek", "mtp", None, 0.5, (0.65, 0.5, 0.4), id="mtp"),
         pytest.param(
             *("tiny_llama", "eagle3", "tiny_llama_eagle3", 0.2, (0.4, 0.15, 0.06)),

@@ -22,10 +22,10 @@ THOROUGH = pytest.mark.thorough
         # Short convolutions.
         pytest.param("lfm2", IN_PARTS, id="lfm2_in_parts", marks=pytest.mark.nightly("layouts")),
         pytest.param("lfm2_moe", {**TWO_RANKS, **IN_PARTS}, id="lfm2_moe_tensor2", marks=THOROUGH),
-        # The first Mamba, alone and beside attention and experts.
+        # Mamba 1, alone and with attention and experts.
         pytest.param("falcon_mamba", IN_PARTS, id="falcon_mamba_in_parts", marks=THOROUGH),
         pytest.param("jamba", {**TWO_RANKS, **IN_PARTS}, id="jamba_tensor2", marks=THOROUGH),
-        # Mamba2 alone, beside attention in every layer, and under attention that layers share.
+        # Mamba2 alone, with attention in every layer, and below attention that layers share.
         pytest.param("mamba2", IN_PARTS, id="mamba2_in_parts", marks=THOROUGH),
         pytest.param("falcon_h1", IN_PARTS, id="falcon_h1_in_parts", marks=THOROUGH),
         pytest.param("zamba2", IN_PARTS, id="zamba2_in_parts", marks=THOROUGH),

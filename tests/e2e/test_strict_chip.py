@@ -25,13 +25,13 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 THOROUGH, NIGHTLY = pytest.mark.thorough, pytest.mark.nightly("refusals")
 A2, A3 = "Ascend910B3", "Ascend910_9391"
 
-# Of all differences of one model: quadratic mean and largest, twice what the worst one shows.
+# All differences of one model: root mean square and maximum, twice the worst model's values.
 BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
-# Of a perplexity, relative: the worst shows 0.0012 and 0.0005.
+# Relative difference of a perplexity: the worst has 0.0012 and 0.0005.
 PERPLEXITY = {torch.bfloat16: 0.01, torch.float16: 0.002}
 
-# Heads of 64 and 128 with and without groups, windows, biases; 80, which is filled up to 128; MLA
-# of 4 and of 128 heads of 32, which are too; routed experts; sinks.
+# Heads of 64 and 128 with and without groups, windows, biases; 80, padded to 128; MLA with 4 and
+# 128 heads of 32, also padded; routed experts; sinks.
 MODELS = (
     ("llama_head64_gqa4", torch.bfloat16, A3),
     ("llama_head64_gqa4", torch.float16, A2),
@@ -57,7 +57,7 @@ MIXTURES = (
 ALL_LOGPROBS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=-1)
 
 
-# What vLLM logs of weights, once it has read them.
+# vLLM's log line about weights, after it has read them.
 LOADED = "Loading weights took"
 
 
@@ -88,14 +88,14 @@ def logprobs_of(output: Any, vocabulary: int) -> torch.Tensor:
 def test_logprobs_are_those_of_transformers_in_the_same_dtype(
     name: str, dtype: torch.dtype, soc: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ) -> None:
-    chosen = prompts[2:10]  # about a block, where caches go wrong, and others
+    chosen = prompts[2:10]  # around a block's length, where cache errors occur, and others
     extension = f"{RoutingWorker.__module__}.{RoutingWorker.__name__}"
     outputs, answers = [], []
     with start_engine(
         zoo(name), **options_of(dtype, soc), worker_extension_cls=extension
     ) as engine:
         (num_routers,) = engine.on_workers("record_routers")
-        # One by one where a step's routers are asked whose rows are whose.
+        # One by one if the rows of a step's routers must be identified.
         for batch in [[prompt] for prompt in chosen] if num_routers else [chosen]:
             inputs = [{"prompt_token_ids": prompt} for prompt in batch]
             outputs += engine.generate(inputs, ALL_LOGPROBS)
@@ -107,8 +107,7 @@ def test_logprobs_are_those_of_transformers_in_the_same_dtype(
     for prompt, output, scores in zip(chosen, outputs, answers, strict=True):
         assert len(output.outputs[0].token_ids) == ALL_LOGPROBS.max_tokens
         assert len(scores) == num_routers
-        # Scores that are almost equal would choose other experts where they are rounded otherwise:
-        # both choose by the engine's.
+        # Other rounding of almost equal scores would select other experts: both use the engine's.
         with routed_by(network.network, scores):
             expected = network.logprobs(prompt)[:-1]
         differences.append(logprobs_of(output, expected.shape[-1]) - expected)
@@ -145,7 +144,7 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
     assert perplexity == pytest.approx(math.exp(-expected.mean()), rel=PERPLEXITY[dtype])
 
 
-# A model as it is, but for some entries of its config.json.
+# An unchanged model, except for some entries of its config.json.
 def with_numbers(**numbers: Any) -> dict[str, Any]:
     return {**options_of(torch.bfloat16, A2), "hf_overrides": numbers}
 

@@ -24,7 +24,7 @@ from vllm_davinci.vnpu.timing.machine import load_machine
 
 LIMIT_S = 1800.0
 MODEL = "qwen3-30b-a3b"
-# Of the planted chip; the rest is an ascend910b3's.
+# The planted chip's figures; the others are an ascend910b3's.
 PLANTED_FIGURES = """
 based_on = "ascend910b3"
 soc = "Ascend910B3"
@@ -34,14 +34,14 @@ hbm_bandwidth = { value = 1.2, unit = "TB/s", source = "planted" }
 host_operator_launch = { value = 30, unit = "us", source = "planted" }
 cube_float16 = { value = 200, unit = "TOP/s", source = "planted" }
 """
-# The operator is as one that is not there, and the runtime has room for fewer streams.
+# The operator appears to be missing, and the runtime has fewer streams.
 PLANTED_FAULTS = "launch:aclnnSwiGlu@1+=561003;stream@300+=207000"
 
 
 def verify(directory: Path, *options: str, virtual: tuple[str, ...] = ()) -> Path:
     """Runs `vllm-davinci verify` on a virtual NPU; returns the directory, whatever was found."""
     command = Path(sys.executable).parent
-    # Those of the tests are for tests: SoC `reference`, and a directory for refusals.
+    # The tests' own settings do not apply: SoC `reference`, and a directory for refusals.
     own = {name: value for name, value in os.environ.items() if not name.startswith("VNPU_")}
     done = subprocess.run(
         [

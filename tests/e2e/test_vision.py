@@ -35,15 +35,15 @@ from vllm_davinci_testing.engines.vision_reference import (
 )
 
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-# Width and height: alone, several at once, an edge of one merged patch, smaller windows at edges.
+# Width and height: alone, several together, an edge of one merged patch, smaller windows at edges.
 SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
-# Images, then videos: frames, width, height. An odd number of frames is filled up by one. Positions
-# in time stay below those in space: after more, vLLM goes on, as the model's authors do, and
-# transformers has text at the positions of late frames.
+# Images, then videos: frames, width, height. An odd number of frames is padded by one. Positions in
+# time stay below those in space: beyond that, vLLM continues them as the model's authors do, and
+# transformers has text at late frames' positions.
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
 FPS = [3.0, 2.5]
 FAMILIES = sorted(name for name in vision_zoo.MODELS if not name.startswith("qwen3_5"))  # the zoo's
-OTHER_FAMILIES = ("glm4v", "internvl", "qwen2_vl")  # whose parts the others have too
+OTHER_FAMILIES = ("glm4v", "internvl", "qwen2_vl")  # whose parts the others share
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for
     asked = requests(family)
     limits = {"image": 4, "video": 2} if vision_zoo.MODELS[family].takes_videos else {"image": 4}
     with start(vision(family), limit_mm_per_prompt=limits) as engine:
-        # All steps share a mask, which the first one makes.
+        # All steps share a mask, created by the first.
         generated(engine, [request for request in asked if "multi_modal_data" not in request])
         engine.on_workers("watch_encoder")
         answers = generated(engine, asked)
@@ -193,7 +193,7 @@ def test_torchvision_of_the_package_index_is_imported_by_whoever_comes_first():
 RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}}
 TWO_RANKS = {"tensor_parallel_size": 2}
 UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "token"}}}
-# Fewer tokens than the prompts have: images and videos arrive in parts.
+# Fewer tokens than the prompts have: images and videos are chunked.
 CHUNKS = {"max_num_batched_tokens": 64, "max_num_seqs": 4}
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -256,7 +256,7 @@ def test_an_int8_text_model_answers_as_its_integers_do(int8: Path, start: Callab
             for request, (_, tokens) in zip(asked, answers, strict=True)
         ]
     )
-    assert (gaps > CLOSE).sum() <= 1 and gaps.max() < 2 * CLOSE  # processors round bf16 unlike
+    assert (gaps > CLOSE).sum() <= 1 and gaps.max() < 2 * CLOSE  # processors round bf16 differently
     assert (gaps > 0).float().mean() < 0.1
 
 

@@ -28,7 +28,7 @@ from vllm_davinci_testing.engines.rounding import first_wrong_token
 MAX_TOKENS = 12
 THOROUGH = pytest.mark.thorough
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-# Of Gemma3, words with an image between each two: before and after text, one after the other, none.
+# Gemma3: text with an image between each two words: before and after text, adjacent, none.
 GEMMA3_WORDS = [
     ("look: ", " what is this"),
     ("", "", " and these"),
@@ -36,7 +36,7 @@ GEMMA3_WORDS = [
     ("no image at all",),
     ("a text of more than one window before it" * 4, ""),
 ]
-# Of PaliGemma, words after an image; the last of one without, which is read from left to right.
+# PaliGemma: text after an image; the last prompt has none and is causal.
 PALIGEMMA_WORDS = ["", "what is this", "more text than a block has " * 6, "and this", "no image"]
 CHUNKS = {"max_num_batched_tokens": 3 * TOKENS_PER_IMAGE, "max_num_seqs": 4}
 GRAPHS = decode_graphs(2, 8)
@@ -44,7 +44,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "gemma3": {"max_model_len": 512, "limit_mm_per_prompt": {"image": 4}},
     "paligemma": {"max_model_len": 256, "max_num_batched_tokens": 256},
 }
-# Settings that each of the two changes.
+# Settings that each model changes.
 CHANGED = {
     "gemma3": ("disable_chunked_mm_input", "enable_prefix_caching"),
     "paligemma": ("disable_chunked_mm_input", "enable_prefix_caching", "enable_chunked_prefill"),
@@ -106,7 +106,7 @@ def assert_chosen(
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
-        # Gemma3's prompts in pieces that end before and after images, but not inside of one.
+        # Gemma3's prompts are chunked before and after images, but not inside.
         pytest.param(GRAPHS, RACES, id="graphs_races"),
         pytest.param({}, {}, id="whole", marks=THOROUGH),
         pytest.param(

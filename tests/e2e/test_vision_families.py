@@ -14,8 +14,8 @@ from vllm_davinci_testing.engines.multimodal_serving import served_family
 from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
 from vllm_davinci_testing.plugin import EXACT_SOC
 
-# LLaVA takes the output of a layer before its encoder's last. Pixtral's definition copies tables
-# that it makes on the host.
+# LLaVA uses the output of a layer before its encoder's last. Pixtral's definition copies tables
+# that it creates on the host.
 NAMES = ("llava", "pixtral", "qwen3_5")
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 

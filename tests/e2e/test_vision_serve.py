@@ -125,7 +125,7 @@ def test_a_video_comes_as_a_file_or_as_frames(
 # --- bad images and videos -----------------------------------------------------------------------
 
 MOST_PIXELS = 300_000  # of an image of the server
-MOST_GROWTH = 16 << 20  # bytes that its processes may gain, all together
+MOST_GROWTH = 16 << 20  # bytes that its processes may gain in total
 NO_PIXELS = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + struct.pack(">II", 0, 10) + bytes(9)
 
 
@@ -197,7 +197,7 @@ def test_bad_requests_leave_no_memory_behind(
     assert resident() - held < MOST_GROWTH
 
 
-# As if it was not installed, in every process that finds this file on its path.
+# Simulates a missing package in every process that finds this file on its path.
 WITHOUT_TORCHVISION = """
 import sys
 
@@ -224,7 +224,7 @@ def test_without_torchvision_the_start_says_what_is_missing(
     vision: Callable[[str], Path], tmp_path: Path
 ):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCHVISION)
-    # Of an empty cache: vLLM keeps what it has once found out about a model's class.
+    # With an empty cache: vLLM stores its findings about a model's class.
     environment = {"PYTHONPATH": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
     server = ServerProcess(
         vision("qwen2_5_vl"), tmp_path / "log.txt", *SMALL, environment=environment

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 512,
     "worker_extension_cls": WORKER,
-    "enable_prefix_caching": False,  # a cache of the old weights is the caller's to reset
+    "enable_prefix_caching": False,  # the caller must reset a cache of the old weights
     **decode_graphs(4, 8),
 }
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}

@@ -36,7 +36,7 @@ RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 GRAPHS = decode_graphs(2, 8)
 TENSOR2: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 OPTIONS = {"max_model_len": 448, "limit_mm_per_prompt": {"audio": 1}}
-# Seconds of sound, and tokens before the answer: silence fills up what is short.
+# Seconds of audio, and tokens before the answer: shorter input is padded with silence.
 CASES = [(3.0, 1), (0.5, 4), (2.0, 130), (3.0, 126), (1.5, 60), (4.5, 2)]
 
 
@@ -133,7 +133,7 @@ def test_tokens_are_those_of_transformers(
     assert [each.outputs[0].token_ids for each in again] == [
         each.outputs[0].token_ids for each in outputs
     ]
-    # Each has its own sound, and most say something else.
+    # Each has its own audio, and most have different texts.
     assert len({tuple(each.outputs[0].token_ids) for each in outputs}) >= len(asked) - 2
     if "compilation_config" in options:
         assert all(sum(of_worker.values()) > 5 for of_worker in replays)

@@ -46,7 +46,7 @@ def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
     )
     initialize_model_parallel(1, 1)
     yield
-    # Without a search of the whole process for garbage, which takes longer than most tests.
+    # Skips garbage collection of the whole process, which takes longer than most tests.
     destroy_model_parallel()
     destroy_distributed_environment()
 

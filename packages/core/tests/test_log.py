@@ -63,7 +63,7 @@ def test_the_end_of_an_engine_is_no_news_while_its_program_ends(
     monkeypatch: pytest.MonkeyPatch,
 ):
     leave_out_what_means_nothing()
-    # Before vLLM kills a process, it waits; that another thread saw an engine end, it tells late.
+    # Before vLLM kills a process, it waits; it logs late that another thread saw an engine end.
     is_told = seconds_since_the_end_began is None or (
         seconds_since_the_end_began > END_S and "killing" in text
     )

@@ -82,7 +82,7 @@ def test_memory_of_a_device_not_in_use_comes_from_the_table():
         "torch.empty(1, device='npu')\n"
         "print(platform.get_device_total_memory() - in_table)"
     )
-    # A chip whose row says 32 GiB, with more.
+    # A chip with more memory than the 32 GiB in its row.
     done = run_alone(program, VNPU_SOC="Ascend910B4", VNPU_MEMORY="40GiB")
     assert done.status == 0, done.output
     if "VNPU_ACTIVE" in os.environ:

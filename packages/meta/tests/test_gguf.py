@@ -74,7 +74,7 @@ def test_a_gguf_file_becomes_a_checkpoint_once(model: tuple[Path, dict[str, np.n
     for name, theirs in plain.items():
         expected = torch.from_numpy(tensors[f"blk.0.{theirs}.weight"]).bfloat16()
         assert torch.equal(written[f"model.layers.0.{name}.weight"], expected)
-    # GGUF has the two halves of a head's rotary pairs side by side.
+    # In GGUF the halves of a head's rotary pairs are adjacent.
     query = torch.from_numpy(tensors["blk.0.attn_q.weight"]).view(HEADS, -1, 2, HIDDEN)
     expected = query.transpose(1, 2).reshape(HIDDEN, HIDDEN).bfloat16()
     assert torch.equal(written["model.layers.0.self_attn.q_proj.weight"], expected)

@@ -50,7 +50,7 @@ def test_a_checkpoint_is_quantized_and_looked_at_without_a_device(
     assert "cannot be loaded as it is" in refused.stdout
 
 
-# Options of a command that is to write to a new directory -> what is wrong with them.
+# Options of a command that writes a new directory -> their mistake.
 BAD_OPTIONS = {
     "--type W8A8_DYNAMC": "did you mean W8A8_DYNAMIC?",
     "--type nonsense": "choose one of FLOAT, W4A16",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# A program in the place of vLLM's: it says what it has found, and is interrupted.
+# Stands for vLLM's program: prints what it has found, and is interrupted.
 PROGRAM = """
 import os, signal, sys
 autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")

@@ -194,8 +194,8 @@ def test_a_second_exchange_goes_in_front_of_the_others_next_collective() -> None
         return total
 
     results = run.run([lambda: part(0), lambda: part(1)], running.append)
-    # Nobody waits for a size before the other one has something to compute, and no row stands
-    # behind another collective of a ubatch that came later.
+    # No part waits for a size before another one has work, and no row waits behind a later ubatch's
+    # collective.
     assert seen == [
         "attention0", "count0", "attention1", "move0", "count1", "experts0", "move1",
         "experts1", "end0", "end1",

@@ -25,7 +25,7 @@ from vllm_davinci.multistream.device import Event, Stream
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 HIDDEN = 64
-# Of a product that delays: on a GPU it takes longer than launching what must wait for it.
+# Size of a delaying product: on a GPU it takes longer than launching the work that must wait.
 DELAY = 3072 if DEVICE.type == "cuda" else 16
 STEPS = 4
 LAYERS = 12
@@ -190,7 +190,7 @@ OPERATIONS = (*CAPTURABLE, send_counted_rows, use_counted_rows_late)
 def forward(model: Model, operations: list[Operation], x: torch.Tensor) -> torch.Tensor:
     for operation in operations:
         x = operation(model, x)
-        # Memory that was let go of too early is overwritten here.
+        # Overwrites memory that was released too early.
         torch.full_like(x, 1000.0)
     return x
 
@@ -216,7 +216,7 @@ def test_ubatches_in_turn_are_the_same_ones_after_each_other(seed: int, ubatches
         expected = [forward(model, operations, x).cpu() for x in inputs]
         model.events.begin_step()
         found = interleave.run([lambda x=x: forward(model, operations, x) for x in inputs])
-        # Before any wait of the host's: the compute stream alone orders what is read.
+        # Before the host waits: only the compute stream orders reads.
         found = [x.clone() for x in found]
         for index, (left, right) in enumerate(zip(expected, found, strict=True)):
             names = [operation.__name__ for operation in operations]

@@ -67,7 +67,7 @@ def test_costs_are_interpolated_between_their_sizes(tokens: int, gains: bool) ->
 
 
 def test_ways_are_interpolated_before_the_fastest_is_found() -> None:
-    # The faster of both split ways is 6 at 512 and 7 at 1024; between, both are slower than that.
+    # The faster split method takes 6 at 512 and 7 at 1024; between these sizes both take longer.
     costs = StepCosts(
         [512, 1024], whole={"one": [5.0, 7.4]}, split={"one": [6.0, 9.0], "other": [7.0, 7.0]}
     )
@@ -104,7 +104,7 @@ def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
     )
     assert StepCosts.read(file).gains(8)
     assert not StepCosts.read(file, ["one"]).gains(8)
-    assert StepCosts.read(file, ["third"]).gains(8)  # nothing is known of it
+    assert StepCosts.read(file, ["third"]).gains(8)  # its times are unknown
 
 
 @pytest.mark.parametrize(

@@ -26,19 +26,19 @@ def report(*steps: tuple[list[int], int], dp: int = 1, devices: int = 1) -> dict
     }
 
 
-# 1000 tokens in 100 ms; the decode beside it belongs to the other pool.
+# 1000 tokens in 100 ms; the concurrent decode belongs to the other pool.
 PREFILL = report(([1000], 100), ([1], 10))
-# 10 tokens in 20 ms; the batch that runs dry does not count.
+# 10 tokens in 20 ms; the last, shrinking batch does not count.
 DECODE = report(([500] * 10, 900), ([1] * 10, 20), ([1] * 10, 20), ([1], 15))
 
 
 def test_each_pool_has_as_many_engines_as_its_tokens_need():
-    # 30 x 1000 prompt tokens/s, of which an engine computes 10,000; 30 x 100 later tokens of 500.
+    # 30 x 1000 prompt tokens/s at 10,000 per engine; 30 x 100 later tokens at 500.
     pools = plan(PREFILL, DECODE, Load(30, 1000, 101, 1.0))
     assert (pools.prefill.engines, pools.decode.engines) == (3, 6)
     assert (pools.prefill.tokens_per_second, pools.decode.tokens_per_second) == (10_000, 500)
     assert (pools.prefill.busy, pools.decode.busy) == (1.0, 1.0)
-    # Each request is under way for 100 steps of 20 ms.
+    # Each request takes 100 steps of 20 ms.
     assert pools.decode_requests == pytest.approx(60)
     assert (pools.decode_batch, pools.cache_requests) == (10, 3)
     assert pools.transfer_bytes == 100_000

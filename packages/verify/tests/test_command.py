@@ -53,7 +53,7 @@ def test_reports_of_other_formats_are_refused(tmp_path: Path) -> None:
         read_report(path)
 
 
-# A part whose second case takes the process with it.
+# A part whose second case ends the process.
 DYING = """
 import os
 from vllm_davinci.verify.case import Case

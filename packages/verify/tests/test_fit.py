@@ -13,7 +13,7 @@ from vllm_davinci.verify.fit import fit, write_chip
 from vllm_davinci.verify.measured_sizes import MEMORY_MIB, PRODUCT_SIZES
 from vllm_davinci.vnpu.timing.machine import load_machine
 
-STATIC_S = 7e-6  # of every launch, which is in no rate
+STATIC_S = 7e-6  # of every launch, not included in a rate
 
 
 def rated(name: str, amount: float, rate: float) -> Finding:

@@ -48,7 +48,7 @@ def test_children_of_an_activated_process_are_active() -> None:
 
 
 def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) -> None:
-    # A copy passes for libraries that are installed on this machine.
+    # A copy stands for libraries installed on this machine.
     shutil.copytree(vnpu.library_directory(), tmp_path / "lib64")
     environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "lib64")}
     done = python("import torch\nfrom vllm_davinci import vnpu; vnpu.activate()", environment)
@@ -61,7 +61,7 @@ def test_libraries_named_through_a_link_are_our_own(tmp_path: pathlib.Path) -> N
     environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "link")}
     done = python("from vllm_davinci import vnpu; print(vnpu.is_active())", environment)
     assert done.stdout.split() == ["True"], done.stderr
-    prepare_environment(environment)  # takes them for no real CANN
+    prepare_environment(environment)  # does not treat them as a real CANN
     assert environment["LD_LIBRARY_PATH"].split(os.pathsep) == [str(vnpu.library_directory())]
 
 
@@ -119,7 +119,7 @@ def test_schedule_and_race_detector_reach_the_command() -> None:
         check=False,
     )
     assert done.stdout.split() == ["fuzz:7", "0"], done.stderr
-    assert "vnpu: 0 races found." in done.stderr  # only the detector says so
+    assert "vnpu: 0 races found." in done.stderr  # only the detector prints it
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_setting_that_does_not_parse_is_an_error(name: str, value: str) -> Non
 
 
 def test_visible_devices_are_selected_and_renumbered() -> None:
-    lines = programs.output_of(  # the number is found while torch_npu is imported
+    lines = programs.output_of(  # the number is read while torch_npu is imported
         "import torch; print(torch.npu.device_count(), torch.ones(1, device='npu:1').device)",
         ASCEND_RT_VISIBLE_DEVICES="5,2",
     )

@@ -12,7 +12,7 @@ import torch
 from vllm_davinci.vnpu import HostCounts, counted, host_counts
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# Ends at once, as workers do: nothing is written at the end.
+# Ends at once, as workers do, without writing anything.
 WORK = """
 import os, torch
 x = torch.ones(8).npu()
@@ -57,7 +57,7 @@ def test_the_command_prints_them_and_keeps_the_status():
     assert done.returncode == 5
     head, line = done.stderr.splitlines()[-2:]
     assert "copies to host" in head
-    # However long the path of the program is, its name is shown.
+    # The program's name is shown, however long its path.
     assert line.split()[4:7] == ["1", Path(sys.executable).name, "-c"], line
 
 

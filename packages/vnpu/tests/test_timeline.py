@@ -13,7 +13,7 @@ from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, timeline
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# A product on a side stream, behind one on the current stream.
+# A product on a side stream, after one on the current stream.
 TWO_STREAMS = """
 import torch
 from vllm_davinci.vnpu import label_launches, name_stream

@@ -162,7 +162,7 @@ def test_a_forward_reads_nothing_from_the_device(device: torch.device):
     given = [metadata([4, 4, 6], device), metadata([14], device)]
     for i, layer in enumerate(layers):
         layer(*inputs, **given[i % 2])
-        layer(*inputs, cu_seqlens=given[i % 2]["cu_seqlens"])  # a model that drops the lengths
+        layer(*inputs, cu_seqlens=given[i % 2]["cu_seqlens"])  # a model without lengths
     after = _C.host_counts()
     assert after["copies_to_host"] == before["copies_to_host"]
     assert after["synchronizations"] == before["synchronizations"]
@@ -176,7 +176,7 @@ def test_what_only_the_device_has_is_read_once(device: torch.device):
     for i, layer in enumerate(layers):
         layer(*inputs, cu_seqlens=sets[i % 2])
     assert _C.host_counts()["copies_to_host"] - before == 2
-    # A buffer that is filled anew is read anew.
+    # A refilled buffer is read again.
     sets[0].copy_(torch.tensor(cumulative([7, 7])))
     x = inputs[0].cpu()[0]
     [out] = layers[0](*inputs, cu_seqlens=sets[0])

@@ -23,7 +23,7 @@ from vllm_davinci.core.ubatch.planned_step import SplitStep
 from vllm_davinci.multistream import split_at
 
 CPU = torch.device("cpu")
-CHUNK_ROWS = 256  # so few that contexts of several requests, and of one, take several chunks
+CHUNK_ROWS = 256  # small enough that contexts need several chunks
 KEYS = {"block_size": 128, "num_kv_heads": 1, "head_size": 576, "dtype": torch.float32}
 
 
@@ -175,7 +175,7 @@ def test_mla_sees_the_same(step: Step, mla: NPUMLAMetadataBuilder):
     whole = mla_rows(mla.build(0, batch(step.requests)))
     cut = [row for part in parts(step) for row in mla_rows(mla.build(0, part))]
     assert [row[::2] for row in cut] == [row[::2] for row in whole]
-    for row in (*cut, *whole):  # without cached tokens a prefill looks into no block
+    for row in (*cut, *whole):  # without cached tokens a prefill reads no block
         assert row.blocks in ([], paged_view[row.slot])
 
 

@@ -54,7 +54,7 @@ def test_sinks_take_part_in_the_softmax_without_a_value(
     sinks = torch.nn.Parameter(torch.zeros(8, device=device))
     attention = NPUAttentionImpl(8, 64, 0.125, 2, sliding_window=window, sinks=sinks)
     loaded = torch.linspace(-2.0, 3.0, 8)
-    sinks.data.copy_(loaded)  # as a checkpoint is, after the layer was made
+    sinks.data.copy_(loaded)  # loaded after the layer was created, as from a checkpoint
     with torch.inference_mode():
         result = batch.run(attention)
     torch.testing.assert_close(result, batch.expected(0.125, window, loaded), atol=1e-5, rtol=1e-5)

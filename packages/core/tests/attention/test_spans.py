@@ -15,7 +15,7 @@ def of_step(
 
 
 def test_rows_and_lengths_of_spans_of_several_requests(device: torch.device):
-    # The first request is whole, the second goes on after 10 tokens, the third only decodes.
+    # The first request is whole, the second continues after 10 tokens, the third only decodes.
     spans = of_step(
         {0: [(1, 3), (5, 6)], 1: [(2, 9), (12, 15)], 2: [(0, 4)]}, [8, 16, 17], [8, 18, 40]
     )

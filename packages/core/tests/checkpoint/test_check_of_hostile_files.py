@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "text_config": None,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]},
 }
-# In place of every value of a header, an index or a configuration.
+# Replaces every value of a header, an index or a configuration.
 ODD: tuple[Any, ...] = (None, True, -1, 0, 10**12, 2**70, 0.5, "", "../x", [], [None], {}, {"a": 1})
 
 
@@ -147,7 +147,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, checkpoint: Path
     (checkpoint / name).unlink(missing_ok=True)
     os.mkfifo(checkpoint / name)
     report = check_checkpoint(checkpoint)
-    # Without its index, a checkpoint is all of its files.
+    # Without an index, a checkpoint consists of all its files.
     assert report.can_load == (name == INDEX_NAME)
 
 
@@ -165,7 +165,7 @@ def test_huge_counts_are_reported_as_they_are(checkpoint: Path):
 def test_a_header_of_60_gib_is_not_read(checkpoint: Path):
     with (checkpoint / FILE).open("wb") as file:
         file.write(struct.pack("<Q", 60 << 30))
-        file.truncate(61 << 30)  # takes no room on the disk
+        file.truncate(61 << 30)  # takes no disk space
     with pytest.raises(CheckpointError, match="its header would have 64424509440 bytes"):
         read_header(checkpoint / FILE)
 

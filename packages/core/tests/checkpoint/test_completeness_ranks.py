@@ -31,7 +31,7 @@ def also(name: str, like: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {**tensors, name: tensors[like].clone()}
 
 
-# What is done to a whole checkpoint, and a name that the error has to have.
+# Change to an intact checkpoint, and a name that the error must contain.
 SPOILT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "no_layer": (without("model.layers.1."), "model.layers.1."),
     "no_expert": (without(f"{EXPERT}.5."), f"{EXPERT}.5."),
@@ -82,7 +82,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     tensors = by_expert(network.state_dict())
     save_file(tensors, directory / "whole" / "model.safetensors", metadata={"format": "pt"})
     path = directory / "whole" / "config.json"
-    # As released; transformers does not write it.
+    # The released layout, which transformers does not write.
     path.write_text(json.dumps({**json.loads(path.read_text()), "topk_method": "noaux_tc"}))
     made = [directory / "whole"]
     for name, (spoil, _) in SPOILT.items():

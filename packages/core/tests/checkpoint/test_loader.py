@@ -124,7 +124,7 @@ def test_a_model_of_images_that_serves_text_alone_loads(options: dict[str, Any],
     model = LoadedModel(checkpoint, torch.float32, **options)
     model.load(checkpoint)
     assert not any("visual" in name for name in model.parameters())
-    # What belongs to no part that is left out still needs a place.
+    # A tensor outside the omitted parts still needs a parameter.
     tensors["model.language_model.layers.0.other.weight"] = torch.ones(2, 2)
     save_safetensors(tensors, checkpoint / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"layers\.0\.other\.weight"):

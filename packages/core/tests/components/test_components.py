@@ -71,7 +71,7 @@ class NoKernels:
 def installed(monkeypatch: pytest.MonkeyPatch, *names: str, role: components.Role = ROLE) -> None:
     entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", role.group) for name in names)
     monkeypatch.setattr(providers, "entry_points", lambda group: entries.select(group=group))
-    # What is installed stays as it is in a process, and is looked for once.
+    # Installed packages do not change within a process, so they are looked up once.
     monkeypatch.setattr(providers, "_devices", lambda: components.find(components.DEVICES))
 
 

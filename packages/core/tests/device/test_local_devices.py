@@ -27,11 +27,11 @@ def parallel(**changes: object) -> ParallelConfig:
     [
         (0, {}, 0),
         (1, {}, 1),
-        # DP ranks that share all devices count on from each other.
+        # DP ranks that share all devices continue each other's numbering.
         (1, {"data_parallel_rank_local": 1}, 3),
         (1, {"data_parallel_rank_local": None, "data_parallel_index": 1}, 3),
         (0, {"data_parallel_rank_local": 1, "pipeline_parallel_size": 2}, 4),
-        # A DP rank that was given devices counts among those.
+        # A DP rank with assigned devices numbers within those.
         (0, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 0),
         (1, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 1),
         # Ray shows each DP rank its own devices.
@@ -61,7 +61,7 @@ def test_a_rank_without_a_device_is_an_error_that_counts_them(local_rank: int, c
     [
         ({}, 2),
         ({"data_parallel_size": 2, "data_parallel_size_local": 2}, 4),
-        # Of an engine over two hosts, half of the ranks are here.
+        # Half of the ranks of an engine over two hosts are on this one.
         ({"tensor_parallel_size": 8, "nnodes": 2}, 4),
         ({"pipeline_parallel_size": 2, "nnodes": 2}, 2),
         ({"data_parallel_size": 4, "data_parallel_size_local": 2, "nnodes": 2}, 4),

@@ -24,7 +24,7 @@ from vllm_davinci_testing.processes.programs import output_of, run_program
 
 SPEC = FullAttentionSpec(block_size=128, num_kv_heads=32, head_size=64, dtype=torch.bfloat16)
 MAX_MODEL_LEN = 1024
-# Two layers, and one block more than a request of the greatest length needs.
+# Two layers, and one block more than the longest request needs.
 BLOCK_BYTES = 2 * SPEC.page_size_bytes
 NEEDED_BYTES = (MAX_MODEL_LEN // 128 + 1) * BLOCK_BYTES
 
@@ -146,7 +146,7 @@ def test_the_missing_bytes_and_the_flags_are_named(worker: SimpleNamespace):
 
 
 def test_the_length_that_fits_is_a_whole_number_of_blocks(worker: SimpleNamespace):
-    # A block's bytes are those that the allocator may take more next time.
+    # A block's bytes that the allocator may additionally take next time.
     assert BLOCK_BYTES == memory.SMALL_SEGMENT_BYTES
     with pytest.raises(DeviceError, match="lower --max-model-len to 256 or less"):
         check_kv_cache_budget(5 * BLOCK_BYTES - 1, worker)

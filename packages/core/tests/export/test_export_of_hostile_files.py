@@ -76,7 +76,7 @@ def test_a_hostile_checkpoint_is_checked_and_written_equal_or_refused_by_name(
     changed = chain(mutations(whole), config_mutations(whole))
     wrong = []
     for kind, directory in copies(whole, changed, part, tmp_path):
-        # The configuration says how weights are meant, so others may be right.
+        # The configuration defines the meaning of weights, so other values may be valid.
         is_same = kind != "configuration"
         made = tmp_path / f"made{directory.name}"
         try:

@@ -160,7 +160,7 @@ def test_experts_in_one_tensor_become_what_separate_ones_do(
         stored = tensor.transpose(1, 2) if is_transposed else tensor
         tensors[f"{experts}.{name}"] = stored.contiguous()
     save_file(tensors, fused / WEIGHTS, metadata={"format": "pt"})
-    # Calibration runs the separate ones: transformers reads the other layout for other models.
+    # Calibration runs separate projections: transformers reads the other layout for other models.
     ranges = input_ranges(source, WINDOWS) if kind == "W8A8" else {}
     written = [
         Exporter(start, tmp_path / name, kind, torch.bfloat16, ranges).run(lambda count: None)

@@ -53,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         config = transformers.LlamaConfig(**SIZES)
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        # One random table at both ends: what follows a token has to come from the layers.
+        # The same random table at both ends: the layers must determine the next token.
         table = model.get_input_embeddings().weight.requires_grad_(False)
         table.normal_(0, 0.5)
         trained = [each for each in model.parameters() if each.requires_grad]
@@ -195,7 +195,7 @@ def test_a_budget_takes_the_steps_that_save_most_and_no_more():
     assert choose(costs, "W8A8", 0.06, measure).share <= 0.06
     assert [cost.kind == "W8A8_DYNAMIC" for cost in costs] == [False, True, False, False, True]
     assert measured <= 5
-    costs[1].losses["W8A8_DYNAMIC"] = 0.2  # as good as none
+    costs[1].losses["W8A8_DYNAMIC"] = 0.2  # almost without effect
     assert [step.kind for step in steps(costs, "W8A8") if step.number == 1] == ["FLOAT"]
     assert choose(costs, "W8A8", 0.0, measure).share == 0.0
     assert {cost.kind for cost in costs} == {"FLOAT"}

@@ -59,7 +59,7 @@ def engine(ranks: int = 2, overlap: bool = False, **changes: Any) -> Any:
 )
 def test_it_is_refused_by_name(changes: dict[str, Any], named: str):
     assert re.search(named, refused_by(FEATURES, engine(**changes)))
-    # Nothing of it is refused where every rank keeps all tokens.
+    # No feature is refused if every rank holds all tokens.
     assert not refused_by(FEATURES, engine(**{**changes, "ranks": 1}))
 
 

@@ -20,7 +20,7 @@ from vllm_davinci_testing.engines.model_zoo import write_tokenizer
     ("family", "architecture", "told"),
     [
         ("hrm_text", "HrmTextForCausalLM", "prompts of text that see themselves both ways"),
-        # vLLM looks at each architecture's definition once, in a process of its own.
+        # vLLM inspects each architecture's definition once, in a separate process.
         pytest.param(
             *("hy_v4", "HYV4ForCausalLM", r"a definition for NPUs \(vLLM's needs kernels of CUDA"),
             marks=pytest.mark.thorough,
@@ -36,7 +36,7 @@ def test_a_model_that_cannot_run_is_refused_by_what_it_needs(
     config.architectures = [architecture]
     config.save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    out_of_tree.register()  # as vLLM has done before it looks at a model
+    out_of_tree.register()  # as vLLM has done before it inspects a model
     model = ModelConfig(model=str(tmp_path))
     vllm_config = VllmConfig(device_config=DeviceConfig(device="npu"))
     vllm_config.model_config = model

@@ -130,7 +130,7 @@ def test_weights_of_an_expert_go_to_its_slot_on_every_rank(placement: Placement)
         placed = manager(rank, placement)
         assert placed.local_num_experts == len(experts)
         assert [placed.map_global_to_local(each) for each in experts] == [*range(len(experts))]
-        # vLLM's loader asks for redundant experts, too: they have come under their own numbers.
+        # vLLM's loader also requests redundant experts: they have come under their own numbers.
         beyond = range(NUM_EXPERTS, len(placement.physical_to_logical))
         assert [placed.map_global_to_local(each) for each in beyond] == [-1] * len(beyond)
         assert placed.physical_to_logical() == placement.physical_to_logical

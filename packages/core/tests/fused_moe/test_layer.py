@@ -60,7 +60,7 @@ def deepseek_layer(vllm_config: VllmConfig) -> DeepseekV2MoE:
         method: Any = getattr(module, "quant_method", None)
         if method is not None:
             method.process_weights_after_loading(module)
-    # A dispatch mode does not see into the operator that vLLM wraps the layer in.
+    # A dispatch mode does not see inside the operator in which vLLM wraps the layer.
     layer.experts._forward_entry = moe_runner._moe_forward_shared
     return layer
 
@@ -138,13 +138,13 @@ def test_pieces_are_as_large_as_memory_has_room_for_and_change_no_bit(vllm_confi
         for gib, asked, max_tokens in [(0, None, 1024), (-1, None, 1024), (4, 7000, 7000)]:
             assert not plan_pieces(layer, gib << 30, asked, len(x))  # smaller ones are not asked
             assert forward.pieces.max_tokens == max_tokens
-            # What grows with the pieces is the experts' rows, gate and up among them.
+            # Only the experts' rows grow with the chunks, gate and up included.
             rows = TOP_K * 4 * (2 * HIDDEN_SIZE + 3 * INTERMEDIATE_SIZE)
             saved = of_whole - peak_bytes()
             assert saved > 0.5 * (len(x) - max_tokens) * rows
         plan_pieces(layer, 4 << 30, None, len(x))
     assert forward.pieces.count(len(x)) == 1
-    # A third of the memory, of which one token's rows take as much as they do in a step.
+    # A third of the memory; one token's rows take as much of it as in a step.
     of_third = forward.pieces.max_tokens
     assert (4 << 30) / 3 / of_third == pytest.approx(rows, rel=0.5)
     with torch.inference_mode():

@@ -47,7 +47,7 @@ def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -
         (1, 1, CommunicationMethod.ALL_GATHER),
         (5, 1, CommunicationMethod.ALL_GATHER),  # 30 and 30: the first of equal ones
         (6, 1, CommunicationMethod.ALL_TO_ALL),
-        (16, 1, CommunicationMethod.ALL_TO_ALL),  # beyond the last size its ratio stays
+        (16, 1, CommunicationMethod.ALL_TO_ALL),  # beyond the last size its ratio is constant
         (100, 1, CommunicationMethod.ALL_TO_ALL),
         (50, 2, CommunicationMethod.ALL_GATHER),
     ],

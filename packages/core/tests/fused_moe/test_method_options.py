@@ -164,7 +164,7 @@ def test_what_is_in_the_way_of_fused_launches_is_named(
 @pytest.mark.parametrize(
     ("soc", "sizes", "ranks", "tokens", "mib"),
     [
-        # DeepSeek-V3: 26 tokens are the most that fit the default.
+        # DeepSeek-V3: 26 tokens are the maximum for the default.
         (A3, RoutedSizes(7168, 256, 8), 16, 26, 200),
         (A3, RoutedSizes(7168, 256, 8), 16, 512, 3840),
         (A2, RoutedSizes(7168, 256, 8), 16, 56, 200),

@@ -188,7 +188,7 @@ def test_zero_experts_return_their_token_and_the_others_get_its_rows(
     torch.testing.assert_close(found.float(), weights.masked_fill(is_zero, 0), **tolerance)
     share = (x.float() * (weights * is_zero).sum(-1, keepdim=True)).to(dtype)
     torch.testing.assert_close(zero.zero_expert_output.cpu(), share, **tolerance)
-    assert zero.zero_expert_output is None  # it is of one step
+    assert zero.zero_expert_output is None  # it belongs to one step
 
 
 def routed(
@@ -264,7 +264,7 @@ def test_the_expert_stage_equals_its_definition(
 def test_a_limit_caps_gates_and_clips_factors(device: torch.device):
     stage = Stage()
     x, weights, ids = routed_tokens(23)
-    limit = 0.5  # which about half of the numbers pass
+    limit = 0.5  # about half of the values exceed it
     whole = stage.on_device(0, NUM_EXPERTS)
     experts = dataclasses.replace(whole, limit=limit)
     assert not experts.has_fused_op(torch.float32)
@@ -305,5 +305,5 @@ def test_a_token_that_is_not_a_number_stays_alone(
     dirty = run()
     others = torch.arange(11) != 7
     assert clean.isfinite().all()
-    # It goes to other experts, and a product over more rows may sum in another order.
+    # Its experts differ, and a product over more rows may sum in another order.
     torch.testing.assert_close(dirty[others], clean[others], atol=1e-6, rtol=1e-5)

@@ -93,7 +93,7 @@ def test_replayed_steps_give_the_bits_of_eager_ones(
     for block in (eager, captured):
         block.run([("a", 40), ("b", 127), ("c", 20)])
     replayed = GraphBlock(captured, num_requests=4, query_len=query_len)
-    replayed.run(None, CUDAGraphMode.NONE)  # what is made once is made outside of the capture
+    replayed.run(None, CUDAGraphMode.NONE)  # shared tensors are created outside the capture
     set_cudagraph_capturing_enabled(True)
     replayed.run(None)
     set_cudagraph_capturing_enabled(False)

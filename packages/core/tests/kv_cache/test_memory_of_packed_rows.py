@@ -61,7 +61,7 @@ def test_rows_of_a_group_lie_apart_and_in_their_block(
             pool.zero_()
             for name in group.layer_names:
                 own = caches[name].rows[rows_of(caches[name], layers[name], block, size)]
-                assert not own.any(), name  # of no layer before it
+                assert not own.any(), name  # of an earlier layer
                 own.fill_(1)
             written = pool.any(dim=1).nonzero().flatten().tolist()
             assert written == [block]
@@ -75,7 +75,7 @@ def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(
     memory = KVCacheMemory(device, layers, parts)
     memory.allocate(config, [BLOCK_SIZE] * len(config.kv_cache_groups), {})
     parts[0][1].fill_(7)
-    parts[0][2].copy_(parts[0][1])  # as vLLM copies blocks of parts
+    parts[0][2].copy_(parts[0][1])  # as vLLM copies blocks with parts
     memory.zero_block_ids([1])
     sums = parts[0].eq(7).all(dim=1).cpu().nonzero().flatten().tolist()
     assert sums == [2]

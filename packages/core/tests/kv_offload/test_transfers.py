@@ -58,8 +58,8 @@ def test_loaded_blocks_have_the_stored_bytes(blocks_per_chunk: int):
     )
     worker = HostOffloadingWorker(caches, blocks_per_chunk, slabs=[2, 4, 1, 6])
     stored, loaded = [4, 5, 6, 9, 2, 20, 21], [11, 1, 0, 3, 7, 8, 12]
-    # Of the first group blocks 0 to 3 of a request, of the second 1 to 3: from the middle of a
-    # chunk where chunks have several.
+    # Blocks 0 to 3 of a request in the first group, 1 to 3 in the second: the start is inside a
+    # chunk if chunks have several blocks.
     sizes, firsts = [4, 3], [0, 1]
     chunks = [
         -(-(first % blocks_per_chunk + n) // blocks_per_chunk)

@@ -53,7 +53,7 @@ def test_a_seal_does_not_hold_for_other_tokens_or_a_page_in_part(
     torch.npu.synchronize()
     pages.seal(blocks, DIGESTS)
     assert pages.sealed(blocks, DIGESTS).all()
-    # Whole pages, of another prompt.
+    # Whole pages of another prompt.
     assert not pages.sealed(blocks, DIGESTS.roll(1)).any()
     size = pages.rows.shape[1] - SEAL_BYTES
     half = pages.rows[5, size // 2 : size].clone()

@@ -61,7 +61,7 @@ def test_a_step_fetches_what_is_chosen_for_its_size(
         step.begin()
         scheduler.asked.append(f"{num_tokens}")
     assert fetched == [20, 10, 18, 10]
-    # A step that fetches nothing leaves the other stream alone, as a captured graph needs it.
+    # A step without prefetch does not use the other stream, as a captured graph requires.
     assert scheduler.asked == ["start", "4", "8", "start", "16"]
     assert [step.fetches(num_tokens) for num_tokens in (4, 8, 16)] == [True, False, True]
 

@@ -17,7 +17,7 @@ from vllm_davinci.core.layers.residual_streams import (
     doubly_stochastic,
 )
 
-# A sum of 8-bit mantissas that is rounded once, where transformers rounds weights and products too.
+# A sum of 8-bit mantissas rounded once; transformers also rounds weights and products.
 TOLERANCE = {
     torch.float32: {"atol": 2e-5, "rtol": 2e-5},
     torch.bfloat16: {"atol": 6e-2, "rtol": 3e-2},
@@ -36,7 +36,7 @@ def configuration(model_type: str) -> Any:
         hc_mult=4,
         hidden_size=48,
         hc_sinkhorn_iters=20,
-        hc_eps=1e-3,  # large enough that leaving one out is seen
+        hc_eps=1e-3,  # large enough to detect a missing one
         rms_norm_eps=1e-3,
         hc_magnitude=2.0,
     )

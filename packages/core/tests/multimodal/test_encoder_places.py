@@ -27,5 +27,5 @@ def test_a_definition_that_reads_the_mask_gets_it():
     assert takes_places(common)
     assert not takes_places(own)
     assert not takes_places(torch.nn.Linear(1, 1))
-    common._has_oov_mm_tokens = True  # whose masked ids become 0
+    common._has_oov_mm_tokens = True  # masked ids become 0
     assert not takes_places(common)

@@ -66,7 +66,7 @@ def on_host(result: Result) -> Result:
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_what_the_host_knows_is_the_same_and_waits_for_nothing(work: Callable[[], Result]):
     expected = work()
-    features()  # the first use of the device
+    features()  # the device's first use
     with HostValues(NPU), counted() as counts:
         found = work()
     assert (counts.synchronizations, counts.copies_to_host) == (0, 0)

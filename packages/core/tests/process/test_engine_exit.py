@@ -119,6 +119,6 @@ def test_an_engine_that_a_signal_ends_leaves_no_semaphore(name: str, leaks: bool
         timeout=120,
         check=False,
     )
-    assert done.returncode == 256 - signal.SIGTERM, done.stderr  # of a child that a signal ended
+    assert done.returncode == 256 - signal.SIGTERM, done.stderr  # of a child ended by a signal
     assert "2/2" in done.stderr
     assert ("leaked semaphore" in done.stderr) is leaks

@@ -113,7 +113,7 @@ def test_the_log_says_whether_a_key_is_needed(
     lines: list[str] = []
     monkeypatch.setattr(middleware.logger, "info", lines.append)
     inner = [Middleware(AuthenticationMiddleware, tokens=tokens)] if tokens else []
-    # As vLLM builds it: what is added later stands outside.
+    # In vLLM's order: a middleware added later is outside.
     app = Starlette(middleware=[Middleware(AccessNotice), Middleware(CauseInErrors), *inner])
     assert TestClient(app).get("/v1/models").status_code == (401 if tokens else 404)
     (line,) = lines

@@ -45,7 +45,7 @@ def says(words):
 
 says("Launching 1 data parallel engine(s) in headless mode, with head node address tcp://h:1.")
 """
-# By both clocks: records of Ray, where it is installed, have their times from the second.
+# Uses both clocks: Ray's records, if installed, have times of the second.
 LATER = """
 import time
 at, at_ns = time.time, time.time_ns
@@ -75,20 +75,20 @@ STATUSES = {
         f"{HEADLESS}\nsays('Waiting up to 5 seconds')\nsays('Shutting down.')",
         0,
     ),
-    # A program that uses an engine decides itself what follows from its death.
+    # A program that uses an engine decides what follows its death.
     "not_a_server": (f"{DIES_ACCORDING_TO_WAITER}", 0),
 }
 REPORTS = {
     "death_not_told": (DIES_ACCORDING_TO_WAITER, True),
     "death_told": (f"{IS_TOLD}\n{DIES_ACCORDING_TO_WAITER}", False),
 }
-# What comes before the handler is there, and after.
+# Output before and after the handler is present.
 PROGRAMS = {
     **{name: (QUIET, program) for name, (program, _) in STATUSES.items()},
     **{name: ("", program) for name, (program, _) in REPORTS.items()},
 }
 
-# One interpreter imports vLLM; each program runs in a fork of it, which ends as interpreters do.
+# One interpreter imports vLLM; each program runs in a fork that ends as an interpreter does.
 RUN_EACH = """
 import gc, json, logging, os, sys, tempfile
 import vllm.entrypoints.launchers.launcher
@@ -166,7 +166,7 @@ def _python_handles_interrupts() -> Iterator[None]:
 
 
 def test_an_interrupt_is_still_an_interrupt(monkeypatch: pytest.MonkeyPatch):
-    # As in a user's own process; this one may be a fork that runs a part of the tests.
+    # As in a user's process; this one may be a fork that runs a part of the tests.
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
     shutdown.take_over_signals(0)
     shutdown.take_over_signals(0)
@@ -218,8 +218,8 @@ class Passing:
 
 
 def test_who_tells_holds_nothing_but_the_clients():
-    # The interpreter ends around a thread that still runs, with all that its frames hold: libraries
-    # that list what was never freed would list everything.
+    # The interpreter ends while a thread still runs and holds its frames: libraries that list
+    # unfreed objects would list everything.
     client = SyncMPClient.__new__(SyncMPClient)
     resources = Resources()
     client.resources, client.outputs_queue, client.utility_results = resources, queue.Queue(), {}

@@ -51,7 +51,7 @@ def test_static_layers_equal_the_integer_definition(layer: type[LinearBase], dty
     made = single("W8A8", dtype, layer)
     fill(made, export)
     prepare(made)
-    x = inputs(dtype) * 3  # some values leave the range
+    x = inputs(dtype) * 3  # some values exceed the range
     assert torch.equal(made(x.npu()).cpu(), export.static(x))
 
 
@@ -116,7 +116,7 @@ def test_tokens_do_not_depend_on_their_neighbours(kind: str):
     disturbed = made(x.npu()).cpu()
     others = [0, 1, 2, 4, 6, 7, 8]
     assert torch.equal(disturbed[others], sane[others])
-    if kind == "W8A8_DYNAMIC":  # the token's own scale carries it on
+    if kind == "W8A8_DYNAMIC":  # the token's own scale propagates it
         assert not disturbed[[3, 5]].isfinite().any()
 
 

@@ -16,7 +16,7 @@ from vllm_davinci.core.quantization.rotation import (
     refuse_heads_of_rotated_models,
 )
 
-# As ModelSlim writes them: of GLM-5, and of other rotated models.
+# ModelSlim's format, for GLM-5 and for other rotated models.
 WITH_MATRIX = {"is_rot_used": True}
 ROTATED = {"optional": {"quarot": {"rotation_map": {"global_rotation": "quarot.safetensors"}}}}
 TENSORS = {"model.layers.0.mlp.up_proj.weight": "W8A8"}

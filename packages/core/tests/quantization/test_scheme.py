@@ -26,7 +26,7 @@ from vllm_davinci.core.quantization.scheme import (
 )
 from vllm_davinci.core.quantization.tensors import INT8_WEIGHT
 
-# Other tests of the same process register schemes of their own.
+# Other tests of the process register schemes.
 OURS = sorted(name for name in SCHEMES if SCHEMES[name].__module__.startswith("vllm_davinci.core."))
 
 
@@ -54,7 +54,7 @@ def test_a_scheme_without_a_method_is_an_error_and_no_other_scheme():
     register()
     with pytest.raises(UnsupportedFeatureError, match=r"^p is W8A8_NEW.*linear_method") as error:
         build("p", Unfinished.name)
-    assert "W8A8_DYNAMIC" in str(error.value)  # what to export instead
+    assert "W8A8_DYNAMIC" in str(error.value)  # the alternative to export
     with pytest.raises(UnsupportedFeatureError, match="experts_method"):
         Unfinished().experts(None, "experts", LayerSettings())  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFeatureError, match=r"\(floats\)"):

@@ -227,11 +227,11 @@ def test_asymmetric_activations_of_compressed_tensors_are_as_close_as_their_step
     if has_bias:
         layer.bias.data.copy_(bias)
     layer.quant_method.process_weights_after_loading(layer)
-    # All on one side of zero: a symmetric rounding of these has twice the step.
+    # All values have one sign: symmetric rounding would have twice the step.
     x = torch.rand(6, 64, generator=g).half() + 1
     step = (x.amax(1) - x.amin(1).clamp_max(0)).float() / 255
     exact = x.double() @ (weight.double() * scale.double()).t() + (bias if has_bias else 0)
-    # Every input is off by half a step at most; their sum has errors of both signs.
+    # Every input has an error of at most half a step; errors in the sum have both signs.
     allowed = 0.5 * step[:, None] * (weight.float() * scale).norm(dim=1) + exact.abs() * 2**-10
     error = (layer(x.npu()).cpu().double() - exact).abs()
     assert (error < allowed).float().mean() > 0.9

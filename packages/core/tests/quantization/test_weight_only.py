@@ -57,7 +57,7 @@ class Exported:
         half = 8 if kind == "W4A16" else 128
         groups = columns // group_size if group_size else 1
         self.integers = torch.randint(-half, half, (out, columns), generator=g, dtype=torch.int8)
-        # Powers of two: no product is rounded, and the order of a sum shows in nothing.
+        # Powers of two: products are not rounded, and sums do not depend on the order.
         self.scale = 2.0 ** torch.randint(-8, -5, (out, groups), generator=g)
         zeros = torch.randint(-half, half, (out, groups), generator=g).float()
         self.offset = torch.zeros_like(zeros) if is_symmetric else zeros

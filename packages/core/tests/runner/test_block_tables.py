@@ -47,9 +47,9 @@ def test_rows_follow_what_has_changed_since_the_step_before():
     before = ours.gather(slots, 2)[0]
     assert before[:, 0].tolist() == [4, 5]
     assert ours.gather(slots, 2)[0].data_ptr() == before.data_ptr()
-    ours.append_block_ids(2, ([6],), overwrite=True)  # another request took its place
+    ours.append_block_ids(2, ([6],), overwrite=True)  # another request replaced it
     assert ours.gather(slots, 2)[0][:, 0].tolist() == [4, 6]
-    ours.get_dummy_block_tables(2)  # an idle step in between
+    ours.get_dummy_block_tables(2)  # after an idle step
     assert ours.gather(slots, 2)[0][:, 0].tolist() == [4, 6]
 
 

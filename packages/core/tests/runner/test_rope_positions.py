@@ -28,7 +28,7 @@ def test_positions_are_those_of_the_prompt_and_then_go_on_by_one(step_of: Callab
     # A decode, a prompt's last part, a first part, and a prompt that begins again.
     slots, computed, lengths = [3, 0, 4, 1], [25, 12, 0, 5], [1, 8, 6, 3]
     state.step = step_of(slots, computed, lengths, [20] * 4)
-    state.prepare_positions(*[torch.zeros(0)] * 4)  # as it is on the device
+    state.prepare_positions(*[torch.zeros(0)] * 4)  # as on the device
     written = state.get_positions(sum(lengths)).cpu()
     expected = []
     for slot, first, length in zip(slots, computed, lengths, strict=True):

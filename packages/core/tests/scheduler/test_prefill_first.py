@@ -67,7 +67,7 @@ def test_no_more_requests_run_than_there_are_slots(serve: Callable[..., Served])
 
 
 def test_below_the_watermark_a_prompt_is_passed_over(serve: Callable[..., Served]):
-    # 20 blocks, one of which is never given away, 4 to be kept: 19 are free.
+    # 20 blocks, one of them never assigned, 4 reserved: 19 are free.
     served = serve(21, section={"watermark": 0.2}, max_num_batched_tokens=2048)
     served.add("a", 10 * BLOCK)
     assert served.step() == {"a": 10 * BLOCK}
@@ -98,7 +98,7 @@ def test_a_decode_without_a_block_preempts_the_last_request(serve: Callable[...,
     served.add("a", 3 * BLOCK, max_tokens=BLOCK)
     served.add("b", 3 * BLOCK, max_tokens=4)
     assert served.step() == {"a": 3 * BLOCK, "b": 3 * BLOCK}
-    assert served.step() == {"a": 1}  # which takes what had been b's
+    assert served.step() == {"a": 1}  # which takes b's former block
     assert served.waiting() == ["b"]
     served.run()
     assert served.tokens == {"a": BLOCK, "b": 4}
@@ -246,7 +246,8 @@ def test_any_load_is_served(seed: int, serve: Callable[..., Served]):
     for step in served.steps:
         assert sum(step.values()) <= 1024
         assert len(step) <= 6
-        # A prompt of one token looks like a decode, and so does one that is cached but for one.
+        # A prompt of one token looks like a decode, and so does one whose last token alone is not
+        # cached.
         assert len({count > 1 for name, count in step.items() if name in computed}) <= 1 or (
             min(step.values()) == 1
         )

@@ -47,7 +47,7 @@ def test_steps_of_equal_rows_have_a_graph_and_others_none():
     assert made.plan_first(common([9, 20], [4, 4])) == DraftPass(True, 4, 4)
     assert made.plan_first(common([9, 20], [4, 3])) is None
     assert made.plan_first(common([9, 20], [9, 20])) is None  # prefills
-    assert made.plan_first(common([9] * 5, [4] * 5)) is None  # no graph holds five
+    assert made.plan_first(common([9] * 5, [4] * 5)) is None  # no graph has size five
     assert made.plan_next(1) == DraftPass(False, 1, 1)
     assert made.plan_next(3) == DraftPass(False, 4, 1)
     assert made.plan_next(5) is None

@@ -16,7 +16,7 @@ from vllm_davinci.core.spec_decode.host_counts import RejectedDrafts, count_reje
 REQUESTS = ["a", "b", "c"]
 BEFORE = {"b": 0, "a": 1, "gone": 2}
 NUM_DRAFTS = np.array([3, 2, 1, 0])
-TOKENS = [1, 3, 1, 0]  # of the step before: one of b's, all of a's
+TOKENS = [1, 3, 1, 0]  # of the previous step: one of b's, all of a's
 
 
 def buffer(values: list[int]) -> CpuGpuBuffer:
@@ -69,7 +69,7 @@ def test_slots_are_those_of_the_tokens_there_are():
         exact = slots(of, rejected)
     assert optimistic == [128 + 10, 7 * 128 + 1, 9 * 128 + 5]
     assert exact == [128 + 10, 6 * 128 + 126, 9 * 128 + 5]
-    assert slots(of, rejected) == optimistic  # nothing of it is left for the next step
+    assert slots(of, rejected) == optimistic  # nothing remains for the next step
 
 
 def test_the_device_copies_from_memory_that_nobody_writes():

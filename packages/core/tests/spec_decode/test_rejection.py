@@ -16,7 +16,7 @@ from vllm_davinci.core.spec_decode.rejection import REJECTED
 from vllm_davinci.vnpu import _C
 
 VOCABULARY = 7
-COUNTS = [3, 0, 1, 4, 2, 4]  # drafts of each request
+COUNTS = [3, 0, 1, 4, 2, 4]  # number of drafts per request
 NUM_DRAFTS = sum(COUNTS)
 LONGEST = max(COUNTS)
 
@@ -105,7 +105,7 @@ def test_random_drafts_are_kept_by_the_ratio_of_probabilities(has_draft_probs: b
     draft = (3 * torch.rand(NUM_DRAFTS, VOCABULARY, generator=generator)).softmax(dim=1)
     target[0, 0] = 0.0
     drafts = torch.randint(VOCABULARY, (NUM_DRAFTS,), generator=generator, dtype=torch.int32)
-    drafts[0], drafts[4] = 0, REJECTED  # one that the target never takes, one that is padding
+    drafts[0], drafts[4] = 0, REJECTED  # one that the target never accepts, one that is padding
     uniform = torch.rand(NUM_DRAFTS, generator=generator, dtype=torch.float64)
     uniform[0] = 0.0
     recovered = torch.randint(VOCABULARY, (NUM_DRAFTS,), generator=generator, dtype=torch.int32)
@@ -179,7 +179,7 @@ def test_values_of_requests_are_those_of_their_drafts():
 # --- through vLLM's sampler --------------------------------------------------------------------
 
 DRAWS = 20_000
-# Of chi-square with 2 * 5 - 1 degrees of freedom: the value that one draw in 100 exceeds.
+# Chi-square with 2 * 5 - 1 degrees of freedom: one draw in 100 exceeds this value.
 LIMIT = 42.98  # 24 degrees of freedom, of 25 pairs of tokens
 CHOICES = 5
 
@@ -234,12 +234,12 @@ def test_two_tokens_are_distributed_as_the_target_would_draw_them(
         bonus.to(torch.int32).npu(),
         random_metadata(DRAWS),
     ).cpu()
-    # Where the draft was not kept, the next step draws the second token.
+    # If the draft was rejected, the next step draws the second token.
     recovered = output[:, 0].to(torch.int64)
     drawn = torch.multinomial(after[recovered], 1, generator=generator).squeeze(1)
     second = torch.where(output[:, 1] == REJECTED, drawn, output[:, 1].to(torch.int64))
     if not has_draft_probs:
-        # A draft that counts as certain is kept as often as the target takes it.
+        # A draft with probability 1 is accepted with the target's probability.
         kept = (output[:, 1] != REJECTED).float().mean()
         assert kept == pytest.approx(float((draft * first).sum()), abs=0.02)
     observed = torch.bincount(recovered * CHOICES + second, minlength=CHOICES**2)

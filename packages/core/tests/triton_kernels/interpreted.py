@@ -235,7 +235,7 @@ def penalties(draw: Draw) -> Iterator[Launch]:
 
 
 def bad_words(draw: Draw) -> Iterator[Launch]:
-    few = 3  # kinds of tokens, so that many words match
+    few = 3  # few kinds of tokens, so that many words match
     words, most = draw.ints(0, few, SLOTS, 24), 5
     lengths = draw.ints(1, 4, SLOTS, most)
     offsets = torch.zeros(SLOTS, most + 1, dtype=torch.int32)
@@ -255,7 +255,7 @@ def bias(draw: Draw) -> Iterator[Launch]:
     allowed, biased, stops = tokens(8), tokens(8), tokens(4)
     num_allowed = draw.ints(0, 9, SLOTS)
     num_allowed[::2] = 0
-    stops[1::2, :3] = allowed[1::2, :3]  # where these are all that is allowed, none is left
+    stops[1::2, :3] = allowed[1::2, :3]  # if these are all allowed tokens, none is left
     num_allowed[1::4] = 3
     for checks in (False, True):
         given = (draw.logits(), VOCABULARY, VOCABULARY, draw.slot_of_row)
@@ -341,7 +341,7 @@ def rows_of_a_draft_model(draw: Draw) -> Iterator[Launch]:
 
 def ngram_scan(draw: Draw) -> Iterator[Launch]:
     for shortest, longest, rounded in ((1, 1, 1), (2, 4, 4), (3, 5, 8)):
-        tokens, lengths = draw.tokens % 3, draw.ints(1, LONGEST + 1, SLOTS)  # many stand twice
+        tokens, lengths = draw.tokens % 3, draw.ints(1, LONGEST + 1, SLOTS)  # many occur twice
         scratch = torch.zeros(SLOTS, 4, dtype=torch.int64)
         given = (tokens, LONGEST, draw.slots, lengths, draw.ints(0, 2, draw.num_reqs))
         given += (scratch, 4, LONGEST, shortest, longest, rounded, 16)
@@ -538,7 +538,7 @@ def compact_sampling_mask(draw: Draw) -> Iterator[Launch]:
         yield Launch((num_rows,), given, options)
 
 
-# Kernel -> draws launches of it.
+# Kernel -> function that draws its launches.
 CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{RUNNER}.{module}._{draws.__name__}_kernel": draws
     for module, of_module in {

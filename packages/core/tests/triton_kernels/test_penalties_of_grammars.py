@@ -23,7 +23,7 @@ def test_a_grammar_excludes_what_it_does_not_take(rows: list[int]):
     generator = torch.Generator().manual_seed(len(rows))
     starts = torch.zeros(len(rows) + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(rows).cumsum(0)
-    # Of every other request: a mask for each row, and one for a row that was given up.
+    # For every other request: a mask for each row, and one for an abandoned row.
     places = [
         (request, place) for request in range(0, len(rows), 2) for place in range(rows[request] + 1)
     ]

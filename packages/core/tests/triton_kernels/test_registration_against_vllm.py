@@ -20,11 +20,11 @@ PROGRAM = Path(__file__).with_name("interpreted.py")
 LIMIT_S = 900
 WITHOUT_DEVICE = {
     "TRITON_INTERPRET": "1",
-    "CUDA_VISIBLE_DEVICES": "",  # vLLM takes Triton for usable then, without a driver
+    "CUDA_VISIBLE_DEVICES": "",  # vLLM then considers Triton usable, without a driver
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     "VLLM_PLUGINS": "",
 }
-# Results of sums and logarithms, which have no order or library in common.
+# Results of sums and logarithms, whose order and library differ.
 TOLERANT = {"_topk_log_softmax_kernel": 2e-6, "_compute_local_logits_stats_kernel": 2e-6}
 
 
@@ -90,7 +90,7 @@ def best_score(arguments: list[Any]) -> list[torch.Tensor]:
     return [arguments[5].cpu()[: arguments[2].shape[0]].amax(dim=1)]
 
 
-# Kernels that leave more than vLLM takes: what it takes.
+# Kernels that return more than vLLM reads: the part that vLLM reads.
 TAKEN = {
     "_gumbel_sample_kernel": drawn_tokens,
     "_resample_kernel": resampled_tokens,
@@ -100,7 +100,7 @@ TAKEN = {
 }
 
 
-# The interpreter does not take their masks; definitions test them in files of their own.
+# The interpreter does not support their masks; definitions test them in separate files.
 NOT_INTERPRETED = (
     "vllm.v1.worker.gpu.structured_outputs._apply_grammar_bitmask_kernel",
     "vllm.v1.worker.gpu.spec_decode.ngram.speculator._ngram_finalize_kernel",
@@ -139,7 +139,7 @@ def test_logits_that_are_no_numbers_are_counted():
     assert counted.tolist() == [0, 2, 1]
 
 
-# The kernel of qwen3_vl is not defined here: only where Triton is usable.
+# The kernel of qwen3_vl is defined only if Triton is usable.
 @pytest.mark.parametrize("name", [*STAND_INS, *(each for each in OF_MODELS if "qwen" not in each)])
 def test_a_stand_in_has_the_kernels_parameters(name: str):
     """Kernels are launched with positional arguments: detects a release that moves one."""
@@ -148,7 +148,7 @@ def test_a_stand_in_has_the_kernels_parameters(name: str):
     function = getattr(kernel, "fn", None) or getattr(kernel, "func", kernel)
     theirs = [each.removesuffix("_ptr") for each in inspect.signature(function).parameters]
     ours = list(inspect.signature({**STAND_INS, **OF_MODELS}[name]).parameters)
-    assert ours[-1] == "_"  # options of a launch that say nothing here
+    assert ours[-1] == "_"  # launch options without meaning here
     positional = [each for each in theirs if not each.isupper()]
     assert [each for each in ours[:-1] if not each.isupper()] == positional
     assert set(ours[:-1]) <= set(theirs)

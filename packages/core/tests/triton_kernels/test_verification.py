@@ -91,7 +91,7 @@ def test_tokens_have_the_targets_distribution(knows_drafter: bool, temperature: 
     drafts = torch.stack(
         [torch.multinomial(each, REQUESTS, True, generator=generator) for each in proposed], dim=1
     )
-    if not knows_drafter:  # without its logits vLLM takes a draft for the one that there could be
+    if not knows_drafter:  # without its logits vLLM treats a draft as certain
         drafts[:] = target[:DRAFTS].argmax(dim=1)
     sampled, count = verified(target, drafter if knows_drafter else None, drafts, temperature)
     wanted = (target / temperature).softmax(dim=1)

@@ -79,7 +79,7 @@ def test_a_first_ubatch_may_be_larger():
 def test_a_cut_that_breaks_a_prefix_is_not_made():
     chosen = made()
     step = chosen.facts([128, 128])
-    # The first request has read block 1, which the second one fills, or one of its own.
+    # The first request has read block 1, which the second fills, or its own block.
     for block, reason in ((1, "prefix_dependency"), (3, "split")):
         table = np.array([[block, 2], [1, 1]])
         prefixes = CachedPrefixes([BlockIds(table, 128)], np.array([128, 0]))

@@ -92,7 +92,7 @@ def test_cuts_between_requests_lie_in_the_middle_and_as_far_from_it_as_they_may(
 def test_nothing_is_cut_where_no_step_is() -> None:
     for of in (splitter(ranks=1), splitter(min_total_tokens_to_split=10**6)):
         assert {step.first_share for step in steps(16384, 4, 8192, of)} == {None}
-    one_request = steps(4096, 1, 8192, splitter())  # which is not cut between requests
+    one_request = steps(4096, 1, 8192, splitter())  # no cut between requests
     assert [step.query_lens for step in one_request] == [(4096,), (1,)]
 
 

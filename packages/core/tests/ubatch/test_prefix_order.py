@@ -24,13 +24,13 @@ def test_prompts_without_a_common_prefix_may_be_cut_anywhere():
 
 @pytest.mark.parametrize(("cut", "is_legal"), [(4, False), (8, False), (11, False), (12, True)])
 def test_a_reader_ahead_of_the_writer_of_its_prefix_stays_with_it(cut: int, is_legal: bool):
-    # Request 0 hits block 7, which request 1 fills: its tokens 4 to 7, which are 8 to 11 here.
+    # Request 0 hits block 7, which request 1 fills: its tokens 4 to 7, here 8 to 11.
     assert in_order([[7, 2], [6, 7, 8]], [4, 0], [4, 12], cut) is is_legal
 
 
 def test_a_reader_behind_the_writer_of_its_prefix_may_be_cut_off():
     assert in_order([[6, 7, 8], [6, 9]], [0, 4], [12, 4], 12)
-    # Also inside the writer, once it has filled the block that is read.
+    # Also inside the writer, after it has filled the block.
     assert in_order([[6, 7, 8], [6, 9]], [0, 4], [12, 4], 4)
 
 

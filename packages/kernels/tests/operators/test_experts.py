@@ -186,7 +186,7 @@ def composed_w8a8(
 
 
 def near_integers(npu: torch.Tensor, expected: torch.Tensor) -> None:
-    # An activation between two integers may fall to either, which moves a sum by a hundredth.
+    # An activation halfway between two integers may round either way, which changes a sum by 1 %.
     limit = 0.02 * float(expected.abs().max())
     torch.testing.assert_close(npu.cpu(), expected, rtol=0.02, atol=limit)
 

@@ -42,7 +42,7 @@ def test_it_equals_its_composition_and_its_definition(
     defined = operators.mla_preprocess_w8a8(*on_host, num_decode_tokens)
     assert [ours is None for ours in found] == [ours is None for ours in defined]
     check_equal((*found, *block.caches), (*other.composed(num_decode_tokens), *other.caches))
-    if found[0] is not None:  # a float product, which the device may sum in another order
+    if found[0] is not None:  # a float product, whose sums may have another order on the device
         near(found[0], defined[0])
     check_equal((*found[1:], *block.caches), (*defined[1:], *on_host[17:19]))
     assert all(bool(ours.any()) for ours in found if ours is not None)
@@ -102,7 +102,7 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
         return wide[..., ::2]
 
     viewed = [
-        # The product of integers takes none, and the caches are written in place.
+        # The integer product does not support it, and caches are written in place.
         inside(a) if isinstance(a, Tensor) and a.dtype != torch.int8 and not 17 <= index < 19 else a
         for index, a in enumerate(block.arguments())
     ]

@@ -113,7 +113,7 @@ def test_a_captured_stage_runs_again_on_new_inputs() -> None:
     stream.wait_stream(torch.npu.current_stream())
     graph = torch.npu.NPUGraph()
     with torch.npu.stream(stream):
-        ops.mla_preprocess(*block.arguments(), 5)  # looks its functions up
+        ops.mla_preprocess(*block.arguments(), 5)  # it looks up the functions
         graph.capture_begin()
         captured = ops.mla_preprocess(*block.arguments(), 5)
         filler = [torch.full((64, 1024), 7.0, device="npu") for _ in range(4)]

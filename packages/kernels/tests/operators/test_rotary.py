@@ -41,7 +41,7 @@ def test_query_and_key_turn_by_their_position(
     launched = torch_npu.npu_mrope(
         *inputs,
         head_size,
-        mrope_section=[0, 0, 0],  # the default is read after it is gone
+        mrope_section=[0, 0, 0],  # the default is read after the variable is removed
         rotary_mode="half" if is_neox_style else "interleave",
     )
     defined = operators.rotary_embedding(positions, query, key, table, head_size, is_neox_style)

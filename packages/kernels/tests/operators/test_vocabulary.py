@@ -24,7 +24,7 @@ def test_shares_sum_to_the_embedding(
         share = table[rank * per_rank : (rank + 1) * per_rank]
         if not len(share):
             continue
-        # A share is padded, as vLLM pads it; padding belongs to no token.
+        # A shard is padded as in vLLM; padding belongs to no token.
         padded = torch.cat([share, torch.full((per_rank - len(share), 8), torch.nan)]).to(dtype)
         part = ops.vocab_parallel_embedding(
             ids.npu(), padded.npu(), rank * per_rank, len(share)

@@ -41,7 +41,7 @@ REPORT = {
             "63 tokens of decodes and a prompt, cut at 50%": 1 << 29,
         },
     },
-    # Two prompts in pieces beside the first one's tokens, then tokens alone.
+    # Two chunked prompts beside the first one's decodes, then decodes alone.
     "steps": [step([64], 9, 8), step([1, 63], 7, 6), step([1, 1], 3, 2), step([1, 1], 5, 4)],
 }
 
@@ -76,7 +76,7 @@ def test_a_reason_is_the_last_word(log: str, reason: str) -> None:
         ("", "no sinks", False),
         ("sinks", "attention sinks not supported", True),
         ("sinks", "too large", False),
-        ("sinks", None, False),  # it starts by now: the row says otherwise
+        ("sinks", None, False),  # it starts now, contrary to the row
     ],
 )
 def test_a_row_says_what_is_to_come_of_it(

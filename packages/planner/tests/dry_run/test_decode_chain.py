@@ -60,7 +60,7 @@ def test_each_size_has_its_time_by_its_tokens(drafts: int):
     assert chain.durations(engine, engine, [1, 4, 16]) == {
         size * (1 + drafts): StepTime(size, 10 * size, 6 * size) for size in (1, 4, 16)
     }
-    assert not engine.context  # nobody is left for the next chain
+    assert not engine.context  # no request is left for the next chain
 
 
 def test_short_requests_have_shorter_prompts_and_then_fewer_sizes():

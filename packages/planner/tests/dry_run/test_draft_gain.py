@@ -73,7 +73,7 @@ def test_requests_end_in_groups_of_which_each_size_is_left(asked: list[list[str]
     outputs = next(each for each in asked[0] if each.startswith("--output-tokens="))
     lengths = [int(number) for number in outputs.partition("=")[2].split(",")]
     assert len(lengths) == 6 and lengths == sorted(lengths, reverse=True)
-    # Groups that end together: one, then two, four and six are left.
+    # Groups that end together leave one, two, four and six requests.
     assert [lengths.count(each) for each in sorted({*lengths}, reverse=True)] == [1, 1, 2, 2]
 
 

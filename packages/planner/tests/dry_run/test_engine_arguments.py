@@ -11,7 +11,7 @@ from vllm_davinci.planner.errors import DryRunError
 from vllm_davinci.vnpu.timing import load_machine
 
 TINY_LLAMA = Path(__file__).parents[4] / "checkpoints" / "tiny_llama"
-MODEL = f"--model={Path(__file__).parent}"  # nothing is asked of a hub
+MODEL = f"--model={Path(__file__).parent}"  # nothing is requested from a hub
 PUBLISHED = (
     "--headless --data_parallel_size 4 --data-parallel-size-local 2 -dpr 2 --port 8006 "
     "--data_parallel_address=10.0.0.1 --data-parallel-rpc-port 13389 -tp=2 --max_num_seqs 8 "
@@ -32,7 +32,7 @@ def test_a_published_command_is_taken_and_what_does_nothing_is_named(
     found = arguments_of(*PUBLISHED.split())
     assert found.world_size == 8
     assert (found.layout.data_parallel_size, found.max_num_seqs) == (4, 8)
-    # Nothing of where other ranks are reaches the engine, which would look for them.
+    # The engine must not get other ranks' addresses, or it would search for them.
     assert found.data_parallel_address is None
     assert found.data_parallel_size_local is None
     assert found.distributed_executor_backend is None

@@ -18,7 +18,7 @@ def test_a_number_is_the_busiest_rank_over_the_mean(routing: str, busiest: float
 
 def test_layers_of_recorded_loads_wait_for_their_busiest_ranks(tmp_path: Path) -> None:
     file = tmp_path / "loads.json"
-    # Of two ranks: 3 and 1 rows, then 1 and 5.
+    # Two ranks: 3 and 1 rows, then 1 and 5.
     file.write_text(json.dumps([[1, 2, 1, 0], [0, 1, 2, 3]]))
     assert busiest_rank(str(file), 2) == pytest.approx((3 + 5) / (2 + 3))
 
@@ -71,7 +71,7 @@ def test_an_engine_starts_one_rank_and_its_worker_knows_the_others(is_moe: bool)
     assert not engine.local_engines_only
     layout.restore(engine, is_moe)
     assert (engine.pipeline_parallel_size, engine.world_size) == (2, whole.world_size)
-    # Dense data-parallel ranks compute apart.
+    # Dense data-parallel ranks compute independently.
     assert engine.data_parallel_size == (4 if is_moe else 1)
 
 

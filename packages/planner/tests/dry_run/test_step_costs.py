@@ -70,7 +70,7 @@ def test_far_schedules_need_no_sizes_between(slower: int):
 
 
 def test_where_the_fastest_changes_the_sizes_are_near():
-    # Whole steps rise, split ones stay: they cross at 600 tokens.
+    # Whole step times rise, split ones are constant: they cross at 600 tokens.
     found = sizes_between(
         lambda way, is_split, tokens: (600 if is_split else tokens) * (1 if way == "one" else 3)
     )
@@ -91,7 +91,7 @@ def test_sequence_parallel_begins_where_all_larger_steps_gain(lost: int, first: 
     options, steps = step_costs._sharded(explored, [128, 256, 512, 1024])
     assert options["sequence_parallel.enabled"] is (first is not None)
     assert options.get("sequence_parallel.min_tokens") == first
-    assert explored.first_sharded == first  # what is modelled next follows it
+    assert explored.first_sharded == first  # the next modelled size follows it
     assert steps == [step_costs._step(explored, size) for size in (128, 256, 512, 1024)]
 
 

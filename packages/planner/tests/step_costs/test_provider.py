@@ -53,7 +53,7 @@ def test_a_file_that_came_with_the_package_is_found_where_none_was_made(
     shipped = tmp_path / "shipped" / file_name(ENGINE)
     shipped.parent.mkdir()
     write(shipped, "0123456789abcdef")
-    assert StepCostsFiles().find(ENGINE) is None  # another state of the model has made it
+    assert StepCostsFiles().find(ENGINE) is None  # made by another version of the model
     current = load_machine("ascend910c", "supernode").hash
     write(shipped, current)
     assert StepCostsFiles().find(ENGINE) == shipped
@@ -70,7 +70,7 @@ def test_files_of_the_package_have_the_names_of_their_engines():
         assert content["deployment"] in all_deployments()
         assert content["steps"] and content["decodes"]
         fastest = [min(row["by_method"].values()) for row in content["decodes"]]
-        # More requests never take much less: each reads the weights that fewer read, too.
+        # More requests never take much less time: they read all weights that fewer read.
         assert all(more > 0.95 * fewer for fewer, more in pairwise(fastest)), file.name
 
 

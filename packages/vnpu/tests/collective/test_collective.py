@@ -4,7 +4,7 @@ import pytest
 
 from vllm_davinci_testing.processes.ranks import check_ranks
 
-# Every rank knows what all ranks put in, so it can compute what must come out.
+# Every rank knows all inputs, so it can compute the expected result.
 EVERY_COLLECTIVE = """
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 WHOLES = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -270,7 +270,7 @@ def test_a_captured_collective_runs_at_every_replay() -> None:
 
 
 def test_ranks_share_memory_that_has_no_name_to_leave_behind() -> None:
-    # The kernel frees such memory with the last process that maps it, however that process ends.
+    # The kernel frees such memory when the last process that maps it ends.
     for text in check_ranks(
         """
         dist.all_reduce(torch.ones(8).npu())

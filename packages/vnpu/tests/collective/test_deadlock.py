@@ -8,7 +8,7 @@ import pytest
 from vllm_davinci_testing.processes.forked import Ended
 from vllm_davinci_testing.processes.ranks import check_ranks, program_of, run_ranks
 
-# Two groups of the same ranks, both in use, and a way to see how a step ends.
+# Two groups of the same ranks, both in use, and a way to observe a step's end.
 TWO_GROUPS = """
 first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
 x, y = torch.ones(8).npu(), torch.ones(8).npu()
@@ -96,7 +96,7 @@ def test_two_groups_in_crossed_order_are_a_deadlock(kind: str, schedule: str) ->
     zero = lines_of(program, "zero waits", "zero holds")
     one = lines_of(program, "one waits", "one holds")
     assert all(float(text.split()[0]) < 10.0 for text in raised_by(ended))
-    # Who finds it prints it; the other one may find it as well.
+    # The rank that finds it prints it; the other may find it too.
     reports = "".join(each.output for each in ended).split("vnpu: deadlock of two groups")[1:]
     assert reports
     for report in reports:

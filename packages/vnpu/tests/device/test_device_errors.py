@@ -74,7 +74,7 @@ print(acl.aclrtGetLastError(0), acl.aclrtGetLastError(0))
 
 @pytest.mark.refused_calls
 def test_a_refused_operator_leaves_the_last_error_of_the_runtime_alone() -> None:
-    # torch_npu asks for it after such a refusal, and would report it instead.
+    # torch_npu requests it after such a refusal, and would report it instead.
     lines = output_of(
         RUNTIME
         + """
@@ -153,8 +153,8 @@ print(fill(first), acl.aclrtSynchronizeStream(first))
         VNPU_SCHEDULE=schedule,
         VNPU_WAIT_LIMIT="20",
     )
-    # What waits for the event has nothing to work on. The host may have come before the end of the
-    # tasks or after it: it is told.
+    # The waiting tasks have no input. The host may have reached the end of the tasks or not: it
+    # gets the error.
     assert lines == ["507046", "0 107000", "[107023] 107023 107023", "0 0"]
 
 

@@ -111,7 +111,7 @@ def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
         assert answers(ended) == expected, f"{plan}: no answer and no error\n{outputs}"
         return
     failed = [each for each in ended if each.status != 0]
-    # Before the group is whole it is torch that names the rank that it misses.
+    # Before the group is complete, torch names the missing rank.
     named = ("VNPU_FAULTS", "rank 0", "rank 1")
     assert all(any(name in each.output for name in named) for each in failed), outputs
 
@@ -195,7 +195,7 @@ def test_a_failure_that_is_caught_leaves_memory_and_descriptors_as_they_were(
 ) -> None:
     expected, points = caught
     assert points <= POINTS_CAUGHT
-    plan = f"point@{points // 2 + point}={action}"  # of the later passes, up to the last one
+    plan = f"point@{points // 2 + point}={action}"  # of the later passes, until the last
     ended = run_alone(CAUGHT, VNPU_FAULTS=plan, VNPU_WAIT_LIMIT="10")
     check_outcome([ended], expected, plan)
     if "caught" in ended.stdout and ended.status == 0:

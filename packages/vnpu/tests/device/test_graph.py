@@ -102,7 +102,7 @@ def test_synchronising_a_capturing_stream_is_an_error() -> None:
         capture()
 
 
-# --- what a capture does not allow ----------------------------------------------------------------
+# --- calls that a capture refuses -----------------------------------------------------------------
 
 REFUSED = {
     "asking whether a captured event is done": (

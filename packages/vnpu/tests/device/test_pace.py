@@ -33,7 +33,7 @@ def milliseconds(schedule: str, pace: str) -> tuple[int, int]:
 def test_streams_sleep_side_by_side_with_a_thread_each():
     launch, whole = milliseconds("threads", "aclnnM=1000,aclnnMm=50000,all_reduce=9000000")
     assert whole >= 400
-    # One after the other it would be 800. The launches do not wait for the device.
+    # In series it would be 800. The launches do not wait for the device.
     assert whole < 700
     assert launch < 300
 

@@ -35,7 +35,7 @@ for _ in range(3):
     x = x * 0.5
 print("answer", float(x.sum().cpu()))
 """
-# The runtime alone: torch's imports take the most of a program's time.
+# Only the runtime, because torch's imports take most of a program's time.
 FILLING = """
 import ctypes
 acl = ctypes.CDLL("libascendcl.so")
@@ -111,7 +111,7 @@ def test_a_wait_whose_clock_jumps_ends_with_the_limit_that_it_names() -> None:
     begin = time.monotonic()
     ended = run(
         FILLING,
-        # A second more at each reading: the limit's 600 s pass while the clock is read so often.
+        # Each reading adds a second: the limit's 600 s pass by reading the clock.
         "launch:memory fill@1=async:hang;clock:monotonic@1+=jump:1s",
         VNPU_WAIT_LIMIT="600",
     )
@@ -152,8 +152,8 @@ def test_a_program_without_memory_or_descriptors_answers_rightly_or_fails(
     name: str, part: int, calls_of_device: dict[str, int]
 ) -> None:
     calls = calls_of_device[name]
-    # From somewhere on, as where the machine has no more; the later half of the calls is torch's
-    # and the device's.
+    # From one call on, as when the machine has no more; torch and the device make the later half of
+    # the calls.
     first = max(1, calls - calls * part // PARTS // 2 - 1)
     ended = run(DEVICE, f"host:{name}@{first}+={'ENOMEM' if name == 'malloc' else 'EMFILE'}")
     if ended.returncode == 0:

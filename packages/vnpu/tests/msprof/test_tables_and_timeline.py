@@ -110,7 +110,7 @@ def test_a_damaged_profile_and_what_is_none_are_named(
 
 
 def test_the_help_offers_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    # torch_npu asks for `--type`, and for a database beside the text, before it expects either.
+    # torch_npu requires `--type`, and a database beside the text, before it accepts either.
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out

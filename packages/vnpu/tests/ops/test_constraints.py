@@ -85,8 +85,8 @@ def test_calls_that_break_a_rule_are_refused_by_it(operator: str) -> None:
         assert names(row, said[-1]) or has_case(row), (row, said)
 
 
-# Edges that another rule of the operator leaves only to calls of other kinds: other layouts and
-# modes than that of the legal call, or sizes that several arguments have to have together.
+# Edges that another rule allows only with other layouts and modes than the legal call's, or with
+# sizes that several arguments share.
 OF_ATTENTION = {
     "layout: NTD",
     "layout: NTD_TND",
@@ -172,7 +172,7 @@ def test_most_rules_have_calls_at_their_edges() -> None:
     assert sum(each.isdigit() for each in found) > 0.9 * len(found)
 
 
-# Numbers of dimensions of weights in tiles, whose tiles have two more.
+# Numbers of dimensions of tiled weights; their tiles have two more.
 WITHOUT_A_CALL = {("GroupedMatmulWeightNz", "weight"), ("QuantMatmulWeightNz", "x2")}
 
 

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("hccl", timeout=timedelta(seconds=120))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.int8)
-# The last takes several rounds, and reductions in shares.
+# The last size takes several rounds, and reductions in parts.
 SIZES = (7, 1 << 14, (1 << 20) + 3)[: int(sys.argv[1])]
 
 
@@ -89,7 +89,7 @@ for size in SIZES:
         move(f"{dtype} {size}", size, dtype)
     move_unequal(size)
     send_around(size)
-# A group of some ranks, of both hosts.
+# A group of some ranks on both hosts.
 some = dist.new_group([0, world - 1])
 if rank in (0, world - 1):
     x = values(1000, torch.float32, 10)

@@ -4,7 +4,7 @@ import pytest
 
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# A launch uses two pieces of device memory, one of which is freed behind a wait, or behind none.
+# A launch uses two blocks of device memory; one is freed after a wait, or without.
 FREES = """
 import ctypes
 from ctypes import byref, c_size_t

@@ -9,7 +9,7 @@ from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, VirtualDeviceErro
 from vllm_davinci.vnpu.timing import load_machine, modelled_timeline
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# Two products, one behind the other's event on a side stream, and one beside it.
+# Two products, one after the other's event on a side stream, and one concurrent with it.
 PROGRAM = """
 import torch, torch_npu
 from vllm_davinci.vnpu import label_launches, name_stream
@@ -63,7 +63,7 @@ def test_events_and_reports_have_modelled_time(first: tuple[str, bytes]) -> None
     # The device waits for the launch, which takes the host 15 us.
     assert elapsed_ms * 1e9 == pytest.approx(product_ps + 5e6 + 15e6, rel=1e-6)
     assert compute_ps < host_ps < compute_ps + 200e6
-    assert float(value) == 4096.0  # the arithmetic is as without a model
+    assert float(value) == 4096.0  # the arithmetic is the same as without a model
 
 
 def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) -> None:
@@ -78,7 +78,7 @@ def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) ->
     assert products[0]["args"]["label"] == total["args"]["label"] == "products"
     assert "label" not in products[1]["args"]
     assert total["ts"] >= products[0]["ts"] + products[0]["dur"]
-    # It shares memory's bandwidth and the vector cores with nobody but the second product.
+    # It shares memory bandwidth and vector cores only with the second product.
     assert total["dur"] >= total["args"]["alone"]
     starts = {e["id"] for e in events if e["ph"] == "s"}
     ends = {e["id"] for e in events if e["ph"] == "f"}
@@ -140,13 +140,13 @@ def test_an_engines_own_time_passes_where_the_host_does_not_wait() -> None:
     figures = load_machine("ascend910b2", "node-of-8").figures
     step, wait = figures["host_step"] + 10 * figures["host_step_request"], 10 * 10**6
     assert none == figures["host_step"] + wait
-    assert ten == alone == step + wait  # there is nothing to run beside
+    assert ten == alone == step + wait  # there is nothing to overlap with
     assert after - beside == step
-    one = 2 * 4096**3 / (0.7 * 376) * 528 / 512  # 512 tiles, of which 24 run at a time
+    one = 2 * 4096**3 / (0.7 * 376) * 528 / 512  # 512 tiles, 24 at a time
     assert step - one < partly - wait - one < step
 
 
-# Reads 64 MiB twice, and 64 MiB once that were prefetched beside a product.
+# Reads 64 MiB twice, and 64 MiB once that were prefetched during a product.
 CACHED = """
 import torch, torch_npu
 from vllm_davinci.vnpu.timing import read_report
@@ -197,15 +197,15 @@ def test_what_is_in_l2_takes_no_time_of_memory() -> None:
     assert prefetch == pytest.approx(read_ps, rel=1e-3)
     assert again < read_ps / 1000
     assert after < read_ps / 1000
-    # Of 256 MiB, the first 64 that come are there; the cache has 192.
+    # The first 64 of 256 MiB hit; the cache has 192.
     assert part == pytest.approx(read_ps, rel=1e-3)
     assert rest == pytest.approx(3 * read_ps, rel=1e-3)
-    # On another stream it is not there before it has come.
+    # On another stream it misses until it has arrived.
     assert beside == pytest.approx(read_ps, rel=1e-3)
     assert time > beside
 
 
-# 40 products of 0.1 ms; the second time, this host takes as long again as it may.
+# 40 products of 0.1 ms; the second time, this host takes twice the permitted time.
 PACED = """
 import time, torch
 from vllm_davinci.vnpu import _C
@@ -256,7 +256,7 @@ def test_a_timeline_needs_a_chip(tmp_path: pathlib.Path) -> None:
         modelled_timeline.merge([tmp_path], tmp_path / "all.json")
 
 
-# An addition that memory holds up, beside a product's, on all cores and on few.
+# A memory-bound addition concurrent with a product, on all cores and on few.
 LIMITED = """
 import torch, torch_npu
 x = torch.ones(1 << 27, dtype=torch.float16, device="npu")
@@ -291,7 +291,7 @@ def test_an_operator_on_some_of_the_cores_takes_as_long_as_those_need() -> None:
     done = run_to_exit(LIMITED, config)
     assert done.status == 0, done.stderr
     addition, product = [[float(x) for x in line.split()] for line in done.stdout.splitlines()]
-    # 512 MiB pass memory at 60 % of 1.6 TB/s, but for what L2 has, or through an eighth of the
+    # 512 MiB from memory at 60 % of 1.6 TB/s, except the part in L2, or through an eighth of the
     # cores' 4 TB/s to L2.
     assert addition[0] == addition[2] < 4 * 2**29 / 0.96e9 * 1.02
     assert addition[1] == pytest.approx(4 * 2**29 / 0.5e9, rel=0.01)

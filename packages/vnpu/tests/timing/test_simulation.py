@@ -12,7 +12,7 @@ from vllm_davinci.vnpu import _C
 
 RESOURCES = ["cube", "vector", "hbm", "ai_cpu", "copy_in", "copy_out", "links_0", "links_1"]
 TURNS = (1, 2)
-CHANGE = 700_000  # picoseconds to turn a hardware queue to another stream
+CHANGE = 700_000  # picoseconds to switch a hardware queue to another stream
 
 
 class Phase(NamedTuple):
@@ -41,7 +41,7 @@ def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
     frozen: set[int] = set()
     while len(frozen) < len(claims):
         rising = [i for i in range(len(claims)) if i not in frozen]
-        # The level at which each resource would be used up if all that rise rose on together.
+        # The level at which each resource is exhausted if all rising shares rise together.
         levels = {}
         for resource in {r for i in rising for r, share in claims[i].items() if share}:
             taken = sum(speeds[i] * claims[i].get(resource, 0) for i in frozen)
@@ -107,7 +107,7 @@ class Queues:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.ended: dict[int, Fraction] = {}  # of the streams that have one: their newest task
+        self.ended: dict[int, Fraction] = {}  # newest task of each stream with a queue
         self.at_work: set[int] = set()
 
     def price(self, stream: int) -> Fraction | None:
@@ -255,7 +255,7 @@ def test_plans_of_up_to_twelve_tasks_equal_the_exact_solution(seed: int) -> None
     for _ in range(5):
         plan = random_plan(rng)
         modelled = _C.simulate(plan)
-        # A change comes at a whole picosecond: at most one late each.
+        # A change occurs at a whole picosecond: each is at most one late.
         tolerance = 1 + sum(len(task.phases) for task in plan)
         for (begin, end), (exact_begin, exact_end) in zip(modelled, solve(plan), strict=True):
             assert abs(begin - exact_begin) <= tolerance
@@ -283,7 +283,7 @@ def test_streams_by_turns_cost_where_they_are_more_than_the_queues() -> None:
         return max(end for _, end in _C.simulate(tasks, 32, 5 * 10**6))
 
     assert duration(1) == duration(32) == 100 * 10**6
-    # The first 32 streams find a queue that nobody has had; all others change one.
+    # The first 32 streams get unused queues; all others switch one.
     assert duration(62) == 100 * 10**6 + 68 * 5 * 10**6
 
 

@@ -64,7 +64,7 @@ def times() -> list[dict[str, int]]:
 def test_more_streams_than_hardware_queues_cost_their_changes(times: list[dict[str, int]]) -> None:
     two, first, again = times
     figures = load_machine(CHIP, "node-of-8").figures
-    # The main stream and two or 30 others have found queues of nobody; later turns change each.
+    # The main stream and two or 30 others got unused queues; later turns switch queues.
     change = figures["queue_change"]
     assert again[""] - two[""] == pytest.approx(244 * change, rel=0.02)
     assert first[""] < again[""]

@@ -11,7 +11,7 @@ import pytest
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.programs import run_program
 
-# Three products, two of them inside of a graph that is replayed twice, on a stream of its own.
+# Three products, two of them in a graph that is replayed twice, on its own stream.
 PROGRAM = """
 import sys, torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -77,7 +77,7 @@ def test_a_row_is_linked_to_the_operator_that_launched_it(events: list[dict[str,
     assert exp["ts"] in {event["ts"] for event in ends}
 
 
-# A client that asks for a kind of which a virtual NPU has no records, and for what is not there.
+# A client that requests a kind without records on a virtual NPU, and a missing object.
 CLIENT = """
 import ctypes
 lib = ctypes.CDLL("libmspti.so")

@@ -13,8 +13,8 @@ import pytest
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.programs import run_program
 
-# Two steps: a product on the default stream, exp on another that waits for it, a graph of two
-# products, a copy to the host.
+# Two steps: a product on the default stream, exp on another stream that waits for it, a graph of
+# two products, a copy to the host.
 PROGRAM = """
 import ctypes, torch, torch_npu
 from torch_npu.profiler import ProfilerActivity, ProfilerLevel, profile, tensorboard_trace_handler
@@ -106,7 +106,7 @@ def test_each_task_has_a_row_on_its_stream(results: Path) -> None:
     rows = hardware(results)
     operators = [row for row in rows if row["name"].startswith("aclnn")]
     assert Counter(row["name"] for row in operators) == {"aclnnMatmul": 6, "aclnnExp": 2}
-    # Waits for what is reached already are none, under the policy that runs tasks at once.
+    # A wait for a completed event is none, under the policy that runs tasks at once.
     assert Counter(row["name"] for row in rows if row not in operators) >= Counter(
         EVENT_RECORD=2, MODEL_EXECUTE=2, MEMCPY_ASYNC=2
     )

@@ -48,7 +48,7 @@ def run_lane(
     fork_server.be_served_by_a_fork(connection)
     sender = _Sender(config, connection)
     config.pluginmanager.register(sender, "davinci-lane")
-    # What ends the run reaches this process too, or closes the connection.
+    # The end of the run reaches this process too, or closes the connection.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         _run_items(session, sender, stop)
     session._setupstate.teardown_exact(None)
@@ -151,7 +151,7 @@ class _Sender:
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str
     ) -> None:
         if not self._file:
-            return  # the process that was started has shown it
+            return  # the started process has shown it
         w = warning_message
         self._send(
             "warning_recorded", nodeid or self._file, nodeid, when, str(w.message),

@@ -27,7 +27,7 @@ from vllm_davinci_testing.lane import relative, run_lane
 from vllm_davinci_testing.processes import fork_server
 from vllm_davinci_testing.times import expected_seconds
 
-# What the tests and engines of a lane may take to end after Ctrl-C or a failure that stops the run.
+# Time limit for the end of a lane's tests and engines after Ctrl-C or a failure that stops the run.
 END_LIMIT_S = 90.0
 _FORK = multiprocessing.get_context("fork")
 
@@ -73,7 +73,7 @@ class Lanes:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         seconds = expected_seconds(self._config)
         files = test_files(self._config)
-        # A sort keeps the order of files that take equally long.
+        # A sort keeps the order of files with equal times.
         order = sorted(files, key=lambda path: -seconds(relative(path, self._config)))
         self._waiting = deque((path, files[path], frozenset[str]()) for path in order)
         self._number_of_files = len(order)
@@ -102,7 +102,7 @@ class Lanes:
         process = _FORK.Process(
             target=run_lane, args=(session, there, [here, *self._lanes], self._stop, directory)
         )
-        with warnings.catch_warnings():  # Python 3.12 warns where imported libraries have threads
+        with warnings.catch_warnings():  # Python 3.12 warns if imported libraries have threads
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()

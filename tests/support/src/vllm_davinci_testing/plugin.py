@@ -27,14 +27,14 @@ from vllm_davinci_testing.processes import fork_server
 from vllm_davinci_testing.selection import Selection
 from vllm_davinci_testing.times import RECORDED, RESULTS, Clock, FileTimes, Seconds, Times
 
-# Tests compare float32 results to the last bit, which chips have no operators for: unless the
-# environment or a test says otherwise, they run on a chip that takes any dtype and size.
+# Tests compare float32 results to the last bit, for which chips have no operators: by default they
+# run on a chip that accepts any dtype and size.
 EXACT_SOC = "reference"
 REFUSED = "refused_calls"
 CALLS = "calls"  # user properties of reports, which travel from the lanes
 FREE = "calls_without_rules"
 SECONDS = "seconds"
-# Parts of the paths of what serves models: an operator that they call has rules.
+# Parts of serving code's paths: an operator that it calls has rules.
 SERVED = (
     "/vllm_davinci/core/",
     "/vllm_davinci/kernels/",
@@ -118,7 +118,7 @@ def use_virtual_npus_without_a_chip() -> None:
     from vllm_davinci.vnpu import ActivationError, activate
 
     os.environ.setdefault("VNPU_SOC", EXACT_SOC)
-    # Refused where a real CANN is present, which then serves the tests.
+    # Refused if a real CANN is present, which then serves the tests.
     with contextlib.suppress(ActivationError):
         activate()
 

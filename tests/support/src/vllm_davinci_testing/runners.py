@@ -12,7 +12,7 @@ VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 LISTED_ON_V2 = "v2"
 # Choice -> the variable's value.
 CHOICES = {"v1": "0", LISTED_ON_V2: "1", "v2-all": "1"}
-# Files and cases, one a line; what follows on `#` is a remark.
+# Files and cases, one per line; `#` begins a comment.
 LISTED = "tests/e2e/passes_on_v2.txt"
 
 

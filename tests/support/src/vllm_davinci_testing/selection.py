@@ -16,8 +16,8 @@ THOROUGH = "thorough"
 NIGHTLY = "nightly"
 TODAY = "today"
 ALL, DAILY = "all", "daily"
-# Groups of cases, and what they are of. Continuous integration runs one of them after the daily
-# cases, each on its days.
+# Groups of cases, and their subject. Continuous integration runs one group after the daily cases,
+# on its days.
 GROUPS = {
     "planning": "dry-runs, verify, perplexity, published commands, examples, tools",
     "hosts": "several hosts, disaggregated serving, Ray",
@@ -55,7 +55,7 @@ class Selection:
             self._group = group_of_the_day(datetime.datetime.now(datetime.UTC).date())
         marks = config.getoption("markexpr") or ""
         self._is_by_marks = THOROUGH in marks or NIGHTLY in marks
-        # Whoever names a file wants its nightly cases too.
+        # Naming a file selects its nightly cases too.
         self._named = {
             (config.invocation_params.dir / argument.split("::")[0]).resolve()
             for argument in config.invocation_params.args

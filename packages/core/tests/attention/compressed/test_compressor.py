@@ -35,7 +35,7 @@ CONFIG = DeepseekV4Config(
     num_hidden_layers=1,
 )
 BLOCK_SIZE, NUM_BLOCKS = 128, 400
-# Tokens of two requests in each step: groups are left open, and the two are of unequal phase.
+# Each step has tokens of two requests with different phases, so that groups stay open.
 CUTS = {
     "whole": ([300], [137]),
     "one_by_one_at_the_end": ([259, *[1] * 9], [0, 0, 5, *[1] * 7]),
@@ -88,7 +88,7 @@ class Harness:
         spec: Any = layer.get_kv_cache_spec(self._config)
         page, row = spec.page_size_bytes, layer.kind.row_bytes
         block = 3 * row + page
-        # All bits set are no number, in which a read of what was never written shows.
+        # All bits set are a NaN, which shows reads of unwritten memory.
         memory = torch.full((NUM_BLOCKS * block,), -1, dtype=torch.int8, device=self._device)
         layer.bind_kv_cache(RowCache.in_memory(memory, layer.kind, 2 * row, block))
         self._layers.append(layer)

@@ -207,7 +207,7 @@ def test_nan_and_inf_stay_in_their_request(
 
 # Launches of one block: projections, norm, rotary, cache write, attention, output projection.
 DECODE_LAUNCHES = {48: 9, None: 8}
-# The absorbed products are not there; instead queries, keys and values are expanded and copied.
+# Instead of the absorbed products, queries, keys and values are expanded and copied.
 PREFILL_LAUNCHES = {48: 12, None: 11}
 CONTEXT_CHUNK_LAUNCHES = 9
 

@@ -98,7 +98,7 @@ def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
         params_dtype=dtype,
         prefix=prefix,
         quant_config=AscendQuantizationConfig(QuantDescription.parse(types)) if kind else None,
-        # Without them a quantized layer's output is the sum that the definition rounds once.
+        # Without them a quantized layer's output is the sum, rounded once.
         shared_experts=(
             None if kind else SharedExpert(variant.get("sequence_parallel", False), dtype)
         ),
@@ -115,7 +115,7 @@ def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
             name = f"{'w2' if shard == 'w2' else 'w13'}_{tensor}"
             parameter = getattr(experts, name)
             load = parameter.weight_loader if kind else experts.weight_loader
-            if kind and shard != "w2":  # both of a fused projection
+            if kind and shard != "w2":  # both parts of a fused projection
                 values = values.chunk(2, 1)[shard == "w3"]
             for expert in range(NUM_EXPERTS):
                 load(parameter, values[expert], name, shard, expert)
@@ -161,7 +161,7 @@ def run_steps(
         counts: collections.Counter[str] = collections.Counter()
         x = random(sizes[dp_rank], HIDDEN_SIZE, seed=10 * step + dp_rank) * 4
         logits = random(sizes[dp_rank], NUM_EXPERTS, seed=100 + 10 * step + dp_rank) * 4
-        if variant.get("skewed"):  # everybody's experts are on the first rank
+        if variant.get("skewed"):  # all tokens' experts are on the first rank
             logits[:, :TOP_K] += 9
         if variant.get("sequence_parallel"):
             x, logits = (sequence_parallel_chunk(rows.npu()).cpu() for rows in (x, logits))
@@ -176,13 +176,13 @@ def run_steps(
         is_exact = variant.get("quantized") or "AVX512" in torch.backends.cpu.get_cpu_capability()
         ulps = 0 if is_exact else 2**-18
         pieces = layer.routed_experts.quant_method.moe_forward.pieces
-        for pieces.max_tokens in (1, 3, 6):  # more pieces than some ranks have tokens
+        for pieces.max_tokens in (1, 3, 6):  # more chunks than some ranks have tokens
             again = run_step(layer, given, sizes, config, is_for_graph)
             torch.testing.assert_close(again, actual, atol=ulps, rtol=ulps)
         pieces.max_tokens = None
         x, logits = (rows.cpu().float() for rows in given)
         expected = defined(x, logits)
-        if variant.get("quantized"):  # all but the last bit of a sum
+        if variant.get("quantized"):  # equal except for the last bit of a sum
             expected, tolerance = defined_in_integers(x, logits), (2**-16, 2**-7)
         torch.testing.assert_close(
             actual.cpu().float(), expected, atol=tolerance[0], rtol=tolerance[1]
@@ -208,7 +208,7 @@ def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig
         for size in sizes
     ]
     with set_forward_context({"requests": None}, config), torch.inference_mode():
-        for _ in range(2):  # the first time allocates
+        for _ in range(2):  # the first run allocates
             results = interleave.run(
                 [partial(forward, x.npu(), y.npu()) for x, y in given],
                 lambda index: label(f"ubatch {index}"),
@@ -232,7 +232,7 @@ def run_without_last_rank(layer: torch.nn.Module, config: VllmConfig) -> None:
         except DeviceError as error:
             print(f"after {time.monotonic() - begin:.1f} s: {error}", flush=True)
     torch.distributed.barrier(tp.cpu_group)
-    os._exit(0)  # the collective under way has no end
+    os._exit(0)  # the collective in flight never ends
 
 
 def main(rank: int, port: int, setting: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ def main(rank: int, port: int, setting: dict[str, Any]) -> None:
                     layout,
                     soc_of(torch.npu.get_device_name()),
                     "hccl",
-                    512,  # the most that the chip takes
+                    512,  # the chip's maximum
                     RoutedSizes(HIDDEN_SIZE, NUM_EXPERTS, TOP_K),
                 )
             layer = build(variant, number)

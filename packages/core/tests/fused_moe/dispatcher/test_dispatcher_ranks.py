@@ -11,11 +11,11 @@ from vllm_davinci_testing.processes.ranks import check_ranks, run_ranks
 
 RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
 
-# Tokens of each DP rank, step by step. Steps of up to eight are decodes. Uneven; one DP rank idle,
-# with the single row of a dummy step; fewer tokens than a DP rank has ranks.
+# Tokens of each DP rank, step by step. Steps of up to eight tokens are decodes. Uneven; one DP rank
+# idle, with a dummy step's single row; fewer tokens than a DP rank has ranks.
 TWO_DP_RANKS = [[5, 13], [7, 1], [1, 1], [8, 8]]
 ONE_DP_RANK = [[13], [3], [1]]
-OF_GRAPHS = [[8, 8], [1, 1]]  # one size everywhere
+OF_GRAPHS = [[8, 8], [1, 1]]  # equal sizes on all ranks
 
 
 Launched = Callable[..., list[list[dict[str, int]]]]
@@ -114,7 +114,7 @@ def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
             {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 2}},
         ],
     ) == [
-        # fp32 is not for fused launches, and decodes shall not make the host wait.
+        # Fused launches do not support fp32, and decodes must not make the host wait.
         [to_experts, *gathers[1:]],
         [to_experts] * 4,
         [to_experts] * 4,
@@ -155,12 +155,12 @@ def test_two_dp_ranks_of_two_ranks_exchange_tokens(launched: Launched):
     assert results[2][0] == {"dp broadcast": 4, "dp all_reduce": 1, **reduced}
     assert results[2][1] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
     assert results[3][0] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
-    # Each rank has tokens of its own, whose whole sums it gets: nothing is left to reduce.
+    # Each rank gets the complete sums of its own tokens: no reduction remains.
     assert results[4] == [sent_each_to_its_rank("ep")] * 4
     assert results[5][0] == {"ep all_gatherv": 2, "ep reduce_scatterv": 1}
 
 
-# One launch there, one back, and nothing that the host waits for.
+# One launch for dispatch, one for combine, and no wait of the host.
 FUSED = {"fused_experts launch": 2}
 IN_BF16 = {"dtype": "bfloat16", "fused": True}
 
@@ -219,7 +219,7 @@ def test_a_group_of_fused_launches_that_does_not_fit_names_tokens_and_other_meth
             in said
         )
         assert "'moe_communication' = 'all_to_all'" in said
-        assert "HCCL_BUFFSIZE" not in said  # a smaller one would change nothing
+        assert "HCCL_BUFFSIZE" not in said  # a smaller one would have no effect
 
 
 @pytest.mark.thorough

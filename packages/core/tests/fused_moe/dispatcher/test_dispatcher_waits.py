@@ -13,7 +13,7 @@ def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for():
     options = {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"}
     variant = {"last_is_absent": True, "options": options}
     setting = {"tensor": 2, "data": 1, "variants": [variant]}
-    # The collective itself would be given up first.
+    # Otherwise the collective itself would time out first.
     limits = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3", "HCCL_EXEC_TIMEOUT": "60"}
     waiting, _ = check_ranks(RANK_PROGRAM, 2, json.dumps(setting), **limits)
     (said,) = (line for line in waiting.splitlines() if line.startswith("after "))
@@ -43,7 +43,7 @@ def test_rows_travel_while_the_other_ubatch_computes(tmp_path: Path):
     assert len(traced.processes) == 2
     for process in traced.processes:
         tasks = [task for task in traced.tasks if task.process == process]
-        # Counts, rows and results of two steps, of which the first one allocates.
+        # Counts, rows and results of two steps; the first one allocates.
         *_, counts, rows, _ = (
             task
             for task in tasks
@@ -58,6 +58,6 @@ def test_rows_travel_while_the_other_ubatch_computes(tmp_path: Path):
             max(0, min(end, product_end) - max(begin, product_begin))
             for product_begin, product_end in products
         )
-        # The host knew the counts while the device still had those products to do, and the rows
-        # stood neither behind them nor behind the other's counts.
+        # The host had the counts before the device finished those products, and the rows waited
+        # neither for them nor for the other ubatch's counts.
         assert beside > 0.8 * (end - begin) > 100_000

@@ -150,7 +150,7 @@ def test_loaded_integers_are_those_of_the_offline_conversion(
         for name, value in other.parameters().items()
         if name not in loaded or not torch.equal(loaded[name], value)
     }
-    # What 128 does not divide is not fp8, and loads as what it is.
+    # Sizes that 128 does not divide are not fp8, and load unchanged.
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in different} <= {
         "fused_qkv_a_proj"
     }

@@ -138,7 +138,7 @@ Write = Callable[[Family], tuple[Path, Path]]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Two directories: the fp8 checkpoint, and its float equivalent."""
 
-    # vLLM gives the class the type of every model that shares it, such as kimi_k2.
+    # vLLM gives the class the type of all models that share it, such as kimi_k2.
     monkeypatch.setattr(transformers.DeepseekV3Config, "model_type", "deepseek_v3")
 
     def made(family: Family) -> tuple[Path, Path]:

@@ -62,7 +62,7 @@ def test_all_experts_have_one_type():
     description = QuantDescription.parse(dict.fromkeys(names, "W8A8_DYNAMIC"))
     assert description.of_experts(EXPERTS).name == "W8A8_DYNAMIC"
     assert description.of_experts("model.layers.9.mlp.experts") is None
-    # vLLM's name of MiniMax-M2's experts is not the checkpoint's.
+    # vLLM's name for MiniMax-M2's experts differs from the checkpoint's.
     other = QuantDescription.parse(
         {
             "model.layers.1.block_sparse_moe.experts.0.w1.weight": "W8A8_DYNAMIC",

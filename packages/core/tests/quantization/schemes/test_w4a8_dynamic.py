@@ -84,7 +84,7 @@ def test_experts_of_four_bits_equal_the_definition(dtype: torch.dtype):
 
 def test_sizes_that_the_product_does_not_take_are_computed_with_eight_bits():
     assert product_takes_halves(HIDDEN, 136, torch.bfloat16)
-    layer = Layer(inner=66)  # no multiple of 8 columns; the depth has a limit on chips alone
+    layer = Layer(inner=66)  # no multiple of 8 columns; the depth is limited only on chips
     experts = experts_of(layer, torch.bfloat16)
     assert isinstance(experts, DynamicExperts)
     for mine, group in ((experts.gate_up, "w13"), (experts.down, "w2")):

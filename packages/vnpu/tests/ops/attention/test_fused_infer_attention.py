@@ -99,7 +99,7 @@ def test_packed_queries_over_a_paged_cache(
     )
     start = 0
     for r, (q, k) in enumerate(zip(queries, keys, strict=True)):
-        # Without a mask, mode 0 shows everything whatever the window.
+        # Without a mask, mode 0 shows everything, whatever the window.
         visible = visible_keys(q, k, sparse_mode, window, 0) if sparse_mode else None
         expected, expected_lse = attention(
             query[start : start + q].transpose(0, 1),

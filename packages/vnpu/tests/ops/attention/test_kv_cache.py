@@ -28,7 +28,7 @@ def test_tokens_go_to_their_slots(
         slots[1] = -1  # padding has no slot
     caches = [torch.zeros(4, 16, 2, size, dtype=dtype) for size in (24, 40)]
     npu = [c.npu() for c in caches]
-    if half_of_a_pair:  # a cache of keys and values in one tensor is written through slices
+    if half_of_a_pair:  # a cache with keys and values in one tensor is written through slices
         npu = [torch.stack([c, c])[1] for c in npu]
     torch_npu.npu_scatter_pa_kv_cache(
         key.npu(), value.npu(), npu[0], npu[1], slots.npu(), cache_mode="Norm"

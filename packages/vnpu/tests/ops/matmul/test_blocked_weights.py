@@ -161,7 +161,7 @@ def test_memory_that_is_used_again_holds_another_weight() -> None:
 def test_memory_that_is_given_back_is_watched_no_longer() -> None:
     x = values((ROWS, DEPTH), torch.bfloat16, 1, low=-1, high=1)
     torch.npu.empty_cache()
-    # A block of its own, so that the whole of it is given back.
+    # A separate block, so that all of it is returned.
     weight = torch.zeros(COLUMNS, 1 << 18, dtype=torch.bfloat16, device="npu")[:, :DEPTH]
     use_twice(x, weight)
     address = weight.data_ptr()

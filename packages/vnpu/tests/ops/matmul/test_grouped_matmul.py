@@ -11,7 +11,7 @@ from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare, near
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
-COUNTS = [3, 0, 4]  # rows of each group; one more row belongs to none
+COUNTS = [3, 0, 4]  # rows of each group; one more row belongs to no group
 ROWS, DEPTH, COLUMNS = 8, 32, 64
 
 
@@ -70,7 +70,7 @@ def test_groups_of_rows(
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("counts", [[3, 0, 70, 1], [64, 65, 0, 0], [0, 0, 0, 0]])
 def test_groups_of_few_and_of_many_rows_of_bfloat16(counts: list[int], transposed: bool) -> None:
-    rows = sum(counts) + 5  # more than belong to a group, which become zero
+    rows = sum(counts) + 5  # more rows than the groups have, which become zero
     x = values((rows, 131), torch.bfloat16, 1, low=-1, high=1)
     weight = values((4, 131, 200), torch.bfloat16, 2, low=-1, high=1)
     on_device = (
@@ -128,7 +128,7 @@ def halves_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @given(
     out=st.sampled_from([torch.bfloat16, torch.float16]),
-    blocks=st.sampled_from([1, 2]),  # of the depth, each with scales of its own
+    blocks=st.sampled_from([1, 2]),  # of the depth, each with its own scales
     column=st.booleans(),
 )
 def test_int8_rows_and_int4_weights(out: torch.dtype, blocks: int, column: bool) -> None:

@@ -10,7 +10,7 @@ from vllm_davinci_testing.operators.comparison import compare
 from vllm_davinci_testing.operators.strategies import FLOATS, Pair, tensors, values
 
 SIZES = (0, 1, 3, 16, 67)
-# float16 products are summed in another order than the CPU's scalar loop sums them.
+# The CPU's scalar loop sums float16 products in another order.
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     torch.float16: {"rtol": 1e-2, "atol": 2e-2},
@@ -154,7 +154,7 @@ def test_product_of_integers_is_refused_with_the_dtype() -> None:
         torch.npu.synchronize()
 
 
-# How a weight [depth, columns] lies in memory: columns dense, as linear layers have it, or rows.
+# Memory layout of a weight [depth, columns]: columns dense, as in linear layers, or rows.
 LAYOUTS = {"columns": lambda weight: weight.t().contiguous().t(), "rows": lambda weight: weight}
 
 

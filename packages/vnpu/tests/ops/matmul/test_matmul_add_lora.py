@@ -40,7 +40,7 @@ def test_rows_get_the_products_of_their_slots(rows: int, offset: int, with_a: bo
         wanted = expected(y, x, weight_b, indices, weight_a, 1, 0.5, offset)
         found = call(*on_npu, **options).cpu()
         torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
-        assert torch.equal(on_npu[0].cpu(), found)  # either call accumulates in its first argument
+        assert torch.equal(on_npu[0].cpu(), found)  # both calls accumulate in their first argument
         without = indices == -1
         assert torch.equal(found[without], y[without])
         y = found

@@ -88,7 +88,7 @@ def test_8_bit_rows_go_through_4_bit_weights_in_halves(out_dtype: torch.dtype, g
         None, None, None, y_offset.float().npu(), None, False, False, 256, out,
     )  # fmt: skip
     expected = (x.double() @ dense) * rows.double()
-    # Sums of groups are kept in float16, of which those of the high halves count 16 times.
+    # Sums of groups are stored in float16; those of the high halves count 16 times.
     largest = (x.double().abs() @ dense.abs()).max() * 2
     torch.testing.assert_close(
         out.cpu().double(), expected, rtol=2**-7, atol=float(largest) * 2**-10

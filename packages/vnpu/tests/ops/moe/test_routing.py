@@ -57,7 +57,7 @@ def test_tokens_are_expanded_in_the_order_of_their_experts(
         assert (steps.abs() <= largest / 127 * 0.501).all()
     else:
         compare(out[:n], picked)
-    if by_position:  # those of later experts, then those of earlier ones, follow
+    if by_position:  # rows of later experts follow, then those of earlier ones
         flat = experts.flatten()
         index = assignments(flat.masked_fill(flat < first, 8))[1].int()
         assert index[:n].tolist() == which.tolist()

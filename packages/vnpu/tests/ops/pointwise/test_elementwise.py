@@ -212,7 +212,7 @@ def test_lerp_equals_torch(pair: tuple[Pair, Pair], weight: float) -> None:
 def test_mixed_dtypes_promote_as_torch_does(x: Pair, y: Pair) -> None:
     compare(x.npu + y.npu, x.cpu + y.cpu)
     compare(x.npu * y.npu, x.cpu * y.cpu)
-    # A 0-d tensor on the CPU takes part like a number.
+    # A 0-d CPU tensor acts as a number.
     compare(x.npu * y.cpu, x.cpu * y.cpu)
 
 

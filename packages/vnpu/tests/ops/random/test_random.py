@@ -19,7 +19,7 @@ COUNT = 20_000  # draws per test of a distribution
 # Five standard errors: a correct generator fails once in two million seeds, and seeds are fixed.
 ERRORS = 5.0
 
-# Every way to draw, as a function of nothing but the generator's state.
+# Every method of drawing, as a function of the generator's state only.
 DRAWS: dict[str, Callable[[], torch.Tensor]] = {
     "rand": lambda: torch.rand(999, device="npu"),
     "rand_half": lambda: torch.rand(999, dtype=torch.float16, device="npu"),
@@ -145,7 +145,7 @@ def test_random_fills_the_dtype() -> None:
     assert x.min() >= 0
     assert x.max() > 0.99 * 2**31
     bytes_ = torch.empty(COUNT, dtype=torch.uint8, device="npu").random_()
-    # torch_npu asks for numbers below the dtype's largest.
+    # torch_npu requests numbers below the dtype's largest.
     assert torch.equal(bytes_.cpu().unique(), torch.arange(255, dtype=torch.uint8))
 
 

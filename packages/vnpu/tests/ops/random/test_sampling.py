@@ -34,7 +34,7 @@ def test_top_k_top_p_equals_its_definition(
     vocabulary: int, dtype: torch.dtype, spread: float, data: st.DataObject
 ) -> None:
     seed = data.draw(st.integers(0, 99))
-    # Distinct values: which of two equal tokens stays is nobody's promise.
+    # Distinct values, because either of two equal tokens may stay.
     ranks = torch.rand(4, vocabulary, generator=torch.Generator().manual_seed(seed)).argsort(-1)
     if dtype != torch.float32:
         ranks = ranks % 200
@@ -105,7 +105,7 @@ def test_sample_divides_the_ranked_probabilities_by_the_noise() -> None:
     logits = values((3, 50), torch.float32, 1)
     k = torch.full((3,), 4, dtype=torch.int32)
     noise = torch.ones(3, 50)
-    noise[0, 1] = noise[1, 3] = 1e-6  # favours the second and the fourth of the ranking
+    noise[0, 1] = noise[1, 3] = 1e-6  # favours the second and fourth ranks
     noise[2, 10] = 1e-9  # outside the first four: changes nothing
     token, _ = torch_npu.npu_top_k_top_p_sample(
         logits.npu(), k.npu(), torch.ones(3).npu(), noise.npu()

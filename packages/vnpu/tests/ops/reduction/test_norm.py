@@ -12,7 +12,7 @@ from vllm_davinci_testing.operators.comparison import compare
 from vllm_davinci_testing.operators.strategies import FLOATS, Pair, tensors, values
 
 ROWS = ((1, 1), (7, 64), (3, 5, 67), (2, 512), (0, 16))
-# One rounding to the dtype may fall to the other side when a sum runs in another order.
+# Rounding to the dtype may differ if a sum runs in another order.
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-6},
     torch.float16: {"rtol": 2e-3, "atol": 1e-3},

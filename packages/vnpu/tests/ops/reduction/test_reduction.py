@@ -202,7 +202,7 @@ def test_medians_equal_torch(x: Pair) -> None:
     host = x.cpu.contiguous()
     npu, cpu = torch.median(x.npu, -1), torch.median(host, -1)
     compare(npu.values, cpu.values)
-    # Which of several equal medians is named is not defined: look at what the index names.
+    # With several equal medians the index is not defined: compare the value at the index.
     named = torch.gather(host, -1, npu.indices.cpu().unsqueeze(-1)).squeeze(-1)
     assert torch.equal(named, cpu.values)
 

@@ -18,7 +18,7 @@ def test_grid_sampling_equals_torch(
     mode: str, padding_mode: str, align_corners: bool, dtype: torch.dtype
 ) -> None:
     image = values((2, 3, 5, 4), dtype, 1)
-    # Past the edges too, so that the padding is read.
+    # Also beyond the edges, so that padding is read.
     grid = values((2, 6, 7, 2), dtype, 2, low=-1.3, high=1.3)
     options = {"mode": mode, "padding_mode": padding_mode, "align_corners": align_corners}
     expected = functional.grid_sample(image.float(), grid.float(), **options).to(dtype)

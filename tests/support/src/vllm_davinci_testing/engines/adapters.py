@@ -18,7 +18,7 @@ from torch import nn
 EXPERTS = r"\.experts\.\d+\.(gate|up|down)_proj$"
 LINEAR = r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)$"
 EVERYWHERE = LINEAR + r"|\.embed_tokens$|^lm_head$"
-# Of an adapter's delta to what it is added to, in standard deviations: large enough to change text.
+# Ratio of an adapter's delta to the output, in standard deviations: large enough to change text.
 STRENGTH = 0.5
 
 
@@ -46,7 +46,8 @@ def write_adapter(
         size_in, size_out = weight.shape if is_embedding else weight.shape[::-1]
         a = torch.randn(rank, size_in, generator=generator)
         b = torch.randn(size_out, rank, generator=generator)
-        # Rows of a product with random inputs of deviation 1, as norms and embeddings give them.
+        # Rows of a product with random inputs of standard deviation 1, as from norms and
+        # embeddings.
         b *= strength * float(weight.detach().std()) * math.sqrt(1 if is_embedding else size_in)
         b /= math.sqrt(rank) * 2  # alpha is twice the rank
         prefix = f"base_model.model.{name}"
@@ -156,7 +157,7 @@ def through_peft(network: Any, directory: Path | None) -> Iterator[None]:
     if directory is None:
         yield
         return
-    from peft import PeftModel  # takes seconds, which those who use `adapted` need not wait
+    from peft import PeftModel  # takes seconds, so tests with `adapted` need not wait for it
 
     adapted_network = PeftModel.from_pretrained(network, directory)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _ALARM = re.compile(r"WARNING|ERROR|CRITICAL|Traceback|\[W\d{4} |Warning:|nanobind|leaked")
-# About this machine's limits, and about an option that tests set.
+# About this machine's limits, and about an option set by tests.
 _EXPLAINED = re.compile(r"Found ulimit of|Enforce eager set")
 
 

@@ -7,7 +7,7 @@ from vllm import SamplingParams
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.split_engines import random_prompts
 
-# Of one prompt: each token, and the log-probabilities of it and of the likeliest.
+# For one prompt: each token, and the logprobs of it and of the likeliest.
 Answer = list[tuple[int, dict[int, float]]]
 # By kind of step.
 Answers = dict[str, list[Answer]]

@@ -17,7 +17,7 @@ class CacheWorker:
         Returns uint8 [num_blocks * block_size, bytes of a row] per layer and part of its cache.
         """
         runner = self.model_runner
-        # As it was in the newest step: the host's copy forgets a request that has ended.
+        # Copied in the newest step, because the host's copy drops an ended request.
         if hasattr(runner, "block_tables"):  # vLLM's V2 runner
             table = runner.block_tables.input_block_tables[0]
         else:

@@ -19,7 +19,7 @@ from transformers.masking_utils import create_sliding_window_causal_mask
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.zoo_model import VOCAB_SIZE, ZooModel
 
-# Fewer than the rows that most prompts of tests have, 4 tokens each.
+# Fewer than the rows of most test prompts, which have 4 tokens each.
 NUM_CHOSEN = 12
 WINDOW = 16
 
@@ -32,13 +32,13 @@ YARN = {
 }
 # Released keys, as both transformers and vLLM read them.
 RELEASED: dict[str, Any] = {
-    "compress_ratios": [0, 4, 128, 4, 0, 0],  # the last one is that of a layer for further tokens
+    "compress_ratios": [0, 4, 128, 4, 0, 0],  # the last is an MTP layer's
     "num_hash_layers": 2,
     "qk_rope_head_dim": 16,
     "q_lora_rank": 48,
     "o_groups": 4,
     "o_lora_rank": 24,
-    # With few, all of a key's products may be negative, and many keys have the score 0.
+    # With few, all products of a key may be negative, and many keys score 0.
     "index_n_heads": 32,
     "index_head_dim": 32,
     "index_topk": NUM_CHOSEN,

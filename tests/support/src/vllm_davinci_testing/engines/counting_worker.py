@@ -35,7 +35,7 @@ class CountingWorker:
             launch(name, *arguments, **options)
 
         hook: Callable[..., None] = counting
-        communicator._collective = hook  # of this object alone
+        communicator._collective = hook  # only for this object
 
     def collectives(self) -> dict[str, int]:
         """Number of launches of each."""
@@ -87,7 +87,7 @@ class LaunchCountingWorker:
         model = self.model_runner.get_model()
         for module in model.modules():
             if hasattr(module, "_forward_entry"):
-                # A dispatch mode does not see into the operator that vLLM wraps the layer in.
+                # A dispatch mode does not see inside the operator in which vLLM wraps the layer.
                 is_shared = module._shared_experts is not None
                 module._forward_entry = (
                     moe_runner._moe_forward_shared if is_shared else moe_runner._moe_forward
@@ -171,7 +171,7 @@ class StepCountingWorker:
                 self._waits_for_inputs += _host_count("synchronizations") - before
                 yield
 
-        runner.execute_model = counting_execute  # of this object alone
+        runner.execute_model = counting_execute  # only for this object
         setattr(*forwards, counting_forward)
         for name in preparations:
             setattr(runner, name, counting(getattr(runner, name)))

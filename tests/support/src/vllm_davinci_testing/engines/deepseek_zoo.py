@@ -41,17 +41,17 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
-# Queries with and without their own latent, YaRN with its factor on the softmax scale.
+# Queries with and without their own down-projection, YaRN with its factor on the softmax scale.
 DEEPSEEK = (
     deepseek("deepseek_v2_lite_dense", "deepseek_v2", q_lora_rank=None),
     deepseek("deepseek_v3_dense", "deepseek_v3", q_lora_rank=96),
     deepseek("deepseek_r1_yarn_dense", "deepseek_v3", q_lora_rank=96, rope_parameters=YARN),
 )
 
-# As many heads as a rank of DeepSeek-R1 has without tensor parallelism.
+# As many heads as a rank of DeepSeek-R1 without tensor parallelism.
 HEADS128 = deepseek("deepseek_v3_heads128_dense", "deepseek_v3", heads=128, q_lora_rank=96)
 
-# Of DeepSeek-V3 and R1: a first dense layer, then shared experts and sigmoid scores with a bias.
+# DeepSeek-V3 and R1: a dense first layer, then shared experts and sigmoid scores with a bias.
 V3_EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,

@@ -99,7 +99,7 @@ class Pair:
             "VLLM_NIXL_SIDE_CHANNEL_PORT": port,
         }
 
-    # --- what a proxy does -----------------------------------------------------------------------
+    # --- actions of a proxy ----------------------------------------------------------------------
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
         """Computes a prompt. Returns the address of its blocks."""
@@ -120,7 +120,7 @@ class Pair:
     ) -> dict[str, Any]:
         return ask(server.url, str(self._model), prompt, max_tokens, told)
 
-    # --- what a test sees ------------------------------------------------------------------------
+    # --- observations of a test ------------------------------------------------------------------
 
     def stop_prefills(self) -> None:
         """Suspends its processes, like a host that is cut off."""

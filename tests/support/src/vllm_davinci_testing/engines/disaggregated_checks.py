@@ -20,12 +20,12 @@ P = TypeVar("P", bound=Pair)
 
 NUM_TOKENS = 6
 BLOCK_TOKENS = 128
-# Prompts are computed in pieces of 200 tokens, which end within blocks.
+# Prompts are chunked at 200 tokens, inside blocks.
 OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
 OF_ONE = {"max_model_len": 768, "max_num_batched_tokens": 200}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-# Less than a block, a whole one, and pieces of a prompt that end within blocks.
+# Less than a block, a whole block, and prompts chunked inside blocks.
 LENGTHS = (5, 128, 389)
 # Prompts that `assert_bits_of_one_engine` asks for.
 WHOLE_BLOCKS_AND_ONE = (BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 1)
@@ -108,7 +108,7 @@ def assert_computed_again(
         assert time.monotonic() - begin < limit_s + 20
     finally:
         pair.continue_prefills()
-    # The other engine may write now what nobody waits for any more.
+    # The other engine may now write pages that are no longer awaited.
     assert pair.complete(prompts[1], NUM_TOKENS).tokens == expected[1]
 
     told = pair.prefill(prompts[2])

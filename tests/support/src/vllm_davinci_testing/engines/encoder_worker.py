@@ -23,8 +23,8 @@ class EncoderWorker:
         execute_model = self.model_runner.execute_model
 
         def execute(scheduled: Any, *arguments: Any) -> Any:
-            # Waits for the step's own work are counted: where the device is slow, a step may have
-            # to wait for the copies of the one before.
+            # Counts waits for the step's own work: on a slow device, a step may wait for the
+            # previous step's copies.
             torch.npu.synchronize()
             before = HostCounts.now()
             output = execute_model(scheduled, *arguments)
@@ -43,7 +43,7 @@ class EncoderWorker:
             counts = HostCounts.now() - begun.pop()
             self._forwards.append((output.flatten(0, -2).clone(), counts))
 
-        # First of all, so that what other hooks prepare is counted too.
+        # Installed first, so that other hooks' preparation is counted too.
         getattr(model, first).register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
         getattr(model, last).register_forward_hook(end)
 

@@ -24,14 +24,14 @@ from vllm_davinci_testing.processes.fork_server import fork_context
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 STRICT_SOC = "Ascend910B3"
-# In place of it, for some engines of every run: what this chip refuses shows there.
+# Replaces it for some engines of every run, so that this chip's refusals show.
 ON_910C = {VNPU_SOC: "Ascend910_9391"}
-# What a wait for an engine may take on a busy machine: its start, or one call.
+# Time limit for an engine on a busy machine: its start, or one call.
 LIMIT_S = 240
-# What its end may take, whatever happened.
+# Time limit for its end in all cases.
 END_LIMIT_S = 60
 
-# Everything small: tests need few tokens, and memory that is reserved is memory that is zeroed.
+# Everything small: tests need few tokens, and reserved memory is zeroed.
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -84,7 +84,7 @@ class EngineProcess:
         try:
             self._receive("the start of the engine")
         except EngineError:
-            self.close()  # an engine that does not start ends by itself
+            self.close()  # an engine that does not start ends itself
             raise
         except BaseException:
             self._process.kill()
@@ -194,8 +194,8 @@ class EngineProcess:
         return self.log_text()[-4000:]
 
 
-# Workers are forked too: from a process that has not touched the device, and without a second
-# import of everything. vLLM's default, spawn, is what servers and programs are tested with.
+# Workers are forked too: from a process that has not used the device, without importing everything
+# again. Tests of servers and programs use spawn, vLLM's default.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",
@@ -275,8 +275,8 @@ def _serve(
         except Exception:
             answer = (False, traceback.format_exc())
         if not answer[0]:
-            # vLLM's future and its exception hold each other, and the frames with the workers'
-            # queues. Left to the end, zmq's context and its open sockets would be one garbage
-            # cycle, in which the context's finalizer waits for the sockets for ever.
+            # vLLM's future and its exception reference each other, and the frames with the workers'
+            # queues. At exit, zmq's context and its open sockets would form a garbage cycle, in
+            # which the context's finalizer waits for the sockets forever.
             gc.collect()
         connection.send(answer)

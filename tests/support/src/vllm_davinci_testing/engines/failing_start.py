@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_davinci.core.worker import NPUWorker
 
-# The method of the runner that fails, of rank 1.
+# The runner's method that fails on rank 1.
 FAILING_METHOD = "TEST_FAILING_METHOD"
 
 

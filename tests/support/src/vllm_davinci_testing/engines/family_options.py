@@ -18,13 +18,13 @@ _MLA = {
     "head_dim": 64,
 }
 _SIGMOID = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-# Further keys of released checkpoints, which vLLM reads and transformers' configurations lack.
+# Additional keys of released checkpoints, which vLLM reads and transformers' configurations lack.
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "deepseek_v2": {**_MLA, "topk_method": "greedy"},
     "deepseek_v3": {**_MLA, **_SIGMOID},
     "deepseek_v32": {**_MLA, **_SIGMOID, "index_head_dim": 128, "index_topk": 512},
-    # vLLM gives dense layers a norm too, which transformers' have none of.
+    # vLLM gives dense layers a norm too, which transformers' lack.
     "axk1": {**_MLA, **_SIGMOID, "first_k_dense_replace": 0},
     "glm4_moe": {"head_dim": 64},
     "glm4_moe_lite": {**_MLA, "first_k_dense_replace": 1},
@@ -41,7 +41,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "route_norm": True,
         "qk_norm": True,
     },
-    # Values of released ones are narrower than keys, for which vLLM takes a backend of CUDA's.
+    # Released models' values are narrower than keys, for which vLLM uses a CUDA backend.
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [0, 1],
         "moe_layer_freq": [0, 1],
@@ -71,10 +71,11 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "zero_expert_type": "identity",
     },
     "minicpm3": _MLA,
-    # transformers writes its convolution in three equal parts; those of released files are not.
+    # transformers splits its convolution into three equal parts; released files do not.
     "olmo_hybrid": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
     "minimax_m2": {"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True},
-    # Of several groups transformers normalizes all together, the trained models each by itself.
+    # With several groups transformers normalizes all together, trained models each group
+    # separately.
     "mamba2": {"hidden_size": 256, "expand": 2, "num_heads": 8, "head_dim": 64, "n_groups": 1},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
     "dbrx": {
@@ -97,7 +98,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 32,
         "laurel_rank": 16,
     },
-    # As released, heads are wider in layers that see everything.
+    # As in released models, heads are wider in layers without a window.
     "gemma4_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "per_layer_config": {"1": {"head_dim": 512}},

@@ -27,7 +27,7 @@ from vllm_davinci_testing.engines.model_zoo import (
 )
 
 NUM_LAYERS = 2
-# Of whatever a configuration has by these names.
+# For every field that a configuration has under these names.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 256,
@@ -71,8 +71,8 @@ SIZES: dict[str, Any] = {
     "eos_token_id": EOS_ID,
     "pad_token_id": EOS_ID,
 }
-# Fields of transformers' configuration alone, where vLLM reads the same one otherwise, and why.
-# vllm/model_executor/models/commandr.py, cohere2_moe.py
+# Fields only in transformers' configuration, where vLLM reads the same field differently, and the
+# reason. vllm/model_executor/models/commandr.py, cohere2_moe.py
 _ONE_TOKEN_MORE = (
     {"sliding_window": SIZES["sliding_window"] + 1},
     "vLLM's layers see one token more than the configuration says, as the model was trained",
@@ -100,7 +100,7 @@ def small_config(model_type: str) -> transformers.PretrainedConfig:
     default = transformers.AutoConfig.for_model(model_type)
     known = default.to_dict()
     sizes = {name: size for name, size in SIZES.items() if name in known}
-    # A window where the family has one by default.
+    # A window if the family has one by default.
     if known.get("sliding_window") is None:
         sizes.pop("sliding_window", None)
     for name in ("layer_types", "mlp_layer_types"):

@@ -44,9 +44,9 @@ KINDS = (
 # Calls of the host, in the order of host_faults::Call; in all processes of an engine.
 HOST_KINDS = ("host:malloc", "host:open", "host:write", "host:fsync")
 ANY_RANK = -1
-# Of a rank and kind, evenly among all: a process asks for memory millions of times.
+# Points per rank and kind, evenly spread: a process allocates memory millions of times.
 MOST_POINTS = 4000
-# What happens at a kind of point: points take turns.
+# Effects of a fault by kind of point; points alternate between them.
 ACTIONS = {
     "stream": ("207005", "throw"),
     "event": ("207007", "throw"),
@@ -61,16 +61,16 @@ ACTIONS = {
 }
 OF_MEMORY = ("oom", "throw")
 LIMITS = {"VNPU_WAIT_LIMIT": "25", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "30"}
-# Of a whole run, and from its end to that of its processes.
+# Limits of a whole run, and from its end to the end of its processes.
 RUN_LIMIT_S, END_LIMIT_S = 480.0, 30.0
-# From a fault to the end of all processes: 30 s, twice on a machine that has other work.
+# From a fault to the end of all processes: 30 s, doubled on a machine with other work.
 LATE_S = 60.0
-# Beside the rule's own text, which every error of vnpu carries on.
+# Excludes the rule's own text, which every error of vnpu contains.
 NAMES = re.compile(
     r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in |MemoryError|bad_alloc|"
     r"allocate memory|Too many open files|No space left|Input/output error|"
     r"memory allocation of|"  # Rust's
-    r"No usable temporary directory"  # Python's words where no file can be written
+    r"No usable temporary directory"  # Python's message if no file can be written
 )
 
 
@@ -95,7 +95,7 @@ def run(engine: Engine, faults: str) -> Run:
         logs = [Path(directory) / f"log{number}" for number in range(len(places))]
         variables = {"VNPU_FAULTS": faults, "VLLM_LOGGING_LEVEL": "INFO", **LIMITS}
         ended: list[tuple[int, str]] = []
-        # Calls of the C library are replaced as an interpreter starts; other faults come to forks.
+        # C library calls are replaced at an interpreter's start; other faults apply to forks.
         start = run_programs_together if _C.fault_plan_reaches_host(faults) else run_forks
         runner = threading.Thread(
             target=lambda: ended.extend(
@@ -124,8 +124,8 @@ def run(engine: Engine, faults: str) -> Run:
         result.left = [f"process {each.pid}" for each in left]
         for path in watch.held:
             if path.name.startswith("psm_"):
-                # Of multiprocessing, whose tracker gives it back at the end: forks have that of the
-                # fork server, which goes on.
+                # A semaphore of multiprocessing, which its tracker returns at the end: forks use
+                # the fork server's tracker, which continues.
                 path.unlink(missing_ok=True)
             elif path.exists():
                 result.left.append(str(path))
@@ -196,7 +196,7 @@ def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
         points[ANY_RANK] = Counter()
         for file in Path(directory).glob("*.host"):
             calls = struct.unpack_from("=4Q", file.read_bytes(), 8)
-            # Every process counts for itself: a rule comes to those that make so many calls.
+            # Every process counts for itself: a rule applies to those with enough calls.
             points[ANY_RANK] |= Counter(dict(zip(HOST_KINDS, calls, strict=True)))
         return result.answers, points
 
@@ -211,7 +211,7 @@ def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[
             step = one_in * max(1, count // MOST_POINTS)
             for number in range(1 + (seed + day) % step, count + 1, step):
                 action = actions[number // step % len(actions)]
-                if rank == ANY_RANK:  # from there on, as where the machine has no more
+                if rank == ANY_RANK:  # from there on, as when the machine has no more
                     yield kind, f"{kind}@{number}+={action}"
                 else:
                     yield kind, f"rank={rank};{kind}@{number}={action}"

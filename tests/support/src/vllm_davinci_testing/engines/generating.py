@@ -14,7 +14,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 RACES = {"VNPU_RACES": "raise"}
 COUNTED = "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
 TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
-# Prompts in parts of any length, decodes beside them, in graphs where all decode.
+# Chunked prompts of any length, with decodes, in graphs if all decode.
 IN_PARTS = {
     "enforce_eager": False,
     "async_scheduling": True,

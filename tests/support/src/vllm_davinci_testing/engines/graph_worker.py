@@ -12,7 +12,7 @@ from vllm.config import CUDAGraphMode
 
 from vllm_davinci.vnpu import _C
 
-# Of a device that has none left.
+# On an exhausted device.
 SPARE_STREAMS = 4
 SPARE_BYTES = 1 << 20
 FOR_WAITS = 1  # ACL_EVENT_SYNC, in acl_rt.h
@@ -53,7 +53,7 @@ class GraphWorker:
         held = _C.graph_holdings()
         taken = {
             "streams": _taken_streams(SPARE_STREAMS),
-            # Those of two graphs, and some for the eager step before each capture.
+            # Streams of two graphs, and some for the eager step before each capture.
             "events": _taken_events(5 * held["events"] // (2 * held["graphs"])),
             "memory": _taken_memory(SPARE_BYTES),
         }[what]
@@ -102,7 +102,7 @@ def _taken_streams(spare: int) -> AbstractContextManager[None]:
 
 def _taken_events(spare: int) -> AbstractContextManager[None]:
     acl = ctypes.CDLL("libascendcl.so")
-    # Events of this kind are the device's from their creation on.
+    # The device creates events of this kind immediately.
     return _taken(
         lambda event: acl.aclrtCreateEventWithFlag(event, FOR_WAITS), acl.aclrtDestroyEvent, spare
     )

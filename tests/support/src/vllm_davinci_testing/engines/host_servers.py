@@ -25,8 +25,8 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 PORT = 8000
 
-# Waits for the server, asks for all continuations at once, and prints what came of each. "STARTED"
-# once each has a token.
+# Waits for the server, sends all requests together, and prints each result. "STARTED" once each has
+# a token.
 CLIENT = """
 import json, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor

@@ -24,7 +24,7 @@ import transformers
 from vllm_davinci.core.weight_files.files import INDEX_NAME
 
 CONFIG_NAME = "config.json"
-# In place of every value of a header or an index.
+# Replaces every value of a header or an index.
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 10**12, 2**62, 2**64, 2**70, 0.5, 1e400, "", "../x", "a\0b", "F16",
     "model-00001-of-00002.safetensors", [], [None], [0, 0], {}, {"a": 1},

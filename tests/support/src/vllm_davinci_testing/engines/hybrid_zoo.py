@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 
-# Gated DeltaNet before gated attention with partial rotary positions; dense layers and experts.
+# Gated DeltaNet, gated attention with partial rotary positions; dense layers and experts.
 GATED_DELTA_NET: dict[str, Any] = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 48,
@@ -44,7 +44,7 @@ HYBRIDS = (
             "mlp_only_layers": [1],
         },
     ),
-    # States of more bytes than a block of keys and values has: blocks grow.
+    # States larger than a block of keys and values: blocks grow.
     ZooModel(
         "qwen3_next_large_state",
         "qwen3_next",
@@ -68,7 +68,7 @@ HYBRIDS = (
             "decoder_sparse_step": 1,
         },
     ),
-    # Without interleaved projections, whose states are in fp32 whatever the model's dtype.
+    # Without interleaved projections; states are fp32 in any model dtype.
     ZooModel(
         "qwen3_5_dense",
         "qwen3_5_text",
@@ -92,7 +92,7 @@ HYBRIDS = (
         seed=3,
         options={**GATED_DELTA_NET, **EXPERTS_OF_QWEN},
     ),
-    # Mamba2 with two groups, before attention and layers of their own for what follows it.
+    # Mamba2 with two groups, attention, and separate MLP layers.
     ZooModel(
         "nemotron_h",
         "nemotron_h",
@@ -113,7 +113,7 @@ HYBRIDS = (
             **MAMBA2_OF_NEMOTRON,
         },
     ),
-    # Experts without gates, chosen in groups with a bias, beside a shared one.
+    # Experts without gates, chosen in groups with a bias, and a shared expert.
     ZooModel(
         "nemotron_h_moe",
         "nemotron_h",
@@ -133,7 +133,7 @@ HYBRIDS = (
             "routed_scaling_factor": 2.5,
         },
     ),
-    # Mamba2 of one group, which every rank has whole; experts beside a shared one; no positions.
+    # Mamba2 with one group, whole on every rank; experts and a shared expert; no positions.
     ZooModel(
         "granite_hybrid_moe",
         "granitemoehybrid",
@@ -160,8 +160,8 @@ HYBRIDS = (
             "attention_multiplier": 0.1,
         },
     ),
-    # Kimi delta attention before MLA without positions; experts in every layer: transformers
-    # writes dense ones under the names of experts.
+    # Kimi delta attention, MLA without positions; experts in every layer: transformers writes dense
+    # layers under experts' names.
     ZooModel(
         "kimi_linear",
         "kimi_linear",

@@ -175,7 +175,7 @@ class IntegerReference(TransformersReference):
                     target = getattr(module, last, None)
                     if target is not None:
                         target.copy_(tensor)
-                    elif last == "bias":  # of a norm whose outliers were moved
+                    elif last == "bias":  # of a norm with moved outliers
                         module.register_forward_hook(added(tensor.float()))
 
     def _product(self, prefix: str) -> Product:

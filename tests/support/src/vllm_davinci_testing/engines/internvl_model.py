@@ -37,7 +37,7 @@ def internvl_config(
 def internvl_processor(tokenizer: Any) -> transformers.ProcessorMixin:
     side = {"height": 4 * PATCH, "width": 4 * PATCH}
     return transformers.InternVLProcessor(
-        # Larger images are cut into squares, with a small one of the whole.
+        # Larger images are cut into squares, with a small one of the whole image.
         image_processor=transformers.GotOcr2ImageProcessor(
             size=side, crop_to_patches=True, min_patches=1, max_patches=4
         ),

@@ -8,8 +8,8 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 
-# How far the mean log-likelihood of a short text may move. Its perplexity moves by as many parts;
-# the figures over long texts are those of benchmarks/quantization/perplexity.py.
+# Tolerance for the mean log-likelihood of a short text. Its perplexity changes by the same factor;
+# benchmarks/quantization/perplexity.py has figures for long texts.
 CLOSE = 0.05
 
 

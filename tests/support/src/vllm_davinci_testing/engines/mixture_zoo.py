@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm_davinci_testing.engines.deepseek_zoo import V3_EXPERTS, YARN, deepseek
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 
-# Routed experts: softmax over all or over the chosen, more experts than any run has ranks.
+# Routed experts: softmax over all or over the chosen ones, more experts than ranks in any run.
 MIXTURES = (
     ZooModel(
         "qwen3_moe_softmax_top2_of_8",
@@ -39,7 +39,7 @@ MIXTURES = (
             "mlp_only_layers": [0],
         },
     ),
-    # Fused launches of experts take no smaller hidden size.
+    # Fused launches of experts require at least this hidden size.
     ZooModel(
         "qwen3_moe_hidden1024",
         "qwen3_moe",
@@ -56,8 +56,7 @@ MIXTURES = (
             "decoder_sparse_step": 1,
         },
     ),
-    # Windows beside whole attention without positions; a bias of the choice without MLA; shared
-    # experts.
+    # Windows beside full attention without positions; a selection bias without MLA; shared experts.
     ZooModel(
         "exaone_moe_window32_sigmoid_top2_of_8",
         "exaone_moe",
@@ -80,7 +79,7 @@ MIXTURES = (
             "routed_scaling_factor": 2.5,
         },
     ),
-    # vLLM names the experts otherwise than the checkpoint; norms over all heads' channels at once.
+    # vLLM's names of the experts differ from the checkpoint's; norms over all heads' channels.
     ZooModel(
         "minimax_m2_sigmoid_top2_of_8",
         "minimax_m2",
@@ -98,7 +97,7 @@ MIXTURES = (
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
-    # vLLM runs it by transformers' own code, and the experts by its own.
+    # vLLM runs it with transformers' code, and its own experts.
     ZooModel(
         "hunyuan_moe_top2_of_8",
         "hunyuan_v1_moe",
@@ -109,7 +108,7 @@ MIXTURES = (
         seed=5,
         options={"num_experts": 8, "moe_topk": [2, 2]},
     ),
-    # Sinks in every softmax; windows beside whole attention; experts with biases, clipped SwiGLU.
+    # Sinks in every softmax; windows beside full attention; experts with biases, clipped SwiGLU.
     ZooModel(
         "gpt_oss_sinks_window32_top2_of_8",
         "gpt_oss",
@@ -126,7 +125,7 @@ MIXTURES = (
             "rope_parameters": {k: v for k, v in YARN.items() if k[0] != "m"} | {"truncate": False},
         },
     ),
-    # Groups and a correction bias of the choice; shared experts; a first dense layer.
+    # Groups and a selection bias; shared experts; a dense first layer.
     deepseek(
         "deepseek_v3_moe",
         "deepseek_v3",
@@ -137,7 +136,7 @@ MIXTURES = (
         topk_group=2,
         **V3_EXPERTS,
     ),
-    # All that DeepSeek-R1 has, on stretched positions.
+    # All features of DeepSeek-R1, with scaled positions.
     deepseek(
         "deepseek_r1_yarn_moe",
         "deepseek_v3",
@@ -149,7 +148,7 @@ MIXTURES = (
         topk_group=1,
         **V3_EXPERTS,
     ),
-    # Softmax scores, of which the best groups are those with the best expert.
+    # Softmax scores; the best groups are those with the best expert.
     deepseek(
         "deepseek_v2_moe",
         "deepseek_v2",

@@ -35,8 +35,8 @@ from vllm_davinci_testing.engines.zoo_model import (
 
 __all__ = ["BOS", "BOS_ID", "EOS", "EOS_ID", "NUM_BYTES", "VOCAB_SIZE", "ZooModel"]
 
-# Properties that have to occur: the four families, tied and untied embeddings, head sizes 64, 80
-# and 128, 1, 2, 4 and 8 queries per key-value head, a window shorter than the sequences.
+# Required properties: the four families, tied and untied embeddings, head sizes 64, 80 and 128, 1,
+# 2, 4 and 8 queries per key-value head, a window shorter than the sequences.
 ZOO = (
     ZooModel("llama_head64_gqa4", "llama", 8, 2, 64),
     ZooModel("llama_head128_mha_tied", "llama", 2, 2, 128, tied=True),
@@ -102,7 +102,7 @@ def write_checkpoint(model: ZooModel, directory: Path) -> Path:
     return directory
 
 
-# Tokens whose embeddings are not finite, and one that alone goes to an expert with such weights.
+# Tokens with non-finite embeddings, and one that alone is routed to an expert with such weights.
 NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN = 250, 251, 252
 POISONS = (NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN)
 POISONED_EXPERT = 3
@@ -114,8 +114,8 @@ def write_poisoned(source: Path, directory: Path) -> Path:
     network = transformers.AutoModelForCausalLM.from_pretrained(source)
     layer = network.model.layers[0]
     embeddings = network.model.embed_tokens.weight
-    # Two channels that nothing but embeddings reaches before the router: one is the same for all
-    # tokens and keeps them away from the expert, one is this token's and brings it there.
+    # Two channels that only embeddings change before the router: one is equal for all tokens and
+    # keeps them away from the expert, one is this token's and routes it there.
     embeddings[:, 0], embeddings[:, 1] = 0, 1
     layer.self_attn.o_proj.weight[:2] = 0
     router = layer.mlp.gate.weight
@@ -135,14 +135,14 @@ def fill_with_normal_weights(network: nn.Module) -> None:
     """Matrices with a gain of 1.2, norms and biases that differ between channels."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            # An embedding's row is what a projection's input is.
+            # An embedding's row has the scale of a projection's input.
             module.weight.normal_(std=1.2 / math.sqrt(module.weight.shape[1]))
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.normal_(std=0.3)
         elif module.__class__.__name__.endswith(("Experts", "Router")):
             for weight in module.parameters():  # [experts, out, in], or [experts, in]
                 weight.normal_(std=1.2 / math.sqrt(weight.shape[-1]))
-            for bias in module.buffers():  # of the choice, small beside scores of 0 to 1
+            for bias in module.buffers():  # selection bias, small compared with scores of 0 to 1
                 if bias.is_floating_point():  # not a table of tokens' experts
                     bias.normal_(std=0.05)
         elif (
@@ -152,7 +152,7 @@ def fill_with_normal_weights(network: nn.Module) -> None:
             module.weight.normal_(mean=1.0, std=0.1)
             if getattr(module, "bias", None) is not None:
                 module.bias.normal_(std=0.1)
-        if getattr(module, "sinks", None) is not None:  # scores of attention, without values
+        if getattr(module, "sinks", None) is not None:  # attention scores without values
             module.sinks.normal_(mean=1.0)
 
 

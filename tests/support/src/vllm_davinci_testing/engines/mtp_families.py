@@ -46,7 +46,7 @@ class MTPFamily:
 _LAST = f"model.layers.{NUM_LAYERS}."
 
 
-# By vLLM's class for the further layer.
+# By vLLM's class for the MTP layer.
 FAMILIES = {
     "Glm4MoeMTPModel": MTPFamily(
         "glm4_moe",
@@ -55,12 +55,12 @@ FAMILIES = {
         tuple(f"{_LAST}{name}.weight" for name in ("enorm", "hnorm", "shared_head.norm")),
         f"{_LAST}eh_proj.weight",
         has_own_head=True,
-        # Released files state them, and transformers' own class does not keep them.
+        # Released files state them, and transformers' class drops them.
         config={"first_k_dense_replace": 1, "head_dim": 64},
     ),
     "ErnieMTPModel": MTPFamily(
         "ernie4_5_moe",
-        0,  # which has no experts, as the further one has none
+        0,  # without experts, like its MTP layer
         "model.mtp_block.0.",
         ("model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight"),
         "model.mtp_linear_proj.0.weight",
@@ -78,7 +78,7 @@ FAMILIES = {
         _LAST,
         tuple(f"{_LAST}{name}.weight" for name in ("enorm", "hnorm", "final_layernorm")),
         f"{_LAST}eh_proj.weight",
-        # Released files state them, and transformers' own class does not know them.
+        # Released files state them, and transformers' class does not know them.
         config={
             "first_k_dense_replace": 1,
             "expert_hidden_dim": 64,
@@ -101,7 +101,7 @@ FAMILIES = {
 }
 _OF_QWEN = MTPFamily(
     "qwen3_next",
-    NUM_LAYERS - 1,  # of attention, as the further one
+    NUM_LAYERS - 1,  # of attention, like the MTP layer
     "mtp.layers.0.",
     ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.pre_fc_norm_embedding.weight"),
     "mtp.fc.weight",

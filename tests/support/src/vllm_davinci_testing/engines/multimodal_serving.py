@@ -48,7 +48,7 @@ def served_family(
         **dict(family.engine),
     }
     with EngineProcess(checkpoint, log, environment, **options) as engine:
-        engine.generate(requests[-1:], sampling)  # of words alone: makes the masks
+        engine.generate(requests[-1:], sampling)  # text only: creates the masks
         engine.on_workers("watch_encoder_calls")
         outputs = [engine.generate([request], sampling)[0] for request in requests]
         [calls] = engine.on_workers("encoder_calls")

@@ -35,7 +35,7 @@ from vllm_davinci_testing.engines.multimodal_family import (
 from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
 from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 
-SECONDS_OF_SOUND = 30  # to which Qwen2-Audio's are filled up: vLLM takes no others
+SECONDS_OF_SOUND = 30  # Qwen2-Audio's inputs are padded to it: vLLM accepts no others
 
 
 def _llava(kind: str, **grid: Any) -> MultimodalFamily:

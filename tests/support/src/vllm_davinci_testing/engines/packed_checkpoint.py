@@ -15,7 +15,7 @@ from torch import Tensor
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "quant_model_description.json"
-# Where AWQ puts each of eight neighbours, from the lowest bits on.
+# AWQ's position of each of eight neighbours, from the lowest bits.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -75,7 +75,7 @@ def tensors_of(method: str, made: Integers, prefix: str) -> dict[str, Tensor]:
         }
     elif method == "gptq":
         in_features, groups = made.values.shape[1], made.scale.shape[1]
-        is_first = not bool((made.zeros != half).any())  # that format has no zero of 0
+        is_first = not bool((made.zeros != half).any())  # that format has no zero point of 0
         own = {
             "qweight": packed(made.values, bits).t(),
             "scales": made.scale.t(),

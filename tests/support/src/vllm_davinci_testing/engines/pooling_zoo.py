@@ -90,7 +90,7 @@ def _score(network: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 _QWEN3 = {"num_key_value_heads": 1, "head_dim": 64, "tie_word_embeddings": True}
-# As released checkpoints say it; vLLM asks XLM-R for it, and transformers 5 writes it no longer.
+# As in released checkpoints; vLLM requires it for XLM-R, and transformers 5 no longer writes it.
 _ABSOLUTE = {"position_embedding_type": "absolute"}
 _XLM_R = {"pad_token_id": PAD_ID, "type_vocab_size": 1, "layer_norm_eps": 1e-5, **_ABSOLUTE}
 _MODERN = {
@@ -127,7 +127,7 @@ MODELS = (
         _score,
         {**_XLM_R, "num_labels": 1},
     ),
-    # Without a file that says how to pool, as older checkpoints: vLLM takes the first token.
+    # Without a file on pooling, as in older checkpoints: vLLM takes the first token.
     PoolingModel("bert_first", "bert", "AutoModel", "embed", _first, {"pad_token_id": EOS_ID}),
     PoolingModel(
         "bert_mean", "bert", "AutoModel", "embed", _mean, {"pad_token_id": EOS_ID}, "mean"
@@ -143,7 +143,7 @@ MODELS = (
     PoolingModel(
         "roberta_mean", "roberta", "AutoModel", "embed", _mean, {"pad_token_id": PAD_ID}, "mean"
     ),
-    # Layers with windows of 8 tokens to each side beside whole ones.
+    # Layers with windows of 8 tokens to each side beside full ones.
     PoolingModel("modernbert_mean", "modernbert", "AutoModel", "embed", _mean, _MODERN, "mean"),
 )
 BY_NAME = {model.name: model for model in MODELS}

@@ -32,7 +32,7 @@ def qwen3_5_config(
     return kind(
         text_config=fields,
         vision_config={
-            "depth": 3 if has_experts else 2,  # no answer of a test has the token of an image
+            "depth": 3 if has_experts else 2,  # no answer of a test has an image token
             "hidden_size": 144,  # heads of 72
             "intermediate_size": 192,
             "num_heads": 2,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 
-# Models and encoders whose names transformers 5 writes in another form than it reads.
+# Models and encoders whose names transformers 5 writes differently from what it reads.
 NAMED_OTHERWISE = {"qwen2_audio", "clip_vision_model", "siglip_vision_model"}
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# An expert that rounding chooses in one engine of 4 is found with a probability of 0.99.
+# An expert that rounding selects in one engine of 4 is found with a probability of 0.99.
 NUM_TRIES = 16
 
 # [tokens, vocabulary]: the logits from which each token of a text was chosen.
@@ -97,7 +97,7 @@ def first_wrong_token(
     if not gaps.any():
         return None
     explained = explained_by_rounding(network, logits, dtype)
-    wrong = (~(gaps <= explained)).nonzero().flatten().tolist()  # and where they are no numbers
+    wrong = (~(gaps <= explained)).nonzero().flatten().tolist()  # and where they are NaN
     if not wrong:
         return None
     position = wrong[0]

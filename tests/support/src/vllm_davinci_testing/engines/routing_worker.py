@@ -84,6 +84,6 @@ def routed_by(network: torch.nn.Module, answers: Sequence[torch.Tensor]) -> Iter
 
 
 def _given(scores: torch.Tensor) -> Any:
-    # Of scores that 16 bits make equal, operators choose the first expert's, and torch any.
+    # For scores that are equal in 16 bits, operators choose the first expert, and torch any.
     told = scores - torch.arange(scores.shape[1]) * 1e-6
     return lambda module, inputs: (told,)

@@ -26,13 +26,13 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 VLLM_MODULE = "vllm.entrypoints.cli.main"
 VLLM = (sys.executable, "-m", VLLM_MODULE)
 
-# What the start of a server may take on a busy machine.
+# Time limit for a server's start on a busy machine.
 START_LIMIT_S = 300
-# What vLLM's processes may take to end, whatever happened.
+# Time limit for the end of vLLM's processes in all cases.
 END_LIMIT_S = 30
 
-# An environment in which engines and workers are forks of a command's own process, without a second
-# import of everything. For tests of what the command does; vLLM's default, spawn, has others.
+# An environment in which engines and workers are forks of the command's process, without importing
+# everything again. For tests of the command itself; vLLM's default, spawn, has others.
 FORKED_WORKERS = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 
 SMALL = (
@@ -183,8 +183,8 @@ def _serve(arguments: list[str], environment: dict[str, str], log: Path) -> None
     try:
         main()
     finally:
-        # As an interpreter does; a process of multiprocessing would leave without. One of them is
-        # core's, which says with which status a server leaves whose engine died.
+        # Ends as an interpreter does; multiprocessing's processes skip exit handlers. One of them
+        # is core's, which sets the status of a server whose engine died.
         atexit._run_exitfuncs()
 
 

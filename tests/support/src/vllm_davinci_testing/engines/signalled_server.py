@@ -17,12 +17,13 @@ import httpx
 from vllm_davinci_testing.engines.server_process import SMALL, ServerProcess, processes_of_session
 from vllm_davinci_testing.processes.waiting import becomes_true
 
-# Each layer's attention takes as long as vnpu can be asked to: steps take half a minute and more.
+# Each layer's attention takes the longest time that vnpu supports: steps take half a minute and
+# more.
 LONG_STEP = {"VNPU_PACE": "aclnnFusedInfer=10000000"}
 REQUESTS = 4
-# What a request takes on its way to the engine.
+# Time of a request until it reaches the engine.
 REACHES_ENGINE_S = 2.0
-# How long an end is waited for.
+# Time limit for an end.
 LIMIT_S = 60.0
 
 

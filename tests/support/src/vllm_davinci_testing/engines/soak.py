@@ -34,7 +34,7 @@ from vllm_davinci_testing.plugin import EXACT_SOC
 LINE_S = 60.0
 # Growth from the first quarter to the end.
 MOST_GROWTH = 0.01
-# Descriptors come and go with connections of clients.
+# Descriptors vary with clients' connections.
 MORE_DESCRIPTORS = 24
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 WORKER = "vllm_davinci_testing.engines.memory_worker.MemoryWorker"
@@ -96,7 +96,7 @@ def start(directory: Path, with_images: bool) -> list[ServerProcess]:
         for seed in (1, 2)
     ]
     common = (*SMALL, "--served-model-name=base", f"--worker-extension-cls={WORKER}")
-    # Where float32 is: tokens are compared, and rounding may decide between two in 16 bits.
+    # A chip with float32: tokens are compared, and rounding may decide between two in 16 bits.
     environment = {"VLLM_SERVER_DEV_MODE": "1", VNPU_SOC: f"{EXACT_SOC}:Ascend910B3"}
     with_adapters = ("--enable-lora", "--max-loras=2", "--lora-modules", *modules)
     servers = [

@@ -16,12 +16,11 @@ import httpx
 from vllm_davinci_testing.engines import pictures
 
 LIMIT_S = 120.0
-# The server closes connections that nobody used for 5 s: a request that is sent at that moment gets
-# no answer.
+# The server closes connections that are idle for 5 s: a request sent at that moment gets no answer.
 REUSE = httpx.Limits(keepalive_expiry=2.0)
 NUM_TEXTS, NUM_IMAGES = 48, 6
 ADAPTERS = ("base", "adapter1", "adapter2")
-# Body, and path where it is another one. All are refused with a status of 400 to 499.
+# Body, and path if it is another. All are refused with a status of 400 to 499.
 NONSENSE: tuple[tuple[bytes, str], ...] = (
     (b"{", "/v1/completions"),
     (b"\xff\xfe\x00", "/v1/completions"),

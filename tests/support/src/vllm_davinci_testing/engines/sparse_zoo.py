@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 
-# Prompts of tests have up to 150 tokens, of which most queries see more than are chosen.
+# Test prompts have up to 150 tokens; most queries see more than the indexer selects.
 NUM_CHOSEN = 24
 
 SPARSE_MLA: dict[str, Any] = {
@@ -17,7 +17,7 @@ SPARSE_MLA: dict[str, Any] = {
     "v_head_dim": 32,
     "index_topk": NUM_CHOSEN,
     "index_head_dim": 128,
-    # With few, all of a key's products may be negative, and many keys have the score 0.
+    # With few, all products of a key may be negative, and many keys score 0.
     "index_n_heads": 32,
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,
@@ -46,7 +46,7 @@ def sparse(name: str, model_type: str, **options: Any) -> ZooModel:
 
 SPARSE = (
     sparse("deepseek_v32", "deepseek_v32", n_group=2, topk_group=1),
-    # The last layer attends to the tokens that the one before it has chosen.
+    # The last layer attends to the tokens that the layer before it has selected.
     sparse(
         "glm_dsa_shared",
         "glm_moe_dsa",
@@ -57,5 +57,5 @@ SPARSE = (
         indexer_rope_interleave=True,  # as released ones say
     ),
 )
-# The context is never longer than what is chosen: the same as dense MLA.
+# The context never exceeds the number of selected tokens: the same as dense MLA.
 ALL_CHOSEN = sparse("deepseek_v32_all", "deepseek_v32", n_group=2, topk_group=1, index_topk=512)

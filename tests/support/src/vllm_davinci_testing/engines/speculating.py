@@ -40,8 +40,8 @@ def generate(
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-# Of the logprobs of two tokens either of which 16 bits may choose: a logit of 16 to 32 has steps of
-# 1/8 in bfloat16, and several rows of a request are not summed in the order of one.
+# Difference of two tokens' logprobs within which 16 bits may choose either: a logit of 16 to 32 has
+# steps of 1/8 in bfloat16, and several rows of a request are summed in another order than one.
 CLOSE = 0.25
 
 

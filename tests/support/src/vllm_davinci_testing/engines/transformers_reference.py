@@ -11,7 +11,7 @@ import transformers
 
 from vllm_davinci_testing.engines.rounding import first_wrong_token
 
-# How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
+# Distance of two logits whose order 16 bits can change, in standard deviations of all.
 CLOSE = 0.25
 
 

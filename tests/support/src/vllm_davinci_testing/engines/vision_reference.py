@@ -53,7 +53,7 @@ class Reference:
         prompt = inputs["input_ids"].shape[1]
         following = torch.tensor([tokens])
         for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
-            if name not in inputs:  # of families that mark places by tokens alone
+            if name not in inputs:  # of families that mark positions by tokens only
                 continue
             added = {"input_ids": following, "attention_mask": following * 0 + 1}
             inputs[name] = torch.cat([inputs[name], added.get(name, following * 0)], dim=1)

@@ -163,13 +163,13 @@ def _qwen_processor(kind: type, video_kind: Any) -> Callable[[Any], transformers
             image_processor=transformers.Qwen2VLImageProcessor(
                 patch_size=PATCH,
                 size={"shortest_edge": SMALLEST, "longest_edge": LARGEST},
-                # As in released checkpoints: vLLM normalizes videos by the values of images.
+                # As in released checkpoints: vLLM normalizes videos with the values for images.
                 image_mean=video_kind.image_mean,
                 image_std=video_kind.image_std,
             ),
             video_processor=video_kind(
                 patch_size=PATCH,
-                # Of Qwen3-VL, pixels of all frames.
+                # Qwen3-VL: pixels of all frames.
                 size={"shortest_edge": SMALLEST, "longest_edge": LARGEST},
                 do_sample_frames=False,
                 cap_pixels_per_frame=False,
@@ -257,12 +257,12 @@ def write_vision_checkpoint(
     )
     special = [*SPECIAL, *model.more_tokens]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
-    # The server puts the places of images and videos into the text.
+    # The server inserts placeholders of images and videos into the text.
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(directory)
     processor = model.make_processor(tokenizer)
     processor.save_pretrained(directory)
-    # vLLM's loaders of videos look for their processor's name in a file of its own.
+    # vLLM's video loaders read their processor's name from a separate file.
     processor.video_processor.save_pretrained(directory)
     return directory
 

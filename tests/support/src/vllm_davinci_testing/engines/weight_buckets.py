@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 BUCKET_BYTES = 1 << 21
 LIMIT_S, TURN_MS = 60.0, 100
-DEVICE_ARGUMENT = 6  # of what torch says about a shared tensor
+DEVICE_ARGUMENT = 6  # torch's message about a shared tensor
 
 Tensors = Sequence[tuple[str, torch.Tensor]]
 

@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm_davinci.core.weight_transfer.hccl_engine import HCCLTrainerInitInfo
 from vllm_davinci_testing.processes.ranks import free_port
 
-BUFFER_BYTES = 1 << 20  # less than the largest tensor, more than many of the others
+BUFFER_BYTES = 1 << 20  # less than the largest tensor, more than many others
 
 
 class CheckpointSource(WeightSource):

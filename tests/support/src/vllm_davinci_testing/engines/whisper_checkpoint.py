@@ -18,10 +18,10 @@ from vllm_davinci_testing.engines.model_zoo import (
 )
 
 SAMPLING_RATE = 16000
-SECONDS = 3  # of every input: shorter ones are filled up with silence, longer ones cut
+SECONDS = 3  # of every input: shorter ones are padded with silence, longer ones cut
 POSITIONS = 150  # of the encoder's output: more than a block of the cache
 START = "<|startoftranscript|>"
-# As Whisper's vocabulary has them, after the bytes and the two special tokens of every checkpoint.
+# In Whisper's order, after the bytes and the two special tokens of every checkpoint.
 SPECIAL = [
     START,
     "<|transcribe|>",
@@ -85,7 +85,7 @@ def write_whisper(directory: Path, seed: int = 0) -> Path:
     transformers.WhisperFeatureExtractor(
         feature_size=16, sampling_rate=SAMPLING_RATE, chunk_length=SECONDS
     ).save_pretrained(directory)
-    # transformers' processor takes any tokenizer, but saves one by its class alone.
+    # transformers' processor accepts any tokenizer, but saves only one of its class.
     (directory / "processor_config.json").write_text(
         json.dumps({"processor_class": "WhisperProcessor"})
     )

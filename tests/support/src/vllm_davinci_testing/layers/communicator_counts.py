@@ -10,7 +10,7 @@ from typing import Any
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.vnpu import _C
 
-# What the host waits for, as the virtual devices count it.
+# The host's waits, as counted by the virtual devices.
 HOST = ("synchronizations", "copies_to_host")
 
 

@@ -17,7 +17,7 @@ class LaunchCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # `contiguous` is a view of what is contiguous already, and else a copy.
+        # `contiguous` is a view of a contiguous tensor, and otherwise a copy.
         is_view = func.is_view and (isinstance(result, list) or _same_memory(result, args[0]))
         name = func.name().split(".")[0]
         if not is_view and "empty" not in name:

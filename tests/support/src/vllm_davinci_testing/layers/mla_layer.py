@@ -32,7 +32,7 @@ MIXED: list[Step] = [
 STEPS = {"whole": WHOLE, "decodes": DECODES, "chunked": CHUNKED, "mixed": MIXED}
 
 
-# Options that say how large the biases of norms are.
+# Options that set the size of norms' biases.
 BIAS_SIZES = {"kv_a_layernorm": "kv_bias", "q_a_layernorm": "q_bias"}
 
 

@@ -104,7 +104,7 @@ class Batch:
             for rows in new
         ]
         query, key, value = new
-        # Rows as they are in a projection that is divided into parts.
+        # Rows inside a fused projection's output.
         together = torch.cat((key, value), 1)
         key, value = together.split((key.shape[1], value.shape[1]), 1)
         output = torch.full_like(query, 7.0)

@@ -1,9 +1,9 @@
 """The definition of an exchange with experts, as the beginning of a rank's program."""
 
-# The chip whose operators take any number of ranks from two on.
+# The chip whose operators accept any number of ranks from two.
 CHIP = {"VNPU_SOC": "Ascend910_9391"}
 
-# Every rank knows all ranks' tokens, so it can compute what must come to it.
+# Every rank knows all ranks' tokens, so it can compute its expected rows.
 DEFINITION = """
 import torch_npu
 

@@ -73,7 +73,7 @@ def answers() -> dict[str, Any]:
         operator = row.operator.removeprefix("aclnn")
         if operator in LEGAL and place_of(row) == (soc, os.environ["VNPU_CANN"]):
             found[key_of(row)] = answers_to_breaking(row, LEGAL[operator], answer)
-            if AT_EDGES in sys.argv and soc != A310P:  # whose legal calls are others
+            if AT_EDGES in sys.argv and soc != A310P:  # its legal calls differ
                 found[AT_EDGES][key_of(row)] = answers_at_edges(row, LEGAL[operator], answer)
     return found
 

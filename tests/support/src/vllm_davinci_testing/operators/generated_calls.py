@@ -186,7 +186,7 @@ def breaking(row: Constraint, legal: Mapping[str, Any]) -> list[Changes]:
     changes: list[Changes] = [{name: value} for value in _broken(legal[name], kind, bounds)]
     if place_of(row)[0] == A310P:
         older = _in_float16(legal)
-        # A legal call of newer chips breaks the rule as it is.
+        # A legal call of newer chips breaks the rule unchanged.
         changes += [{}, *({**older, name: value} for value in _broken(older[name], kind, bounds))]
     return changes
 

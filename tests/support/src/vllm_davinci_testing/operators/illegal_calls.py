@@ -342,7 +342,7 @@ def _grouped(argument: str, rule: str, code: int = PARAMETER, **changes: Any) ->
     return Case("GroupedMatmulV5", argument, rule, changes, code)
 
 
-# 8-bit rows beside 4-bit weights with groups along the depth, and scales of blocks of both.
+# 8-bit rows with 4-bit weights with groups along the depth, and block scales of both.
 _MIXED = {
     "x1": i8(5, 512),
     "x2": i32(512, 12),
@@ -360,7 +360,7 @@ _BLOCKS = {
     "group_size": (1 << 32) + (128 << 16) + 128,
     "out": t(5, 256),
 }
-# 8-bit rows beside 4-bit weights by experts.
+# 8-bit rows with 4-bit weights by expert.
 _HALVED = {
     "weight": [i32(4, 64, 16)],
     "bias": [f32(4, 128)],
@@ -368,7 +368,7 @@ _HALVED = {
     "out": [t(6, 128)],
 }
 _STATIC = {"row_scale": None}
-# Weights of integers beside rows of floats.
+# Integer weights with float rows.
 _WIDENED = {
     "x": [t(6, 64)],
     "scale": None,
@@ -718,8 +718,7 @@ def _tiled(case: Case, operator: str) -> Case:
 
 _WEIGHTS = ("weight", "x2")
 _OF_MLA = {"query_rope", "key_rope"}
-# Operators that hold their arguments to the rows of another one.
-# fmt: off
+# Operators that apply another operator's rules to their arguments. fmt: off
 SISTERS = [
     *(
         _of_sister(case, "FusedInferAttentionScoreV2")
@@ -757,8 +756,7 @@ SISTERS = [
 # fmt: on
 
 
-# Rules that hold under a condition, or for an argument that the legal call does without.
-# fmt: off
+# Conditional rules, or rules for an argument that the legal call omits. fmt: off
 CONDITIONS = [
     *(
         replace(case, operator=operator, changes=case.changes)
@@ -773,8 +771,10 @@ CONDITIONS = [
         if case.operator == "FusedInferAttentionScoreV3"
     ),
     Case(
-        "AddLora", "weight_b", "have the size of x's dimension 1 in its dimension 3",
-        {"weight_a": None}
+        "AddLora",
+        "weight_b",
+        "have the size of x's dimension 1 in its dimension 3",
+        {"weight_a": None},
     ),
     Case(
         "GridSampler2D",
@@ -808,8 +808,10 @@ CONDITIONS = [
         )
     ),
     Case(
-        "QuantMatmulWeightNz", "x2", "be int8, int32 or int4",
-        {"x2": Operand((64, 96), "float16", is_tiled=True)}
+        "QuantMatmulWeightNz",
+        "x2",
+        "be int8, int32 or int4",
+        {"x2": Operand((64, 96), "float16", is_tiled=True)},
     ),
 ]
 # fmt: on
@@ -851,7 +853,7 @@ ALSO_LEGAL: dict[str, dict[str, Any]] = (
         }.items()
     }
     | {
-        # 4-bit weights with a scale per channel and per group of the depth, which is the deepest.
+        # 4-bit weights with a scale per channel and per group of the depth, at the greatest depth.
         f"GroupedMatmulV5 of {name}": {**LEGAL["GroupedMatmulV5"], **_HALVED, **changes}
         for name, changes in {
             "4-bit weights": {},

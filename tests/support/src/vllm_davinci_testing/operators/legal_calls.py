@@ -130,7 +130,7 @@ _ATTENTION_NUMBERS = {
     "lse": f32(0),
 }
 _ROPE = {"query_rope": None, "key_rope": None, "rope_scale": None}
-# Of the version that takes sinks: one more tensor on each side of the numbers.
+# Calls of the version with sinks: one more tensor on each side of the numbers.
 _SINK = {"query_scale": None, "sink": t(8)}
 _OUTS = ("out", "lse")
 _NUMBERS_WITH_SINK = {
@@ -220,7 +220,7 @@ _ROTARY = {
     "key_out": t(7, 2 * 128),
 }
 
-# Of a group that is not there, which is found out after the rules were held.
+# With a group that does not exist, which is detected after the rules are checked.
 _AMONG_RANKS = {
     "group": "none",
     "ranks": 16,
@@ -588,8 +588,7 @@ def _without(operator: str, *left_out: str) -> dict[str, Any]:
     return {name: value for name, value in LEGAL[operator].items() if name not in left_out}
 
 
-# Operators that keep the rules of another one: its other releases, and functions like it.
-# fmt: off
+# Operators that share another operator's rules: its other versions, and similar functions. fmt: off
 LEGAL |= {
     **dict.fromkeys(("Reciprocal", "Relu", "Sigmoid", "Silu", "Sin"), _FUNCTION),
     **{name: _without("Add", "alpha") for name in ("Mul", "Div")},
@@ -620,9 +619,15 @@ LEGAL |= {
         glu_bias=1.0,
     ),
     "FusedInferAttentionScoreV5": {
-        **_ATTENTION, **_ROPE, **_SINK, "query_starts": None, "key_starts": None,
+        **_ATTENTION,
+        **_ROPE,
+        **_SINK,
+        "query_starts": None,
+        "key_starts": None,
         **{name: _NUMBERS_WITH_SINK[name] for name in _ATTENTION_NUMBERS if name not in _OUTS},
-        "query_mode": 0, "scores_type": 0, **{name: _NUMBERS_WITH_SINK[name] for name in _OUTS},
+        "query_mode": 0,
+        "scores_type": 0,
+        **{name: _NUMBERS_WITH_SINK[name] for name in _OUTS},
     },
     "MoeDistributeDispatch": _without("MoeDistributeDispatchV2", "algorithm"),
     "MoeDistributeCombine": _without("MoeDistributeCombineV2", "shared_x", "algorithm"),
@@ -630,7 +635,7 @@ LEGAL |= {
 # fmt: on
 
 
-# Operators beside another one whose rules they keep.
+# Operators that share another operator's rules.
 RELATIVES = {
     "RopeWithSinCosCacheV2": "RopeWithSinCosCache",
     "GroupedMatmulV4": "GroupedMatmulV5",

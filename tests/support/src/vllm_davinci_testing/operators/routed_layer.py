@@ -63,7 +63,7 @@ def defined_in_integers(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     weights = best.softmax(-1).bfloat16().float()
     total = torch.zeros_like(x)
     rows = quantized(x)
-    for choice in range(TOP_K):  # in the order in which the sum is made
+    for choice in range(TOP_K):  # in the order of the sum
         for expert in range(NUM_EXPERTS):
             gate, up = GATE_UP_INT8.product(expert, *rows).chunk(2, -1)
             hidden = quantized(torch.nn.functional.silu(gate) * up)

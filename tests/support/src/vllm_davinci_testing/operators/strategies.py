@@ -12,7 +12,7 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 NUMBERS = FLOATS + INTEGERS
 ALL = (*NUMBERS, torch.bool)
 
-# 0-d, empty, of one element, odd sizes that end in the middle of a vector register.
+# 0-d, empty, one element, odd sizes that end inside a vector register.
 SHAPES: tuple[tuple[int, ...], ...] = (
     (),
     (0,),

@@ -21,9 +21,10 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, arbitrary_address
 from typing import Any
 
-# Executed once in the server, by its import; the server's children find the modules there.
+# Executed once in the server, by its import; its children find the modules loaded.
 PRELOADED = "vllm_davinci_testing.processes.preloaded"
-# What Python ignores; pytest shows it, and makes errors of others, which engines must not.
+# Warnings that Python ignores; pytest shows them and makes errors of others, which engines must
+# not.
 IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _warning_filters: list[Any] = []
 
@@ -79,7 +80,7 @@ def be_served_by_a_fork(*closed: Connection) -> None:
 
 def _serve(listener: int, alive: int) -> None:
     """Forks processes until the other end of `alive` is closed. Does not return."""
-    # pytest collects warnings, logs and errors of threads; those of engines are in their logs.
+    # pytest collects warnings, logs and thread errors; engines' are in their logs.
     faulthandler.disable()
     warnings.resetwarnings()
     warnings.filters[:] = _warning_filters

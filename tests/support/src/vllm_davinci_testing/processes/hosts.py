@@ -22,8 +22,8 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 _READY_S = 30.0
 
-# In a user namespace that owns all others, so that nobody has to be root. `--kill-child`: a host
-# ends with the process that holds it.
+# In a user namespace that owns all others, so that root is not needed. `--kill-child`: a host ends
+# with its parent process.
 _SETUP = """
 set -e
 hosts=$(for i in {numbers}; do echo "10.77.0.$i host$i"; done; echo "127.0.0.1 localhost")
@@ -146,7 +146,7 @@ def ended_well(
 
     def is_over() -> bool:
         ended = [each.poll() for each in processes]
-        return None not in ended or any(ended)  # others may wait for one that has failed
+        return None not in ended or any(ended)  # others may wait for a failed one
 
     done = becomes_true(is_over, limit_s)
     texts = [output.read_text(errors="replace") for output in outputs]

@@ -36,12 +36,12 @@ def _save_missing() -> None:
 
     load_general_plugins()
     models = list(ModelRegistry.models.values())
-    # Another process may do the same: each begins elsewhere, and skips what the other has saved.
+    # Another process may do the same: each begins elsewhere, and skips saved facts.
     random.Random(os.getpid()).shuffle(models)
     for model in models:
         if not isinstance(model, _LazyRegisteredModel):
             continue
-        # Some need packages that are not installed; vLLM says so to whoever asks for the model.
+        # Some need packages that are not installed; vLLM reports this when the model is used.
         with suppress(Exception):
             _save(model, _ModelInfo)
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 from vllm_davinci_testing.processes import model_facts
 
-# By the distribution that has to be there. None of them touches the device.
+# By the distribution that must be installed. None of them uses the device.
 MODULES = {
     "torch": ("torch", "torch.distributed"),
     "vllm": (
@@ -42,7 +42,7 @@ MODULES = {
 def is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is not there
+    except ModuleNotFoundError:  # its parent does not exist
         return False
 
 
@@ -51,15 +51,15 @@ for present, names in MODULES.items():
         for name in names:
             import_module(name)
 if triton_stand_ins := sys.modules.get("vllm_davinci.core.spec_decode.triton_stand_ins"):
-    # vLLM looks for its kernels in every name of every module, half a second for each rank.
+    # vLLM searches every name of every module for its kernels, half a second per rank.
     triton_stand_ins.register()
 
 if "vllm.model_executor.models.registry" in sys.modules:
     model_facts.fill_cache()
 
-# vLLM runs a full collection about ten times while an engine starts. Over a million objects of
+# vLLM runs a full collection about ten times while an engine starts. With over a million objects of
 # imported modules each takes 0.3 s, nine tenths of a small engine's start.
 gc.collect()
 gc.freeze()
-# The server's own end, where libraries list what was never freed.
+# The server's own exit, where libraries list unfreed objects.
 atexit.register(gc.unfreeze)

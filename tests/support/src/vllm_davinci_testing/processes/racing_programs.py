@@ -12,8 +12,7 @@ event = torch.npu.Event()
 torch.npu.synchronize()
 """
 
-# What each program does wrong -> its source, after SETUP. The two launches that race are marked, in
-# the order of their launch.
+# Mistake of each program -> its source, after SETUP. The two racing launches are marked, in order.
 PLANTED = {
     "read after write, no wait": """
 y.add_(1.0)  # <-
@@ -50,8 +49,8 @@ third.wait_event(event)
 with torch.npu.stream(side):
     out.copy_(y)  # <-
 """,
-    # torch_npu makes an event at its first record and leaves a wait before that out, so this one
-    # goes to the runtime directly.
+    # torch_npu creates an event at its first record and skips an earlier wait, so this one calls
+    # the runtime directly.
     "the event is never recorded": """
 import ctypes
 acl, handle = ctypes.CDLL("libascendcl.so"), ctypes.c_void_p()
