@@ -72,6 +72,8 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(zoo(MODEL), environment=environment, **LONG, **options) as engine:
         assert_generates(engine, reference(MODEL), prompts_of(LENGTHS), MAX_TOKENS)
+        replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
+    assert all(replays) if "enforce_eager" in options else not any(replays)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from vllm_davinci.core.attention.compressed.row_cache import (
     RowCacheLayer,
     RowCacheMetadata,
 )
-from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
+from vllm_davinci.core.attention.compressed.row_indexer import PAGE_ROWS, RowChoice
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 
 HIDDEN, HEAD, ROPE, Q_RANK, INDEX_HEADS, INDEX_HEAD, NUM_CHOSEN = 32, 64, 16, 24, 4, 32, 6
@@ -67,7 +67,9 @@ class Harness:
         self._layers: list[RowCacheLayer] = []
         self._tables: dict[str, torch.Tensor] = {}
 
-    def compressor(self, module: Any, ratio: int, size: int, name: str) -> Compressor:
+    def compressor(
+        self, module: Any, ratio: int, size: int, name: str, page_rows: int | None = 1
+    ) -> Compressor:
         ours = Compressor(
             ratio,
             size,
@@ -76,6 +78,7 @@ class Harness:
             rope=self.rope,
             dtype=torch.float32,
             prefix=name,
+            page_rows=page_rows,
         )
         ours.ape.data.copy_(module.position_bias)
         ours = ours.to(self._device)
@@ -86,7 +89,7 @@ class Harness:
     def _give_memory(self, layer: RowCacheLayer) -> None:
         """Pages with rows of another layer before and after them, in blocks of any order."""
         spec: Any = layer.get_kv_cache_spec(self._config)
-        page, row = spec.page_size_bytes, layer.kind.row_bytes
+        page, row = spec.page_size_bytes, layer.kind.row_bytes * (layer.kind.page_rows or 1)
         block = 3 * row + page
         # All bits set are a NaN, which shows reads of unwritten memory.
         memory = torch.full((NUM_BLOCKS * block,), -1, dtype=torch.int8, device=self._device)
@@ -94,17 +97,28 @@ class Harness:
         self._layers.append(layer)
         width = -(-512 // spec.block_size)
         order = 1 + torch.randperm(NUM_BLOCKS - 1, generator=self._generator)[: 2 * width]
-        table = order.to(torch.int32).view(2, width)
+        # A request of padding has null blocks.
+        table = nn.functional.pad(order.to(torch.int32).view(2, width), (0, 0, 0, 1))
         self._tables[layer.prefix] = table.to(self._device)
 
-    def step(self, lengths: Sequence[int], ends: Sequence[int]) -> tuple[StepTokens, Any]:
-        """The step, and the forward context in which layers find its metadata."""
+    def step(
+        self, lengths: Sequence[int], ends: Sequence[int], in_graph: bool = False
+    ) -> tuple[StepTokens, Any]:
+        """The step, and the context in which layers find its metadata.
+
+        in_graph: with a request of padding, at a position that completes groups
+        """
         starts = [0, lengths[0], sum(lengths)]
+        slots = torch.tensor([0, 0, -1], device=self._device)
         metadata = {
-            layer.prefix: RowCacheMetadata(self._tables[layer.prefix], starts, list(ends))
+            layer.prefix: RowCacheMetadata(self._tables[layer.prefix], starts, list(ends), slots)
             for layer in self._layers
         }
-        step = StepTokens.of_lengths(starts, list(ends), self._device)
+        if in_graph:
+            positions = torch.tensor([*(end - 1 for end in ends), 127], device=self._device)
+            step = StepTokens.of_graph(positions, slots, 3)
+        else:
+            step = StepTokens.of_lengths(starts, list(ends), self._device)
         return step, set_forward_context(metadata, self._config)
 
 
@@ -127,6 +141,7 @@ def inputs_of(lengths: Sequence[int], width: int, seed: int) -> list[torch.Tenso
 def test_rows_equal_those_of_transformers(
     ratio: int, cuts: tuple[list[int], list[int]], vllm_config: VllmConfig, device: torch.device
 ):
+    """Steps of one token per request are those of a graph."""
     name = "DeepseekV4CSACompressor" if ratio == 4 else "DeepseekV4HCACompressor"
     module = getattr(theirs, name)(CONFIG)
     fill(module)
@@ -142,9 +157,11 @@ def test_rows_equal_those_of_transformers(
     for lengths in zip(*cuts, strict=False):
         new = [each[0, end : end + n] for each, end, n in zip(x, ends, lengths, strict=True)]
         ends = [end + n for end, n in zip(ends, lengths, strict=True)]
-        step, context = harness.step(lengths, ends)
+        in_graph = lengths == (1, 1)
+        step, context = harness.step(lengths, ends, in_graph)
         with context:
-            ours.write_rows(torch.cat(new).to(device), step)
+            padding = [torch.full((1, HIDDEN), torch.nan)] * in_graph
+            ours.write_rows(torch.cat([*new, *padding]).to(device), step)
     for request, rows in enumerate(expected):
         places = torch.arange(totals[request] // ratio, device=device)
         assert len(places) == len(rows)
@@ -170,7 +187,7 @@ def test_choices_are_those_of_transformers(
         for each, q_of in zip(x, q_c, strict=True)
     ]
     harness = Harness(vllm_config, device)
-    keys = harness.compressor(module, 4, INDEX_HEAD, "keys")
+    keys = harness.compressor(module, 4, INDEX_HEAD, "keys", PAGE_ROWS)
     step, context = harness.step(lengths, lengths)
     with context:
         keys.write_rows(torch.cat(x, 1)[0].to(device), step)
@@ -178,10 +195,17 @@ def test_choices_are_those_of_transformers(
         query = harness.rope.rotate(query.to(device), harness.rope.at(step.all.positions))
         scale = (INDEX_HEADS * INDEX_HEAD) ** -0.5
         weights = module.scorer.weights_proj(torch.cat(x, 1)[0]) * scale
-        chosen = RowChoice(keys, NUM_CHOSEN).choose(query, weights.to(device), step).cpu()
+        choice, weights = RowChoice(keys, NUM_CHOSEN), weights.to(device)
+        chosen = choice.choose(query, weights, step).cpu()
     start = 0
     for of_request in expected:
         for row in of_request:
             ours = chosen[start]
             assert set(ours[ours >= 0].tolist()) == set(row[row >= 0].tolist()), start
             start += 1
+    last = torch.tensor([lengths[0] - 1, sum(lengths) - 1, 0], device=device)
+    step, context = harness.step((1, 1), lengths, in_graph=True)
+    with context:
+        in_graph = choice.choose(query[last], weights[last], step).cpu()
+    for row, ours in zip(chosen[last.cpu()[:2]], in_graph, strict=False):
+        assert set(ours[ours >= 0].tolist()) == set(row[row >= 0].tolist())

@@ -184,7 +184,7 @@ class DeepseekV4Model(nn.Module):
         embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         streams = embedded.unsqueeze(1).repeat(1, self._rule.num_streams, 1)
         first: Any = self.layers[0]
-        step = first.attn.rows.step
+        step = first.attn.rows.step(positions)
         for layer in self.layers:
             streams = layer(positions, streams, input_ids, step)
         if self.last_streams is not None:

@@ -23,7 +23,7 @@ from vllm.transformers_utils.deepseek_v4_utils import get_compress_ratios
 from vllm_davinci.core.attention.compressed.compressor import OVERLAPPING, Compressor
 from vllm_davinci.core.attention.compressed.layer import CompressedAttention
 from vllm_davinci.core.attention.compressed.rope import CosSin, RopeTable, inverse_frequencies
-from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
+from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, key_page_rows
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import map_rows
@@ -52,8 +52,14 @@ class RowIndexer(nn.Module):
             quant_config=quant,
             prefix=f"{prefix}.weights_proj",
         )
-        name = f"{prefix}.compressor"
-        self.compressor = make_compressor(vllm_config, OVERLAPPING, self._size, rope, name)
+        self.compressor = make_compressor(
+            vllm_config,
+            OVERLAPPING,
+            self._size,
+            rope,
+            f"{prefix}.compressor",
+            key_page_rows(self._heads, self._size),
+        )
 
     def project(
         self, x: torch.Tensor, q_c: torch.Tensor, cos_sin: CosSin
@@ -221,7 +227,12 @@ def rope_tables(config: Any, num_positions: int) -> dict[bool, RopeTable]:
 
 
 def make_compressor(
-    vllm_config: VllmConfig, ratio: int, size: int, rope: RopeTable, prefix: str
+    vllm_config: VllmConfig,
+    ratio: int,
+    size: int,
+    rope: RopeTable,
+    prefix: str,
+    page_rows: int | None = 1,
 ) -> Compressor:
     """A compressor with this platform's projections, which every rank holds whole."""
     config = vllm_config.model_config.hf_config
@@ -241,6 +252,7 @@ def make_compressor(
         rope=rope,
         dtype=vllm_config.model_config.dtype,
         prefix=prefix,
+        page_rows=page_rows,
     )
 
 

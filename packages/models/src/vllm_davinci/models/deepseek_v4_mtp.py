@@ -61,7 +61,7 @@ class DeepseekV4MTPLayer(DeepseekV4DecoderLayer):
         known = self.h_proj(self.hnorm(streams.view(-1, embedded.shape[1])))[0]
         known = known.view(-1, self.rule.num_streams, embedded.shape[1])
         mixed = known + self.e_proj(self.enorm(embedded))[0].unsqueeze(1)
-        return self(positions, mixed, input_ids, self.attn.rows.step).flatten(1)
+        return self(positions, mixed, input_ids, self.attn.rows.step(positions)).flatten(1)
 
     def collapse(self, streams: torch.Tensor) -> torch.Tensor:
         """Hidden states for the vocabulary. streams: as `predict` returns them"""

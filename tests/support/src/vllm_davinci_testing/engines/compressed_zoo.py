@@ -40,7 +40,7 @@ RELEASED: dict[str, Any] = {
     "o_lora_rank": 24,
     # With few, all products of a key may be negative, and many keys score 0.
     "index_n_heads": 32,
-    "index_head_dim": 32,
+    "index_head_dim": 128,  # as the operator of graphs requires
     "index_topk": NUM_CHOSEN,
     "sliding_window": WINDOW,
     "moe_intermediate_size": 192,

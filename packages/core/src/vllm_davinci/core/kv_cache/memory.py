@@ -52,12 +52,19 @@ class KVCacheMemory:
         self._num_blocks = 0
 
     def operator_specs(self, specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
-        """vLLM's specifications, with head sizes padded for the operator."""
+        """vLLM's specifications, with head sizes padded for the operator.
+
+        Kinds of rows with larger pages come first: pages in a block then begin at multiples of
+        their size.
+        """
         sized = dict(specs)
         for name, spec in specs.items():
             size = getattr(getattr(self._layers[name], "impl", None), "operator_head_size", None)
             if size is not None and isinstance(spec, AttentionSpec) and size != spec.head_size:
                 sized[name] = replace(spec, head_size=size, head_size_v=size)
+        if any(isinstance(self._layers[name], RowCacheLayer) for name in sized):
+            by_size = sorted(sized.items(), key=lambda each: -each[1].page_size_bytes)
+            return dict(by_size)
         return sized
 
     def allocate(

@@ -24,9 +24,10 @@ ELEMENTS = 2**24
 class Compressor(nn.Module):
     """Rows of `size` entries for groups of `ratio` tokens.
 
-    overlaps: a row also pools the previous group: that group's tokens through the first half of
-              their features, its own tokens through the second half
-    rows:     the cache that stores them, [.., size] in the model's dtype
+    page_rows: of the cache that stores the rows (`RowKind`)
+    overlaps:  a row also pools the previous group: that group's tokens through the first half of
+               their features, its own tokens through the second half
+    cache:     stores the rows, [.., size] in the model's dtype
 
     Parameters: `fused_wkv_wgate` gives values, then gates, of each token; `ape` is added to the
     gates by place in the group, fp32 [ratio, features]; `norm` is the norm of a row.
@@ -42,6 +43,7 @@ class Compressor(nn.Module):
         rope: RopeTable,
         dtype: torch.dtype,
         prefix: str,
+        page_rows: int | None = 1,
     ) -> None:
         super().__init__()
         self.ratio, self.size = ratio, size
@@ -59,7 +61,8 @@ class Compressor(nn.Module):
             block_size=STATE_BLOCK_SIZES.get(ratio, ratio),
         )
         self.states = RowCacheLayer(state, f"{prefix}.states")
-        self.cache = RowCacheLayer(RowKind(size, dtype, tokens_per_row=ratio), f"{prefix}.rows")
+        kind = RowKind(size, dtype, tokens_per_row=ratio, page_rows=page_rows)
+        self.cache = RowCacheLayer(kind, f"{prefix}.rows")
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_tokens, hidden_size]. Returns [num_tokens, 2 * num_features], fp32."""
@@ -74,12 +77,12 @@ class Compressor(nn.Module):
         projected = self.project(x)
         tokens = step.all
         projected[:, self.num_features :] += self.ape[tokens.positions % self.ratio]
-        self.states.write(self.states.numbers(tokens.positions, tokens.requests), projected)
+        self.states.write(tokens, projected)
         last = step.closing(self.ratio)
         at_once = max(1, ELEMENTS // (self._num_entries * 2 * self.num_features))
         for start in range(0, len(last.rows), at_once):
-            part = Tokens(*(each[start : start + at_once] for each in last))
-            self.cache.write(self.cache.numbers(part.positions, part.requests), self._rows(part))
+            part = last.part(slice(start, start + at_once))
+            self.cache.write(part, self._rows(part))
 
     def _rows(self, last: Tokens) -> torch.Tensor:
         """The rows of the groups that end with these tokens: [n, size]."""
@@ -89,7 +92,8 @@ class Compressor(nn.Module):
         entries = self.states.numbers(positions.clamp(min=0), last.requests.unsqueeze(1))
         gathered = self.states.rows.index_select(0, entries.flatten())
         pooled = pool(gathered.view(*entries.shape, -1), positions >= 0, self.overlaps)
-        return self.finish(pooled, last.positions + (1 - self.ratio))
+        # Of a graph's tokens, those inside the first group have no row.
+        return self.finish(pooled, (last.positions + (1 - self.ratio)).clamp_(min=0))
 
     def finish(self, pooled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""

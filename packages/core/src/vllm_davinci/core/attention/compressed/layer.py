@@ -41,11 +41,13 @@ class CompressedAttention(nn.Module):
         self._compressor = (compressor,)  # registered by the module that owns its weights
         self._choice = choice
 
-    @property
-    def step(self) -> StepTokens | None:
-        """The step's tokens; None if the step serves no requests."""
+    def step(self, positions: torch.Tensor) -> StepTokens | None:
+        """The step's tokens; None if the step serves no requests.
+
+        positions: [num_tokens], int64, padding included
+        """
         metadata = self.window.metadata
-        return None if metadata is None else metadata.step
+        return None if metadata is None else metadata.tokens(positions)
 
     def take_most_memory(self, query: torch.Tensor) -> None:
         """query: [num_tokens, heads, size]. For the profile run."""
@@ -66,19 +68,20 @@ class CompressedAttention(nn.Module):
         Returns a new tensor like query.
         """
         tokens, compressor = step.all, self._compressor[0]
-        own = self.window.numbers(tokens.positions, tokens.requests)
-        self.window.write(own, rows)
+        own = self.window.write(tokens, rows)
         chosen = None
         if self._choice is not None:
             assert index is not None
             chosen = self._choice.choose(*index, step)
         out = torch.empty_like(query)
-        most = 0 if compressor is None else step.longest // compressor.ratio
+        most = 0
+        if compressor is not None:
+            most = self._most_rows if step.in_graph else step.longest // compressor.ratio
         width = self._num_window + (most if chosen is None else chosen.shape[1])
         at_once = queries_at_once(query.shape[1], query.shape[2], width)
         for start in range(0, step.num_tokens, at_once):
             part = slice(start, start + at_once)
-            of_part = Tokens(*(each[part] for each in tokens))
+            of_part = tokens.part(part)
             numbers, is_visible = self._of_window(of_part)
             if compressor is not None and most:
                 groups = (

@@ -33,9 +33,10 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.graph.host_lengths import HostLengths
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class RowKind:
     tokens_per_row: tokens that one row stands for; it is written with the last of them
     window:         how many last tokens' rows are kept, the newest included; None keeps all
     block_size:     tokens per page; None uses the engine's
+    page_rows:      rows of the pages in which an operator reads the cache in graphs; None: no
+                    operator can, and there are no graphs
     """
 
     width: int
@@ -53,6 +56,7 @@ class RowKind:
     tokens_per_row: int = 1
     window: int | None = None
     block_size: int | None = None
+    page_rows: int | None = 1
 
     @property
     def row_bytes(self) -> int:
@@ -91,19 +95,39 @@ class RowCache(NamedTuple):
 class RowCacheMetadata(AttentionMetadata):
     """Block tables and lengths of one cache group.
 
-    block_table: [num_reqs, max_blocks], int32
-    starts:      first row of the step of each request, then the number of all rows
-    seq_lens:    total tokens of each request
+    block_table:  [num_reqs, max_blocks], int32
+    starts:       first row of the step of each request, then the number of all rows
+    seq_lens:     total tokens of each request
+    slot_mapping: [num_tokens], int64, negative for padding
+    host_lengths: set while a graph is captured; no launch here uses lengths from the host
     """
 
     block_table: torch.Tensor
     starts: list[int]
     seq_lens: list[int]
+    slot_mapping: torch.Tensor
+    host_lengths: HostLengths | None = None
+
+    def tokens(self, positions: torch.Tensor) -> StepTokens:
+        """The step's tokens, equal for all groups: a model asks any one group.
+
+        positions: [num_tokens], int64. Only a graph reads them: else they follow from the lengths.
+        """
+        if self.host_lengths is not None:
+            slots = self.slot_mapping[: len(positions)]
+            return StepTokens.of_graph(positions, slots, len(self.seq_lens))
+        return self._tokens
 
     @cached_property
-    def step(self) -> StepTokens:
-        """The step's tokens, equal for all groups: a model asks any one group."""
+    def _tokens(self) -> StepTokens:
         return StepTokens.of_lengths(self.starts, self.seq_lens, self.block_table.device)
+
+    def step_lengths(self) -> tuple[list[int], list[int]]:
+        return [], []
+
+    def step_tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the device reads in a graph, with the model's own inputs."""
+        return self.block_table, self.slot_mapping
 
 
 class RowCacheLayer(nn.Module, AttentionLayerBase):
@@ -138,8 +162,8 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
             "head_size_v": 0,
             "dtype": kind.dtype,
             "tokens_per_state": kind.tokens_per_row,
-            # Each block then begins with a whole row of every kind.
-            "block_stride_alignment": kind.row_bytes,
+            # Each block then begins with a whole row, or page of rows, of every kind.
+            "block_stride_alignment": kind.row_bytes * (kind.page_rows or 1),
         }
         if kind.window is None:
             return MLAAttentionSpec(**common)
@@ -160,9 +184,39 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         assert self._cache is not None, f"{self.prefix} has no memory yet"
         return self._cache.rows
 
-    def write(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-        """numbers: [n], int64; rows: [n, width]"""
+    @property
+    def has_pages(self) -> bool:
+        """True if the rows of a block are whole pages of the operator that reads them in graphs."""
+        rows = self._block_size // self.kind.tokens_per_row
+        return self.kind.page_rows is not None and rows % self.kind.page_rows == 0
+
+    def pages(self, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All memory as pages of rows, and the pages of requests in the order of their tokens.
+
+        requests: [n], int64, rows of the block table
+        Returns [num_pages, page_rows, 1, width] and [n, max_pages], int32.
+        """
+        assert self._cache is not None and self.metadata is not None
+        size, (rows, *places) = self.kind.page_rows, self._cache
+        assert size is not None and not any(place % size for place in places), (places, size)
+        first, stride = (place // size for place in places)
+        count = self._block_size // self.kind.tokens_per_row // size
+        blocks = self.metadata.block_table.index_select(0, requests)
+        within = torch.arange(first, first + count, dtype=torch.int32, device=blocks.device)
+        whole = rows[: len(rows) // size * size].view(-1, size, 1, self.kind.width)
+        return whole, (blocks.unsqueeze(-1) * stride + within).flatten(1)
+
+    def write(self, tokens: Tokens, rows: torch.Tensor) -> torch.Tensor:
+        """Writes the rows that the tokens complete. rows: [n, width]. Returns their indices, int64.
+
+        Rows that are not to be written go to the null block, which belongs to no request.
+        """
+        assert self._cache is not None
+        numbers = self.numbers(tokens.positions, tokens.requests)
+        if tokens.is_written is not None:
+            numbers.masked_fill_(~tokens.is_written, self._cache.first_row)
         self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
+        return numbers
 
     def numbers(self, positions: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
         """Indices of the rows that hold the tokens at these positions, int64.
@@ -182,8 +236,6 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
     """Uses block tables as they are. Never reads from the device."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER
-
     def __init__(
         self,
         kv_cache_spec: AttentionSpec,
@@ -192,6 +244,16 @@ class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: VllmConfig, kv_cache_spec: AttentionSpec
+    ) -> AttentionCGSupport:
+        """Refuses graphs where an operator that reads lengths on the device cannot read rows."""
+        layers = vllm_config.compilation_config.static_forward_context.values()
+        if all(each.has_pages for each in layers if isinstance(each, RowCacheLayer)):
+            return AttentionCGSupport.UNIFORM_BATCH
+        return AttentionCGSupport.NEVER
 
     def build(
         self,
@@ -204,6 +266,7 @@ class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
             block_table=common.block_table_tensor[: common.num_reqs],
             starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
             seq_lens=host_seq_lens(common),
+            slot_mapping=common.slot_mapping[: common.num_actual_tokens],
         )
 
 

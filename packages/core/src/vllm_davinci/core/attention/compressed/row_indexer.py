@@ -1,12 +1,21 @@
 """Lightning indexer over groups of tokens: chooses the compressed rows each query attends to."""
 
 import torch
+import torch_npu
 
 from vllm_davinci.core.attention.compressed.compressor import Compressor
 from vllm_davinci.core.attention.compressed.step_tokens import Span, StepTokens
+from vllm_davinci.core.attention.mla.indexer import HEAD_SIZE, MAX_HEADS
 
 # Most scores, over all heads, computed at once.
 SCORES = 2**24
+# Smallest page of the operator's keys. Source: aclnnLightningIndexer.md, constraints.
+PAGE_ROWS = 16
+
+
+def key_page_rows(num_heads: int, size: int) -> int | None:
+    """Rows of the pages in which the operator reads an indexer's keys; None: it cannot."""
+    return PAGE_ROWS if size == HEAD_SIZE and num_heads <= MAX_HEADS else None
 
 
 class RowChoice:
@@ -28,6 +37,8 @@ class RowChoice:
         """
         ratio = self._keys.ratio
         num_visible = (step.all.positions + 1) // ratio
+        if step.in_graph:
+            return self._choose_on_device(query, weights, num_visible, step.all.requests)
         most = step.longest // ratio
         if most <= self._num_chosen:  # all rows are chosen, whatever their scores
             return visible_rows(num_visible, most)
@@ -35,6 +46,35 @@ class RowChoice:
         for span in step.spans:
             self._choose_of(span, query, weights, num_visible, chosen)
         return chosen
+
+    def _choose_on_device(
+        self,
+        query: torch.Tensor,
+        weights: torch.Tensor,
+        num_visible: torch.Tensor,
+        requests: torch.Tensor,
+    ) -> torch.Tensor:
+        """Like `choose`, each token as a request of its own with the rows that it sees.
+
+        The operator's mask is by key, not by group of tokens.
+        """
+        keys, table = self._keys.cache.pages(requests)
+        chosen, _ = torch_npu.npu_lightning_indexer(
+            query,
+            keys,
+            weights,
+            actual_seq_lengths_query=torch.arange(
+                1, len(query) + 1, dtype=torch.int32, device=query.device
+            ),
+            actual_seq_lengths_key=num_visible.clamp(min=1).to(torch.int32),
+            block_table=table,
+            layout_query="TND",
+            layout_key="PA_BSND",
+            sparse_count=self._num_chosen,
+            sparse_mode=0,
+        )
+        chosen = chosen.squeeze(1).to(torch.int64)
+        return chosen.masked_fill_(chosen >= num_visible.unsqueeze(1), -1)
 
     def _choose_of(
         self,

@@ -10,14 +10,20 @@ import torch
 class Tokens(NamedTuple):
     """Some tokens of a step.
 
-    rows:      [n], int64: rows in the step
-    requests:  [n], int64: rows of their requests in block tables
-    positions: [n], int64: position of each in its request
+    rows:       [n], int64: rows in the step
+    requests:   [n], int64: rows of their requests in block tables
+    positions:  [n], int64: position of each in its request
+    is_written: [n]: whether each has rows to write; None: all of them. False in a graph's padding
     """
 
     rows: torch.Tensor
     requests: torch.Tensor
     positions: torch.Tensor
+    is_written: torch.Tensor | None = None
+
+    def part(self, part: slice) -> "Tokens":
+        written = None if self.is_written is None else self.is_written[part]
+        return Tokens(self.rows[part], self.requests[part], self.positions[part], written)
 
 
 class Span(NamedTuple):
@@ -39,11 +45,13 @@ class StepTokens:
     num_tokens: real tokens; later rows of the step are padding
     spans:      one for each request with new tokens
     device:     of the tensors
+    in_graph:   all sizes are constants of the graph, and lengths are on the device alone
     """
 
     num_tokens: int
     spans: list[Span]
     device: torch.device
+    in_graph: bool = False
     _by_ratio: dict[int, Tokens] = field(default_factory=dict)
 
     @classmethod
@@ -59,6 +67,20 @@ class StepTokens:
         ]
         return cls(spans[-1].rows.stop if spans else 0, spans, device)
 
+    @classmethod
+    def of_graph(
+        cls, positions: torch.Tensor, slots: torch.Tensor, num_requests: int
+    ) -> "StepTokens":
+        """As many tokens of each request, padding included.
+
+        positions, slots: [num_tokens], int64; a slot of padding is negative
+        """
+        num_tokens, device = len(positions), positions.device
+        rows = torch.arange(num_tokens, device=device)
+        requests = rows // (num_tokens // num_requests)
+        tokens = Tokens(rows, requests, positions, slots >= 0)
+        return cls(num_tokens, [], device, True, {1: tokens})
+
     @property
     def longest(self) -> int:
         """Total tokens of the longest request."""
@@ -69,12 +91,18 @@ class StepTokens:
         return self.closing(1)
 
     def closing(self, ratio: int) -> Tokens:
-        """Tokens that complete a group of `ratio` tokens; may be empty."""
+        """Tokens that complete a group of `ratio` tokens; may be empty. In a graph all tokens, of
+        which the others write no rows."""
         if ratio not in self._by_ratio:
             self._by_ratio[ratio] = self._closing(ratio)
         return self._by_ratio[ratio]
 
     def _closing(self, ratio: int) -> Tokens:
+        if self.in_graph:
+            every = self.all
+            assert every.is_written is not None
+            is_last = (every.positions + 1) % ratio == 0
+            return every._replace(is_written=every.is_written & is_last)
         parts = []
         for span in self.spans:
             positions = np.arange(span.end - span.rows.stop + span.rows.start, span.end)
