@@ -12,6 +12,7 @@ from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import AttentionCGSupport
 
 from vllm_davinci.core.attention.compressed.compressor import Compressor
 from vllm_davinci.core.attention.compressed.rope import RopeTable, inverse_frequencies
@@ -19,8 +20,10 @@ from vllm_davinci.core.attention.compressed.row_cache import (
     RowCache,
     RowCacheLayer,
     RowCacheMetadata,
+    RowCacheMetadataBuilder,
+    RowKind,
 )
-from vllm_davinci.core.attention.compressed.row_indexer import PAGE_ROWS, RowChoice
+from vllm_davinci.core.attention.compressed.row_indexer import PAGE_ROWS, RowChoice, key_page_rows
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 
 HIDDEN, HEAD, ROPE, Q_RANK, INDEX_HEADS, INDEX_HEAD, NUM_CHOSEN = 32, 64, 16, 24, 4, 32, 6
@@ -209,3 +212,17 @@ def test_choices_are_those_of_transformers(
         in_graph = choice.choose(query[last], weights[last], step).cpu()
     for row, ours in zip(chosen[last.cpu()[:2]], in_graph, strict=False):
         assert set(ours[ours >= 0].tolist()) == set(row[row >= 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "block_size", "has_graphs"),
+    [(64, 128, 128, True), (64, 128, 32, False), (64, 64, 128, False), (128, 128, 128, False)],
+)
+def test_graphs_need_keys_that_the_operator_reads(
+    heads: int, size: int, block_size: int, has_graphs: bool, vllm_config: VllmConfig
+):
+    vllm_config.cache_config.block_size = block_size
+    kind = RowKind(size, torch.bfloat16, tokens_per_row=4, page_rows=key_page_rows(heads, size))
+    spec: Any = RowCacheLayer(kind, "keys").get_kv_cache_spec(vllm_config)
+    support = RowCacheMetadataBuilder.get_cudagraph_support(vllm_config, spec)
+    assert (support is not AttentionCGSupport.NEVER) == has_graphs
