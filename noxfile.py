@@ -333,7 +333,10 @@ def deployments(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def step_costs(session: nox.Session) -> None:
-    """Model the steps of published deployments for the shipped step-time tables: `-- NAME...`."""
+    """Model the steps of published deployments for the shipped step-time tables: `-- NAME...`.
+
+    `-- --stamp-costs`: sample tables of another timing model, and stamp those with the same times.
+    """
     commands = prepare(session)
     shipped = "packages/planner/src/vllm_davinci/planner/step_costs/shipped"
     command = (str(commands / "vllm-davinci"), "deployments", f"--step-costs={shipped}", "--resume")

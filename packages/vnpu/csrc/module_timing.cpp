@@ -149,9 +149,6 @@ void bind_timing(py::module_& module) {
     System::instance().executor().look([] { model().restart_timeline(current_device()); });
   });
   module.def("lateness", &lateness);
-  module.attr("cost_digest") =
-#include "cost_digest.inc"
-      ;
   module.def("figure_names", [] { return timing::Machine::figure_names(); });
   // queues: hardware queues of the device, 0: as many as streams; change: to turn one to a stream
   module.def("simulate", &simulate, py::arg("tasks"), py::arg("queues") = 0, py::arg("change") = 0);

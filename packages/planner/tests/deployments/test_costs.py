@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_davinci.planner.deployments import costs
-from vllm_davinci.planner.deployments.costs import write_costs
+from vllm_davinci.planner.deployments.costs import stamp_costs, write_costs
 from vllm_davinci.planner.deployments.table import all_deployments
 from vllm_davinci.vnpu.timing import load_machine
 
@@ -90,3 +90,47 @@ def test_rows_of_one_engine_have_the_file_of_the_first_of_them(
     [file] = tmp_path.iterdir()
     assert [each for _, each, _ in rows] == [file, file]
     assert json.loads(file.read_text())["deployment"] == PARALLEL[0].name
+
+
+def steps(whole: int, decode: int) -> dict[str, Any]:
+    return {
+        "steps": [{"tokens": 128, "by_method": {"whole": {"only": whole}, "split": {"only": 1}}}],
+        "decodes": [{"tokens": 4, "by_method": {"only": decode}}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (steps(5, 7), ""),
+        (steps(6, 7), "prefill of 128 tokens: {'only': 5} ps, now {'only': 6} ps"),
+        (steps(5, 8), "decode of 4 tokens: {'only': 7} ps, now {'only': 8} ps"),
+        ({**steps(5, 7), "engine": {"layers": 2}}, "it is for {'layers': 1}"),
+    ],
+    ids=["same times", "prefill", "decode", "engine"],
+)
+def test_a_stale_table_is_stamped_if_its_steps_take_the_same_times(
+    found: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    figures = load_machine(ROW.chip, ROW.topology).hash
+    stale = {
+        "deployment": ROW.name, "chip": ROW.chip, "topology": ROW.topology, "machine": "old",
+        "figures": "old", "engine": {"layers": 1}, **steps(5, 7),
+    }  # fmt: skip
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(stale))
+
+    def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
+        assert options[2:] == ("--prompt-tokens=128",)
+        today = {**stale, "machine": "new", "figures": figures, **found}
+        Path(options[1].removeprefix("--step-costs=")).write_text(json.dumps(today))
+        return None
+
+    monkeypatch.setattr(costs, "run_apart", run_apart)
+    [(_, stamped, said)] = stamp_costs([ROW], tmp_path)
+    content = json.loads(file.read_text())
+    if reason:
+        assert stamped is None and reason in said and content == stale
+    else:
+        assert content == {**stale, "machine": "new", "figures": figures}
+        assert not list(stamp_costs([ROW], tmp_path))  # current now

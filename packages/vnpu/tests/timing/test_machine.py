@@ -1,10 +1,16 @@
 import dataclasses
+import json
+import pathlib
 
 import pytest
 
 from vllm_davinci.vnpu import _C, VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import MachineError
 from vllm_davinci.vnpu.timing import chip_files, chip_names, load_machine, topology_names
+from vllm_davinci.vnpu.timing import machine as timing_machine
+from vllm_davinci.vnpu.timing.machine import MODELLED_CALLS
+from vllm_davinci_testing.operators import modelled_calls
+from vllm_davinci_testing.processes.forked import run_together
 
 CHIP = chip_files.FOLDER / "ascend910b2.toml"
 
@@ -101,6 +107,34 @@ def test_the_hash_follows_the_figures_and_nothing_else():
     slower = {**machine.figures, "hbm_bandwidth": 1}
     assert dataclasses.replace(machine, figures=slower).hash != machine.hash
     assert dataclasses.replace(machine, chip="another").hash == machine.hash
+
+
+def test_the_hash_follows_what_the_model_does(tmp_path, monkeypatch):
+    machine = load_machine("ascend910b2", "node-of-8")
+    before = machine.hash
+    recorded = MODELLED_CALLS.read_text()
+    copy = tmp_path / "modelled_calls.json"
+    monkeypatch.setattr(timing_machine, "MODELLED_CALLS", copy)
+    copy.write_text(recorded)
+    assert machine.hash == before
+    copy.write_text(recorded.replace('"aclnnMm": {"any": ', '"aclnnMm": {"any": 1'))
+    assert machine.hash != before
+
+
+def test_recorded_times_are_what_the_model_does():
+    """Step-time tables are found by the recorded times, which new operators do not change."""
+    [ended] = run_together([pathlib.Path(modelled_calls.__file__)], [{}])
+    assert ended.status == 0, ended.output[-4000:]
+    recorded, found = (
+        json.loads(text)["times"] for text in (MODELLED_CALLS.read_text(), ended.stdout)
+    )
+    assert len(recorded) > 500 and None not in recorded.values()
+    changed = [name for name, times in recorded.items() if times != found.get(name)]
+    assert not changed, (
+        f"the model gives other times to {changed}. If that is meant, record them (`vnpu run -- "
+        "python -m vllm_davinci_testing.operators.modelled_calls --record`), and step-time tables "
+        "have to be made again (`nox -s step_costs`)."
+    )
 
 
 def test_assumed_figures_are_listed():

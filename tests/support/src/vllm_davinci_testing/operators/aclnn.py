@@ -200,10 +200,15 @@ def call(name: str, *arguments: Argument) -> None:
     Handles live on to the end of the process. Raises RuntimeError with the device's error text when
     a phase returns an error code.
     """
+    launch(name, *arguments)
+    torch.npu.synchronize()
+
+
+def launch(name: str, *arguments: Argument) -> None:
+    """Like `call`, without waiting for the result."""
     size, executor = _prepare(name, *arguments)
     workspace = torch.empty(size.value, dtype=torch.uint8, device="npu")
     _launch(name, workspace.data_ptr(), size, executor)
-    torch.npu.synchronize()
 
 
 def call_in(address: int, size: int, name: str, *arguments: Argument) -> None:

@@ -6,6 +6,9 @@ vllm-davinci deployments --run DIRECTORY --page FILE [--resume] [NAME...]
     dry-runs these rows, or all, in turn; reports and logs go into the directory
 vllm-davinci deployments --step-costs DIRECTORY [--resume] [NAME...]
     models their step times by schedule; the files are for the option step_costs
+vllm-davinci deployments --step-costs DIRECTORY --stamp-costs [NAME...]
+    models a few steps of each file from another timing model; if they take the file's times, the
+    file counts as the installed model's
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from vllm_davinci.planner.deployments.costs import write_costs
+from vllm_davinci.planner.deployments.costs import stamp_costs, write_costs
 from vllm_davinci.planner.deployments.page import page_of
 from vllm_davinci.planner.deployments.run import Outcome, run_all
 from vllm_davinci.planner.deployments.table import Deployment, Role, all_deployments, deployment
@@ -57,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-costs", type=Path, metavar="DIRECTORY", help="model the step times of each schedule"
     )
     parser.add_argument(
+        "--stamp-costs",
+        action="store_true",
+        help="with --step-costs: stamp files whose steps take the same times today",
+    )
+    parser.add_argument(
         "--page", type=Path, metavar="FILE", help="with --run: write the results as Markdown"
     )
     parser.add_argument(
@@ -85,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
     problem = None
     if options.page is not None and options.run is None:
         problem = "--page needs --run DIRECTORY"
+    elif options.stamp_costs and options.step_costs is None:
+        problem = "--stamp-costs needs --step-costs DIRECTORY"
     elif options.also and options.run is None:
         problem = "--also needs --run DIRECTORY"
     elif options.limit is not None and (not options.limit > 0 or _runs_nothing(options)):
@@ -100,9 +110,12 @@ def run(options: argparse.Namespace) -> int:
     if options.run is not None:
         return _run(rows, options)
     if options.step_costs is not None:
-        for name, file, reason in write_costs(
-            rows, options.step_costs, options.resume, options.limit
-        ):
+        found = (
+            stamp_costs(rows, options.step_costs, options.limit)
+            if options.stamp_costs
+            else write_costs(rows, options.step_costs, options.resume, options.limit)
+        )
+        for name, file, reason in found:
             print(f"{name}: {reason if file is None else file.name}", flush=True)
         return 0
     if options.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,58 @@ def write_costs(
         file = directory / file_name(content["engine"])
         if file not in made:
             content["model"] = content["deployment"] = row.name
-            text = json.dumps(content, separators=(",", ":"))
-            file.write_text(f"{text}\n", encoding="utf-8")
+            _write(file, content)
             made.add(file)
         yield row.name, file, ""
+
+
+def stamp_costs(
+    rows: Iterable[Deployment], directory: Path, limit_s: float | None = None
+) -> Iterator[tuple[str, Path | None, str]]:
+    """Models a sample of the steps of each stale table, and stamps the table with the installed
+    timing model if all times are equal. Yields the row's name and its file, or None and the reason.
+
+    The sample: prefill steps of the smallest size by each dispatch method, and all decode steps.
+    """
+    context = prepared_processes()
+    files = {json.loads(file.read_text(encoding="utf-8"))["deployment"]: file
+             for file in sorted(directory.glob("*.json"))}  # fmt: skip
+    for row in rows:
+        file = files.get(row.name)
+        if file is None or is_current(file):
+            continue
+        content = json.loads(file.read_text(encoding="utf-8"))
+        size = content["steps"][0]["tokens"]
+        asked = (f"--prompt-tokens={size}",)
+        found, reason = _modelled(row.name, context, limit_s or time_limit(STEPS), asked)
+        if found is None:
+            yield row.name, None, reason
+        elif changed := _changed(content, found):
+            yield row.name, None, f"its steps take other times, make it again: {changed}"
+        else:
+            content |= {name: found[name] for name in ("machine", "figures")}
+            _write(file, content)
+            yield row.name, file, ""
+
+
+def _changed(table: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
+    """The first step of the sample whose times are not the table's, or ""."""
+    if table["engine"] != sample["engine"]:
+        return f"it is for {table['engine']}, the row's engine is {sample['engine']}"
+    whole = {step["tokens"]: step["by_method"]["whole"] for step in table["steps"]}
+    found = {step["tokens"]: step["by_method"]["whole"] for step in sample["steps"]}
+    decodes, again = ({step["tokens"]: step["by_method"] for step in each["decodes"]}
+                      for each in (table, sample))  # fmt: skip
+    for kind, old, new in (("prefill", whole, found), ("decode", decodes, again)):
+        for tokens, times in new.items():
+            if old.get(tokens) != times:
+                return f"{kind} of {tokens} tokens: {old.get(tokens)} ps, now {times} ps"
+    return ""
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, separators=(",", ":"))
+    file.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _file_of(name: str, directory: Path) -> Path | None:
@@ -73,12 +121,12 @@ def _file_of(name: str, directory: Path) -> Path | None:
 
 
 def _modelled(
-    name: str, context: ForkServerContext, limit_s: float
+    name: str, context: ForkServerContext, limit_s: float, asked: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any] | None, str]:
     """The content of the row's file, or None and the reason."""
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-step-costs.") as directory:
         file, log = (Path(directory) / each for each in ("costs.json", "log"))
-        options = (f"--deployment={name}", f"--step-costs={file}")
+        options = (f"--deployment={name}", f"--step-costs={file}", *asked)
         reason = run_apart(context, options, log, limit_s)
         for share in _LESS_MEMORY:
             if reason is None or not any(words in reason for words in _NO_ROOM):

@@ -15,13 +15,15 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_davinci.vnpu import _C
 from vllm_davinci.vnpu.errors import MachineError
 from vllm_davinci.vnpu.timing.chip_files import FOLDER, chip_and_soc, read_chip, read_table
 from vllm_davinci.vnpu.timing.figures import Assumption, FigureReader
 
 FORMAT = 4
 """Version of the model and of its files; part of each machine's hash."""
+MODELLED_CALLS = pathlib.Path(__file__).parent / "modelled_calls.json"
+"""Modelled times of a fixed sample of work on a fixed machine: what the model's code does, as part
+of each machine's hash. A test compares them with the library's."""
 
 _FOLDERS = {"chip": FOLDER, "topology": FOLDER.parent / "topologies"}
 _MOST_TIERS = 3
@@ -99,9 +101,9 @@ class Machine:
 
     @property
     def hash(self) -> str:
-        """Hash of everything that determines modelled times: figures, operators' costs, the
-        model."""
-        text = f"{FORMAT}\n{_C.cost_digest}\n{self.encoded()}"
+        """Hash of everything that determines modelled times: the figures, and what the model makes
+        of operators' costs. The text of the model's code is no part of it."""
+        text = f"{FORMAT}\n{MODELLED_CALLS.read_text(encoding='utf-8')}\n{self.encoded()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property

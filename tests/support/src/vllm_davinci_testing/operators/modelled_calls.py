@@ -1,0 +1,250 @@
+"""A program: modelled times of a fixed sample of work, as JSON.
+
+The sample has a call of each operator, and uses each mechanism of the timing model. Nothing is
+computed, and the other ranks are phantoms. The machine is that of the recorded times, so that a
+chip's figures do not change them; `--record` records the times on one of today's figures:
+
+    vnpu run -- python -m vllm_davinci_testing.operators.modelled_calls --record
+
+Recorded are "machine", the figures as VNPU_TIMING has them, and "times": name -> figure ->
+picoseconds. Figures: "any" of the device, "host" of the host, and what the work occupies of each
+resource alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu
+
+from vllm_davinci.vnpu import VirtualDeviceConfig
+from vllm_davinci.vnpu.operator_rows import declared
+from vllm_davinci.vnpu.timing import pass_host_step, place_group, read_report, set_routed_share
+from vllm_davinci.vnpu.timing.machine import MODELLED_CALLS
+from vllm_davinci_testing.operators import aclnn
+from vllm_davinci_testing.operators.first_phase import argument_of
+from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL
+from vllm_davinci_testing.operators.legal_calls import LEGAL, Operand
+
+RANKS = 16
+CONFIG = VirtualDeviceConfig(
+    devices=1, compute=False, chip="ascend910b3", topology="nodes-of-8", phantom_ranks=True
+)
+_MIB = 1 << 20
+# More than any chip's L2.
+_FLUSHED_BYTES = 512 * _MIB
+# For operators without a call in LEGAL, in the order of trying.
+_DTYPES = ("float32", "float16", "int64", "bool")
+_INTEGERS = ((0,), (1,), (1, 1), (64, 128), (2, 2, 2))
+
+Work = Callable[[], object]
+
+
+def calls(group: str) -> Iterator[tuple[str, list[Work]]]:
+    """The name of each operator's calls, and the calls: the first that is legal counts."""
+    for name, arguments in (LEGAL | ALSO_LEGAL).items():
+        named = {**arguments, "group": group} if "group" in arguments else arguments
+        yield name, [partial(_launch, name.split()[0], list(named.values()))]
+    for row in declared():
+        name = row.operator.removeprefix("aclnn")
+        if name not in LEGAL:
+            parameters = row.arguments.strip("()").split(",")
+            yield (
+                name,
+                [
+                    partial(_launch, name, [_argument(each, dtype, ints) for each in parameters])
+                    for dtype in _DTYPES
+                    for ints in _INTEGERS
+                ],
+            )
+
+
+def _argument(parameter: str, dtype: str, ints: tuple[int, ...]) -> Any:
+    """An argument for a parameter as the row spells it: "const Tensor& self"."""
+    [kind, *_] = parameter.replace("const ", "").replace("&", " ").split()
+    match kind:
+        case "Tensor" | "Out" | "InOut" | "LaidOut" | "LaidOutOut" | "DynamicOut":
+            return Operand((64, 128), dtype)
+        case "TensorList" | "OutList" | "InOutList" | "LaidOutList":
+            return [Operand((64, 128), dtype)]
+        case "Scalar" | "OptionalScalar":
+            return aclnn.Number(1.0)
+        case "IntArray":
+            return ints
+        case "int64_t" | "int32_t" | "uint64_t":
+            return 1
+        case "int8_t" | "bool" | "DType":
+            return 0
+        case "double":
+            return 0.5
+        case "float":
+            return ctypes.c_float(0.5)
+        case "Text":
+            return "linear"
+    return None  # optional
+
+
+def _launch(name: str, arguments: list[Any]) -> None:
+    aclnn.launch(name, *map(argument_of, arguments))
+
+
+def mechanisms(group: dist.ProcessGroup) -> Iterator[tuple[str, Work]]:
+    """Work that uses each mechanism of the model."""
+
+    def tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16, where: str = "npu") -> Any:
+        return torch.empty(*sizes, dtype=dtype, device=where, pin_memory=where == "cpu")
+
+    x, weight, rows = tensor(4096, 4096), tensor(4096, 4096), tensor(16384, 4096)
+    on_host, there = tensor(8 * _MIB, where="cpu"), tensor(8 * _MIB)
+    side, streams = torch.npu.Stream(), [torch.npu.Stream() for _ in range(32)]
+    main = torch.npu.current_stream()
+
+    def beside(one: Work, other: Work, *, by_turns: int = 1) -> None:
+        side.wait_stream(main)
+        for _ in range(by_turns):
+            one()
+        with torch.npu.stream(side):
+            for _ in range(by_turns):
+                other()
+        main.wait_stream(side)
+
+    def product(of: Any = x) -> Any:
+        return of @ weight
+
+    def negate(of: Any = rows) -> Any:
+        return torch.neg(of, out=of)
+
+    def prefetched() -> None:
+        with torch.npu.stream(side):
+            torch_npu.npu_prefetch(weight, None, weight.nbytes)
+        negate(x)
+        product(x[:16])
+
+    def limited() -> None:
+        torch.npu.set_stream_limit(side, vector_num=8)
+        beside(product, negate)
+        torch.npu.reset_stream_limit(side)
+
+    def queues() -> None:
+        for stream in streams:
+            stream.wait_stream(main)
+            with torch.npu.stream(stream):
+                negate(x)
+
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        beside(product, negate, by_turns=3)
+
+    def routed() -> None:
+        set_routed_share(1, 4)
+        call = LEGAL["GroupedMatmulV5"]
+        _launch("GroupedMatmulV5", list(call.values()))
+        set_routed_share(1, 1)
+
+    yield "product", product
+    yield "product of few rows", partial(product, x[:16])
+    yield "product, its operands in L2", lambda: (product(), product())
+    yield "product after a prefetch", prefetched
+    yield "product beside element-wise work", partial(beside, product, negate, by_turns=3)
+    yield "product beside a product", partial(beside, product, product)
+    yield "element-wise work on some cores", limited
+    yield "streams beyond the hardware queues", queues
+    yield "graph", graph.replay
+    yield "routed rows", routed
+    yield "copy to the device", partial(there.copy_, on_host, non_blocking=True)
+    yield "copy to the host", partial(on_host.copy_, there, non_blocking=True)
+    yield "copies beside work", partial(beside, product, partial(there.copy_, on_host, True))
+    yield "launches", lambda: [negate(x[:1]) for _ in range(64)]
+    yield "more launches than a queue holds", lambda: [negate(rows) for _ in range(3000)]
+    yield "step of the host", partial(pass_host_step, 8, False)
+    yield "step of the host beside the device", lambda: (negate(), pass_host_step(8, True))
+
+    def collectives(where: dist.ProcessGroup) -> dict[str, Work]:
+        parts, part = tensor(where.size() * 64, 4096), tensor(64, 4096)
+        return {
+            "all_reduce": partial(dist.all_reduce, part, group=where),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, parts, group=where),
+            "all_gather": partial(dist.all_gather_into_tensor, parts, part, group=where),
+            "all_to_all": partial(
+                dist.all_to_all_single, torch.empty_like(parts), parts, group=where
+            ),
+            "broadcast": partial(dist.broadcast, part, 0, group=where),
+            "barrier": partial(dist.barrier, group=where),
+        }
+
+    for name, work in collectives(group).items():
+        yield name, work
+        yield f"{name} beside a product", partial(beside, product, work)
+    # Every fourth rank.
+    place_group(_name_of(group), list(range(0, 4 * RANKS, 4)))
+    for name, work in collectives(group).items():
+        yield f"{name} of distant ranks", work
+
+
+def _name_of(group: dist.ProcessGroup) -> str:
+    name: str = group._get_backend(torch.device("npu")).get_hccl_comm_name(0)
+    return name
+
+
+def times() -> dict[str, int]:
+    report = read_report()
+    figures = {"any": report.any_ps, "host": report.host_ps, **report.busy_ps}
+    return figures
+
+
+def measured(work: Work, flushed: torch.Tensor) -> dict[str, int]:
+    """The work's figures, with nothing of its operands in L2."""
+    torch.neg(flushed, out=flushed)
+    torch.npu.synchronize()
+    before = times()
+    work()
+    after = times()
+    return {name: ps - before[name] for name, ps in after.items() if ps != before[name]}
+
+
+def sample(machine: str) -> dict[str, Any]:
+    """The figures by name; None for an operator of which no call is legal."""
+    os.environ.update(CONFIG.environment(), VNPU_TIMING=machine)  # read when the device opens
+    torch.npu.set_device(0)
+    dist.init_process_group("hccl", rank=0, world_size=RANKS, store=dist.HashStore())
+    group = dist.group.WORLD
+    assert group is not None
+    dist.all_reduce(torch.empty(1, device="npu"))
+    flushed = torch.empty(_FLUSHED_BYTES // 4, dtype=torch.float32, device="npu")
+    found: dict[str, Any] = {}
+    for operator, ways in calls(_name_of(group)):
+        for work in ways:
+            try:
+                found[f"aclnn{operator}"] = measured(work, flushed)
+                break
+            except RuntimeError:  # not legal
+                found[f"aclnn{operator}"] = None
+    return found | {name: measured(work, flushed) for name, work in mechanisms(group)}
+
+
+def main(*, records: bool) -> None:
+    if records:
+        machine = CONFIG.environment()["VNPU_TIMING"]
+    else:
+        machine = json.loads(MODELLED_CALLS.read_text(encoding="utf-8"))["machine"]
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(figures)}" for name, figures in sample(machine).items()
+    )
+    text = f'{{"machine": {json.dumps(machine)},\n"times": {{\n{lines}\n}}}}\n'
+    if records:
+        MODELLED_CALLS.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="", flush=True)
+
+
+if __name__ == "__main__":
+    main(records="--record" in sys.argv)
+    os._exit(0)  # the phantoms take no part in the end of the group
