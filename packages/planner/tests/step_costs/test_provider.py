@@ -74,6 +74,13 @@ def test_files_of_the_package_have_the_names_of_their_engines():
         assert all(more > 0.95 * fewer for fewer, more in pairwise(fastest)), file.name
 
 
+@pytest.mark.nightly("planning")
+def test_tables_of_the_package_are_current():
+    """Engines ignore the others: `nox -s step_costs` stamps or makes them."""
+    stale = [file.name for file in provider.SHIPPED.glob("*.json") if not provider.is_current(file)]
+    assert not stale, f"{len(stale)} tables are from another timing model: {stale[:3]}"
+
+
 def test_what_no_machine_holds_is_told(kept: Path):
     file, reason = StepCostsFiles().make({**ENGINE, "data_parallel_size": 999}, "model", [])
     assert file is None
