@@ -92,6 +92,9 @@ def test_rows_of_one_engine_have_the_file_of_the_first_of_them(
     assert json.loads(file.read_text())["deployment"] == PARALLEL[0].name
 
 
+S = 10**6
+
+
 def steps(whole: int, decode: int) -> dict[str, Any]:
     return {
         "steps": [{"tokens": 128, "by_method": {"whole": {"only": whole}, "split": {"only": 1}}}],
@@ -102,12 +105,16 @@ def steps(whole: int, decode: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (steps(5, 7), ""),
-        (steps(6, 7), "prefill of 128 tokens: {'only': 5} ps, now {'only': 6} ps"),
-        (steps(5, 8), "decode of 4 tokens: {'only': 7} ps, now {'only': 8} ps"),
-        ({**steps(5, 7), "engine": {"layers": 2}}, "it is for {'layers': 1}"),
+        (steps(5 * S, 7 * S), ""),
+        (steps(5 * S + 1, 7 * S), ""),
+        (
+            steps(6 * S, 7 * S),
+            "prefill of 128 tokens: {'only': 5000000} ps, now {'only': 6000000} ps",
+        ),
+        (steps(5 * S, 8 * S), "decode of 4 tokens: {'only': 7000000} ps, now {'only': 8000000} ps"),
+        ({**steps(5 * S, 7 * S), "engine": {"layers": 2}}, "it is for {'layers': 1}"),
     ],
-    ids=["same times", "prefill", "decode", "engine"],
+    ids=["same times", "other contents of L2", "prefill", "decode", "engine"],
 )
 def test_a_stale_table_is_stamped_if_its_steps_take_the_same_times(
     found: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,7 +122,7 @@ def test_a_stale_table_is_stamped_if_its_steps_take_the_same_times(
     figures = load_machine(ROW.chip, ROW.topology).hash
     stale = {
         "deployment": ROW.name, "chip": ROW.chip, "topology": ROW.topology, "machine": "old",
-        "figures": "old", "engine": {"layers": 1}, **steps(5, 7),
+        "figures": "old", "engine": {"layers": 1}, **steps(5 * S, 7 * S),
     }  # fmt: skip
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(stale))
