@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -96,97 +96,108 @@ def _launch(name: str, arguments: list[Any]) -> None:
     aclnn.launch(name, *map(argument_of, arguments))
 
 
+def _tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16, where: str = "npu") -> Any:
+    return torch.empty(*sizes, dtype=dtype, device=where, pin_memory=where == "cpu")
+
+
+@cache
+def _side() -> Any:
+    return torch.npu.Stream()
+
+
+def _beside(one: Work, other: Work, *, by_turns: int = 1) -> None:
+    """`one` on the current stream, `other` on the side stream."""
+    side, main = _side(), torch.npu.current_stream()
+    side.wait_stream(main)
+    for _ in range(by_turns):
+        one()
+    with torch.npu.stream(side):
+        for _ in range(by_turns):
+            other()
+    main.wait_stream(side)
+
+
+def _negate(of: Any) -> Any:
+    return torch.neg(of, out=of)
+
+
 def mechanisms(group: dist.ProcessGroup) -> Iterator[tuple[str, Work]]:
     """Work that uses each mechanism of the model."""
-
-    def tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16, where: str = "npu") -> Any:
-        return torch.empty(*sizes, dtype=dtype, device=where, pin_memory=where == "cpu")
-
-    x, weight, rows = tensor(4096, 4096), tensor(4096, 4096), tensor(16384, 4096)
-    on_host, there = tensor(8 * _MIB, where="cpu"), tensor(8 * _MIB)
-    side, streams = torch.npu.Stream(), [torch.npu.Stream() for _ in range(32)]
-    main = torch.npu.current_stream()
-
-    def beside(one: Work, other: Work, *, by_turns: int = 1) -> None:
-        side.wait_stream(main)
-        for _ in range(by_turns):
-            one()
-        with torch.npu.stream(side):
-            for _ in range(by_turns):
-                other()
-        main.wait_stream(side)
+    x, weight, rows = _tensor(4096, 4096), _tensor(4096, 4096), _tensor(16384, 4096)
 
     def product(of: Any = x) -> Any:
         return of @ weight
 
-    def negate(of: Any = rows) -> Any:
-        return torch.neg(of, out=of)
-
     def prefetched() -> None:
-        with torch.npu.stream(side):
+        with torch.npu.stream(_side()):
             torch_npu.npu_prefetch(weight, None, weight.nbytes)
-        negate(x)
+        _negate(x)
         product(x[:16])
 
-    def limited() -> None:
-        torch.npu.set_stream_limit(side, vector_num=8)
-        beside(product, negate)
-        torch.npu.reset_stream_limit(side)
-
-    def queues() -> None:
-        for stream in streams:
-            stream.wait_stream(main)
-            with torch.npu.stream(stream):
-                negate(x)
-
-    graph = torch.npu.NPUGraph()
-    with torch.npu.graph(graph):
-        beside(product, negate, by_turns=3)
-
-    def routed() -> None:
-        set_routed_share(1, 4)
-        call = LEGAL["GroupedMatmulV5"]
-        _launch("GroupedMatmulV5", list(call.values()))
-        set_routed_share(1, 1)
-
+    negate = partial(_negate, rows)
     yield "product", product
     yield "product of few rows", partial(product, x[:16])
     yield "product, its operands in L2", lambda: (product(), product())
     yield "product after a prefetch", prefetched
-    yield "product beside element-wise work", partial(beside, product, negate, by_turns=3)
-    yield "product beside a product", partial(beside, product, product)
+    yield "product beside element-wise work", partial(_beside, product, negate, by_turns=3)
+    yield "product beside a product", partial(_beside, product, product)
+    yield from _streams(product, negate, x)
+    yield "more launches than a queue holds", lambda: [negate() for _ in range(3000)]
+    yield "step of the host", partial(pass_host_step, 8, False)
+    yield "step of the host beside the device", lambda: (negate(), pass_host_step(8, True))
+    for name, work in _collectives(group).items():
+        yield name, work
+        yield f"{name} beside a product", partial(_beside, product, work)
+    # Every fourth rank.
+    place_group(_name_of(group), list(range(0, 4 * RANKS, 4)))
+    for name, work in _collectives(group).items():
+        yield f"{name} of distant ranks", work
+
+
+def _streams(product: Work, negate: Work, x: torch.Tensor) -> Iterator[tuple[str, Work]]:
+    """Work on limited cores, many streams, graphs, and copies."""
+    streams = [torch.npu.Stream() for _ in range(32)]
+    on_host, there = _tensor(8 * _MIB, where="cpu"), _tensor(8 * _MIB)
+
+    def limited() -> None:
+        torch.npu.set_stream_limit(_side(), vector_num=8)
+        _beside(product, negate)
+        torch.npu.reset_stream_limit(_side())
+
+    def queues() -> None:
+        for stream in streams:
+            stream.wait_stream(torch.npu.current_stream())
+            with torch.npu.stream(stream):
+                _negate(x)
+
+    def routed() -> None:
+        set_routed_share(1, 4)
+        _launch("GroupedMatmulV5", list(LEGAL["GroupedMatmulV5"].values()))
+        set_routed_share(1, 1)
+
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        _beside(product, negate, by_turns=3)
     yield "element-wise work on some cores", limited
     yield "streams beyond the hardware queues", queues
     yield "graph", graph.replay
     yield "routed rows", routed
     yield "copy to the device", partial(there.copy_, on_host, non_blocking=True)
     yield "copy to the host", partial(on_host.copy_, there, non_blocking=True)
-    yield "copies beside work", partial(beside, product, partial(there.copy_, on_host, True))
-    yield "launches", lambda: [negate(x[:1]) for _ in range(64)]
-    yield "more launches than a queue holds", lambda: [negate(rows) for _ in range(3000)]
-    yield "step of the host", partial(pass_host_step, 8, False)
-    yield "step of the host beside the device", lambda: (negate(), pass_host_step(8, True))
+    yield "copies beside work", partial(_beside, product, partial(there.copy_, on_host, True))
+    yield "launches", lambda: [_negate(x[:1]) for _ in range(64)]
 
-    def collectives(where: dist.ProcessGroup) -> dict[str, Work]:
-        parts, part = tensor(where.size() * 64, 4096), tensor(64, 4096)
-        return {
-            "all_reduce": partial(dist.all_reduce, part, group=where),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, parts, group=where),
-            "all_gather": partial(dist.all_gather_into_tensor, parts, part, group=where),
-            "all_to_all": partial(
-                dist.all_to_all_single, torch.empty_like(parts), parts, group=where
-            ),
-            "broadcast": partial(dist.broadcast, part, 0, group=where),
-            "barrier": partial(dist.barrier, group=where),
-        }
 
-    for name, work in collectives(group).items():
-        yield name, work
-        yield f"{name} beside a product", partial(beside, product, work)
-    # Every fourth rank.
-    place_group(_name_of(group), list(range(0, 4 * RANKS, 4)))
-    for name, work in collectives(group).items():
-        yield f"{name} of distant ranks", work
+def _collectives(group: dist.ProcessGroup) -> dict[str, Work]:
+    parts, part = _tensor(group.size() * 64, 4096), _tensor(64, 4096)
+    return {
+        "all_reduce": partial(dist.all_reduce, part, group=group),
+        "reduce_scatter": partial(dist.reduce_scatter_tensor, part, parts, group=group),
+        "all_gather": partial(dist.all_gather_into_tensor, parts, part, group=group),
+        "all_to_all": partial(dist.all_to_all_single, torch.empty_like(parts), parts, group=group),
+        "broadcast": partial(dist.broadcast, part, 0, group=group),
+        "barrier": partial(dist.barrier, group=group),
+    }
 
 
 def _name_of(group: dist.ProcessGroup) -> str:
