@@ -77,7 +77,6 @@ def test_blocks_may_go_on_in_the_hosts_memory():
 
 WITH_ROWS: dict[str, tuple[str, str, Any]] = {
     "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
-    "--data-parallel-size": ("parallel_config", "data_parallel_size", 2),
     "eplb_config.dynamic_eplb": (
         "",
         "additional_config",

@@ -53,7 +53,6 @@ FEATURES = (
             (
                 "--kv-transfer-config",
                 "--kv-offloading-size",
-                "--data-parallel-size",
                 "eplb_config.dynamic_eplb",
                 "--enable-prompt-embeds",
                 "--decode-context-parallel-size",
