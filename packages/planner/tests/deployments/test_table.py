@@ -62,6 +62,25 @@ def test_layers_have_the_types_that_a_checkpoint_says() -> None:
     assert types["lm_head.weight"] == "FLOAT"
 
 
+def test_layers_of_deepseek_v4_have_released_names() -> None:
+    checkpoint = deployment("deepseek-v4-flash-a3-dp4-tp4").checkpoint
+    types = description(checkpoint.configuration(), checkpoint.quantization)
+    expected = {
+        "layers.0.attn.wq_a": "W8A8_DYNAMIC",
+        "layers.2.attn.wo_a": "FLOAT",
+        "layers.2.attn.compressor.wkv": "FLOAT",
+        "layers.2.attn.indexer.wq_b": "W8A8_DYNAMIC",
+        "layers.2.attn.indexer.weights_proj": "FLOAT",
+        "layers.42.ffn.gate": "FLOAT",
+        "layers.42.ffn.experts.255.w2": "W8A8_DYNAMIC",
+        "mtp.0.ffn.shared_experts.w1": "W8A8_DYNAMIC",
+        "head": "FLOAT",
+    }
+    assert {name: types[f"{name}.weight"] for name in expected} == expected
+    assert "layers.3.attn.indexer.wq_b.weight" not in types  # rows of 128 tokens
+    assert "layers.1.attn.compressor.wkv.weight" not in types  # a window alone
+
+
 def test_packed_experts_have_headers_and_no_bytes(tmp_path: Path) -> None:
     write_checkpoint(deployment("kimi-k2-thinking-a3-tp16").checkpoint, tmp_path)
     tensors = read_header(tmp_path / "model.safetensors")

@@ -63,7 +63,9 @@ def _write_headers(tensors: Iterable[tuple[str, str, tuple[int, ...]]], path: Pa
 
 def description(config: Mapping[str, Any], quantization: Mapping[str, str]) -> dict[str, str]:
     """Builds ModelSlim's description: the type of each layer's weight and scales."""
-    types = dict.fromkeys(("model.embed_tokens.weight", "model.norm.weight"), _FLOAT)
+    prefix = "" if "compress_ratios" in config else "model."
+    outer = ("embed", "norm") if "compress_ratios" in config else ("embed_tokens", "norm")
+    types = dict.fromkeys((f"{prefix}{name}.weight" for name in outer), _FLOAT)
     for layer in _linear_layers(config):
         kind = next(
             (kind for pattern, kind in quantization.items() if fnmatch.fnmatch(layer, pattern)),
@@ -81,6 +83,9 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
     MTP layers come last; their projections of embedding and hidden state are floats, which need no
     entry.
     """
+    if "compress_ratios" in config:
+        yield from _released_layers(config)
+        return
     for number in range(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0)):
         layer = f"model.layers.{number}"
         for part in _attention(config):
@@ -95,6 +100,23 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
         for expert in range(_num_experts(config)):
             yield from (f"{layer}.{block}.experts.{expert}.{part}" for part in parts)
     yield "lm_head"
+
+
+def _released_layers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Names of DeepSeek-V4's layers, whose attention depends on their ratios of compression."""
+    experts = [f"experts.{number}" for number in range(config["n_routed_experts"])]
+    pooled = ("compressor.wkv", "compressor.wgate")
+    for number, ratio in enumerate(config["compress_ratios"]):
+        beyond = number - config["num_hidden_layers"]
+        layer = f"layers.{number}" if beyond < 0 else f"mtp.{beyond}"
+        parts = ["wq_a", "wq_b", "wkv", "wo_a", "wo_b", *(pooled if ratio > 1 else ())]
+        if ratio == min(filter(None, config["compress_ratios"])):
+            parts += [f"indexer.{part}" for part in ("wq_b", "weights_proj", *pooled)]
+        yield from (f"{layer}.attn.{part}" for part in parts)
+        yield f"{layer}.ffn.gate"
+        for block in ("shared_experts", *experts):
+            yield from (f"{layer}.ffn.{block}.{part}" for part in ("w1", "w2", "w3"))
+    yield "head"
 
 
 def _attention(config: Mapping[str, Any]) -> tuple[str, ...]:
