@@ -9,8 +9,8 @@ from typing import Any
 from reference_cells import GENERATED, cell
 
 INTRODUCTION = """`vllm-davinci config MODEL -- OPTIONS` lists the features of an engine. A start that asks for two features
-of which one excludes the other ends with their flags. V1 and V2 are vLLM's model runners: V1 serves unless
-`VLLM_USE_V2_MODEL_RUNNER=1` chooses V2.
+of which one excludes the other ends with their flags. V1 and V2 are vLLM's model runners: V2 serves unless
+`VLLM_USE_V2_MODEL_RUNNER=0` chooses V1.
 
 """  # noqa: E501 - lines of the page
 

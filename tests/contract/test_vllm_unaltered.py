@@ -76,11 +76,11 @@ def test_no_attribute_is_replaced_by_a_dense_model_and_a_replaced_one_would_be_f
 
 
 @pytest.mark.nightly("layouts")
-def test_no_attribute_is_replaced_by_an_engine_on_the_v2_runner(repository: Path):
+def test_no_attribute_is_replaced_by_an_engine_on_the_v1_runner(repository: Path):
     checkpoint = repository / "checkpoints" / "tiny_llama"
     options = {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}
     report = attributes_after_an_engine(
-        repository, checkpoint, options, VLLM_USE_V2_MODEL_RUNNER="1"
+        repository, checkpoint, options, VLLM_USE_V2_MODEL_RUNNER="0"
     )
     assert report["replaced"] == []
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from vllm import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_davinci_testing.engines import pictures, vision_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
@@ -53,11 +54,11 @@ UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "token"}}}
 EXPERTS = {"enable_expert_parallel": True}
 ALL_TO_ALL = {**EXPERTS, "additional_config": {"moe_communication": "all_to_all"}}
 MOE = "qwen3_moe_softmax_top2_of_8"
-ENTERS, SAMPLES = "_model_forward", "_sample"
+ENTERS, SAMPLES = "model", "sampling"
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "method", "rank"),
+    ("model", "options", "part", "rank"),
     [
         pytest.param(MODEL, ASYNCHRONOUS, ENTERS, 1, id="asynchronous"),
         pytest.param(MODEL, SYNCHRONOUS, ENTERS, 1, id="synchronous", marks=pytest.mark.thorough),
@@ -76,22 +77,22 @@ ENTERS, SAMPLES = "_model_forward", "_sample"
 def test_an_error_of_one_rank_is_the_client_s_error(
     model: str,
     options: dict[str, Any],
-    method: str,
+    part: str,
     rank: int,
     zoo: Zoo,
     start_engine: StartEngine,
     prompts: Prompts,
 ):
     engine = start_engine(zoo(model), **{**TWO_RANKS, **options})
-    engine.on_workers("fail_once_at", method, FAILS_AT_TOKEN, rank)
+    engine.on_workers("fail_once_in_step", part, FAILS_AT_TOKEN, rank)
     begin = time.monotonic()
     with pytest.raises(EngineError) as error:
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     assert time.monotonic() - begin < LIMIT_S
     # A rank that waits for a graph's replay gets its device stopped, and replies too.
-    told = rf"rank {rank} \(pid \d+ on host .*planted in {method}"
+    told = rf"rank {rank} \(pid \d+ on host .*planted in {part}"
     assert re.search(told, str(error.value)), f"{error.value}\n{engine.log_text()[-8000:]}"
-    with pytest.raises(EngineError):  # and the return path is cut
+    with pytest.raises(EngineError):  # the engine does not recover
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     engine.close()
 
@@ -127,12 +128,12 @@ def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
 ):
     checkpoint = vision_zoo.write_vision_checkpoint("qwen2_5_vl", tmp_path / "vision")
     engine = start_engine(checkpoint, **TWO_RANKS, max_model_len=512)
-    engine.on_workers("fail_once_at", "_execute_mm_encoder", 0, 1)
+    engine.on_workers("fail_once_in_step", "encoder", 0, 1)
     request = {
         "prompt": vision_zoo.prompt(1, "case"),
         "multi_modal_data": {"image": [pictures.image(112, 84, seed=1)]},
     }
-    with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in _execute_mm"):
+    with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in encoder"):
         engine.generate([request], GREEDY)
     engine.close()
 
@@ -147,9 +148,9 @@ def test_an_error_in_the_drafter_of_one_rank_is_the_client_s_error(
     if method == "eagle3":
         drafter["model"] = str(checkpoints / "tiny_llama_eagle3")
     engine = start_engine(checkpoints / "tiny_llama", **TWO_RANKS, speculative_config=drafter)
-    engine.on_workers("fail_once_at", "propose_draft_token_ids", 2, 1)
+    engine.on_workers("fail_once_in_step", "drafter", 2, 1)
     begin = time.monotonic()
-    with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in propose_draft"):
+    with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in drafter"):
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     assert time.monotonic() - begin < LIMIT_S
     engine.close()
@@ -163,7 +164,7 @@ def test_an_error_of_one_data_parallel_engine_ends_the_others(
     engines = DPEngines(start_engine, zoo(MOE), count=2, **options, **EXPERTS)
     with ThreadPoolExecutor(2) as threads:
         inputs = as_inputs(prompts[:4])
-        engines.engines[1].on_workers("fail_once_at", ENTERS, FAILS_AT_TOKEN)
+        engines.engines[1].on_workers("fail_once_in_step", ENTERS, FAILS_AT_TOKEN)
         begin = time.monotonic()
         asked = [threads.submit(each.generate, inputs, GREEDY) for each in engines.engines]
         for each in asked:
@@ -218,9 +219,9 @@ def test_an_error_of_every_rank_is_that_step_s_and_serving_goes_on(
     prompts: Prompts,
 ):
     with start_engine(zoo(MODEL), **TWO_RANKS, async_scheduling=is_asynchronous) as engine:
-        for method in ("_model_forward", "_sample"):
-            engine.on_workers("fail_once_at", method, FAILS_AT_TOKEN)
-            with pytest.raises(EngineError, match=f"planted in {method}"):
+        for part in (ENTERS, SAMPLES):
+            engine.on_workers("fail_once_in_step", part, FAILS_AT_TOKEN)
+            with pytest.raises(EngineError, match=f"planted in {part}"):
                 engine.generate(as_inputs(prompts[:4]), GREEDY)
             engine.abort_all()
             outputs = engine.generate(as_inputs(prompts[4:8]), GREEDY)
@@ -242,7 +243,7 @@ def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(
     try:
         prompt = [1, 2, 3]
         right = server.complete(prompt, 40)
-        planted = {"method": "fail_once_at", "args": ["_model_forward", 17, 1]}
+        planted = {"method": "fail_once_in_step", "args": [ENTERS, 17, 1]}
         httpx.post(f"{server.url}/collective_rpc", json=planted, timeout=60).raise_for_status()
         body = {
             "model": str(tiny_llama),
@@ -268,10 +269,10 @@ def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(
         assert time.monotonic() - begin < LIMIT_S
         assert tokens == right[: len(tokens)]
         assert len(tokens) <= 17
-        (error,) = errors
-        assert re.search(r"rank 1 \(pid \d+ on host \S+\) failed in execute_model", error), error
-        assert "RuntimeError: planted in _model_forward" in error
+        assert errors == [EngineDeadError.CLIENT_MESSAGE]
         assert server.wait_for_end() == 1
-        assert "planted in _model_forward" in server.log_text()
+        log = server.log_text()
+        assert re.search(r"rank 1 \(pid \d+ on host \S+\) failed in execute_model", log), log
+        assert "RuntimeError: planted in model" in log
     finally:
         server.kill()

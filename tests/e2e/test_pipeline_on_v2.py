@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -16,9 +17,12 @@ from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 40
 pytestmark = pytest.mark.skipif(
-    os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "1", reason="is run by --runner v2"
+    os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0", reason="V1 has none of it"
 )
 ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+GRAMMARS = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+SMALL = {"max_num_batched_tokens": 224, "max_num_seqs": 16}
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},
@@ -36,9 +40,7 @@ def stages(zoo: Zoo, start_engine: StartEngine, environment: dict[str, str], **o
     return start_engine(
         zoo(MODEL),
         environment={**ON_V2, **environment},
-        pipeline_parallel_size=2,
-        distributed_executor_backend="mp",
-        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+        **STAGES,
         **options,
     )
 
@@ -77,10 +79,7 @@ def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
 
 
 @pytest.mark.thorough
-@pytest.mark.xfail(
-    strict=True, reason="a mask of a grammar does not reach its request in all steps in flight"
-)
-def test_structured_output_of_stages_has_the_structure(
+def test_structured_output_of_stages_is_that_of_one_device(
     zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     """Its masks need a step's tokens before the next step's."""
@@ -90,10 +89,18 @@ def test_structured_output_of_stages_has_the_structure(
         structured_outputs=StructuredOutputsParams(json=SCHEMA),
     )
     kinds = [constrained if number % 4 == 3 else GREEDY for number in range(24)]
-    with stages(zoo, start_engine, {}, max_num_batched_tokens=224, max_num_seqs=16) as engine:
-        outputs = engine.generate(as_inputs(prompts[:24]), kinds)
-    finished = [outputs[number].outputs[0] for number in range(3, 24, 4)]
-    whole = [each.text for each in finished if each.finish_reason == "stop"]
-    assert whole
-    for text in whole:
-        assert set(json.loads(text)) == {"name", "age"}
+    answers = []
+    for options in ({}, STAGES):
+        with start_engine(zoo(MODEL), **GRAMMARS, **SMALL, **options) as engine:
+            outputs = engine.generate(as_inputs(prompts[:24]), kinds)
+            answers.append([list(each.outputs[0].token_ids) for each in outputs])
+    assert answers[0] == answers[1]
+    whole = [outputs[place].outputs[0] for place in range(3, 24, 4)]
+    tokenizer = AutoTokenizer.from_pretrained(zoo(MODEL))
+    for answer in whole:
+        # Not vLLM's text, which begins with what is no UTF-8 of a drawn prompt.
+        text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+        assert text.startswith('{"name":"')
+        if answer.finish_reason == "stop":
+            assert set(json.loads(text, strict=False)) == {"name", "age"}, text
+    assert any(answer.finish_reason == "stop" for answer in whole)

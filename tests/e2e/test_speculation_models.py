@@ -15,7 +15,7 @@ import pytest
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.fixture_types import StartEngine
-from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
+from vllm_davinci_testing.engines.mtp_checkpoint import with_copied_mtp, with_random_mtp
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
 
 pytestmark = pytest.mark.nightly("layouts")
@@ -36,6 +36,11 @@ FEW_BLOCKS = {"num_gpu_blocks_override": 8, "enable_prefix_caching": True}
 @pytest.fixture(scope="module")
 def mtp(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_random_mtp(tiny_deepseek, tmp_path_factory.mktemp("mtp") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def modules(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_copied_mtp(tiny_deepseek, tmp_path_factory.mktemp("modules") / "it", count=3)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +86,36 @@ def test_mtp_changes_no_token(
     assert 0 < accepted < drafted
     assert bool(replays) == (not options.get("enforce_eager", True))
     assert all(tokens % (1 + count) == 0 for tokens in replays)
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        pytest.param(3, GRAPHS, id="3_graphs"),
+        pytest.param(2, SYNCHRONOUS, id="2_sync", marks=THOROUGH),
+        pytest.param(3, {"max_num_batched_tokens": 48}, id="3_chunked", marks=THOROUGH),
+        pytest.param(3, FEW_BLOCKS, id="3_few_blocks", marks=THOROUGH),
+        pytest.param(2, {**TP2, **GRAPHS}, id="2_tp2_graphs", marks=THOROUGH),
+    ],
+)
+def test_mtp_of_several_modules_changes_no_token(
+    count: int,
+    options: dict[str, Any],
+    start_engine: StartEngine,
+    modules: Path,
+    of_deepseek: list[list[int]],
+):
+    asked = {**speculation("mtp", count), **options}
+    with start_engine(modules, environment=RACES, **asked) as engine:
+        assert generate(engine) == of_deepseek
+        drafted, accepted = told(engine)
+        by_place = engine.metric_vectors()["vllm:spec_decode_num_accepted_tokens_per_pos"]
+        of_drafter = engine.on_workers("draft_replays")[0]
+    # As measured for one module that runs three times.
+    rates = [count * each / drafted for each in by_place]
+    print(f"{accepted} of {drafted} drafts accepted, by place {rates}")
+    assert all(rate > bound for rate, bound in zip(rates, (0.65, 0.45, 0.35), strict=False))
+    assert bool(of_drafter) == (not options.get("enforce_eager", True))
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,13 @@ def output_of(program: str, tmp_path: Path, **environment: str) -> str:
 @pytest.mark.parametrize(
     ("asked", "active"),
     [
-        ("1", "['npu']"),
+        pytest.param("1", "['npu']", marks=pytest.mark.nightly("planning")),
         pytest.param("true", "['npu']", marks=pytest.mark.nightly("planning")),
         pytest.param("0", "[]", marks=pytest.mark.nightly("planning")),
-        pytest.param("", "[]", marks=pytest.mark.nightly("planning")),
+        ("", "['npu']"),
     ],
 )
-def test_it_is_active_where_v2_is_asked_for(asked: str, active: str, tmp_path: Path):
+def test_it_is_active_unless_v1_is_asked_for(asked: str, active: str, tmp_path: Path):
     assert output_of(ACTIVE, tmp_path, VLLM_USE_V2_MODEL_RUNNER=asked).split("\n")[-2] == active
 
 

@@ -74,8 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--runner",
         choices=runners.CHOICES,
-        help=f"which model runner of vLLM serves; v2: the tests that {runners.LISTED} names run, "
-        "v2-all: all of them",
+        help="which model runner of vLLM serves (default: the product's own choice)",
     )
 
 
@@ -93,8 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config), "davinci-selection")
     config.pluginmanager.register(Summary(config), "davinci-summary")
     config.pluginmanager.register(TestClock(), "davinci-clock")
-    if runner == runners.LISTED_ON_V2:
-        config.pluginmanager.register(runners.ListedTests(config.rootpath), "davinci-runner")
     if find_spec("vllm_davinci") and find_spec("vllm_davinci.vnpu"):
         config.pluginmanager.register(RefusedCalls(config), "davinci-refused-calls")
     lanes = config.getoption("lanes")

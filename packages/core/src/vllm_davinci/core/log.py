@@ -16,9 +16,11 @@ WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     "vllm.config.vllm": (
         # Nothing is compiled, whatever the settings.
         "Inductor compilation was disabled by user settings",
-        # The V1 runner is served (core.model_runner); V2 is refused.
+        # On the V1 runner.
         "Model Runner V2 requires Triton",
     ),
+    # The V2 runner's tables are copied from pinned memory (core.runner.buffers).
+    "vllm.v1.worker.gpu.buffer_utils": ("Pinned memory is not available on this platform",),
     # About our own scheduler (core.scheduler), which is asynchronous if vLLM's is.
     "vllm.config.scheduler": ("Using custom scheduler class %s",),
 }

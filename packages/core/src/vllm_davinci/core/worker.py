@@ -307,7 +307,8 @@ class NPUWorker(Worker):
         if self._ring is not None:
             self._ring.close()
         finish_teardown()
-        super().shutdown()
+        if self._guard is None or not self._guard.has_failed:
+            super().shutdown()  # waits for the device, which raises if it has been stopped
 
     def compiled_operators(self) -> list[str]:
         """Names of the compiled operators that this worker's layers call."""

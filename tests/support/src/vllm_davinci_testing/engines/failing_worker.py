@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from vllm_davinci.multistream import current_ubatch
@@ -29,26 +31,50 @@ class FailingWorker:
         mlp = self.model_runner.get_model().model.layers[layer].mlp
         hook = mlp.register_forward_pre_hook(fail)
 
-    def fail_once_at(
-        self, method: str, calls_before: int = 0, rank: int | None = None, error: str = "planted"
+    def fail_once_in_step(
+        self, part: str, calls_before: int = 0, rank: int | None = None, error: str = "planted"
     ) -> None:
-        """A later call of a method of the runner raises once.
+        """A later step raises once, in one part.
 
-        method:       "_model_forward" enters the model, "_sample" takes its logits
-        calls_before: calls that pass first
+        part:         "model", "sampling", "encoder" or "drafter"
+        calls_before: steps that pass first
         rank:         on this rank only; None: on each
         """
         if rank not in (None, self.rank):
             return
-        proper = getattr(self.model_runner, method)
+        methods = self._methods(part)
+        proper = [getattr(*method) for method in methods]
         passed = 0
 
-        def failing(*arguments: Any, **options: Any) -> Any:
+        def failing(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
             nonlocal passed
             passed += 1
             if passed <= calls_before:
-                return proper(*arguments, **options)
-            setattr(self.model_runner, method, proper)  # of this object alone
-            raise RuntimeError(f"{error} in {method}")
+                return call(*arguments, **options)
+            for method, each in zip(methods, proper, strict=True):
+                setattr(*method, each)  # of this object alone
+            raise RuntimeError(f"{error} in {part}")
 
-        setattr(self.model_runner, method, failing)
+        for method, each in zip(methods, proper, strict=True):
+            setattr(*method, partial(failing, each))
+
+    def _methods(self, part: str) -> list[tuple[Any, str]]:
+        """Methods of which a step calls one, on either of vLLM's runners."""
+        runner = self.model_runner
+        if not hasattr(runner, "prepare_inputs"):
+            names = {
+                "model": "_model_forward",
+                "sampling": "_sample",
+                "encoder": "_execute_mm_encoder",
+                "drafter": "propose_draft_token_ids",
+            }
+            return [(runner, names[part])]
+        methods = {
+            "sampling": (runner, "sample"),
+            "encoder": (runner.model_state, "execute_mm_encoder"),
+            "drafter": (runner.speculator, "propose"),
+        }
+        if part != "model":
+            return [methods[part]]
+        graphs = runner.cudagraph_manager
+        return [(runner.model, "forward"), *([] if graphs is None else [(graphs, "run_fullgraph")])]

@@ -46,6 +46,27 @@ def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int =
     return destination
 
 
+def with_copied_mtp(source: Path, destination: Path, count: int) -> Path:
+    """Copies `source`, and gives it `count` copies of its trained module.
+
+    Drafts of all modules are then right about as often as those of one module that runs `count`
+    times.
+    """
+    shutil.copytree(source, destination)
+    path = destination / "config.json"
+    config = json.loads(path.read_text())
+    depth = config["num_hidden_layers"]
+    path.write_text(json.dumps(config | {"num_nextn_predict_layers": count}))
+    trained, prefix = load_file(source / WEIGHTS), f"model.layers.{depth}."
+    tensors = {
+        name.replace(prefix, f"model.layers.{depth + number}."): tensor.clone()
+        for name, tensor in trained.items()
+        for number in range(count if name.startswith(prefix) else 1)
+    }
+    save_file(tensors, destination / WEIGHTS)
+    return destination
+
+
 def _layer_to_copy(target: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
     """The last layer's tensors, with the indexer of the last layer that has its own.
 

@@ -124,6 +124,8 @@ def _left_over(
         layer = _LAYER.search(name)
         if _DERIVED.search(name):
             continue
+        if is_after_last and name.endswith(".embed_tokens.weight"):
+            continue  # each layer has a copy, and vLLM reads one
         if depth is not None and (layer is not None and int(layer[1]) >= depth) != is_after_last:
             continue  # of the other model
         if getattr(config, "tie_word_embeddings", False) and name.endswith("lm_head.weight"):

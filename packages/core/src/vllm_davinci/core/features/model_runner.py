@@ -1,4 +1,4 @@
-"""Selects vLLM's model runner: V1, unless the user has chosen V2."""
+"""Selects vLLM's model runner: V2, unless the user has chosen V1 or Triton is not usable."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -6,24 +6,23 @@ from collections.abc import Mapping, MutableMapping
 from vllm_davinci.core.features.feature import Engine, Runner, refused
 
 MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-WHY_V1 = f"{MODEL_RUNNER}=1 chooses V2, which does not do all of it yet"
+WHY_V1 = "vLLM finds no usable Triton, which V2 needs"
 TRUE = ("1", "true")
 
 
 def choose_model_runner(environment: MutableMapping[str, str]) -> bool:
-    """Selects vLLM's V1 model runner unless the user has chosen one.
+    """Selects V2, or V1 without a usable Triton, unless the user has chosen a runner.
 
-    vLLM's own default depends on whether it considers Triton usable: it does on a host with
-    triton-ascend, and also if CUDA_VISIBLE_DEVICES is empty. Call it before vLLM's configuration
-    reads the variable; child processes inherit the choice.
-    Returns whether vLLM would have selected V2.
+    vLLM itself would select V1 for some features that are served here on V2. Call it before vLLM's
+    configuration reads the variable; child processes inherit the choice.
+    Returns whether it had to select V1.
     """
     if MODEL_RUNNER in environment:
         return False
     from vllm.triton_utils import HAS_TRITON  # asks the platform, which imports this module
 
-    environment[MODEL_RUNNER] = "0"
-    return bool(HAS_TRITON)
+    environment[MODEL_RUNNER] = "1" if HAS_TRITON else "0"
+    return not HAS_TRITON
 
 
 def is_v2_chosen(environment: Mapping[str, str]) -> bool:

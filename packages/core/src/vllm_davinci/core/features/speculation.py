@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm_davinci.core.config.architectures import ARCHITECTURES, IMAGES, UNTRIED
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, V1, Engine, Feature, Runner, refused
+from vllm_davinci.core.features.feature import BOTH, Engine, Feature, Runner, refused
 from vllm_davinci.core.features.model_runner import runner_of
 
 FLAG = "--speculative-config"
@@ -130,7 +130,7 @@ FEATURES = (
         f"several MTP modules of {FLAG}",
         "MTP of several modules",
         lambda e: (asked := _asked(e)) is not None and asked.use_multi_module_mtp(),
-        V1,
+        BOTH,
     ),
     refused(
         f"method of {FLAG}",

@@ -122,6 +122,11 @@ class StepGuard:
             self._end_stopped()
         self._channel.close()
 
+    @property
+    def has_failed(self) -> bool:
+        """True once a rank has failed: this rank's device may have been stopped."""
+        return self._error is not None
+
     def _raise_error(self, cause: Exception | None = None) -> None:
         if self._error is not None:
             raise self._error from cause

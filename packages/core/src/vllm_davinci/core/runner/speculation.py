@@ -9,6 +9,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import MultiModuleMTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
@@ -23,6 +24,9 @@ from vllm_davinci.core.runner.adoption import behind
 from vllm_davinci.core.runner.graphs import NPUDraftGraphManager
 from vllm_davinci.core.runner.host_drafts import drafting_on_host
 from vllm_davinci.core.runner.plain_steps import NPURequestState
+from vllm_davinci.core.triton_kernels.multi_module import (
+    prepare_input_hidden_states_and_embeddings,
+)
 
 
 class ComputedTokens:
@@ -90,16 +94,22 @@ class NPUDrafter(DraftModelSpeculator):
         *args: Any,
         **kwargs: Any,
     ) -> dict[str, Any] | None:
-        lengths = seq_lens_cpu_upper_bound
-        if step == 0:  # of a draft model, which reads the newest token with the target's rows
-            lengths = lengths + 1
-        elif self._slots is not None:
-            lengths = torch.from_numpy(self.computed.of(self._slots))
+        lengths = self._lengths(seq_lens_cpu_upper_bound, step)
         metadata: dict[str, Any] | None = super()._build_attn_metadata(
             num_reqs, batch_desc, query_start_loc_np, lengths, step, *args, **kwargs
         )
         self.model_state.newest_metadata = metadata
         return metadata
+
+    def _lengths(self, of_target: torch.Tensor, step: int) -> torch.Tensor:
+        """Tokens of each request before pass `step`: [num_reqs] int32. of_target: of its step"""
+        if step == 0:  # of a draft model, which reads the newest token with the target's rows
+            return of_target + 1
+        return of_target if self._slots is None else torch.from_numpy(self._computed())
+
+    def _computed(self) -> np.ndarray:
+        assert self._slots is not None
+        return self.computed.of(self._slots)
 
 
 class NPUDependentDrafter(NPUDrafter, TargetDependentARSpeculator):
@@ -115,6 +125,73 @@ class NPUDependentDrafter(NPUDrafter, TargetDependentARSpeculator):
     def graph_managers(self) -> list[NPUDraftGraphManager]:
         managers = [self.prefill_cudagraph_manager, self.decode_cudagraph_manager]
         return managers[: 1 if self.num_speculative_steps == 1 else 2]
+
+
+class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
+    """MTP of several modules, each of which has the target's rows, shifted by one token.
+
+    All modules are one pass. Its lengths need the number of rejected drafts, because its rows begin
+    with rows of the previous step, one fewer than that number.
+    """
+
+    cudagraph_manager: Any
+    _first_positions: np.ndarray  # [num_reqs], of the newest step
+
+    @classmethod
+    def keep_spare_row(cls, drafter: MultiModuleMTPSpeculator) -> None:
+        """Gives cached inputs a last row, which belongs to no request: see `multi_module`."""
+        for name in ("cached_draft_input_ids", "cached_target_hidden_states"):
+            table = getattr(drafter, name)
+            setattr(drafter, name, torch.cat([table, torch.zeros_like(table[:1])]))
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        super().init_cudagraph_manager(cudagraph_mode)
+        manager = NPUDraftGraphManager.taking_over(self.cudagraph_manager, self.model_state)
+        self.cudagraph_manager = manager
+
+    @property
+    def graph_managers(self) -> list[NPUDraftGraphManager]:
+        return [self.cudagraph_manager]
+
+    def _prepare_inputs(
+        self,
+        target_hidden_states: torch.Tensor,
+        input_batch: InputBatch,
+        num_tokens: int,
+        max_query_len: int,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """vLLM's method. It reads rows before a request's first if its prompt is shorter than they
+        are: this request's hidden states are written again, without them."""
+        of_step = target_hidden_states, input_batch, num_tokens, max_query_len
+        super()._prepare_inputs(*of_step, num_sampled, num_rejected, *args, **kwargs)
+        first = self._first_positions = input_batch.num_computed_tokens_np
+        if self._slots is not None and (first < self.num_speculative_steps - 1).any():
+            cached = self.cached_target_hidden_states
+            prepare_input_hidden_states_and_embeddings(
+                *(self.hidden_states, self.hidden_states.stride(0)),
+                *(target_hidden_states, target_hidden_states.stride(0)),
+                *(cached, cached.stride(0), cached.stride(1)),
+                None,
+                0,
+                None,
+                0,
+                0,
+                *(input_batch.idx_mapping, num_rejected, self.input_buffers.query_start_loc),
+                *(self.num_speculative_steps, target_hidden_states.shape[-1]),
+                target_positions=input_batch.positions,
+            )
+
+    def _lengths(self, of_target: torch.Tensor, step: int) -> torch.Tensor:
+        if self._slots is None:
+            return of_target
+        of_target = of_target[: len(self._slots)]
+        num_rejected = of_target - torch.from_numpy(self._computed())
+        again = (num_rejected - 1).clamp_(min=0)
+        return of_target - torch.minimum(again, torch.from_numpy(self._first_positions))
 
 
 class NPUDraftModel(NPUDrafter, StandaloneARSpeculator):
@@ -208,6 +285,9 @@ def on_npu(speculator: BaseSpeculator, computed: ComputedTokens) -> BaseSpeculat
         speculator.__class__ = behind(NPUDependentDrafter, type(speculator))
     elif isinstance(speculator, StandaloneARSpeculator):
         speculator.__class__ = behind(NPUDraftModel, type(speculator))
+    elif isinstance(speculator, MultiModuleMTPSpeculator):
+        NPUModularDrafter.keep_spare_row(speculator)
+        speculator.__class__ = behind(NPUModularDrafter, type(speculator))
     if isinstance(speculator, NPUDrafter):
         speculator.computed = computed
     return drafting_on_host(speculator)

@@ -11,6 +11,7 @@ from vllm_davinci.core.triton_kernels import (
     inputs,
     layers,
     logprobs,
+    multi_module,
     penalties,
     sampling,
     states,
@@ -23,6 +24,7 @@ BATCH = f"{RUNNER}.input_batch"
 SAMPLE = f"{RUNNER}.sample"
 DRAFTS = f"{RUNNER}.spec_decode"
 DEPENDENT = f"{DRAFTS}.target_dependent_ar.speculator"
+MODULES = f"{DRAFTS}.multi_module_mtp.speculator"
 VERIFIED = f"{DRAFTS}.rejection_sampler_utils"
 BUDGET = f"{SAMPLE}.thinking_budget"
 HYBRID = f"{RUNNER}.model_states.mamba_hybrid"
@@ -57,6 +59,14 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     f"{DEPENDENT}._prepare_decode_inputs_kernel": drafting.prepare_decode_inputs,
     f"{DEPENDENT}._update_draft_inputs_kernel": drafting.update_draft_inputs,
     f"{DRAFTS}.standalone_ar.speculator._prepare_prefill_inputs_kernel": drafting.with_new_tokens,
+    f"{MODULES}._prepare_input_buffers_kernel": multi_module.prepare_input_buffers,
+    f"{MODULES}._prepare_input_hidden_states_and_embeddings_kernel": (
+        multi_module.prepare_input_hidden_states_and_embeddings
+    ),
+    f"{MODULES}._pad_trailing_draft_slots_kernel": multi_module.pad_trailing_draft_slots,
+    f"{MODULES}._cache_inputs_kernel": multi_module.cache_inputs,
+    f"{MODULES}._shift_input_ids_kernel": multi_module.shift_input_ids,
+    f"{MODULES}._shift_input_embeds_kernel": multi_module.shift_input_embeds,
     f"{DRAFTS}.ngram.speculator._ngram_scan_kernel": drafting.ngram_scan,
     f"{DRAFTS}.ngram.speculator._ngram_finalize_kernel": drafting.ngram_finalize,
     f"{DRAFTS}.rejection_sampler._gather_draft_sampled_kernel": verification.gather_draft_sampled,

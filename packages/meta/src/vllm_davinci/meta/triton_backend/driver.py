@@ -13,15 +13,15 @@ from vllm_davinci.meta import device_library
 
 NAME = "npu"
 MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-TRUE = ("1", "true")
+FALSE = ("0", "false")
 
 
 def uses_v2(environment: Mapping[str, str]) -> bool:
-    """True if the environment selects vLLM's V2 runner, which needs Triton.
+    """False if the environment selects vLLM's V1 runner.
 
-    The V1 runner needs no Triton: without it vLLM starts faster and uses torch's operators.
+    It needs no Triton: without it vLLM starts faster and uses torch's operators.
     """
-    return environment.get(MODEL_RUNNER, "").strip().lower() in TRUE
+    return environment.get(MODEL_RUNNER, "").strip().lower() not in FALSE
 
 
 def another_is_active() -> bool:
