@@ -17,7 +17,7 @@ FEATURES = (
         "--seed 7",
         "toys",
         lambda e: e.model is not None and e.model.seed == 7,
-        Runner.V1,
+        Runner.V2,
         excludes={"--enable-lora": "toys do not adapt"},
         settle=lambda e: e.set(e.vllm.cache_config, "block_size", 256, "toys are large"),
         after=("settings of an NPU",),
@@ -66,7 +66,7 @@ def test_a_feature_is_one_file_and_an_architecture_one_row(tmp_path: Path):
     checkpoints = [str(ROOT / "checkpoints" / name) for name in ("tiny_deepseek", "tiny_llama")]
     seen = said_in(tmp_path, PROGRAM, str(ROOT), *checkpoints)
     why = "LoRA adapters (toys do not adapt)"
-    assert f"| toys | `--seed 7` | yes | no | {why} |" in seen["page"]
+    assert f"| toys | `--seed 7` | no | yes | {why} |" in seen["page"]
     assert "| `LlamaForCausalLM` | refused: it needs toys |" in seen["page"]
     assert seen["in_use"] == [["toys", True, "flag", "--seed 7"]]
     assert seen["changed"] == ["block_size = 256 (instead of 128: toys are large)"]
