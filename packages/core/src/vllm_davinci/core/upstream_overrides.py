@@ -127,10 +127,12 @@ OVERRIDES: tuple[Override, ...] = (
             "core.runner.speculation:NPUDrafter._build_attn_metadata",
             "core.runner.speculation:NPUDraftModel._build_uniform_attn_metadata",
             "core.runner.speculation:NPUDraftModel._run_model",
+            "core.runner.speculation:NPUModularDrafter._prepare_inputs",
             "core.runner.sampler:NPURejectionSampler._verify",
         ),
         why="vLLM has only an upper bound of lengths on the host, and the fused attention "
-        "operator needs exact lengths; its draft models have no graphs",
+        "operator needs exact lengths; its draft models have no graphs, and its MTP of several "
+        "modules reads rows before the first token of a short prompt",
         upstream={
             RUNNER_V2: (
                 "self.speculator = init_speculator(",
@@ -142,6 +144,7 @@ OVERRIDES: tuple[Override, ...] = (
                 "def _build_uniform_attn_metadata",
             ),
             "v1/worker/gpu/spec_decode/standalone_ar/speculator.py": ("def _run_model",),
+            "v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py": ("def _prepare_inputs(",),
             "v1/worker/gpu/spec_decode/rejection_sampler.py": ("def _verify(",),
         },
         goes_when="vLLM keeps exact lengths on the host if an attention backend requests them",
