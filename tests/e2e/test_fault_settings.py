@@ -220,6 +220,7 @@ def test_a_kv_cache_that_does_not_fit_says_what_is_missing_and_what_would_fit(
         "kv_cache_memory_bytes": None,
         "gpu_memory_utilization": 0.6,
         "max_num_batched_tokens": 512,
+        "max_num_seqs": 8,
     }
     text = refusal(model, max_model_len=65536, **options)
     assert re.search(r"needs 128.25 MiB, \S+ MiB are left on npu:0, \S+ MiB are missing", text)

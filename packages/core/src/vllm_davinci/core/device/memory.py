@@ -221,6 +221,7 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     if fitting_len > 0:
         remedies.append(f"lower --max-model-len to {fitting_len} or less")
     remedies.append("lower --max-num-batched-tokens")
+    remedies.append("lower --max-num-seqs")  # a table has all tokens of as many requests
     remedies.append("raise --tensor-parallel-size")
     raise DeviceError(
         f"The KV cache does not fit: one request of {max_model_len} tokens needs "

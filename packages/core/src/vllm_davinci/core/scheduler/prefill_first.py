@@ -200,11 +200,12 @@ class PrefillFirstScheduler(Scheduler):
     def _is_token_on_its_way(self, request: Request) -> bool:
         """True if a request's newest token is known neither to the host nor to the previous step.
 
-        Workers read a token that is not yet on the host from the previous step, on the device. A
-        request that was held in that step must wait for its token.
+        Workers of the V1 runner read a token that is not yet on the host from the previous step, on
+        the device. A request that was held in that step must wait for its token.
         """
         return (
-            request.num_output_placeholders > 0
+            not self.use_v2_model_runner
+            and request.num_output_placeholders > 0
             and request.request_id not in self.prev_step_scheduled_req_ids
         )
 
