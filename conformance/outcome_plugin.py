@@ -1,6 +1,6 @@
 """A pytest plugin that writes each test's outcome immediately, as a line of JSON.
 
-Loaded by `test_files.py` into processes that run other people's tests: after a crash or a time
+Loaded by `test_files.py` into processes that run another project's tests: after a crash or a time
 limit the last line names the running test. The variable CONFORMANCE_OUTCOMES names the file.
 
 A test that waits for a process that failed would wait until its time limit. The plugin ends it soon

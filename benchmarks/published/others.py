@@ -5,7 +5,7 @@ and figures had been settled. Machines, releases and loads are as far as their s
 which is less than a comparison needs; what was taken for the rest is in the row. Intervals are
 over the ranges of assumed figures and over what a source leaves open: how many chips, which variant
 of a chip, how steps are launched. Releases of the time replay graphs in pieces and launch attention
-one by one between them, unless they are told otherwise; that lies between graphs of whole steps,
+one by one between them, by default; that lies between graphs of whole steps,
 which the engine here replays, and launching all of a step one by one.
 """
 

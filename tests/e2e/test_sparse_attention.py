@@ -110,7 +110,7 @@ def test_where_all_tokens_are_chosen_attention_is_dense(
     prompts: Prompts,
     tmp_path: Path,
 ):
-    """In fp32 the same tokens; with int8 weights in 16 bits, about as many as dense MLA."""
+    """In fp32 the same tokens as dense MLA; with int8 weights in 16 bits, a similar number."""
     name = "deepseek_v32_all"
     sparse, options = zoo(name), {}
     if scheme is not None:

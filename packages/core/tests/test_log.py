@@ -35,7 +35,7 @@ def vllm_logs(
 
 
 @pytest.mark.parametrize(("name", "text"), WARNINGS)
-def test_a_warning_without_meaning_here_is_left_out(
+def test_an_irrelevant_warning_is_suppressed(
     name: str, text: str, vllm_logs: pytest.LogCaptureFixture
 ):
     leave_out_what_means_nothing()
@@ -55,7 +55,7 @@ def test_a_warning_about_a_user_s_scheduler_stays(vllm_logs: pytest.LogCaptureFi
 
 @pytest.mark.parametrize(("name", "text"), OF_THE_END)
 @pytest.mark.parametrize("seconds_since_the_end_began", [None, 1.0, END_S + 1])
-def test_the_end_of_an_engine_is_no_news_while_its_program_ends(
+def test_an_engines_end_is_not_reported_while_its_program_ends(
     seconds_since_the_end_began: float | None,
     name: str,
     text: str,
@@ -81,7 +81,7 @@ def test_vllm_has_that_warning(name: str, text: str):
     assert text in Path(file).read_text(encoding="utf-8")
 
 
-def test_work_that_takes_long_says_that_it_begins_and_goes_on(
+def test_long_work_logs_its_start_and_progress(
     monkeypatch: pytest.MonkeyPatch, vllm_logs: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(log, "SAYS_EVERY_S", 0.01)

@@ -151,7 +151,7 @@ def test_options_of_vllm_that_are_not_served_are_refused_by_flag(
         NPUPlatform.check_and_update_config(config)
 
 
-def test_an_unknown_environment_variable_is_told_or_ends_the_start(
+def test_an_unknown_environment_variable_is_reported_or_ends_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ):
     told: list[str] = []
@@ -166,7 +166,7 @@ def test_an_unknown_environment_variable_is_told_or_ends_the_start(
         NPUPlatform.validate_environ(hard_fail=True)
 
 
-def test_a_buffer_of_hccl_that_is_no_size_ends_configuration(monkeypatch: pytest.MonkeyPatch):
+def test_an_invalid_hccl_buffer_size_ends_configuration(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HCCL_BUFFSIZE", "abc")
     with pytest.raises(ValueError, match="HCCL_BUFFSIZE='abc' is not valid"):
         configured()

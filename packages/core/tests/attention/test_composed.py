@@ -24,7 +24,7 @@ RULES = [
 @pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize(("options", "of_scores"), RULES, ids=["capped", "alibi"])
 @pytest.mark.parametrize("lengths", [DECODES, PREFILLS, MIXED], ids=["decode", "prefill", "mixed"])
-def test_scores_are_those_of_the_rule(
+def test_scores_follow_the_rule(
     lengths, options, of_scores, window: int | None, device: torch.device
 ):
     batch = Batch(lengths, 4, 2, 80, torch.float32, device)
@@ -45,7 +45,7 @@ def test_16_bits_are_computed_in_fp32(options, of_scores, device: torch.device):
     )
 
 
-def test_pieces_of_any_size_give_the_same(device: torch.device, monkeypatch: pytest.MonkeyPatch):
+def test_chunks_of_any_size_give_the_same(device: torch.device, monkeypatch: pytest.MonkeyPatch):
     lengths = [(5, 1), (127, 1), (300, 1), (0, 150), (130, 20)]
     batch = Batch(lengths, 4, 2, 64, torch.float32, device)
     attention = NPUAttentionImpl(4, 64, 0.5, 2, logits_soft_cap=2.0)
@@ -62,7 +62,7 @@ def test_pieces_of_any_size_give_the_same(device: torch.device, monkeypatch: pyt
     torch.testing.assert_close(batch.run(attention), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_what_pages_hold_beyond_a_request_does_not_matter(device: torch.device):
+def test_unused_page_entries_do_not_matter(device: torch.device):
     batch = Batch(MIXED, 4, 2, 64, torch.float32, device)
     attention = NPUAttentionImpl(4, 64, 0.5, 2, logits_soft_cap=2.0)
     expected = batch.run(attention)
@@ -95,14 +95,14 @@ def test_tokens_of_a_span_see_each_other(device: torch.device):
     ("options", "support"),
     [({}, AttentionCGSupport.UNIFORM_BATCH), ({"logits_soft_cap": 2.0}, AttentionCGSupport.NEVER)],
 )
-def test_no_graph_holds_it(options, support, device: torch.device):
+def test_it_runs_outside_of_graphs(options, support, device: torch.device):
     layer = SimpleNamespace(impl=NPUAttentionImpl(4, 64, 0.5, 2, **options))
     context = {"layers.0.attn": layer, "layers.0.conv": SimpleNamespace()}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
     assert NPUAttentionMetadataBuilder.get_cudagraph_support(config, None) is support
 
 
-def test_a_plan_keeps_requests_of_as_many_tokens_together(device: torch.device):
+def test_a_plan_groups_requests_of_equal_length(device: torch.device):
     plan = ComposedPlan([1, 2, 3, 5, 5, 12], [7, 130, 20, 9, 4, 7], device)
     pieces = list(plan.pieces(1, 1))
     assert [(piece.rows, piece.requests) for piece in pieces] == [

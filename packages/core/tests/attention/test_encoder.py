@@ -168,7 +168,7 @@ def test_a_forward_reads_nothing_from_the_device(device: torch.device):
     assert after["synchronizations"] == before["synchronizations"]
 
 
-def test_what_only_the_device_has_is_read_once(device: torch.device):
+def test_lengths_known_only_to_the_device_are_read_once(device: torch.device):
     layers = [make(2, 64) for _ in range(6)]
     inputs = [random_heads(14, 2, 64).to(device).unsqueeze(0)] * 3
     sets = [torch.tensor(cumulative(lengths), device=device) for lengths in ([4, 10], [14])]
@@ -183,7 +183,7 @@ def test_what_only_the_device_has_is_read_once(device: torch.device):
     torch.testing.assert_close(out.cpu(), reference(x, x, x, 0.125, [7, 7], [7, 7]))
 
 
-def test_buffers_larger_than_what_they_hold(device: torch.device):
+def test_buffers_may_be_larger_than_their_content(device: torch.device):
     """Ends repeat after the last sequence; later tokens belong to no sequence."""
     x = random_heads(12, 2, 64)
     cu_seqlens = torch.tensor([0, 3, 8, 8, 8], device=device)
@@ -192,7 +192,7 @@ def test_buffers_larger_than_what_they_hold(device: torch.device):
     torch.testing.assert_close(out.cpu(), expected)
 
 
-def test_more_sequences_than_one_call_takes(device: torch.device, monkeypatch):
+def test_more_sequences_than_one_call_supports(device: torch.device, monkeypatch):
     monkeypatch.setattr(encoder, "MAX_SEQUENCES", 2)
     lengths = [3, 1, 4, 2, 5]
     x = random_heads(15, 2, 64)

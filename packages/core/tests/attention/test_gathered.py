@@ -45,6 +45,6 @@ def test_rows_that_are_visible_and_a_sink_share_the_softmax(
     torch.testing.assert_close(actual.cpu().float(), expected[:, 0], atol=bound, rtol=bound)
 
 
-def test_one_query_is_taken_at_once_however_many_rows_it_has():
+def test_a_single_query_is_one_call_for_any_number_of_rows():
     assert queries_at_once(64, 512, 2 * SCORES) == 1
     assert queries_at_once(64, 512, 640) == 102

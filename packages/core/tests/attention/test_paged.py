@@ -12,7 +12,7 @@ from vllm_davinci_testing.layers.paged_batch import DECODES, MIXED, PREFILLS, Ba
 @pytest.mark.parametrize("lengths", [DECODES, PREFILLS, MIXED], ids=["decode", "prefill", "mixed"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("head_size", [64, 80, 128])
-def test_attention_over_the_cache_equals_a_written_out_softmax(
+def test_attention_over_the_cache_equals_a_plain_softmax(
     lengths, num_heads: int, num_kv_heads: int, head_size: int, device: torch.device
 ):
     batch = Batch(lengths, num_heads, num_kv_heads, head_size, torch.float32, device)
@@ -23,7 +23,7 @@ def test_attention_over_the_cache_equals_a_written_out_softmax(
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)], ids=str
 )
-def test_attention_in_16_bits_is_close_to_a_written_out_softmax(
+def test_attention_in_16_bits_is_close_to_a_plain_softmax(
     dtype: torch.dtype, tolerance: float, device: torch.device
 ):
     batch = Batch(MIXED, 4, 2, 64, dtype, device)
@@ -86,7 +86,7 @@ def test_a_layer_that_shares_another_cache_does_not_write_it(device: torch.devic
 
 
 @pytest.mark.parametrize("window", [None, 8])
-def test_an_encoder_sees_both_directions_and_other_requests_never(
+def test_an_encoder_sees_both_directions_and_no_other_request(
     window: int | None, device: torch.device
 ):
     batch = Batch([(0, 30), (0, 1), (0, 140)], 4, 4, 64, torch.float32, device)
@@ -123,6 +123,6 @@ def test_a_profile_run_without_metadata_gives_zeros(device: torch.device):
         ({"chunk_lookback": 1}, "'chunk_lookback'"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_name(options, named: str):
+def test_unsupported_attention_is_refused_by_name(options, named: str):
     with pytest.raises(UnsupportedFeatureError, match=named):
         NPUAttentionImpl(4, 64, 0.125, 4, **options)

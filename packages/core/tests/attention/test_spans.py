@@ -28,7 +28,7 @@ def test_rows_and_lengths_of_spans_of_several_requests(device: torch.device):
     assert spans.over(other).block_table.tolist() == [[7], [7], [8]]
 
 
-def test_a_span_whose_beginning_is_computed_goes_on(device: torch.device):
+def test_a_span_continues_after_its_computed_beginning(device: torch.device):
     spans = of_step({0: [(2, 9)]}, [6], [12])  # tokens 6 to 11 are new
     assert spans is not None
     assert spans.rows.tolist() == [0, 1, 2, 3]

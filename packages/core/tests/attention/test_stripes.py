@@ -26,7 +26,7 @@ def tokens_of(stripes: Stripes, tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("size", "interleave"), DIVISIONS)
-def test_lengths_are_those_of_vllm_and_of_a_count(size: int, interleave: int):
+def test_lengths_equal_vllms_and_a_count(size: int, interleave: int):
     tokens = [0, 1, 5, 127, 128, 129, 300, 1000]
     for rank in range(size):
         stripes = Stripes(size, rank, interleave)

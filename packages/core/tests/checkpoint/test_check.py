@@ -160,7 +160,7 @@ def spoil(checkpoint: Checkpoint, how: str) -> None:
         ("quantized head", "lm_head.weight: is W8A8_DYNAMIC; embeddings and LM heads"),
     ],
 )
-def test_what_is_wrong_is_a_problem_that_names_it(
+def test_a_problem_names_its_tensor_or_file(
     how: str, told: str, checkpoint: Checkpoint, tmp_path: Path
 ):
     spoil(checkpoint, how)
@@ -183,7 +183,7 @@ def test_layers_without_an_entry_are_noted_once(checkpoint: Checkpoint, tmp_path
     )
 
 
-def test_a_cut_file_is_told_with_both_sizes(checkpoint: Checkpoint, tmp_path: Path):
+def test_a_truncated_file_is_reported_with_both_sizes(checkpoint: Checkpoint, tmp_path: Path):
     path = checkpoint.write(tmp_path) / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
@@ -205,7 +205,7 @@ def test_the_index_is_compared_with_the_files(checkpoint: Checkpoint, tmp_path: 
     )
 
 
-def test_a_directory_without_a_checkpoint_is_told_what_it_lacks(tmp_path: Path):
+def test_a_directory_without_a_checkpoint_lists_what_is_missing(tmp_path: Path):
     assert "has no config.json" in problems(check_checkpoint(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert "holds no *.safetensors file" in problems(check_checkpoint(tmp_path))

@@ -79,7 +79,7 @@ INPUT_SCALE = {"input_scale": torch.ones(1)}
         ),
     ],
 )
-def test_schemes_of_compressed_tensors_that_are_computed_can_be_loaded(
+def test_supported_compressed_tensors_schemes_load(
     tensors: dict[str, Tensor], activations: dict[str, Any], tmp_path: Path
 ):
     found = check_checkpoint(compressed(tmp_path, tensors, activations))
@@ -127,7 +127,7 @@ def test_schemes_of_compressed_tensors_that_are_computed_can_be_loaded(
         ),
     ],
 )
-def test_what_is_wrong_in_compressed_tensors_is_a_problem_that_names_it(
+def test_a_problem_in_compressed_tensors_names_its_tensor(
     tensors: dict[str, Tensor],
     activations: dict[str, Any],
     weights: dict[str, Any],

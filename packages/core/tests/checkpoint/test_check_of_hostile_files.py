@@ -143,7 +143,7 @@ def test_a_file_that_is_cut_anywhere_is_named(checkpoint: Path):
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX_NAME, FILE, DESCRIPTION])
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, checkpoint: Path):
+def test_a_pipe_in_place_of_a_file_does_not_block(name: str, checkpoint: Path):
     (checkpoint / name).unlink(missing_ok=True)
     os.mkfifo(checkpoint / name)
     report = check_checkpoint(checkpoint)
@@ -170,7 +170,7 @@ def test_a_header_of_60_gib_is_not_read(checkpoint: Path):
         read_header(checkpoint / FILE)
 
 
-def test_json_without_an_end_of_its_depth_is_named(checkpoint: Path):
+def test_json_nested_too_deeply_is_named(checkpoint: Path):
     (checkpoint / "config.json").write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(CheckpointError, match="read"):
         Exporter(checkpoint, checkpoint / "out", "W8A8_DYNAMIC", torch.bfloat16, {}).run(print)

@@ -151,7 +151,7 @@ def spoilt(
         ("deepseek", "awq"),
     ],
 )
-def test_a_tensor_that_is_not_as_the_model_has_it_is_named(
+def test_a_tensor_that_differs_from_the_models_is_named(
     name: str,
     kind: str,
     write: Callable[[str, str], Path],
@@ -222,7 +222,7 @@ def static(write: Callable[[str, str], Path]) -> Path:
         ("input_offset", 300.0, "holds 300.0"),
     ],
 )
-def test_a_value_that_no_layer_can_compute_with_is_named_with_its_file(
+def test_an_unusable_value_is_named_with_its_file(
     part: str,
     value: float,
     told: str,

@@ -100,7 +100,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         for name in LAYOUTS
     ],
 )
-def test_one_rank_at_least_names_what_is_missing_or_left_over(
+def test_at_least_one_rank_names_missing_and_extra_tensors(
     layout: str, checkpoints: list[Path]
 ) -> None:
     setting = {"layout": LAYOUTS[layout], "checkpoints": [str(each) for each in checkpoints]}

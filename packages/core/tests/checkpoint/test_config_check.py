@@ -133,7 +133,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_whole_model_has_no_finding(model: str, tmp_path: Path):
+def test_a_complete_model_has_no_finding(model: str, tmp_path: Path):
     make, config = MODELS[model]
     assert problems(tmp_path, make(), config) == []
 
@@ -181,7 +181,7 @@ def test_layers_that_were_pruned_of_heads_or_width_are_another_model(tmp_path: P
         ),
     ],
 )
-def test_a_weight_that_is_not_there_is_named(model: str, lost: str, told: str, tmp_path: Path):
+def test_a_missing_weight_is_named(model: str, lost: str, told: str, tmp_path: Path):
     make, config = MODELS[model]
     shapes = make()
     del shapes[lost]

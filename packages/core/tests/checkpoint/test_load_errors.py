@@ -15,7 +15,7 @@ def checkpoint(directory: Path) -> tuple[Path, Path]:
     return paths
 
 
-def test_whole_files_are_not_reported(tmp_path: Path):
+def test_intact_files_are_not_reported(tmp_path: Path):
     checkpoint(tmp_path)
     assert list(damaged_files(tmp_path)) == []
 

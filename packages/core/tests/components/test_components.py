@@ -150,7 +150,7 @@ def test_devices_are_looked_for_once(monkeypatch: pytest.MonkeyPatch):
         providers._devices.cache_clear()
 
 
-def test_only_an_active_device_that_writes_a_trace_is_told_of_streams(
+def test_only_an_active_device_with_a_trace_gets_stream_names(
     monkeypatch: pytest.MonkeyPatch,
 ):
     installed(monkeypatch, "Device", "IdleTracedDevice", role=components.DEVICES)

@@ -47,7 +47,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(providers, "entry_points", lambda group: entries.select(group=group))
 
 
-def test_operators_that_layers_know_are_taken(monkeypatch: pytest.MonkeyPatch):
+def test_operators_that_layers_use_are_loaded(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "Kernels")
     fused_ops.choose_fused_ops(True)
     assert fused_ops.names_in_use() == ["experts", "rms_norm"]
@@ -56,7 +56,7 @@ def test_operators_that_layers_know_are_taken(monkeypatch: pytest.MonkeyPatch):
     assert fused_ops.fused_op(operators.add_rms_norm) is None
 
 
-def test_operators_are_left_alone_when_the_option_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_operators_are_not_loaded_if_the_option_is_false(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "Kernels")
     fused_ops.choose_fused_ops(True)
     fused_ops.choose_fused_ops(False)

@@ -53,7 +53,7 @@ def test_the_buffer_of_hccl_is_that_of_its_variable(set_here: dict[str, str], mi
 
 
 @pytest.mark.parametrize("value", ["abc", "0", "-1", "1.5", "200MB", "²"])
-def test_a_buffer_of_hccl_that_is_no_size_is_an_error(value: str):
+def test_an_invalid_hccl_buffer_size_is_an_error(value: str):
     with pytest.raises(ConfigurationError) as caught:
         hccl_buffer_mib({"HCCL_BUFFSIZE": value})
     message = str(caught.value)

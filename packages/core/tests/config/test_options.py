@@ -106,7 +106,7 @@ def test_an_ill_typed_value_is_an_error_with_key_value_and_type(
 
 
 @pytest.mark.parametrize("whole", ["{}", 3, ["dbo"]])
-def test_options_that_are_no_object_are_an_error(whole: object):
+def test_options_that_are_not_an_object_are_an_error(whole: object):
     with pytest.raises(ConfigurationError, match="must be a JSON object"):
         parse_config(whole)
 
@@ -207,7 +207,7 @@ def test_contradicting_options_are_an_error(options: dict[str, object], message:
 
 
 @pytest.mark.parametrize("sizes", [["8"], [8.0], [True], [None]])
-def test_graph_sizes_that_are_no_integers_are_an_error(sizes: list[object]):
+def test_graph_sizes_that_are_not_integers_are_an_error(sizes: list[object]):
     with pytest.raises(ConfigurationError, match=r"graph_batch_sizes\.0' is .*valid integer"):
         parse_config({"torchair_graph_config": {"enabled": True, "graph_batch_sizes": sizes}})
 

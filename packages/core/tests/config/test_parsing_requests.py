@@ -99,7 +99,7 @@ def test_variables_of_earlier_plugins_turn_it_on(variable: str, vllm_config: Vll
         notes(config(), {variable: "yes"})
 
 
-def test_an_option_wins_over_a_variable_and_the_conflict_is_told(vllm_config: VllmConfig):
+def test_an_option_overrides_a_variable_and_the_conflict_is_reported(vllm_config: VllmConfig):
     asked = config({"dbo": {"enabled": False}})
     (note,) = notes(asked, {"VLLM_ASCEND_ENABLE_DBO": "1"})
     assert "has no effect" in note
@@ -139,7 +139,7 @@ def test_a_method_wins_over_a_variable(vllm_config: VllmConfig):
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_a_variable_that_asks_for_nothing_changes_nothing(value: str, vllm_config: VllmConfig):
+def test_a_variable_without_a_request_changes_nothing(value: str, vllm_config: VllmConfig):
     asked = config({})
     assert notes(asked, {ALL_TO_ALL: value}) == []
     assert get_config(asked).moe_communication == "auto"

@@ -38,7 +38,7 @@ def test_rows_that_choose_nothing_leave_the_option_as_it_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize("choice", [-1, 0.5, "18", True])
-def test_what_is_no_number_of_bytes_is_refused(tmp_path: Path, choice: object):
+def test_an_invalid_number_of_bytes_is_refused(tmp_path: Path, choice: object):
     file = written(tmp_path, {"tokens": 4, PREFETCH_BYTES: choice})
     with pytest.raises(ConfigurationError, match="prefetch_bytes is"):
         SizedChoices.read(file, "decodes", PREFETCH_BYTES)

@@ -48,7 +48,7 @@ def test_a_file_for_this_engine_is_taken(asked: VllmConfig, tmp_path: Path):
         ("attention_heads", 1),
     ],
 )
-def test_a_file_for_another_is_refused_by_what_differs(
+def test_a_file_for_another_engine_is_refused_with_the_differences(
     asked: VllmConfig, tmp_path: Path, name: str, value: object
 ):
     file = tmp_path / "costs.json"
@@ -74,22 +74,20 @@ def test_engines_that_share_experts_in_another_way_or_replay_graphs_have_other_f
     assert whole["expert_tensor_parallel_size"] == 1
 
 
-def test_sizes_that_differ_from_layer_to_layer_count_by_the_largest(asked: VllmConfig):
+def test_sizes_that_vary_by_layer_count_with_their_maximum(asked: VllmConfig):
     asked.model_config.hf_text_config.num_experts_per_tok = [2, 8]
     assert described(asked)["experts_per_token"] == 8
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"steps": []}', '{"engine": 3}'])
-def test_a_file_that_does_not_say_whom_it_is_for_is_refused(
-    asked: VllmConfig, tmp_path: Path, content: str
-):
+def test_a_file_that_names_no_engine_is_refused(asked: VllmConfig, tmp_path: Path, content: str):
     file = tmp_path / "costs.json"
     file.write_text(content)
     with pytest.raises(ConfigurationError, match="does not say what engine it was made for"):
         refuse_costs_of_others(str(file), asked, get_config(asked))
 
 
-def test_a_missing_file_is_told(asked: VllmConfig, tmp_path: Path):
+def test_a_missing_file_is_reported(asked: VllmConfig, tmp_path: Path):
     with pytest.raises(ConfigurationError, match="is not a file"):
         refuse_costs_of_others(str(tmp_path / "none.json"), asked, get_config(asked))
 
@@ -139,7 +137,7 @@ def test_the_file_of_this_engine_is_found(
     assert resolved(asked, Files(None), monkeypatch, step_costs=str(costs)) == costs
 
 
-def test_a_file_that_is_found_refines_what_is_on_and_turns_nothing_on(
+def test_a_found_file_refines_enabled_features_and_enables_none(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert resolved(asked, Files(costs), monkeypatch) == costs
@@ -161,7 +159,7 @@ def test_thresholds_that_are_given_are_not_replaced(
     assert resolved(asked, Files(costs), monkeypatch, overlap=overlap, dbo=dbo) is None
 
 
-def test_files_of_one_data_parallel_rank_are_not_for_a_way_to_the_experts(
+def test_files_of_one_data_parallel_rank_do_not_decide_dispatch_methods(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     given = {"moe_communication": "all_to_all"}
@@ -185,7 +183,7 @@ def test_auto_takes_the_options_that_were_the_fastest(
     assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.6)  # the last was given
 
 
-def test_auto_makes_a_file_where_there_is_none(
+def test_auto_creates_a_missing_file(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = Files(None, costs)
@@ -196,13 +194,15 @@ def test_auto_makes_a_file_where_there_is_none(
     assert '--additional-config={"overlap": "auto", "step_costs": null}' in options
 
 
-def test_without_auto_none_is_made(asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_auto_no_file_is_created(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
     files = Files(None, costs)
     assert resolved(asked, files, monkeypatch) is None
     assert files.asked == []
 
 
-def test_one_that_cannot_be_made_leaves_the_fixed_rules(
+def test_a_file_that_cannot_be_created_leaves_the_fixed_rules(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert resolved(asked, Files(None, None), monkeypatch, overlap="auto") is None

@@ -23,7 +23,7 @@ def test_each_wait_is_shorter_than_the_one_around_it(step_s: int):
     assert inner_first == sorted(set(inner_first))
 
 
-def test_hccl_s_limit_follows_vllm_s_where_nobody_has_set_it(monkeypatch: pytest.MonkeyPatch):
+def test_hccls_limit_follows_vllms_unless_it_is_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")
     monkeypatch.setenv("VNPU_WAIT_LIMIT", "")
     monkeypatch.delenv("VNPU_WAIT_LIMIT")
@@ -34,7 +34,7 @@ def test_hccl_s_limit_follows_vllm_s_where_nobody_has_set_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("asked", "is_told"), [("99", False), ("100", True), ("0", True)])
-def test_a_limit_of_hccl_that_vllm_s_comes_before_is_told(
+def test_an_hccl_limit_above_vllms_is_reported(
     asked: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")

@@ -21,7 +21,7 @@ def cores_of_current_stream() -> int:
     return cores
 
 
-def test_only_what_waits_for_memory_has_the_limit(device: torch.device) -> None:
+def test_only_memory_bound_operators_have_the_limit(device: torch.device) -> None:
     whole = cores_of_current_stream()
     with limit_memory_bound(4):
         assert cores_of_current_stream() == whole
@@ -35,7 +35,7 @@ def test_only_what_waits_for_memory_has_the_limit(device: torch.device) -> None:
 
 
 @pytest.mark.refused_calls
-def test_norms_of_sums_have_it(device: torch.device, vllm_config: VllmConfig) -> None:
+def test_norms_of_sums_have_the_limit(device: torch.device, vllm_config: VllmConfig) -> None:
     """Without a core an operator cannot be launched; with one its result is the same."""
     register()
     norm = RMSNorm(64).to(device)
@@ -51,7 +51,7 @@ def test_norms_of_sums_have_it(device: torch.device, vllm_config: VllmConfig) ->
 
 
 @pytest.mark.refused_calls
-def test_they_have_it_where_a_collective_has_bound_the_thread(
+def test_the_limit_holds_after_a_collective_has_bound_the_thread(
     device: torch.device, vllm_config: VllmConfig
 ) -> None:
     """Limits its own stream, which torch_npu does not report to later operators."""

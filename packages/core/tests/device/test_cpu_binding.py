@@ -19,7 +19,7 @@ from vllm_davinci.core.device.cpu_binding import CPU_AFFINITY, bind_threads, sha
         ([3], 2, [[], []]),
     ],
 )
-def test_every_worker_gets_as_many_neighbours(
+def test_every_worker_gets_equally_many_adjacent_cores(
     cores: list[int], count: int, expected: list[list[int]]
 ):
     assert [share_of_cores(cores, rank, count) for rank in range(count)] == expected

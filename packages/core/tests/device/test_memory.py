@@ -51,7 +51,7 @@ def worker(vllm_config: VllmConfig) -> SimpleNamespace:
     ("reserved", "allocated", "split", "pieces"),
     [(100, 80, 15, 15), (100, 95, 15, 5), (100, 100, 0, 0)],
 )
-def test_rests_of_split_blocks_are_not_there_for_the_cache(
+def test_remainders_of_split_blocks_are_not_counted_for_the_cache(
     reserved: int, allocated: int, split: int, pieces: int
 ):
     statistics = {
@@ -92,7 +92,7 @@ def test_segments_are_expandable_unless_the_user_says_otherwise():
         pytest.param("", id="none", marks=pytest.mark.nightly("planning")),
     ],
 )
-def test_what_torch_keeps_leaves_room_for_a_workspace(limit: str):
+def test_torchs_cached_memory_leaves_room_for_a_workspace(limit: str):
     """Memory freed by tensors of other streams, beside a product that needs a workspace."""
     ended = run_program(
         f"""
@@ -165,7 +165,7 @@ GIB = 1 << 30
     ("free", "buffers", "gib"),
     [(61, 3, 0.9 * 64), (55, 9, 0.9 * 55), (48, 9, None), (20, 0, None)],
 )
-def test_buffers_of_collectives_leave_a_smaller_plan_and_other_processes_do_not(
+def test_collectives_buffers_reduce_the_plan_and_other_processes_do_not(
     free: int, buffers: int, gib: float | None, worker: SimpleNamespace
 ):
     cache_config = worker.cache_config
@@ -196,7 +196,7 @@ def test_a_cache_that_leaves_the_largest_step_too_little_is_refused(
         check_given_cache(worker, left, 3 << 20)
 
 
-def test_no_memory_at_all_suggests_no_impossible_length(worker: SimpleNamespace):
+def test_without_free_memory_no_length_is_suggested(worker: SimpleNamespace):
     with pytest.raises(DeviceError) as caught:
         check_kv_cache_budget(-(1 << 20), worker)
     assert "--max-model-len" not in str(caught.value)
@@ -239,7 +239,7 @@ def test_a_damaged_plan_is_removed_and_named(
 
 
 @pytest.mark.parametrize(("free_gib", "is_said"), [(23.5, True), (64.0, False)])
-def test_a_cache_larger_than_the_host_s_memory_is_said(
+def test_a_cache_larger_than_the_hosts_memory_is_logged(
     free_gib: float, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ):
     told: list[str] = []

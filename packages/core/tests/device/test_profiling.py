@@ -3,6 +3,6 @@
 from vllm_davinci.core.device.profiling import profiler_activities
 
 
-def test_those_asked_for_are_recorded_and_else_the_host_s_and_the_device_s() -> None:
+def test_requested_activities_are_recorded_by_default_host_and_device() -> None:
     assert profiler_activities(["CPU"]) == ["CPU"]
     assert profiler_activities(None) == profiler_activities([]) == ["CPU", "PrivateUse1"]

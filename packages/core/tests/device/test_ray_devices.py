@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_too_few_are_told_with_what_there_is(asked: list[int]):
+def test_too_few_npus_are_reported_with_their_number(asked: list[int]):
     with pytest.raises(DeviceError, match=r"8 NPUs .* cluster has 8, of which 7 are free"):
         check_ray_devices(parallel())
     assert asked == [8]
@@ -54,7 +54,9 @@ def test_too_few_are_told_with_what_there_is(asked: list[int]):
         ({"placement_group": object()}, []),
     ],
 )
-def test_enough_or_another_executor(asked: list[int], changes: dict[str, Any], needed: list[int]):
+def test_enough_npus_or_another_executor_pass(
+    asked: list[int], changes: dict[str, Any], needed: list[int]
+):
     check_ray_devices(parallel(**changes))
     assert asked == needed
 

@@ -39,7 +39,7 @@ def _asks(connection: socket.socket) -> bool:
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
 
 
-def test_connections_that_are_new_ask_and_others_are_left_alone():
+def test_new_connections_ask_for_keepalive_and_others_are_unchanged():
     earlier = _connection()
     before = silent_hosts.open_sockets()
     later = _connection()
@@ -56,7 +56,7 @@ def test_connections_that_are_new_ask_and_others_are_left_alone():
     ("end", "told"),
     [("end", "has ended"), ("cut_off", "that has been silent for 15 s")],
 )
-def test_a_host_that_has_gone_is_told_within_seconds(end, told, tmp_path):
+def test_a_lost_host_is_reported_within_seconds(end, told, tmp_path):
     with two_hosts() as hosts:
         processes, outputs = start_ranks(hosts, 1, WATCHES, [], tmp_path)
         met = becomes_true(lambda: all("watches" in o.read_text() for o in outputs), LIMIT_S)

@@ -71,7 +71,7 @@ def tables(state: NPUEplbState) -> list[list[int]]:
     return [table.numbers[:, 0].tolist() for table in state._tables]
 
 
-def test_a_layer_whose_weights_arrive_in_the_middle_of_a_step_is_looked_up_where_it_is(
+def test_a_layer_whose_weights_arrive_during_a_step_uses_the_new_places(
     state: NPUEplbState,
 ):
     model: Any = state.model_states["model"]
@@ -81,7 +81,7 @@ def test_a_layer_whose_weights_arrive_in_the_middle_of_a_step_is_looked_up_where
     assert tables(state) == [AFTER, BEFORE]
 
 
-def test_a_layer_is_followed_where_the_next_one_is_there_as_soon_as_it_has_moved(
+def test_a_layers_table_is_updated_as_soon_as_it_has_moved(
     state: NPUEplbState,
 ):
     model: Any = state.model_states["model"]

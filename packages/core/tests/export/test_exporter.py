@@ -82,7 +82,7 @@ def test_static_tensors_reproduce_the_product_and_its_bias(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
-def test_projections_and_experts_are_quantized_and_the_rest_is_not(
+def test_projections_and_experts_are_quantized_and_no_other_layer(
     kind: str, source: Path, tmp_path: Path
 ):
     written = export(source, tmp_path, kind)
@@ -113,7 +113,7 @@ def test_progress_counts_every_byte_of_the_source(source: Path, tmp_path: Path):
     assert sum(seen) == sum(tensor.nbytes for tensor in stored.values())
 
 
-def test_the_models_dtype_is_the_asked_one(source: Path, tmp_path: Path):
+def test_the_model_has_the_requested_dtype(source: Path, tmp_path: Path):
     export(source, tmp_path, "W8A8_DYNAMIC", torch.float16)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float16"
     stored = load_file(tmp_path / WRITTEN)
@@ -144,7 +144,7 @@ def test_a_quantized_source_is_refused(source: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
-def test_experts_in_one_tensor_become_what_separate_ones_do(
+def test_fused_experts_become_the_same_as_separate_ones(
     kind: str, is_transposed: bool, source: Path, tmp_path: Path
 ):
     fused = tmp_path / "fused"
@@ -237,7 +237,7 @@ def test_a_failed_export_leaves_nothing_behind(is_new: bool, source: Path, tmp_p
     assert not (destination / PARTIAL_NAME).exists()
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_rounded(
+def test_a_full_disk_is_refused_before_rounding(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
@@ -246,7 +246,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_rounded(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_the_system_refuses_ends_in_one_line(source: Path, tmp_path: Path):
+def test_a_file_refused_by_the_system_ends_in_one_line(source: Path, tmp_path: Path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
@@ -265,9 +265,7 @@ def test_a_layer_that_calibration_did_not_reach_is_named(source: Path, tmp_path:
         exporter.run(lambda count: None)
 
 
-def test_a_source_that_is_not_whole_is_refused_before_anything_is_rounded(
-    source: Path, tmp_path: Path
-):
+def test_an_incomplete_source_is_refused_before_rounding(source: Path, tmp_path: Path):
     broken = tmp_path / "source"
     shutil.copytree(source, broken)
     tensors = load_file(source / WEIGHTS)

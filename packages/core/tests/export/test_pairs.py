@@ -86,7 +86,7 @@ def test_the_norm_before_experts_keeps_its_scales():
     assert "model.layers.1.mlp.shared_experts.up_proj" in sources
 
 
-def test_norms_that_add_one_to_their_weight_are_found_out():
+def test_norms_that_add_one_to_their_weight_are_detected():
     model = make(transformers.GemmaConfig(**SIZES))
     expected = logits(model)
     kept, refused = keeping(model, find_pairs(model), TOKENS)

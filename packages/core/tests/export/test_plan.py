@@ -108,7 +108,7 @@ def planned(source: Path, windows: list[torch.Tensor]) -> Planned:
     return plan
 
 
-def test_moved_scales_hold_a_budget_that_rounding_alone_breaks(planned: Planned):
+def test_moved_scales_keep_a_budget_that_rounding_alone_exceeds(planned: Planned):
     bare = planned("W8A8", float("inf"), False)
     assert bare.loss.share > 0.03
     assert set(bare.types.values()) == {"W8A8"} and not bare.folds
@@ -158,7 +158,7 @@ def test_the_export_has_the_plans_scales_and_types(
     assert len(moved) == 2 * LAYERS
 
 
-def test_every_token_is_told_of(source: Path, windows: list[torch.Tensor]):
+def test_every_token_is_reported(source: Path, windows: list[torch.Tensor]):
     told: list[int] = []
     names = set(read_header(source / "model.safetensors"))
     infinite = float("inf")
@@ -172,7 +172,7 @@ def test_names_of_another_layout_are_refused(planned: Planned):
         planned("W8A8", 0.03, True, {"decoder.0.weight"})
 
 
-def test_a_budget_takes_the_steps_that_save_most_and_no_more():
+def test_a_budget_takes_only_the_steps_that_save_most():
     losses = [0.001, 0.2, 0.05, 0.002, 0.1]
     costs = [
         LayerCost(

@@ -40,14 +40,14 @@ def test_without_the_package_the_error_names_it(
     assert check_overlap(config(), DualBatchConfig()) == []
 
 
-def test_more_parts_than_a_step_can_have_tokens_are_refused(vllm_config: VllmConfig):
+def test_more_ubatches_than_tokens_are_refused(vllm_config: VllmConfig):
     asked = config(tensor_parallel_size=2)
     asked.scheduler_config.max_num_batched_tokens = 3
     with pytest.raises(ConfigurationError, match="num_ubatches = 4 is too large"):
         check_overlap(asked, DualBatchConfig(enabled=True, num_ubatches=4))
 
 
-def test_what_will_never_be_split_is_told(vllm_config: VllmConfig):
+def test_steps_that_are_never_split_are_reported(vllm_config: VllmConfig):
     assert check_overlap(config(tensor_parallel_size=2), ON) == []
     (alone,) = check_overlap(config(), ON)
     assert "one rank computes each layer alone" in alone

@@ -60,7 +60,7 @@ def refused(made: VllmConfig) -> str:
     return refused_by(FEATURES, Engine(made, get_config(made)))
 
 
-def test_vllm_gets_what_was_asked_for(mixture: Path):
+def test_vllm_gets_the_requested_settings(mixture: Path):
     asked = {**DYNAMIC, "num_redundant_experts": 2, "step_interval": 40, "window_size": 30}
     made = engine(mixture, asked)
     (setting,) = settle_expert_balance(made)
@@ -71,7 +71,7 @@ def test_vllm_gets_what_was_asked_for(mixture: Path):
     assert settle_expert_balance(made) == [], "in another process it is settled"
 
 
-def test_weights_that_are_sent_beside_steps_go_through_hosts(mixture: Path):
+def test_asynchronous_weights_are_sent_through_hosts(mixture: Path):
     (setting,) = settle_expert_balance(engine(mixture, {**DYNAMIC, "use_async": True}))
     assert setting.value == "torch_gloo"
 
@@ -90,7 +90,7 @@ def test_nothing_is_set_unless_asked(mixture: Path):
         ({"use_async": True, "communicator": "torch_nccl"}, {}, "Use 'torch_gloo'"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_impossible_balancing_is_reported(
     balance: dict[str, Any], ranks: dict[str, Any], told: str, mixture: Path
 ):
     with pytest.raises(ConfigurationError, match=told):
@@ -109,7 +109,7 @@ def test_what_cannot_be_is_told(
         ({**DYNAMIC, "interval": 3}, "Did you mean 'eplb_config"),
     ],
 )
-def test_a_key_that_does_nothing_is_an_error(balance: dict[str, Any], told: str, mixture: Path):
+def test_a_key_without_effect_is_an_error(balance: dict[str, Any], told: str, mixture: Path):
     with pytest.raises(ConfigurationError, match=told):
         engine(mixture, balance)
 

@@ -63,11 +63,11 @@ def test_sizes(asked: list[int], changes: dict[str, object], expected: list[int]
         ([4], {"max_num_batched_tokens": 20}, r"\[24\] are dropped: a step has 20 tokens at most"),
     ],
 )
-def test_sizes_that_are_dropped_are_told(asked: list[int], changes: dict[str, object], note: str):
+def test_dropped_sizes_are_reported(asked: list[int], changes: dict[str, object], note: str):
     assert re.search(note, sizes_of(asked, **changes)[1])
 
 
-def test_sizes_that_make_no_sense_are_errors():
+def test_invalid_sizes_are_errors():
     with pytest.raises(ConfigurationError, match=r"has \[0, -2\]: sizes are requests"):
         sizes_of([0, 4, -2])
     with pytest.raises(ConfigurationError, match="No graph size is left"):
@@ -114,7 +114,7 @@ def with_mode(mode: CUDAGraphMode) -> VllmConfig:
         (CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE, "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
     ],
 )
-def test_a_mode_that_cannot_be_had_is_answered_with_the_reason(
+def test_an_impossible_mode_is_answered_with_the_reason(
     asked: CUDAGraphMode, becomes: CUDAGraphMode, reason: str
 ):
     config = with_mode(asked)
@@ -133,7 +133,7 @@ def test_a_mode_that_cannot_be_had_is_answered_with_the_reason(
 @pytest.mark.parametrize(
     "environ", [{"ASCEND_LAUNCH_BLOCKING": "1"}, {"TASK_QUEUE_ENABLE": "2"}], ids=str
 )
-def test_variables_with_which_nothing_can_be_captured_are_errors(environ: dict[str, str]):
+def test_variables_that_prevent_capture_are_errors(environ: dict[str, str]):
     (name,) = environ
     with pytest.raises(ConfigurationError, match=f"{name}=. excludes graph mode"):
         settle_graph_mode(with_mode(CUDAGraphMode.FULL_DECODE_ONLY), environ)

@@ -59,7 +59,7 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nixl")
 @pytest.mark.parametrize("connector", ["NixlConnector", "NixlPullConnector"])
-def test_our_connector_takes_the_place_of_vllms_and_is_told(connector: str):
+def test_our_connector_replaces_vllms_and_is_logged(connector: str):
     asked = asked_for(connector)
     told = [setting.told() for setting in settle_kv_transfer(config(asked))]
     assert (asked.kv_connector, asked.kv_buffer_device) == (NIXL.connector, "cpu")
@@ -86,7 +86,7 @@ def test_mixed_layers_are_static_in_an_engine_that_only_decodes(role: Any, kind:
     assert scheme is not None and (scheme.name == "W8A8") == (kind == "W8A8")
 
 
-def test_mooncakes_pages_go_by_tcp_which_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_mooncakes_pages_use_tcp_and_this_is_logged(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_transfer, "version", lambda _: "0.3.13.post1")
     asked = asked_for("MooncakeConnector")
     told = [setting.told() for setting in settle_kv_transfer(config(asked))]
@@ -124,7 +124,7 @@ def test_what_is_not_served_is_refused_by_name(
 
 @pytest.mark.usefixtures("nixl")
 @pytest.mark.parametrize("limit", [0, "long"])
-def test_a_limit_that_is_no_time_is_refused(limit: object):
+def test_an_invalid_limit_is_refused(limit: object):
     with pytest.raises(ConfigurationError, match=f"transfer_timeout .* is {limit!r}"):
         settle_kv_transfer(config(asked_for(transfer_timeout=limit)))
 

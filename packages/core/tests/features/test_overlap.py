@@ -97,7 +97,7 @@ def test_a_schedule_sets_what_applies_to_the_model(
     assert notes == []
 
 
-def test_without_it_the_single_options_say(vllm_config: VllmConfig):
+def test_without_a_preset_single_options_decide(vllm_config: VllmConfig):
     assert applied(vllm_config) == ({}, [])
 
 
@@ -185,7 +185,7 @@ def test_auto_uses_mla_s_side_stream_where_decodes_replay_graphs(vllm_config: Vl
         ({"dp": 2}, "DP ranks exchange whole steps"),
     ],
 )
-def test_sequence_parallelism_that_cannot_be_is_refused_or_told_of(
+def test_impossible_sequence_parallelism_is_refused_or_reported(
     engine: dict[str, Any], reason: str, vllm_config: VllmConfig
 ):
     def checked(**options: Any) -> list[str]:
@@ -208,7 +208,7 @@ def test_sequence_parallelism_that_cannot_be_is_refused_or_told_of(
     [{}, {"is_deepseek": False}, {"is_deepseek": False, "dp": 2}],
     ids=["deepseek", "dense", "independent_dp_ranks"],
 )
-def test_sequence_parallelism_that_can_be_needs_no_note(
+def test_possible_sequence_parallelism_needs_no_note(
     engine: dict[str, Any], vllm_config: VllmConfig
 ):
     options = {"enabled": True, "min_tokens": 9}
@@ -241,7 +241,7 @@ def test_without_the_package_nothing_is_sequence_parallel(
         ),
     ],
 )
-def test_thresholds_without_effect_are_told_of(
+def test_thresholds_without_effect_are_reported(
     options: dict[str, Any], note: str, vllm_config: VllmConfig
 ):
     applied(vllm_config, dbo=options)
@@ -249,7 +249,7 @@ def test_thresholds_without_effect_are_told_of(
     assert re.match(note, given)
 
 
-def test_auto_leaves_alone_what_is_given(vllm_config: VllmConfig):
+def test_auto_does_not_change_given_options(vllm_config: VllmConfig):
     options, notes = applied(
         vllm_config,
         overlap="auto",

@@ -84,7 +84,7 @@ def test_what_is_asked_for_is_refused_by_its_option(named: str):
     assert named in said and ("recurrent state" in said or "states)" in said)
 
 
-def test_drafts_are_taken_that_come_after_the_host_knows_what_was_kept():
+def test_drafts_made_after_acceptance_is_known_are_supported():
     config = configuration()
     config.speculative_config = SimpleNamespace(method="ngram")
     assert not refused(config)
@@ -106,7 +106,7 @@ def test_drafts_of_a_model_turn_asynchronous_scheduling_off():
     assert not settle_states(config)
 
 
-def test_states_of_prefixes_are_turned_off_with_the_reason_and_once():
+def test_prefix_caching_of_states_is_turned_off_once_with_the_reason():
     config = configuration()
     (setting,) = settle_states(config)
     assert setting.told().startswith("enable_prefix_caching = false (instead of true: not avail")

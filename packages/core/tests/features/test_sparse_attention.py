@@ -57,7 +57,7 @@ def test_what_is_asked_for_is_refused_by_its_option(named: str):
 
 
 @pytest.mark.parametrize("text", [{"index_topk_freq": 4}, {"index_topk_pattern": "FSF"}])
-def test_a_choice_is_not_shared_between_stages(text: dict[str, Any]):
+def test_a_selection_is_not_shared_between_stages(text: dict[str, Any]):
     assert not refused(configuration(stages=2, index_topk=2048))
     said = refused(configuration(stages=2, index_topk=2048, **text))
     assert said.startswith("--pipeline-parallel-size 2 (pipeline stages")
@@ -69,7 +69,7 @@ def test_other_models_keep_their_options():
     assert not refused(config)
 
 
-def test_blocks_may_go_on_in_the_hosts_memory():
+def test_blocks_may_be_offloaded_to_the_host():
     config = configuration(index_topk=2048)
     config.kv_transfer_config = SimpleNamespace(kv_connector="NPUOffloadingConnector")
     assert not refused(config)
@@ -89,7 +89,7 @@ WITH_ROWS: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize("named", [None, *WITH_ROWS])
-def test_what_has_not_been_tried_with_compressed_rows_is_refused(named: str | None):
+def test_untested_features_with_compressed_rows_are_refused(named: str | None):
     config = configuration(index_topk=512, model_type="deepseek_v4")
     if named is None:
         for quantization in (None, "ascend", "fp8"):

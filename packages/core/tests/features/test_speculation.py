@@ -186,7 +186,7 @@ def test_a_drafter_of_another_model_is_refused(method: str, changes: dict[str, A
         check_speculation(asked(method, **changes))
 
 
-def test_mtp_is_of_text_alone():
+def test_mtp_is_refused_for_multimodal_models():
     options = {"draft_model_config": model(architectures=["MiMoMTPModel"])}
     check_speculation(asked("mtp", **options))
     with pytest.raises(ConfigurationError, match="takes images"):
@@ -206,5 +206,5 @@ def test_a_draft_model_of_which_vllm_reads_a_layer_is_refused(name: str):
         check_speculation(asked("draft_model", draft_model_config=drafter))
 
 
-def test_without_speculation_nothing_is_said(vllm_config: VllmConfig):
+def test_without_speculation_nothing_is_reported(vllm_config: VllmConfig):
     check_speculation(vllm_config)

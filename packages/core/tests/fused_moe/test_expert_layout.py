@@ -101,13 +101,13 @@ def test_whole_experts_and_divided_experts_contradict_each_other():
         expert_layout(parallel, config)
 
 
-def test_experts_that_cannot_be_dealt_out_evenly_are_an_error():
+def test_experts_that_cannot_be_divided_evenly_are_an_error():
     check_expert_count(60, ExpertLayout(8, 2))
     with pytest.raises(ConfigurationError, match="60 experts do not divide among 8 ranks"):
         check_expert_count(60, ExpertLayout(8, 1))
 
 
-def test_experts_that_cannot_be_cut_are_refused_with_the_sizes_that_are_possible():
+def test_indivisible_experts_are_refused_with_the_possible_sizes():
     check_intermediate_size("mlp.experts", 768, ExpertLayout(16, 8))
     with pytest.raises(
         ConfigurationError,

@@ -120,7 +120,7 @@ def test_weights_loaded_again_are_the_ones_used(vllm_config: VllmConfig):
     )
 
 
-def test_pieces_are_as_large_as_memory_has_room_for_and_change_no_bit(vllm_config: VllmConfig):
+def test_chunks_fill_the_free_memory_and_change_no_bit(vllm_config: VllmConfig):
     layer = deepseek_layer(vllm_config)
     x = torch.randn(30000, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
     forward = layer.experts.routed_experts.quant_method.moe_forward

@@ -52,7 +52,7 @@ def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -
         (50, 2, CommunicationMethod.ALL_GATHER),
     ],
 )
-def test_each_step_takes_the_fastest_way(
+def test_each_step_uses_the_fastest_method(
     costs: MethodCosts, max_tokens: int, num_ubatches: int, method: CommunicationMethod
 ):
     choice = rule(costs).choose(max_tokens, num_ubatches)
@@ -61,7 +61,7 @@ def test_each_step_takes_the_fastest_way(
     assert choice.reason == f"by its step times it is faster than {other} (modelled)"
 
 
-def test_a_method_that_was_asked_for_stays(costs: MethodCosts):
+def test_a_requested_method_stays(costs: MethodCosts):
     # `of_engine` reads no costs then; a rule without them follows what is asked for.
     assert rule(None, CommunicationMethod.ALL_TO_ALL).choose(1).method.value == "all_to_all"
 
@@ -74,14 +74,14 @@ def test_costs_of_one_method_decide_nothing(costs: MethodCosts):
     "content",
     ["", "{}", '{"decodes": [], "steps": [{"tokens": 1}]}', '{"decodes": 3, "steps": []}'],
 )
-def test_a_file_without_durations_by_method_is_refused(tmp_path: Path, content: str):
+def test_a_file_without_step_times_by_method_is_refused(tmp_path: Path, content: str):
     file = tmp_path / "costs.json"
     file.write_text(content)
     with pytest.raises(ConfigurationError, match="has no step times by method"):
         MethodCosts.read(file)
 
 
-def test_sizes_that_do_not_rise_are_refused(tmp_path: Path):
+def test_sizes_that_do_not_ascend_are_refused(tmp_path: Path):
     file = tmp_path / "costs.json"
     file.write_text(json.dumps({**CONTENT, "decodes": CONTENT["decodes"][::-1]}))
     with pytest.raises(ConfigurationError, match="expected ascending sizes"):

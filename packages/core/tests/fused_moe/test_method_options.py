@@ -142,7 +142,7 @@ A2, A3, BF16 = "Ascend910B3", "Ascend910_9391", torch.bfloat16
         ("Ascend310P3", torch.float16, 4096, 2, 64, 8, "Ascend310P has no fused launches"),
     ],
 )
-def test_what_is_in_the_way_of_fused_launches_is_named(
+def test_obstacles_to_fused_launches_are_named(
     soc: str,
     dtype: torch.dtype,
     hidden_size: int,
@@ -179,7 +179,7 @@ def test_the_buffer_of_fused_launches_holds_the_largest_one(
     assert window_mib(limits, tokens, sizes, ExpertLayout(ranks, 1)) == pytest.approx(mib, rel=0.05)
 
 
-def test_the_buffer_of_fused_launches_is_no_smaller_than_that_of_other_groups(
+def test_the_buffer_of_fused_launches_is_at_least_as_large_as_other_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = soc_of(A3).fused_experts

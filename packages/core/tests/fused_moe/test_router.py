@@ -288,7 +288,7 @@ def test_the_expert_stage_in_bfloat16_is_close_to_its_definition(device: torch.d
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("first", "num_local"), [(0, NUM_EXPERTS), (4, 4)])
-def test_a_token_that_is_not_a_number_stays_alone(
+def test_a_nan_token_affects_no_other(
     value: float, first: int, num_local: int, device: torch.device
 ):
     stage = Stage()

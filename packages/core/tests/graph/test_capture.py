@@ -27,7 +27,7 @@ def test_the_start_ends_with_the_reasons_where_that_is_asked_for():
         give_up(on_capture_failure="stop", enabled=True)
 
 
-def test_else_it_goes_on_without_them_and_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_otherwise_it_continues_without_them_and_logs_it(monkeypatch: pytest.MonkeyPatch):
     told: list[str] = []
     monkeypatch.setattr(capture, "is_global_first_rank", lambda: True)
     monkeypatch.setattr(capture.logger, "warning", lambda text, *values: told.append(text % values))

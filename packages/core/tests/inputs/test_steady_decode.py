@@ -47,12 +47,12 @@ def batch(**changes: Any) -> Any:
     return SimpleNamespace(**of_batch | changes)
 
 
-def test_a_mask_of_as_many_rows_as_before_is_there_already(steady: SteadyDecode):
+def test_a_mask_of_unchanged_rows_is_reused(steady: SteadyDecode):
     rows = [(5, 8), (5, 8), (8, 8), (3, 16), (5, 8), (5, 8)]
     assert [steady.has_mask(*each) for each in rows] == [False, True, False, False, False, True]
 
 
-def test_what_has_moved_is_written(steady: SteadyDecode):
+def test_changed_inputs_are_written(steady: SteadyDecode):
     step, of_batch = scheduled(), batch()
     requests = {
         name: SimpleNamespace(num_computed_tokens=0, block_ids=([1],)) for name in ("a", "b")

@@ -19,7 +19,7 @@ NUM_BLOCKS = 24
 
 @pytest.mark.parametrize("chunk_bytes", [1, 100, 4096, 73_728, 5 << 28])
 @pytest.mark.parametrize("budget_bytes", [0, 99, 100, 1 << 20, 3_000_000_001, 7 << 30])
-def test_slabs_stay_within_the_budget_and_use_most_of_it(budget_bytes: int, chunk_bytes: int):
+def test_slabs_stay_within_the_budget_and_fill_most_of_it(budget_bytes: int, chunk_bytes: int):
     slabs = slab_chunks(budget_bytes, chunk_bytes)
     sizes = [1 << (chunks * chunk_bytes - 1).bit_length() for chunks in slabs]
     assert sum(sizes) <= budget_bytes

@@ -44,7 +44,7 @@ def test_what_one_engine_stores_another_loads(
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_a_seal_does_not_hold_for_other_tokens_or_a_page_in_part(
+def test_a_checksum_fails_for_other_tokens_and_for_partial_pages(
     shapes: tuple[tuple[int, ...], ...], device: torch.device
 ):
     pages = HostPages(parts(shapes, device))

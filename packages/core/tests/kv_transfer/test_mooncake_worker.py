@@ -9,7 +9,7 @@ from vllm_davinci.core.kv_transfer.mooncake_worker import _end_of
 SOON_S, LIMIT_S = 0.3, 10
 
 
-def test_a_worker_that_closes_a_connection_has_not_ended_and_one_that_is_gone_has() -> None:
+def test_a_closed_connection_is_not_an_ended_worker_but_a_missing_process_is() -> None:
     asyncio.run(_worker_that_closes_connections_and_then_ends())
 
 

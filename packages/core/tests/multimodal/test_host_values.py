@@ -64,7 +64,7 @@ def on_host(result: Result) -> Result:
 
 
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
-def test_what_the_host_knows_is_the_same_and_waits_for_nothing(work: Callable[[], Result]):
+def test_values_known_on_the_host_are_equal_and_cause_no_wait(work: Callable[[], Result]):
     expected = work()
     features()  # the device's first use
     with HostValues(NPU), counted() as counts:
@@ -94,7 +94,7 @@ WRITES: list[Callable[[torch.Tensor], Any]] = [
 
 
 @pytest.mark.parametrize("number", range(len(WRITES)))
-def test_what_was_written_to_on_the_device_is_read_from_it(number: int):
+def test_a_value_written_on_the_device_is_read_from_it(number: int):
     expected = sizes().to(NPU)
     WRITES[number](expected)
     with HostValues(NPU):

@@ -1,4 +1,4 @@
-"""How an engine's processes end, and those of the program that uses it."""
+"""Processes of an engine, and of the program that uses it, end cleanly."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ if __name__ == "__main__":
         (["Process-1"], "told survived joined handled collected ", 0),
     ],
 )
-def test_a_process_ends_whole_and_an_engine_s_without_collecting_its_heap(
+def test_a_process_ends_completely_and_an_engine_skips_the_final_collection(
     arguments: list[str], seen: str, status: int, tmp_path: Path
 ):
     program = tmp_path / "program.py"

@@ -37,14 +37,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine(monkeypatch)
 
 
-def test_a_rank_that_nobody_waits_for_may_be_stopped_for_ever(engine: Engine):
+def test_a_stopped_rank_without_waiting_calls_is_not_reported(engine: Engine):
     engine.look(0)
     engine.stopped = [STOPPED]
     engine.look(1, 2, 1000, 100_000)
     assert engine.told == []
 
 
-def test_a_call_waits_as_long_as_it_may_and_then_names_the_rank(engine: Engine):
+def test_a_call_waits_until_its_limit_and_then_names_the_rank(engine: Engine):
     engine.stopped = [STOPPED]
     engine.look(1, 2)
     engine.calls += 1
@@ -67,7 +67,7 @@ def test_a_call_that_came_just_before_it_was_seen_waits_too(engine: Engine):
     assert len(engine.told) == 1
 
 
-def test_a_rank_that_goes_on_in_time_is_forgotten(engine: Engine):
+def test_a_rank_that_continues_in_time_is_forgotten(engine: Engine):
     engine.stopped, engine.is_busy = [STOPPED], True
     engine.look(1, 70)
     engine.stopped = []

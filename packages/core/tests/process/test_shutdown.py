@@ -137,9 +137,7 @@ def ended() -> dict[str, tuple[int, str]]:
 
 @pytest.mark.nightly("faults")
 @pytest.mark.parametrize("name", STATUSES)
-def test_a_server_fails_when_its_engine_died_and_nobody_else_does(
-    name: str, ended: dict[str, tuple[int, str]]
-):
+def test_only_a_server_fails_when_its_engine_has_died(name: str, ended: dict[str, tuple[int, str]]):
     status, printed = ended[name]
     assert status == STATUSES[name][1], printed
 
@@ -217,7 +215,7 @@ class Passing:
     """An object of the program."""
 
 
-def test_who_tells_holds_nothing_but_the_clients():
+def test_the_reporting_thread_references_only_the_clients():
     # The interpreter ends while a thread still runs and holds its frames: libraries that list
     # unfreed objects would list everything.
     client = SyncMPClient.__new__(SyncMPClient)
@@ -246,7 +244,7 @@ time.sleep(600)
 """
 
 
-def test_what_would_remain_ends_with_all_below_it_and_its_sockets(tmp_path: Path):
+def test_remaining_processes_end_with_their_children_and_sockets(tmp_path: Path):
     path = tmp_path / "socket"
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDS_SOCKET, str(path)], stdout=subprocess.PIPE, text=True

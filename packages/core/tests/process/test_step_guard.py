@@ -47,7 +47,7 @@ guard.close()
 """
 
 
-def test_ranks_that_fail_at_the_same_point_go_on_and_one_that_fails_alone_ends_all():
+def test_ranks_that_fail_at_the_same_point_continue_and_a_single_failure_ends_all():
     check_ranks(ALIKE_THEN_ONE, 3)
 
 
@@ -85,7 +85,7 @@ guard.close()
 """
 
 
-def test_tokens_are_given_to_nobody_once_a_rank_has_failed():
+def test_no_tokens_are_returned_after_a_rank_has_failed():
     check_ranks(TOKENS_OF_A_FAILED_STEP, 2)
 
 
@@ -122,7 +122,7 @@ guard.call(time.sleep, 3)
 """
 
 
-def test_a_rank_whose_process_has_gone_is_named_by_those_in_a_step():
+def test_a_rank_whose_process_has_ended_is_named_by_those_in_a_step():
     waiting, gone = run_ranks(GONE, 2)
     assert gone.status == 3
     pid = gone.output.split()[-1]
@@ -148,7 +148,7 @@ os._exit(0)
 """
 
 
-def test_ranks_that_fail_for_want_of_one_that_has_ended_name_that_one():
+def test_ranks_that_fail_because_another_has_ended_name_it():
     first, gone, third = run_ranks(MISSED, 3)
     pid = gone.output.split()[-1]
     for rank in (first, third):

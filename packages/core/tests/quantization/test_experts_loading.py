@@ -43,7 +43,7 @@ def load_into_one_place(
     return True
 
 
-def test_parts_of_experts_that_did_not_come_are_counted():
+def test_missing_parts_of_experts_are_counted():
     loader = loader_of("w13", "weight")
     param = torch.nn.Parameter(torch.zeros(2, 4, 4), requires_grad=False)
     for expert in range(4):

@@ -177,7 +177,7 @@ def test_values_that_are_not_numbers_stay_in_their_token():
     assert not disturbed[[2, 9]].isfinite().any()
 
 
-def test_a_scale_that_is_not_a_number_stays_in_the_tokens_of_its_expert():
+def test_a_nan_scale_affects_only_its_experts_tokens():
     weights = Weights(torch.bfloat16)
     x, topk_weights, ids = tokens(torch.bfloat16)
     sane = routed(weights.on_device(), x.npu(), topk_weights.npu(), ids.npu()).cpu()

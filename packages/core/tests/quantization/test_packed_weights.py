@@ -38,7 +38,7 @@ def packed_format(config: Mapping[str, Any]) -> PackedWeights | None:
 
 
 @pytest.mark.parametrize(("method", "bits", "group_size", "is_symmetric"), CASES)
-def test_integers_keep_what_they_stand_for(
+def test_integers_keep_their_values(
     method: str, bits: int, group_size: int, is_symmetric: bool, tmp_path: Path
 ):
     weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
@@ -87,7 +87,7 @@ def test_activation_order_with_one_group_is_no_order():
     assert packed_format({**settings_of("gptq", 4, 0, True), "desc_act": True}) is not None
 
 
-def test_groups_of_inputs_that_are_no_neighbours_are_refused():
+def test_groups_that_are_not_contiguous_are_refused():
     made = Integers.of(torch.randn(16, 64), 4, 32, True)
     packing = packed_format(settings_of("gptq", 4, 32, True))
     stored = tensors_of("gptq", made, "a.p")

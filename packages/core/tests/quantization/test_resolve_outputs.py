@@ -123,7 +123,7 @@ def test_a_dummy_run_that_fails_leaves_floats():
     assert type(gate_up(inputs(torch.bfloat16).npu())) is torch.Tensor
 
 
-def test_an_output_that_some_steps_read_otherwise_is_floats_in_all(
+def test_an_output_read_differently_by_some_steps_is_float_in_all(
     caplog: pytest.LogCaptureFixture,
 ):
     gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)

@@ -170,7 +170,7 @@ def test_a_norm_with_a_bias_quantizes_for_static_layers_only(
 
 
 @pytest.mark.parametrize("other", ["W8A8", "W8A8_DYNAMIC", "FLOAT"])
-def test_readers_that_disagree_get_floats(
+def test_disagreeing_readers_get_floats(
     other: str, norm: NPURMSNorm, static_norm: StaticNorm, dynamic_norm: DynamicNorm
 ):
     x, (values, _) = norm_and_values(norm)

@@ -20,18 +20,18 @@ class Runner(VllmsRunner):
         return f"ours of {part}"
 
 
-def test_who_assigns_sees_at_once_what_was_made_of_it():
+def test_an_assigned_value_is_replaced_at_once():
     runner = Runner()
     assert runner.seen_by_vllm == runner.part == "ours of made"
 
 
-def test_none_is_no_part():
+def test_none_adds_no_part():
     runner = Runner()
     runner.part = None
     assert runner.part is None
 
 
-def test_a_part_that_is_not_there_is_no_attribute():
+def test_a_missing_part_is_not_an_attribute():
     runner = Runner()
     del runner.part
     assert not hasattr(runner, "part")

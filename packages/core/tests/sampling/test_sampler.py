@@ -40,7 +40,7 @@ def test_tokens_of_greedy_requests_are_those_of_vllm() -> None:
     assert ours.logprobs_tensors is None
 
 
-def test_nothing_but_the_greatest_is_looked_for() -> None:
+def test_only_the_greatest_logit_is_searched() -> None:
     rows, plain = logits(), metadata()
     with LaunchCounter() as counter:
         NPUSampler().forward(rows, plain)
@@ -62,7 +62,7 @@ def test_a_processor_of_another_kind_is_asked() -> None:
     assert sampled.tolist() == [[5]] * ROWS
 
 
-def test_whoever_changes_logits_is_asked() -> None:
+def test_processors_that_change_logits_are_called() -> None:
     device = torch.device("npu")
     config = VllmConfig()
     bias = LogitBiasLogitsProcessor(config, device, is_pin_memory=False)
@@ -100,7 +100,7 @@ def test_repeated_and_forbidden_tokens_are_not_taken() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"max_num_logprobs": 2}, {"bad_words_token_ids": {0: [[300]]}}])
-def test_whoever_asks_for_more_gets_it(asked: dict[str, Any]) -> None:
+def test_requests_with_more_options_get_them(asked: dict[str, Any]) -> None:
     ours = NPUSampler().forward(logits(), metadata(**asked))
     theirs = Sampler().forward(logits(), metadata(**asked))
     assert ours.sampled_token_ids.tolist() == theirs.sampled_token_ids.tolist()

@@ -32,7 +32,7 @@ def step(drafts: int, accepted: int) -> SpecDecodingStats:
     return stats
 
 
-def test_a_thousand_drafts_in_vain_are_told_once(warnings: list[str]):
+def test_a_thousand_rejected_drafts_are_reported_once(warnings: list[str]):
     watch = AcceptanceWatch()
     for _ in range(99):
         watch.record(step(10, 0))

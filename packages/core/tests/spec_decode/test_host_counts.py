@@ -72,7 +72,7 @@ def test_slots_are_those_of_the_tokens_there_are():
     assert slots(of, rejected) == optimistic  # nothing remains for the next step
 
 
-def test_the_device_copies_from_memory_that_nobody_writes():
+def test_the_device_copies_from_memory_that_no_code_writes():
     of, rejected = batch(), RejectedDrafts(3)
     shared = of.num_computed_tokens_cpu_tensor
     with rejected.known(of, NUM_DRAFTS, TOKENS):

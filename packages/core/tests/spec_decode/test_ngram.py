@@ -62,7 +62,7 @@ def test_drafts_end_with_the_text_and_with_the_model_s_length():
     assert drafts(proposer(max_model_len=5), [repeated], [[2]]) == [[]]
 
 
-def test_the_runner_alone_is_told_of_our_class():
+def test_only_the_runner_gets_our_class():
     config: Any = SimpleNamespace(speculative_config=SimpleNamespace(method="ngram", model="ngram"))
     told = with_own_drafter(config)
     assert (told.speculative_config.method, told.speculative_config.model) == (

@@ -71,7 +71,7 @@ def greedy(counts: list[int], seed: int, **options: Any) -> tuple[list[list[int]
 
 @pytest.mark.parametrize("counts", [COUNTS, [1], [0, 0], [2, 2], [4] * 33])
 @pytest.mark.parametrize("seed", range(4))
-def test_greedy_drafts_are_kept_while_they_are_the_greatest(counts: list[int], seed: int):
+def test_greedy_drafts_are_accepted_while_they_are_the_greatest(counts: list[int], seed: int):
     output, given = greedy(counts, seed)
     kept = [a == b for a, b in zip(given["drafts"], given["greatest"], strict=True)]
     assert output == kept_by_definition(

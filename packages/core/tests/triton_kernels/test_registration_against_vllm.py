@@ -145,7 +145,7 @@ def test_a_stand_in_writes_what_the_kernel_writes(name: str, cases: dict[str, li
                 )
 
 
-def test_logits_that_are_no_numbers_are_counted():
+def test_nan_logits_are_counted():
     logits = torch.randn(3, 50)
     logits[1, [4, 40]], logits[2, 7], logits[2, 8] = torch.nan, torch.nan, torch.inf
     counted = torch.zeros(3, dtype=torch.int32).npu()

@@ -63,7 +63,7 @@ def test_dp_ranks_are_counted_apart(config: VllmConfig, stat_logger: OverlapStat
     assert counted() == {'{engine="0",reason="split"}': 2, '{engine="1",reason="split"}': 7}
 
 
-def test_a_worker_does_not_mind_that_no_server_reads(config: VllmConfig):
+def test_a_worker_works_without_a_reading_server(config: VllmConfig):
     write = CountWriter(config)
     write({"split": 1})
     stat_logger = OverlapStatLogger(config, [0])
@@ -81,7 +81,7 @@ def test_the_directory_is_the_servers_users_alone(
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_another_user_may_write_into_is_not_used(
+def test_a_directory_writable_by_others_is_not_used(
     config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     told: list[str] = []

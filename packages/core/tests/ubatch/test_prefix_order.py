@@ -1,4 +1,4 @@
-"""Where a step must not be cut, because a token would read blocks that a later part fills."""
+"""Forbidden cuts of a step, at which a token would read blocks that a later part fills."""
 
 import numpy as np
 import pytest

@@ -80,7 +80,7 @@ def test_layers_that_share_a_tensor_share_its_parts_and_stay_in_order(split: Spl
         assert part["1"].tolist() == list(range(begin + 100, begin + 104))
 
 
-def test_what_an_interrupted_step_left_is_forgotten(
+def test_leftovers_of_an_interrupted_step_are_dropped(
     split: Split, scheduler: StreamScheduler, vllm_config: VllmConfig
 ):
     slot, model = SlotPerUBatch(scheduler), Model(scheduler)

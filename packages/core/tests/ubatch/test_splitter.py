@@ -55,7 +55,7 @@ def test_images_of_a_model_that_takes_its_rows_can_be_cut():
         pytest.param({"model_kwargs": {"token_type_ids": torch.zeros(4)}}, id="model_arguments"),
     ],
 )
-def test_what_belongs_to_the_whole_step_keeps_it_whole(parts: dict[str, Any]):
+def test_data_of_the_whole_step_keeps_it_whole(parts: dict[str, Any]):
     assert not can_be_cut(**parts)
 
 

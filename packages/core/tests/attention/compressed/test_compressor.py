@@ -178,7 +178,7 @@ def test_rows_equal_those_of_transformers(
 
 @pytest.mark.parametrize("lengths", [(1, 3), (4, 5), (23, 24), (100, 259)], ids=str)
 @torch.inference_mode()
-def test_choices_are_those_of_transformers(
+def test_selected_rows_equal_transformers(
     lengths: tuple[int, int], vllm_config: VllmConfig, device: torch.device
 ):
     """Some queries see fewer rows than the indexer may choose, some see none."""

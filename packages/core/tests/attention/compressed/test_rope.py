@@ -34,14 +34,14 @@ def test_frequencies_have_the_bits_of_transformers(scaling: dict[str, Any] | Non
     assert theirs.compress_attention_scaling == 1.0
 
 
-def test_released_ones_say_the_kind_of_scaling_otherwise():
+def test_released_names_of_the_scaling_are_read():
     released = {"type": "yarn", **{name: each for name, each in YARN.items() if "type" not in name}}
     expected = inverse_frequencies(160000.0, SIZE, YARN)
     assert torch.equal(inverse_frequencies(160000.0, SIZE, released), expected)
     assert not torch.equal(inverse_frequencies(160000.0, SIZE, None), expected)
 
 
-def test_the_last_entries_turn_and_turn_back(device: torch.device):
+def test_the_last_entries_rotate_and_rotate_back(device: torch.device):
     frequencies = inverse_frequencies(10000.0, SIZE, None)
     with device:
         table = RopeTable(frequencies, POSITIONS)

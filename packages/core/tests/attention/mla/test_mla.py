@@ -51,7 +51,7 @@ def registered(one_rank: None) -> None:
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
-def test_every_step_equals_attention_written_out(
+def test_every_step_equals_plain_attention(
     steps: list[Step], q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
 ):
     Block(vllm_config, device, q_lora_rank=q_lora_rank).check(steps)
@@ -102,7 +102,7 @@ def test_yarn_stretches_positions_and_sharpens_the_softmax(
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
 )
-def test_16_bits_are_near_attention_written_out(
+def test_16_bits_are_close_to_plain_attention(
     dtype: torch.dtype, tolerance: float, vllm_config: VllmConfig, device: torch.device
 ):
     Block(vllm_config, device, dtype).check(MIXED, tolerance=tolerance)
@@ -287,8 +287,6 @@ def test_two_parts_of_a_step_equal_the_whole(vllm_config: VllmConfig, device: to
         torch.testing.assert_close(before, after, atol=1e-6, rtol=1e-6)
 
 
-def test_a_head_count_the_operator_does_not_take_names_the_option(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_an_unsupported_head_count_names_the_option(vllm_config: VllmConfig, device: torch.device):
     with pytest.raises(UnsupportedFeatureError, match=r"12 heads .*--tensor-parallel-size"):
         Block(vllm_config, device, heads=12)

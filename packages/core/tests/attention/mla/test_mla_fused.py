@@ -170,7 +170,7 @@ def test_a_quantized_block_is_prepared_in_one_call(
 
 @RANKS
 @KINDS
-def test_rows_that_the_norm_before_has_quantized_are_taken_as_they_are(
+def test_rows_quantized_by_the_norm_are_used_unchanged(
     kind: str, q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device,
 ):  # fmt: skip
     kinds = projections(q_lora_rank, kind, kind)

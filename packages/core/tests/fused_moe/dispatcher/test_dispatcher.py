@@ -76,7 +76,7 @@ def test_every_rank_makes_as_many_launches_as_the_one_with_most_tokens(
         (1, 8, 4, [1, 1]),
     ],
 )
-def test_every_rank_sends_as_many_pieces_as_the_one_with_most_tokens(
+def test_every_rank_sends_as_many_chunks_as_the_one_with_most_tokens(
     own: int, most: int, pieces: int | None, sizes: list[int]
 ):
     dispatcher = AllToAllDispatcher(TPSlice(0, 1), NO_GROUP, CountsWait("layer"), most)

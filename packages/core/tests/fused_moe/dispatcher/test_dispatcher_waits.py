@@ -9,7 +9,7 @@ from vllm_davinci_testing.processes.ranks import check_ranks
 RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
 
 
-def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for():
+def test_a_wait_for_row_counts_times_out_and_names_the_layer():
     options = {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"}
     variant = {"last_is_absent": True, "options": options}
     setting = {"tensor": 2, "data": 1, "variants": [variant]}

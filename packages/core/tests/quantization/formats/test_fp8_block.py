@@ -57,7 +57,7 @@ def test_blocks_are_multiplied_by_their_scales_also_where_they_are_cut():
     assert torch.equal(as_floats(weight, scale, Block(128, 128), torch.bfloat16), expected)
 
 
-def test_every_number_of_fp8_keeps_its_value():
+def test_every_fp8_number_keeps_its_value():
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     one = torch.ones(1, 1)
     finite = numbers[numbers.float().isfinite()].view(2, 127)
@@ -213,7 +213,7 @@ def test_what_is_wrong_is_named_with_its_file(
         assert not check_checkpoint(directory).can_load
 
 
-def test_calibration_and_floats_to_floats_are_refused_with_the_way(fp8: Path, tmp_path: Path):
+def test_calibration_and_float_sources_are_refused_with_the_alternative(fp8: Path, tmp_path: Path):
     config = json.loads((fp8 / "config.json").read_text())
     with pytest.raises(CheckpointError, match="--type FLOAT"):
         require_calibratable(fp8, config)

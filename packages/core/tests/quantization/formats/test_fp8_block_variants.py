@@ -231,7 +231,7 @@ def test_published_variants_become_integers(name: str, write: Write, tmp_path: P
         ({"symmetric": False}, "only symmetric scales"),
     ],
 )
-def test_other_groups_of_fp8_are_refused(changed: dict[str, Any], told: str):
+def test_other_fp8_groups_are_refused(changed: dict[str, Any], told: str):
     config = VARIANTS["compressed channel"].config()
     config["config_groups"]["group_0"]["weights"] |= changed
     with pytest.raises(UnsupportedFeatureError, match=told):

@@ -122,7 +122,7 @@ def test_names_follow_the_models_prefixes():
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "{", '{"a.weight": 8}'])
-def test_a_file_that_is_no_description_is_named(content: str, tmp_path: Path):
+def test_an_invalid_description_is_named(content: str, tmp_path: Path):
     path = tmp_path / DESCRIPTION
     path.write_text(content)
     with pytest.raises(CheckpointError, match=str(path)):

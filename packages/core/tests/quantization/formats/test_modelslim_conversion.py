@@ -117,7 +117,7 @@ def test_an_asymmetric_weight_of_an_older_static_layer_is_refused():
         loaded({**STATIC, **PER_CHANNEL, "p.weight_offset": offset}, "W8A8")
 
 
-def test_a_norm_that_is_there_twice_loads_once():
+def test_a_duplicated_norm_loads_once():
     tensors = {
         "a.norm.weight": torch.zeros(3),
         "a.norm.bias": torch.zeros(3),

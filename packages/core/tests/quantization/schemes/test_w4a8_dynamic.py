@@ -91,6 +91,6 @@ def test_sizes_that_the_product_does_not_take_are_computed_with_eight_bits():
         assert torch.equal(mine.cpu(), layer.integers[group].transpose(1, 2))
 
 
-def test_weights_that_mean_nothing_are_not_added_up():
+def test_undefined_weights_are_not_summed():
     experts = experts_of(Layer(inner=64), torch.bfloat16, is_loaded=False)
     assert not experts.down.of_eights.any()

@@ -16,7 +16,7 @@ EXTRAS = {"deployments": "planner", "dry-run": "planner", "pools": "planner", "v
 
 
 class EngineOptions(Enum):
-    """Where options of `vllm serve` stand on a command's line."""
+    """Place of `vllm serve`'s options on a command's line."""
 
     NONE = "it takes none"
     AFTER_DASHES = "what follows `--`"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """How two findings of one name are compared.
+    """Comparison of two findings of one name.
 
     EXACT:  equal or different
     FIGURE: a measured time, rate or size; different beyond a tolerance

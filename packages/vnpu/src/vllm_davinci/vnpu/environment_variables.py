@@ -122,7 +122,7 @@ TASK_QUEUE_ENABLE = "TASK_QUEUE_ENABLE"
 thread only adds hand-overs, and with one thread a fuzz seed determines the schedule."""
 
 OMP_WAIT_POLICY = "OMP_WAIT_POLICY"
-"""How idle threads of a parallel operator wait. vnpu sets passive unless it is set: a spinning
+"""Wait policy of a parallel operator's idle threads. vnpu sets passive unless it is set: a spinning
 thread takes the core from the thread that it waits for. On two idle cores active is about a tenth
 faster; beside another program it is up to four times slower."""
 

@@ -138,10 +138,10 @@ MTP_FILE = "mtp.safetensors"
 
 
 def with_mtp(source: Path, destination: Path) -> Path:
-    """A copy with a layer for further tokens after the last one.
+    """A copy with an MTP layer after the last layer.
 
-    It is the last layer once more, on the model's streams and little of the next token: its drafts
-    are right now and then.
+    It is a copy of the last layer that reads the model's streams and a little of the next token:
+    its drafts are sometimes right.
     """
     shutil.copytree(source, destination)
     target = load_file(source / "model.safetensors")

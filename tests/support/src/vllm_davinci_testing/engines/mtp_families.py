@@ -21,15 +21,15 @@ from vllm_davinci_testing.engines.family_zoo import NUM_LAYERS, write_family
 class MTPFamily:
     """One family's names.
 
-    model_type:  of the model, as transformers makes it
-    copied:      number of the model's layer that the further one is a copy of
-    layer:       prefix of the further layer's tensors
-    norms:       names of weights as wide as hidden states, which are 1 after `norm_bias`
-    norm_bias:   what the model adds to a weight of a norm
-    projection:  name of the weight that takes embedding and hidden state to one
-    hidden_first: whether the hidden state is its first input
-    has_own_head: whether the layer has the model's embedding and head once more
-    config:      fields of config.json that the model does not have by itself
+    model_type:  of the model in transformers
+    copied:      number of the model's layer that the MTP layer copies
+    layer:       prefix of the MTP layer's tensors
+    norms:       names of norms' weights, which are 1 after `norm_bias`
+    norm_bias:   value that the model adds to norms' weights
+    projection:  name of the weight that projects embedding and hidden state
+    hidden_first: True if the hidden state is its first input
+    has_own_head: True if the layer has copies of embedding and head
+    config:      additional fields of config.json
     """
 
     model_type: str

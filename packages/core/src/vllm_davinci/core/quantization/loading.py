@@ -91,7 +91,7 @@ class RecordingLoader(TensorLoader):
         self.shards.update(ids)
 
     def missing(self, expected: Sequence[Any]) -> list[str]:
-        """Those of the `expected` parts that were not loaded, as text for a message."""
+        """Names the `expected` parts that were not loaded, for a message."""
         if None in self.shards:
             return []
         if not self.shards:

@@ -15,7 +15,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 def fitting_prompt(
     model: str | None, engine_arguments: Sequence[str], output_tokens: Sequence[int]
 ) -> int:
-    """Tokens: 1024, or as many as the context leaves beside the output.
+    """Number of tokens: 1024, or the context without the output if that is smaller.
 
     The context is that of --max-model-len, or else the model's. vLLM refuses a wrong one.
     """

@@ -137,8 +137,8 @@ def _sizes(most: int) -> list[int]:
 def _work(
     options: argparse.Namespace, sizes: Sequence[int], rows: int, engine_arguments: list[str]
 ) -> tuple[list[str], int, list[str]]:
-    """Options of requests of which so many are left at some time as each of the sizes says, the
-    steps that they take, and options of the engine.
+    """Options of requests that leave each of the sizes at some time, their steps, and engine
+    options.
 
     Where prompts come in several steps, requests wait for each other meanwhile, so that they
     decode together for some steps afterwards.

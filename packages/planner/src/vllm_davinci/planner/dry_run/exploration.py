@@ -40,7 +40,7 @@ LONGEST_PROMPT = 4096
 
 @dataclass(frozen=True)
 class Schedule:
-    """How steps with prefills run.
+    """Execution of steps with prefills.
 
     method:       dispatch method of the experts; None for the engine's own choice
     is_split:     run as ubatches; None for the engine's own choice

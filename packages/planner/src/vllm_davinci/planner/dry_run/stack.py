@@ -1,4 +1,4 @@
-"""Extrapolates step times from a model's first layers, as every further layer adds the same time.
+"""Extrapolates step times from a model's first layers, because later layers add equal times.
 
 Few layers are modelled in a fraction of the time. Layers of one kind take equally long once the
 first ones have filled the queues and the cache.

@@ -1,4 +1,4 @@
-"""The cache of multi-head latent attention: one compressed row per token."""
+"""The cache of MLA: one compressed row per token."""
 
 from typing import NamedTuple
 
