@@ -30,9 +30,9 @@ TOOLS = ("build", "test", "typecheck", "lint")
 CORES = len(os.sched_getaffinity(0))
 TEST_PROCESSES = max(1, min(4, CORES))
 IN_PARALLEL = (
-    # A file stays in one process, whose tests share engines; a line a file shows how far all are.
+    # A file stays in one process, whose tests share engines; a line per file shows the progress.
     (f"--lanes={TEST_PROCESSES}", "--override-ini=console_output_style=classic"),
-    # Else each computes with as many threads as there are cores, which wait for each other.
+    # Otherwise each uses one thread per core, and they wait for each other.
     {"OMP_NUM_THREADS": str(CORES // TEST_PROCESSES)},
 )
 # Tests that depend on the processor, on paths or on signals: what every change runs as on another
@@ -45,7 +45,7 @@ ON_OTHER_MACHINES = (
     "packages/vnpu/tests/test_host_counts.py",
 )
 LONG_FOLDER = "/".join(["a_folder_whose_name_is_as_long_as_those_of_build_machines"] * 3)
-# What of the virtual NPU needs no headers but the standard library's.
+# The part of the virtual NPU that needs only the standard library's headers.
 DEVICE = ROOT / "packages" / "vnpu" / "csrc"
 DEVICE_FOLDERS = (
     "device/**/*.cpp",

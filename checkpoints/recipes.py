@@ -55,7 +55,7 @@ def _deepseek_config() -> DeepseekV3Config:
         num_attention_heads=4,
         num_key_value_heads=4,
         q_lora_rank=96,
-        kv_lora_rank=512,  # with the rope part, the one size that every MLA kernel has
+        kv_lora_rank=512,  # the rope part included, the only size that every MLA kernel supports
         qk_nope_head_dim=32,
         qk_rope_head_dim=64,
         v_head_dim=32,

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 DRAFT_TOKENS = 3  # how many tokens ahead the training looks
-STEP_WEIGHT = 0.6  # what a token further ahead counts, of the one before
+STEP_WEIGHT = 0.6  # weight of a token relative to the previous one
 SLICE_TOKENS = 8192  # held-out tokens on which agreement is measured
 
 

@@ -118,7 +118,7 @@ def record(now: Sizes, reason: str) -> None:
     for language, parts in now.items():
         content[language] = {part: [size.lines, size.tokens] for part, size in parts.items()}
     text = json.dumps(content, indent=1)
-    # A row a line, so that changes of two parts meet in no line.
+    # One row per line, so that changes of two parts touch different lines.
     RECORD.write_text(re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text) + "\n", "utf-8")
 
 

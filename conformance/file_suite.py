@@ -27,7 +27,7 @@ from test_files import Outcome, TestRun
 from progress import Steps
 from versions import read_toml
 
-# A test that leaves a stream waiting for what never comes does not hold up the process's end.
+# A test that leaves a stream waiting forever does not delay the process's end.
 WAITS = {"VNPU_WAIT_LIMIT": "40"}
 
 

@@ -23,12 +23,12 @@ import pytest
 
 _MESSAGE_LENGTH = 800
 _ERROR_OF_A_PROCESS = re.compile(r"^\w+Error: .*", re.MULTILINE)
-# In which a test may notice by itself that a process of its own has ended.
+# Time in which a test may notice itself that one of its processes has ended.
 _GRACE_S = 15.0
 
 
 def pytest_configure() -> None:
-    # Where a test takes all of the machine's memory, its process is ended and none of others.
+    # If a test takes all of the machine's memory, only its own process is ended.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 

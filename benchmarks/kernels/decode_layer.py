@@ -14,8 +14,7 @@ import vllm_davinci.kernels
 
 EPSILON = 1e-6
 
-# By name, in the order in which a layer runs them. `norm` returns what `preprocess` takes, and the
-# sum behind it.
+# By name, in a layer's order. `norm` returns the input of `preprocess`, and the sum.
 Stages = dict[str, Callable[..., Any]]
 
 

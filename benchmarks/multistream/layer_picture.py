@@ -26,7 +26,7 @@ from multistream.step_trace import StepTrace, steps_of
 from vllm_davinci.vnpu import timeline
 from vllm_davinci.vnpu.timeline import Task
 
-# What the operators of a dense layer are for, in their order; the rest is too short to be named.
+# Purposes of a dense layer's operators, in order; the others are too short to be named.
 PRODUCTS = ("qkv", "out", "gate, up", "down")
 SHORTEST = 2000.0  # microseconds
 WHOLE, FIRST, SECOND = "#5b6b7b", "#2f6db3", "#e08a2c"

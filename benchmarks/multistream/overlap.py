@@ -220,7 +220,8 @@ def _prefills(
                 "VNPU_COMPUTE": str(int(case.computes)),
                 "VNPU_PACE": args.pace or case.pace,
                 "VNPU_TRACE": str(traces),
-                # The engine in the process that asks: it sees a batch's requests all at once.
+                # The engine runs in the calling process, so that it sees a batch's requests
+                # together.
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "OMP_NUM_THREADS": "1",
             },

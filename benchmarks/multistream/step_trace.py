@@ -8,7 +8,7 @@ from vllm_davinci.vnpu import TraceError
 from vllm_davinci.vnpu.intervals import Interval, common, length
 from vllm_davinci.vnpu.timeline import Task, Timeline
 
-# The labels that core gives to what the two halves of a step launch.
+# Core's labels for the launches of a step's two halves.
 FIRST, SECOND = "ubatch 0", "ubatch 1"
 
 

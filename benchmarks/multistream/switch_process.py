@@ -238,7 +238,7 @@ def steps(count: int, num_layers: int) -> dict[str, list[float]]:
     halves = batch.chunk(2)
     run = Interleave(StreamPool())
     found: dict[str, list[float]] = {"whole": [], "halves": [], "interleaved": []}
-    # In turn, so that a change of the machine's speed meets all three.
+    # In turn, so that changes of the machine's speed affect all three.
     for _ in range(count):
         found["whole"] += _times_us(lambda: forward(batch), 1, 1)
         found["halves"] += _times_us(lambda: [forward(half) for half in halves], 1, 1)

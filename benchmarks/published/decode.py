@@ -9,9 +9,9 @@ from published.intervals import interval
 from published.runs import EXPERT_PARALLEL, NO_ASYNC, PS_PER_MS, Runs
 from result import Row
 
-# Milliseconds between tokens, published: first and improved MLA multistream. Single runs.
+# Published milliseconds between tokens: first and improved MLA multistream. Single runs.
 FIRST_INTERVAL_MS, INTERVAL_MS = 59.88, 59.04
-# What ours is to reach, of the times of a graph without side streams.
+# Our goals, relative to a graph without side streams.
 GOAL_DECODE, GOAL_FUSED_DECODE = 1 / 1.05, 1 / 1.08
 # Prompts first, so that all requests decode together.
 PROMPTS_FIRST = {"ascend_scheduler_config": {"enabled": True}}
@@ -24,7 +24,7 @@ SIDE_STREAMS = {
         "enable_multistream_moe": True,
     },
 }
-# As many bytes of routed experts as memory brings during one sum over ranks; the default is 18 MiB.
+# As many bytes of routed experts as memory delivers during one all-reduce; the default is 18 MiB.
 DURING_A_SUM = 44 << 20
 PREFETCH = {"weight_prefetch_config": {"enabled": True, "max_bytes": DURING_A_SUM}}
 COMPOSED = {"enable_compiled_operators": False}

@@ -52,21 +52,21 @@ from published.split_regret import regret_rows
 from result import Kind, Result, Row
 
 GIB = 2**30
-# Requests per second, without and with overlap: all-gather and all-reduce, then all-to-all; share
-# of communication in prefill, at most. Single runs.
+# Published requests per second, without and with overlap: all-gather and all-reduce, then
+# all-to-all; maximum share of communication in prefill. Single runs.
 SERIAL, OVERLAPPED = 2.17, 2.60
 OVERLAPPED_ALL_TO_ALL = 1.01
 SHARE = 0.55
-# The chip after it and its links, where communication was less.
+# The next chip and its links, with less communication.
 NEXT_CHIP, NEXT_TOPOLOGY, NEXT_SHARE = "ascend910c", "supernode", 0.35
-# What ours is to reach: of the serial rate; of the bound.
+# Our goals: relative to the serial rate, and to the bound.
 GOAL_OVERLAP, GOAL_OF_BOUND, GOAL_BEST = 1.45, 0.85, 1.75
 GOAL_ALL_TO_ALL, GOAL_LEAN_ALL_TO_ALL, GOAL_OF_ALL_TO_ALL_BOUND = 1.12, 1.55, 0.97
 GOAL_STEP_S, GOAL_TIMELINE_S, GOAL_START_S, GOAL_MEMORY_GIB = 0.2, 1.0, 25.0, 1.5
 
-# The file of durations that comes with the package says how steps of each size are cut, and on how
-# many vector cores their norms run: the last ubatch's attention takes longer than the first one's
-# reduction, which covers it, and norms on few cores leave memory to the reductions beside them.
+# The shipped step-time table decides how steps of each size are cut, and how many vector cores
+# their norms use: the last ubatch's attention takes longer than the first one's reduction, which
+# covers it, and norms on few cores leave memory bandwidth to concurrent reductions.
 EVEN = {**PUBLISHED, "dbo": {"split": "token"}, "step_costs": None}
 
 

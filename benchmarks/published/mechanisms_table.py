@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Steps and rates are to be within this share of what is published; ratios within so much.
+# Steps and rates must be within this share of the published value; ratios within this one.
 _ABSOLUTE, _SMALL_RATIO, _LARGE_RATIO, _SMALL = 0.20, 0.05, 0.10, 1.15
 _WITHOUT = "without "
 

@@ -168,7 +168,7 @@ def last_step(figure: Figure) -> dict[str, Any]:
 
 def dry_run_options(figure: Figure, model: Path) -> tuple[str, ...]:
     """Options of a dry-run, without its report. model: a directory for its checkpoint"""
-    # As many as the first request has had when the last one's prompt is done, and a few more.
+    # As many as the first request has when the last one's prompt is done, and a few more.
     output_tokens = 4 + figure.requests * figure.prompt_tokens // CHUNK + figure.requests
     write_checkpoint(Checkpoint(figure.model, figure.model, ISSUES, figure.quantization), model)
     return (

@@ -22,7 +22,7 @@ from result import Kind, Result, Row
 from vllm_davinci.planner.dry_run import step_costs
 from vllm_davinci.planner.dry_run.of_deployment import take_deployment
 
-# The first was looked at while the decisions were mended, the second never.
+# The first seed was used while the decisions were developed, the second was not.
 SEEDS = (30, 47)
 GOAL_REGRET = 0.01
 DEPLOYMENT = "qwen3-235b-bf16-a2-dp2-tp8"

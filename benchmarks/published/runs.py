@@ -43,7 +43,7 @@ class Runs:
         self.directory = directory
         self.machine: dict[str, Any] = {}
         self.slower: float | None = None  # all-to-alls on the slow topology, fitted
-        self.newest_host: dict[str, Any] = {}  # what the newest dry-run cost this host
+        self.newest_host: dict[str, Any] = {}  # host time of the newest dry-run
         self._reports: dict[str, dict[str, Any]] = {}
 
     def report(

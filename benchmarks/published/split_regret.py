@@ -13,7 +13,7 @@ GOAL_REGRET = 0.01
 ALWAYS = {"min_total_tokens_to_split": 0, "min_prefill_tokens_to_split": 0}
 # Steps of one prompt, between and beyond the sizes of costs; the last two are chunks of longer
 # prompts. Then steps of four prompts of mixed lengths.
-RANDOM, SEED = 200, 0  # steps of so many prompts of random lengths, three at a time
+RANDOM, SEED = 200, 0  # steps of this many prompts of random lengths, three at a time
 SIZES = (128, 192, 384, 768, 1536, 3072, 6144, 12288, 16384, 32768, 65536)
 MIXED = (128, 1024, 64, 512, 2048, 256, 1024, 96, 8192, 2048, 1024, 512, 300, 40, 80, 60)
 CHUNK = 16384

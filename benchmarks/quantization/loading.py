@@ -25,9 +25,9 @@ from result import Kind, Result, Row
 PROCESS_LIMIT_S = 900
 CHILD = Path(__file__).with_name("loading_process.py")
 NUM_SHARDS = 4
-# Of the float checkpoint's time; and host memory beyond the weights, in shards.
+# Relative to the float checkpoint's time; and host memory beyond the weights, in shards.
 TIME_AT_MOST, SHARDS_AT_MOST = 1.2, 2.0
-# Where the files are before: as a server finds them that starts, or one that starts once more.
+# State of the files: as for a server's first start, or a later one.
 PLACES = DISK, MEMORY = "disk", "the cache of files"
 
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
         console.print("writing the checkpoints")
         models = _write(scratch, args)
         found = {}
-        os.sync()  # or what is written could not be dropped from the cache of files
+        os.sync()  # otherwise written pages could not be dropped from the page cache
         for name, (model, options) in models.items():
             console.print(f"loading {name}")
             runs = [_load(model, options, scratch, place) for place in PLACES * args.rounds]

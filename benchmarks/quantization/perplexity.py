@@ -28,8 +28,8 @@ from result import Kind, Result, Row
 PROCESS_LIMIT_S = 3600
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 BARE = ("--no-smoothing", "--budget", "none")
-# Name -> type, whether the text calibrates it, further options, the most its perplexity may be over
-# that of bf16. Rounding alone has no limit: what it costs depends on the model.
+# Name -> type, whether the text calibrates it, further options, and the maximum perplexity relative
+# to bf16. Rounding alone has no limit: its loss depends on the model.
 CASES: dict[str, tuple[str, bool, tuple[str, ...], float | None]] = {
     "W8A16": ("W8A16", False, (), 1.01),
     "W8A8_DYNAMIC": ("W8A8_DYNAMIC", False, (), None),
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> Result:
             held_out.append(scratch / f"held_out_{number}.txt")
             held_out[-1].write_text(content, encoding="utf-8")
         text = scratch / "calibration.txt"
-        # A part of every file: ranges should know all sorts of text.
+        # A part of every file, so that ranges cover all kinds of text.
         share = max(1, 8 * args.calibration_tokens // len(seen))
         text.write_text("\n".join(content[:share] for content in seen), encoding="utf-8")
         console.print(f"scoring {args.model} in bf16")

@@ -34,8 +34,8 @@ def environment() -> Path:
         check=True,
         timeout=INSTALL_LIMIT_S,
     )
-    # For images and sound. Where the index has only CUDA builds of them, importing them beside
-    # torch for the CPU fails, and transformers imports what it finds.
+    # For images and audio. If the index has only CUDA builds of them, importing them beside a CPU
+    # torch fails, and transformers imports installed ones.
     subprocess.run(
         [python, "-m", "pip", "uninstall", "--quiet", "--yes", *UNUSED], check=True, timeout=120
     )

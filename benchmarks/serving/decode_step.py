@@ -26,7 +26,7 @@ CHILD = Path(__file__).with_name("decode_step_process.py")
 SPLIT_CHILD = Path(__file__).with_name("split_step_process.py")
 GOAL = 0.15
 SPLIT_GOALS = {"graph": 1.3, "eager": 1.9}
-# Operators do no work, and all launches are made on the thread that asks for them.
+# Operators do no work, and the calling thread makes all launches.
 HOST_ALONE = {"VNPU_COMPUTE": "0", "TASK_QUEUE_ENABLE": "0"}
 SIDE_STREAMS = {
     "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}

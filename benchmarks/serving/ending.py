@@ -71,7 +71,7 @@ def of_server(
                 time.sleep(1)
                 at_s = ending.signal(*signalled)
             ended_s = ending.wait_for_end() - at_s
-            # A fork server's tracker of shared memory goes on with that server.
+            # A fork server's tracker of shared memory continues with that server.
             left = [path for path in held if kind is ServerProcess and path.exists()]
             return Ending(
                 max(each.ended_at_s for each in ending.requests) - at_s,
@@ -126,7 +126,7 @@ def of_program(model: Path, folder: Path) -> Ending:
 
 
 End = Callable[[Path, Path], Ending]
-# Name -> how it is ended once, its status, and how long it may take.
+# Name -> how one end is caused, its status, and its time limit.
 KINDS: dict[str, tuple[End, tuple[int, ...], float]] = {
     "one rank, Ctrl-C": (of_server(ForkedServer, (), CTRL_C), (0,), ENDED_WITHIN_S),
     "one rank, SIGTERM": (of_server(ForkedServer, (), SIGTERM), (0,), ENDED_WITHIN_S),

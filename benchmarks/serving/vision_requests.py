@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Result:
         server = start(model, directory, args)
         try:
             server.wait_until_ready()
-            # What a server does once: its first image of a size, its first step of each kind.
+            # One-time work of a server: its first image of a size, its first step of each kind.
             bench(server, model, args, 8, seed=args.seed)
             for number in range(1, args.rounds + 1):
                 # Both forms get the same requests; nothing of theirs is kept (see `start`).
@@ -91,7 +91,7 @@ def start(model: Path, directory: Path, args: argparse.Namespace) -> ServerProce
         "--dtype=bfloat16",
         "--max-model-len=512",
         "--max-num-seqs=32",
-        # The second form would find what the first has computed.
+        # Otherwise the second form would find the first one's results.
         "--no-enable-prefix-caching",
         "--mm-processor-cache-gb=0",
         f"--kv-cache-memory-bytes={96 << 20}",

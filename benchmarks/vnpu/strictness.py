@@ -92,7 +92,7 @@ def _take_turns(options: dict[str, Any], counted: Path) -> list[Batches]:
         found = []
         for number in range(options["repetitions"] + 1):
             calls = _calls(counted)
-            # Whoever is first in a turn is second in the next.
+            # The order alternates from turn to turn.
             if number % 2 == 0:
                 ours, baseline = strict.ask(None), lenient.ask(None)
             else:

@@ -87,7 +87,7 @@ def test_saving_a_loaded_model_gives_the_same_weights(directory: Path, tmp_path:
             assert torch.equal(shipped.get_tensor(name), saved.get_tensor(name)), name
 
 
-def test_tokenizer_gives_back_every_held_out_file(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tokenizer_restores_every_held_out_file(tokenizer: PreTrainedTokenizerFast) -> None:
     for file in held_out_files():
         tokens = tokenizer(file.text, verbose=False)["input_ids"]
         assert tokens[0] == tokenizer.bos_token_id
@@ -97,7 +97,7 @@ def test_tokenizer_gives_back_every_held_out_file(tokenizer: PreTrainedTokenizer
 @pytest.mark.parametrize(
     "text", ["", " ", "\n\n\t x\r\n", "naïve → 日本語 🎉", "</ s>", "0123 _x1"]
 )
-def test_tokenizer_gives_back_any_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_tokenizer_restores_any_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"][1:]) == text
 
 
@@ -189,7 +189,7 @@ def test_experts_share_the_held_out_tokens(
     ("target", "card"),
     [("tiny_deepseek", "tiny_deepseek/MTP.md"), ("tiny_llama", "tiny_llama_eagle3/README.md")],
 )
-def test_a_draft_model_foresees_held_out_text_as_its_card_says(target: str, card: str) -> None:
+def test_a_draft_model_predicts_held_out_text_as_its_card_says(target: str, card: str) -> None:
     [stated] = re.findall(r"by position \| (.*) \|", (CHECKPOINTS / card).read_text())
     model = AutoModelForCausalLM.from_pretrained(
         CHECKPOINTS / target, dtype=torch.float32, attn_implementation="eager"

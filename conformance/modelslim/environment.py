@@ -15,7 +15,7 @@ import wheel_cache
 from progress import Steps
 
 VERSION = "26.1.0"
-# The newest that this version of ModelSlim is made for.
+# The newest release that this version of ModelSlim supports.
 TRANSFORMERS_VERSION = "4.51.3"
 INSTALL_LIMIT_S = 1800.0
 NUM_STEPS = 2

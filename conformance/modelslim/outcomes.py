@@ -9,8 +9,8 @@ from recipes import Recipe
 
 from versions import stamp
 
-# What is compared, and how near perplexity may come to that of bf16 where the tool's own rounding
-# costs more than the goal.
+# Compared types, and the maximum perplexity relative to bf16 where the tool's own rounding costs
+# more than the goal.
 NUM_PROMPTS, NUM_TOKENS = 8, 16
 SCORED_TOKENS = 8192
 NEAR_DEFINITION = 0.002

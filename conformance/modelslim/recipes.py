@@ -28,7 +28,7 @@ WEIGHT_ONLY_GROUPS = {
 
 
 def linear(qconfig: Step, include: str = "*", *exclude: str) -> Step:
-    # Heads stay floats in every recipe that ModelSlim ships, and kv_b_proj where it is attention's.
+    # Heads stay floats in every shipped recipe of ModelSlim, and so does attention's kv_b_proj.
     left_out = ["lm_head", *exclude, *(["*kv_b_proj"] if include == "*self_attn*" else [])]
     return {"type": "linear_quant", "qconfig": qconfig, "include": [include], "exclude": left_out}
 
@@ -111,7 +111,7 @@ RECIPES = (
             ),
         ),
     ),
-    # The inputs of down_proj have outliers, for which minmax widens.
+    # The inputs of down_proj have outliers, for which minmax widens the range.
     Recipe(
         "static, down_proj dynamic", *TINY_LLAMA,
         (SMOOTH, group(linear(STATIC, "*", "*down_proj"), linear(DYNAMIC, "*down_proj"))),

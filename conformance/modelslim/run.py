@@ -49,7 +49,7 @@ PIECE, PIECES = 1500, 16
 WINDOW = 512  # of scored tokens
 # Of all tokens: an expert that is chosen by a hair is another one in 16 bits.
 WRONG_AT_MOST = 0.03
-# The most that perplexity may be over that of bf16.
+# Maximum perplexity relative to bf16.
 AT_MOST = {"dynamic": 1.01, "static": 1.02, "weights": 1.01}
 
 

@@ -26,7 +26,7 @@ SUITE = Suite(
     # Some tests read torch_npu's warnings, which `vnpu run` turns off.
     environment={"MASTER_ADDR": "127.0.0.1", "TORCH_NPU_WARNING_DISABLE": "0"},
     plugins=("ranks_from_a_server",),
-    # Tests of collectives start their ranks anew for each shape.
+    # Tests of collectives start their ranks again for each shape.
     test_limit=900,
     file_limit=3600.0,
 )

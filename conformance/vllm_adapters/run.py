@@ -46,7 +46,7 @@ SUITE = vllm_suite(
     # A file that reads a hub while it is imported leaves the others of its process theirs.
     arguments=(
         "--continue-on-collection-errors",
-        # These wait for a GPU of Ray's, of which there is none, up to each limit.
+        # These wait for a GPU of Ray's, which does not exist, until each limit.
         *(f"--deselect=tests/distributed/{test}" for test in BY_RAY),
     ),
 )

@@ -68,7 +68,7 @@ def test_two_results_are_compared_row_by_row(tmp_path: Path):
     assert "+25.0%" in done.stdout
 
 
-def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path):
+def test_an_invalid_result_file_is_refused_by_name(tmp_path: Path):
     (tmp_path / "b.json").write_text("{}")
     done = run("compare.py", write(tmp_path / "a.json", 1.0), tmp_path / "b.json")
     assert done.returncode == 2

@@ -48,7 +48,7 @@ def test_the_library_exports_both_phases(shown: tuple[str, str]) -> None:
     assert f"\0aclnn{name}\0".encode() in exported
 
 
-def test_its_row_is_its_place_in_coverage(shown: tuple[str, str]) -> None:
+def test_its_row_appears_in_coverage(shown: tuple[str, str]) -> None:
     name, code = shown
     (operator,) = (operator for operator in operators() if operator.name == name)
     assert operator.exported and operator.asked and operator.priced

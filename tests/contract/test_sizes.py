@@ -88,7 +88,7 @@ def test_functions_are_short() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_is_too_long_is_told() -> None:
+def test_long_functions_are_reported() -> None:
     assert len(problems({"a": 61}, FUNCTION_LINES, {})) == 1
     assert len(problems({"a": 80}, FUNCTION_LINES, {"a": 70})) == 1
     assert not problems({"a": 70}, FUNCTION_LINES, {"a": 70})

@@ -135,7 +135,7 @@ def test_cases_are_chosen_by_their_marks_and_the_others_listed(
 
 
 @AT_NIGHT
-def test_a_group_that_there_is_not_ends_the_run(tmp_path: Path):
+def test_an_unknown_group_ends_the_run(tmp_path: Path):
     done = run_pytest(tmp_path, KINDS_OF_CASES.replace("hosts", "hots"))
     assert done.returncode != 0
     assert "nightly('hots',) names no group; there are planning, hosts" in done.stderr + done.stdout

@@ -73,7 +73,7 @@ def wheel(path: Path, **modules: str) -> Path:
         ("Runner.sample", "kernel", "its body is another"),
     ],
 )
-def test_what_has_become_of_a_name_is_told(
+def test_a_changed_name_is_reported(
     comparison: ModuleType, tmp_path: Path, name: str, kind: str, expected: str | None
 ):
     old = comparison.Wheel(wheel(tmp_path / "old.whl", runner=BEFORE))

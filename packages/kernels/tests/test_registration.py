@@ -72,7 +72,7 @@ def test_stages_keep_their_place_in_torch_npus_queue(queue: str) -> None:
     assert done.stdout.endswith("equal\n"), done.stderr
 
 
-def test_what_the_device_refuses_names_stage_operator_and_reason() -> None:
+def test_a_refusal_of_the_device_names_stage_operator_and_reason() -> None:
     x = torch.ones(2, 8, dtype=torch.int64).npu()
     with pytest.raises(
         RuntimeError, match=r"rms_norm: aclnnRmsNorm.*returned \d+: .*bfloat16; got Long"

@@ -69,7 +69,7 @@ def test_the_virtual_device_computes_in_float32_by_default(
     assert local_engine._default_dtype() == dtype
 
 
-def test_a_path_without_a_model_is_told_in_one_line(tmp_path: Path):
+def test_a_path_without_a_model_is_reported_in_one_line(tmp_path: Path):
     with pytest.raises(ModelFileError, match=r"no readable config\.json"):
         host_estimate.size_of(tmp_path)
     for command in ("generate", "compare"):

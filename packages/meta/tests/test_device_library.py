@@ -43,7 +43,7 @@ def test_an_interactive_session_gets_an_exception_it_can_survive(run_without_dev
     assert "vnpu run --" in done.stderr
 
 
-def test_a_runtime_library_that_does_not_load_is_told_from_a_missing_one(
+def test_a_library_that_does_not_load_is_distinguished_from_a_missing_one(
     run_without_device, tmp_path: Path
 ):
     (tmp_path / "libascendcl.so").write_bytes(b"")

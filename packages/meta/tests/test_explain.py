@@ -71,7 +71,7 @@ def test_a_server_s_counts_are_read_from_its_metrics(serve: Callable[[str], str]
         assert acceptance(text) is None
 
 
-def test_accepted_drafts_are_told_by_position(
+def test_accepted_drafts_are_reported_by_position(
     serve: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ):
     assert main(["explain", serve(SPECULATING)]) == 0
@@ -85,7 +85,7 @@ def test_accepted_drafts_are_told_by_position(
     assert json.loads(capsys.readouterr().out)["drafts"]["by_position"] == [60, 30]
 
 
-def test_a_server_that_counts_none_is_told_from_what_is_no_server(
+def test_a_server_without_counts_is_distinguished_from_another_program(
     serve: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ):
     assert main(["explain", serve("vllm:num_requests_running 1.0\n")]) == 1
@@ -123,7 +123,7 @@ def test_reasons_of_a_server_come_with_what_would_change_them(serve: Callable[[s
     assert "dbo.decode = true" in done.stdout
 
 
-def test_a_step_is_explained_for_an_engine_of_more_devices_than_there_are_here(
+def test_a_step_is_explained_for_an_engine_with_more_devices_than_this_host(
     run_without_device,
 ):
     step = (str(MODEL), "--tokens", "200", "100", "--json", "--")
@@ -153,7 +153,7 @@ def test_a_wrong_option_of_the_engine_is_named():
     assert "Traceback" not in done.stderr
 
 
-def test_what_other_schedules_would_have_cost_is_told():
+def test_times_of_other_schedules_are_printed():
     told = explain._told_durations({"split, fused": 8.0, "whole, all_gather": 10.0})
     assert told == "split, fused: 8.0 ms; whole, all_gather: 10.0 ms (+25%)"
     assert not explain._told_durations({})

@@ -83,7 +83,7 @@ def test_a_gguf_file_becomes_a_checkpoint_once(model: tuple[Path, dict[str, np.n
     assert (directory / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_file_that_transformers_does_not_read_is_told(
+def test_a_file_unsupported_by_transformers_is_reported(
     model: tuple[Path, dict[str, np.ndarray]],
 ):
     path, _ = model

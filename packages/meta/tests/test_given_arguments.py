@@ -16,7 +16,7 @@ CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 LIMIT_S = 60
 
 
-def test_every_option_of_vllm_is_taken() -> None:
+def test_every_option_of_vllm_is_accepted() -> None:
     options = [each for action in _parser()._actions for each in action.option_strings]
     assert len(options) > 200
     assert unknown_option(options) is None
@@ -36,12 +36,12 @@ def test_every_option_of_vllm_is_taken() -> None:
         ("--compilation-confg.mode=0", "--compilation-config"),
     ],
 )
-def test_an_option_that_vllm_does_not_have_is_refused(option: str, nearest: str) -> None:
+def test_an_unknown_option_is_refused(option: str, nearest: str) -> None:
     said = unknown_option(["--max-model-len=4", option])
     assert said is not None and said.endswith(f"Did you mean {nearest}?")
 
 
-def test_a_path_at_which_nothing_is_is_refused_and_a_name_of_the_hub_is_not() -> None:
+def test_a_nonexistent_path_is_refused_and_a_hub_name_is_not() -> None:
     nearest = CHECKPOINTS / "tiny_llama"
     for spoken in (CHECKPOINTS / "tiny_lama", f"{CHECKPOINTS}/tiny_lama/"):
         said = missing_directory(str(spoken))

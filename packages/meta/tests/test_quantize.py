@@ -18,9 +18,7 @@ MODULE = "vllm_davinci.meta"
 COMMAND = ("-m", MODULE)
 
 
-def test_a_checkpoint_is_quantized_and_looked_at_without_a_device(
-    run_without_device, tmp_path: Path
-):
+def test_a_checkpoint_is_quantized_and_checked_without_a_device(run_without_device, tmp_path: Path):
     source, made = tmp_path / "source", tmp_path / "made"
     source.mkdir()
     tensors = {"model.layers.0.mlp.down_proj.weight": torch.randn(8, 16)}
@@ -92,7 +90,9 @@ def test_a_budget_is_a_percentage(given: str, share: float):
 
 
 @pytest.mark.parametrize("given", ["-1%", "much", "nan", ""])
-def test_a_budget_that_is_no_percentage_is_refused(given: str, capsys: pytest.CaptureFixture[str]):
+def test_a_budget_that_is_not_a_percentage_is_refused(
+    given: str, capsys: pytest.CaptureFixture[str]
+):
     parser = argparse.ArgumentParser()
     quantize.add_arguments(parser)
     with pytest.raises(SystemExit):

@@ -45,7 +45,7 @@ def test_the_table_can_leave_out_defaults():
     assert "enable_weight_nz_layout" not in done.stdout
 
 
-def test_an_engine_that_cannot_be_is_answered_with_the_reason():
+def test_an_impossible_engine_is_answered_with_the_reason():
     option = '--additional-config={"gate_eplb": true}'
     done = run_command(MODULE, "config", str(MODEL), "--", option)
     assert done.status == 1

@@ -42,7 +42,7 @@ def test_an_engine_s_command_says_what_it_does_and_is_interrupted_quietly(
         (["bench", "throughput", "--model=/nothing"], "vllm bench throughput: error: there is no"),
     ],
 )
-def test_a_path_at_which_nothing_is_ends_before_the_import(
+def test_a_nonexistent_path_ends_before_the_import(
     command: list[str], said: str, run_without_device, vllm: str
 ):
     done = run_without_device(vllm, *command)

@@ -41,7 +41,7 @@ class Model(torch.nn.Module):
         return x
 
 
-def test_results_equal_the_forwards_one_after_the_other(run: Interleave) -> None:
+def test_results_equal_serial_forwards(run: Interleave) -> None:
     model = Model()
     parts = [torch.randn(n, 16).to(DEVICE) for n in (5, 9, 1)]
     with torch.inference_mode():
@@ -177,7 +177,7 @@ def test_a_run_inside_a_run_is_an_error(run: Interleave) -> None:
         run.run([lambda: run.run([lambda: 1])])
 
 
-def test_the_collective_runs_on_the_communication_stream_and_the_rest_does_not() -> None:
+def test_only_the_collective_runs_on_the_communication_stream() -> None:
     pool = StreamPool()
     run = Interleave(pool)
     compute = pool.device.current_stream()

@@ -97,7 +97,7 @@ def test_the_first_error_is_raised_and_all_are_unwound_when_unwinding_fails_too(
     assert run.num_switches == 2
 
 
-def test_a_part_that_is_unwound_is_shown_and_lets_no_other_go_on(run: Interleave) -> None:
+def test_an_unwound_part_is_reported_and_resumes_no_other(run: Interleave) -> None:
     seen: list[str] = []
     running: list[int] = []
 
@@ -159,7 +159,7 @@ def test_an_error_in_an_exchange_leaves_the_next_run_as_it_was(run: Interleave) 
     assert run.num_switches == 2
 
 
-def test_a_second_exchange_goes_in_front_of_the_others_next_collective() -> None:
+def test_a_second_exchange_comes_before_the_others_next_collective() -> None:
     pool = StreamPool()
     running: list[int] = []
     run = Interleave(pool)
@@ -204,7 +204,7 @@ def test_a_second_exchange_goes_in_front_of_the_others_next_collective() -> None
     assert (run.num_switches, run.num_unswitched) == (4, 0)
 
 
-def test_a_second_exchange_is_not_left_out_when_nobody_else_communicates(run: Interleave) -> None:
+def test_a_second_exchange_runs_even_if_no_other_part_communicates(run: Interleave) -> None:
     seen: list[str] = []
 
     def first() -> int:
@@ -235,7 +235,7 @@ def test_an_error_around_a_second_exchange_leaves_nothing(run: Interleave, faili
     assert moved[-1:] != ["move"]
 
 
-def test_a_deferred_collective_gives_nobody_else_a_turn(run: Interleave) -> None:
+def test_a_deferred_collective_yields_to_no_other_part(run: Interleave) -> None:
     seen: list[str] = []
 
     def forward() -> None:

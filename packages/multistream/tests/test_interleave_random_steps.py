@@ -202,7 +202,7 @@ def random_input(rows: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("ubatches", [2, 3])
 @pytest.mark.parametrize("seed", range(8))
-def test_ubatches_in_turn_are_the_same_ones_after_each_other(seed: int, ubatches: int) -> None:
+def test_interleaved_ubatches_equal_serial_ones(seed: int, ubatches: int) -> None:
     chosen = random.Random(seed)
     operations = [chosen.choice(OPERATIONS) for _ in range(LAYERS)]
     if seed == 0:
@@ -226,7 +226,7 @@ def test_ubatches_in_turn_are_the_same_ones_after_each_other(seed: int, ubatches
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the host has no graphs")
 @pytest.mark.parametrize("seed", range(3))
-def test_a_graph_of_ubatches_in_turn_replays_with_other_numbers(seed: int) -> None:
+def test_a_graph_of_interleaved_ubatches_replays_with_other_numbers(seed: int) -> None:
     chosen = random.Random(seed)
     operations = [chosen.choice(CAPTURABLE) for _ in range(LAYERS)]
     model = Model.make()

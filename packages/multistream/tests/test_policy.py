@@ -66,7 +66,7 @@ def test_costs_are_interpolated_between_their_sizes(tokens: int, gains: bool) ->
     assert COSTS.gains(tokens) is gains
 
 
-def test_ways_are_interpolated_before_the_fastest_is_found() -> None:
+def test_methods_are_interpolated_before_the_fastest_is_found() -> None:
     # The faster split method takes 6 at 512 and 7 at 1024; between these sizes both take longer.
     costs = StepCosts(
         [512, 1024], whole={"one": [5.0, 7.4]}, split={"one": [6.0, 9.0], "other": [7.0, 7.0]}
@@ -91,12 +91,12 @@ def test_each_step_has_the_first_share_of_its_size() -> None:
 
 
 @pytest.mark.parametrize("shares", [[0.5], [0.5, 1.0]])
-def test_first_shares_that_are_none_are_refused(shares: list[float]) -> None:
+def test_invalid_first_shares_are_refused(shares: list[float]) -> None:
     with pytest.raises(CostsError, match="a first share per size, between 0 and 1"):
         StepCosts([256, 1024], {"only": [9.0, 9.0]}, {"only": [8.0, 8.0]}, shares)
 
 
-def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
+def test_costs_cover_the_methods_that_the_engine_can_use(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     by_method = {"whole": {"one": 4, "other": 9}, "split": {"one": 5, "other": 3}}
     file.write_text(
@@ -117,7 +117,7 @@ def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
         ('{"steps": [{"tokens": 1, "whole": 1, "split": 0}]}', "above 0"),
     ],
 )
-def test_a_file_that_holds_no_costs_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_without_costs_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "costs.json"
     file.write_text(text)
     with pytest.raises(CostsError, match=message):

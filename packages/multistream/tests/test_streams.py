@@ -36,7 +36,7 @@ def test_a_collective_waits_for_its_ubatch_which_waits_for_it_as_late_as_possibl
 
 
 @pytest.mark.parametrize("on", ["communication", "exchange"])
-def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(device, on: Any):
+def test_after_a_failed_launch_the_main_stream_waits_for_what_it_began(device, on: Any):
     def begins_and_fails() -> None:
         device.work("half a sum")
         fails()
@@ -52,7 +52,7 @@ def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(devic
     assert device.current_stream() is device.main
 
 
-def test_rows_of_known_number_wait_for_their_own_ubatch_alone(device):
+def test_rows_of_known_number_wait_only_for_their_own_ubatch(device):
     def part(name: str) -> None:
         device.work(f"choice {name}")
         communicate(
@@ -73,7 +73,7 @@ def test_rows_of_known_number_wait_for_their_own_ubatch_alone(device):
 
 
 @pytest.mark.parametrize("fails_in", ["counts", "rows"])
-def test_a_failed_exchange_of_rows_leaves_the_main_stream_behind_what_it_began(device, fails_in):
+def test_after_a_failed_exchange_of_rows_the_main_stream_waits_for_it(device, fails_in):
     def counts() -> None:
         device.work("counts")
         if fails_in == "counts":
@@ -131,7 +131,7 @@ def test_events_are_used_again_in_the_next_step(device):
     assert events.allocated == 3
 
 
-def test_new_streams_are_told_of_once_by_role(device):
+def test_new_streams_are_reported_once_by_role(device):
     told: list[tuple[Role, object]] = []
     pool = StreamPool(device, lambda role, stream: told.append((role, stream)))
     streams = [pool.stream(role) for role in (Role.COPY, Role.COMPUTE, Role.COPY, Role.VECTOR)]

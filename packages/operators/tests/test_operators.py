@@ -64,7 +64,7 @@ def test_rotations_turn_pairs_by_their_angle() -> None:
     torch.testing.assert_close(torch.complex(first, second), numbers)
 
 
-def test_integers_stand_for_their_rows() -> None:
+def test_integers_represent_their_rows() -> None:
     x = normal(5, 32)
     integers, scales = dynamic_quant(x)
     assert integers.dtype == torch.int8

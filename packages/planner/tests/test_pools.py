@@ -45,7 +45,7 @@ def test_each_pool_has_as_many_engines_as_its_tokens_need():
     assert pools.transfer_bytes_per_second == 3_000_000
 
 
-def test_engines_that_rest_are_more():
+def test_lower_utilization_needs_more_engines():
     pools = plan(PREFILL, DECODE, Load(30, 1000, 101, 0.75))
     assert (pools.prefill.engines, pools.decode.engines) == (4, 8)
     assert pools.decode.busy == pytest.approx(0.75)
@@ -67,13 +67,13 @@ def test_data_parallel_ranks_are_one_engine():
         (PREFILL, report(([500], 5)), "--decode report has no decode step"),
     ],
 )
-def test_a_report_without_such_steps_is_refused(prefill, decode, message):
+def test_a_report_without_the_needed_steps_is_refused(prefill, decode, message):
     with pytest.raises(DryRunError, match=message):
         plan(prefill, decode, Load(1, 1000, 10, 1.0))
 
 
 @pytest.mark.parametrize("change", [(0, 1, 1, 1), (1, -1, 1, 1), (1, 1, 1, 1.5), (1, 1, 1, 0)])
-def test_a_load_that_is_none_is_refused(change):
+def test_an_invalid_load_is_refused(change):
     with pytest.raises(DryRunError, match=r"is not valid\. Expected a number above 0"):
         Load(*change)
 

@@ -27,7 +27,7 @@ from vllm_davinci.verify.settings import FILE, Settings, open_directory, setting
         (["--fit", "/nowhere"], "--fit needs --chip NAME and --output FILE.toml"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
+def test_impossible_options_are_refused(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["verify", "--directory", str(tmp_path / "run"), *options]) == 2

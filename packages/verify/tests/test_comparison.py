@@ -54,7 +54,7 @@ def test_errors_differ_where_only_one_keeps_its_bound() -> None:
     assert not names(error("failed", False, "status 1"), error("failed", False, "status 1"))
 
 
-def test_what_one_report_lacks_is_told_once_for_a_whole_part() -> None:
+def test_missing_findings_are_reported_once_for_a_whole_part() -> None:
     one = report(Finding("part/a", 1), Finding("part/b", 2))
     [found] = differences(one, report(Finding("part/a", 1)))
     assert (found.name, found.one, found.other) == ("part/b", 2, ABSENT)

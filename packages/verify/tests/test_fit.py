@@ -77,7 +77,7 @@ def test_a_rate_above_the_stated_peak_becomes_the_peak(tmp_path: Path) -> None:
         (report_of(), "ascend910", "its figures are not known"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(report: dict[str, Any], chip: str, said: str) -> None:
+def test_missing_figures_are_refused(report: dict[str, Any], chip: str, said: str) -> None:
     with pytest.raises(VerificationError, match=said):
         fit(report, chip)
 

@@ -8,7 +8,7 @@ from vllm_davinci.verify.finding import Finding
 from vllm_davinci.verify.journal import Journal
 
 
-def test_what_was_found_is_there_for_the_next_process(tmp_path: Path) -> None:
+def test_findings_are_stored_for_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "part.jsonl"
     first = Journal(path)
     first.begin("one")
@@ -24,7 +24,7 @@ def test_what_was_found_is_there_for_the_next_process(tmp_path: Path) -> None:
     assert third.seconds == 2.5
 
 
-def test_a_torn_last_line_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "part.jsonl"
     Journal(path).end("one", [Finding("one", 3)], 1.0)
     with path.open("a", encoding="utf-8") as file:

@@ -55,7 +55,7 @@ os._exit(0)
     assert "in <module>" in call.site
 
 
-def test_a_question_what_an_operator_takes_is_no_refused_call(tmp_path: Path):
+def test_a_probe_is_not_a_refused_call(tmp_path: Path):
     program = f"def refusal_of():\n{indent(CALLS, '    ')}\nrefusal_of()"
     done = run_to_exit(program, VirtualDeviceConfig(refusals=tmp_path))
     assert done.status == 0, done.stderr

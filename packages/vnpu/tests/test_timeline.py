@@ -147,7 +147,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> 
     assert f"VNPU_TRACE='{missing}'" in done.stderr
 
 
-def test_what_is_no_trace_is_named(tmp_path: pathlib.Path) -> None:
+def test_an_invalid_trace_is_named(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "other.json"
     file.write_text('{"a": 1}\n{"b": 2}\n')
     with pytest.raises(TraceError, match=r"other\.json, line 1"):

@@ -42,7 +42,7 @@ def test_integers_are_those_of_the_definition(rows: int, columns: int, seed: int
         assert torch.equal(ours, defined)
 
 
-def test_numbers_that_are_none_stay_none_and_zeros_have_a_scale() -> None:
+def test_nan_stays_nan_and_zeros_have_a_scale() -> None:
     stored = torch.tensor([[0x7F, 0xFF, 0x01, 0x80], [0, 0, 0, 0]], dtype=torch.uint8)
     weight, scale = stored.view(torch.float8_e4m3fn), torch.tensor([[2.0]])
     for dtype in (torch.bfloat16, torch.float32):
@@ -55,7 +55,7 @@ def test_numbers_that_are_none_stay_none_and_zeros_have_a_scale() -> None:
     assert not integers[1].any()
 
 
-def test_memory_is_taken_of_a_spare_tensor_that_nobody_else_has() -> None:
+def test_memory_of_an_unused_spare_tensor_is_taken() -> None:
     weight, scale = weight_and_scale(40, 48, 0)
     plain = ops.block_fp8_floats(weight, scale, BLOCK_ROWS, BLOCK_COLUMNS, torch.bfloat16, [])
     small, held, free = (torch.zeros(40 * size * 48, dtype=torch.int8) for size in (1, 2, 3))
@@ -72,7 +72,7 @@ def test_memory_is_taken_of_a_spare_tensor_that_nobody_else_has() -> None:
     assert other.data_ptr() not in {spare.data_ptr() for spare in spares}
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_are_refused() -> None:
     weight, scale = torch.zeros(16, 24).to(torch.float8_e4m3fn), torch.ones(2, 1)
     with pytest.raises(TypeError, match="give float8_e4m3fn and float32"):
         ops.block_fp8_integers(weight.float(), scale, 8, 24, [])

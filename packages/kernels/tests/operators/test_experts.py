@@ -235,7 +235,7 @@ def test_routing_and_int8_experts_equal_their_composition(
     near_integers(found, operators.routed_experts_w8a8(x, logits, bias, *weights, *rule))
 
 
-def test_a_broken_token_spoils_no_other() -> None:
+def test_a_nan_token_affects_no_other() -> None:
     x = normal(0, torch.float32, 6, HIDDEN)
     gate_up, down = weights(torch.float32, EXPERTS)
     logits = normal(5, torch.float32, 6, EXPERTS)

@@ -84,7 +84,7 @@ print("equal")
 
 
 @pytest.mark.parametrize("schedule", ["threads", pytest.param("fuzz:1", marks=THOROUGH)])
-def test_weights_may_lie_in_the_matrix_units_own_order(schedule: str) -> None:
+def test_weights_may_be_in_the_nz_layout(schedule: str) -> None:
     """Runs on a chip for which torch_npu converts weights through aclnn."""
     chip = VirtualDeviceConfig(soc="Ascend950PR_9599", races="raise", schedule=schedule)
     assert programs.output_of(TILES, chip)[-1] == "equal"
@@ -184,7 +184,7 @@ def test_shapes_under_fake_tensors_are_those_of_the_device(num_decode_tokens: in
         (True, {10: "shorter"}, ValueError, r"q_b_scale of sizes \[383\].*\[384\]"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(
+def test_mismatched_arguments_of_w8a8_are_refused(
     is_dynamic: bool,
     changed: dict[int, str | None],
     error: type[Exception],

@@ -170,7 +170,7 @@ def test_decode_attention_equals_its_composition(dtype: torch.dtype, query_lens:
     )
 
 
-def test_weights_that_do_not_belong_together_are_refused() -> None:
+def test_mismatched_weights_are_refused() -> None:
     block = Block(torch.float32, 48, 4)
     wrong = block.arguments()
     wrong[1] = block.a_weight[:, :-1]

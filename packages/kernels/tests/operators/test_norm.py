@@ -113,7 +113,7 @@ for outputs in (
 
 
 @pytest.mark.parametrize("chip", ["Ascend910B3", "Ascend910_9391"])
-def test_chips_normalize_no_rows(chip: str) -> None:
+def test_norms_of_no_rows_launch_nothing(chip: str) -> None:
     """aclnnAddRmsNorm refuses empty tensors."""
     rows, integers = "(0, 64) torch.bfloat16", "(0, 64) torch.int8"
     assert output_of(NO_ROWS, VNPU_SOC=chip) == [
@@ -124,7 +124,7 @@ def test_chips_normalize_no_rows(chip: str) -> None:
     ]
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
+def test_mismatched_sizes_are_refused() -> None:
     x = torch.ones(3, 8).npu()
     with pytest.raises(ValueError, match=r"\[3, 8\].*\[7\].*one entry per entry"):
         ops.rms_norm(x, torch.ones(7).npu(), EPSILON)

@@ -20,7 +20,7 @@ MAX_POSITION = 64
     sizes=st.sampled_from([(64, 64), (64, 32), (128, 128)]),
     seed=st.integers(0, 99),
 )
-def test_query_and_key_turn_by_their_position(
+def test_query_and_key_rotate_by_their_position(
     dtype: torch.dtype,
     is_neox_style: bool,
     num_tokens: int,
@@ -51,7 +51,7 @@ def test_query_and_key_turn_by_their_position(
         torch.testing.assert_close(ours.cpu(), definition, rtol=limit, atol=limit)
 
 
-def test_rows_that_hold_no_whole_head_are_refused() -> None:
+def test_rows_without_a_whole_head_are_refused() -> None:
     positions, rows, table = torch.arange(2).npu(), torch.ones(2, 96).npu(), torch.ones(4, 64).npu()
     with pytest.raises(ValueError, match="do not hold heads of 64"):
         ops.rotary_embedding(positions, rows, rows, table, 64, True)

@@ -46,7 +46,7 @@ REPORT = {
 }
 
 
-def test_figures_are_of_steps_with_prompts_and_of_steps_without() -> None:
+def test_figures_cover_steps_with_and_without_prompts() -> None:
     found = outcome_of(NAME, REPORT)
     assert found.reason is None
     assert (found.ranks, found.cache_tokens) == (16, 7000)
@@ -65,7 +65,7 @@ def test_figures_are_of_steps_with_prompts_and_of_steps_without() -> None:
         ("x" * 500, "x" * 400 + "..."),
     ],
 )
-def test_a_reason_is_the_last_word(log: str, reason: str) -> None:
+def test_a_reason_is_the_last_message(log: str, reason: str) -> None:
     assert reason_of(log) == reason
 
 
@@ -79,14 +79,14 @@ def test_a_reason_is_the_last_word(log: str, reason: str) -> None:
         ("sinks", None, False),  # it starts now, contrary to the row
     ],
 )
-def test_a_row_says_what_is_to_come_of_it(
+def test_a_row_states_the_expected_outcome(
     refused: str, reason: str | None, is_expected: bool
 ) -> None:
     row = dataclasses.replace(all_deployments()[NAME], refused=refused)
     assert Outcome(NAME, reason).is_expected(row) == is_expected
 
 
-def test_a_run_that_is_not_as_the_table_says_fails(
+def test_a_run_that_contradicts_the_table_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Uses existing outcomes, so that nothing runs."""
@@ -172,7 +172,7 @@ def test_wrong_commands_say_what_to_change(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean --model some/model?" in capsys.readouterr().err
 
 
-def test_limits_of_time_grow_with_the_work_and_with_what_else_runs(
+def test_time_limits_grow_with_the_work_and_the_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for load, factor in ((0.0, 1), (4.0, 2)):

@@ -91,7 +91,7 @@ def test_packed_experts_have_headers_and_no_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_blocks < 200_000  # of 512 bytes
 
 
-def test_a_name_that_is_not_there_names_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(DeploymentError, match="Did you mean 'deepseek-r1-a3-dp4-tp4'"):
         deployment("deepseek-r1-a3-dp4tp4")
 
@@ -138,9 +138,7 @@ def test_a_row_of_its_own_is_read(folder: Path) -> None:
         ({"more": "options = ''\nhost = 2"}, r"has \['host'\] that is not known"),
     ],
 )
-def test_a_row_that_is_wrong_says_what_is(
-    folder: Path, change: dict[str, str], message: str
-) -> None:
+def test_a_wrong_row_names_its_mistake(folder: Path, change: dict[str, str], message: str) -> None:
     (folder / "own.toml").write_text(ROW.format(**{**GOOD, **change}))
     with pytest.raises(DeploymentError, match=message):
         all_deployments()

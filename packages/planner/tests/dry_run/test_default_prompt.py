@@ -32,6 +32,6 @@ def test_a_prompt_and_its_output_fit_into_the_context(
     assert fitting_prompt(str(tmp_path), given, (2, 4)) == expected
 
 
-def test_a_model_that_is_not_there_is_for_others_to_refuse(tmp_path: Path) -> None:
+def test_a_missing_model_is_left_to_other_checks(tmp_path: Path) -> None:
     assert fitting_prompt(str(tmp_path / "none"), [], (4,)) == 1024
     assert fitting_prompt(None, [], (4,)) == 1024

@@ -64,11 +64,11 @@ def test_the_gain_is_tokens_by_time(asked: list[list[str]]):
     assert "2.30 tokens" in told(report)
 
 
-def test_drafts_that_do_not_pay_are_told(asked: list[list[str]]):
+def test_drafts_that_do_not_pay_are_reported(asked: list[list[str]]):
     assert "Drafts pay for none" in told(measure(options(acceptance=(0.2, 0.1)), ASKED))
 
 
-def test_requests_end_in_groups_of_which_each_size_is_left(asked: list[list[str]]):
+def test_requests_end_in_groups_that_leave_each_size(asked: list[list[str]]):
     measure(options(), ["--max-num-batched-tokens=200", *ASKED])
     outputs = next(each for each in asked[0] if each.startswith("--output-tokens="))
     lengths = [int(number) for number in outputs.partition("=")[2].split(",")]
@@ -86,7 +86,7 @@ def test_requests_end_in_groups_of_which_each_size_is_left(asked: list[list[str]
         ((0.5, -0.1), "expected rates from 0 to 1"),
     ],
 )
-def test_rates_that_mean_nothing_are_refused(rates: tuple[float, ...], said: str):
+def test_invalid_rates_are_refused(rates: tuple[float, ...], said: str):
     assert said in str(check_acceptance(rates, 2))
     with pytest.raises(DryRunError, match=said):
         measure(options(acceptance=rates), ASKED)

@@ -26,7 +26,7 @@ def arguments_of(*given: str) -> PhantomEngineArgs:
     )
 
 
-def test_a_published_command_is_taken_and_what_does_nothing_is_named(
+def test_a_published_command_is_accepted_and_options_without_effect_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = arguments_of(*PUBLISHED.split())
@@ -46,7 +46,7 @@ def test_a_published_command_is_taken_and_what_does_nothing_is_named(
     )
 
 
-def test_options_of_a_front_end_do_something_where_there_is_one(
+def test_front_end_options_have_an_effect_with_a_front_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--port=8006", "--host=::", "--reasoning-parser=qwen3"]

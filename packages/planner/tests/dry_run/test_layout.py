@@ -32,7 +32,7 @@ def test_layers_of_recorded_loads_wait_for_their_busiest_ranks(tmp_path: Path) -
         ("[[0, 0]]", "all loads are zero"),
     ],
 )
-def test_what_are_no_loads_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+def test_invalid_loads_are_refused(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "loads.json"
     if text is not None:
         file.write_text(text)

@@ -44,7 +44,7 @@ def test_the_interval_has_all_machines_in_it() -> None:
     assert interval_of(Step((1,), report(100), 0.0)) == (100, 100)
 
 
-def test_steps_without_a_mechanism_are_told_with_their_change() -> None:
+def test_steps_without_a_mechanism_are_printed_with_their_change() -> None:
     variants = {"without hardware queues": report(90), "without steps of collectives": report(100)}
     step = Step((1,), report(100), 0.0, variants)
     console = Console(width=100, record=True, file=io.StringIO())

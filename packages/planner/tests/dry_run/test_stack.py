@@ -20,7 +20,7 @@ def step_of(layers: int) -> StepTime:
     return StepTime(requests=8, total_ps=1000 + 37 * layers, busy_ps=200 + 3 * layers)
 
 
-def test_what_further_layers_add_all_of_them_add():
+def test_later_layers_all_add_the_same_time():
     sample = Repetition(fewer=4, more=7, total=94)
     assert sample.of_all(step_of(4), step_of(7)) == step_of(94)
 
@@ -60,7 +60,7 @@ def test_what_is_added_is_a_whole_pattern(is_replayed: bool):
     assert (sample.more - sample.fewer) % 4 == 0 and (sample.total - sample.more) % 4 == 0
 
 
-def test_steps_of_the_host_take_more_layers_than_replayed_ones():
+def test_eager_steps_take_more_layers_than_replayed_ones():
     eager, replayed = (repetition(["layer"] * 94, [30] * 94, CACHE, each) for each in (False, True))
     assert eager is not None and replayed is not None
     assert eager.fewer > replayed.fewer and eager.more - eager.fewer > 3

@@ -79,7 +79,7 @@ def test_where_the_fastest_changes_the_sizes_are_near():
     assert around[after] < 1.5 * around[after - 1]
 
 
-def test_schedules_that_take_the_same_have_sizes_between_everywhere():
+def test_schedules_with_equal_times_have_sizes_between_everywhere():
     found = sizes_between(lambda way, is_split, tokens: tokens)
     around = [256, *found, 1024]
     assert all(b <= 1.5 * a for a, b in itertools.pairwise(around))
@@ -95,7 +95,7 @@ def test_sequence_parallel_begins_where_all_larger_steps_gain(lost: int, first: 
     assert steps == [step_costs._step(explored, size) for size in (128, 256, 512, 1024)]
 
 
-def test_steps_that_cannot_be_split_are_one_schedule_of_each_way():
+def test_indivisible_steps_are_one_schedule_per_method():
     step = step_costs._step(Sharded(0), 256)
     assert len(step_costs._schedules(step)) == len(Method)
 
@@ -144,7 +144,7 @@ def test_each_size_has_its_own_share_cores_and_fetched_bytes():
     }  # fmt: skip
 
 
-def test_what_gains_next_to_nothing_is_not_chosen():
+def test_a_negligible_gain_is_not_chosen():
     explored = Tuned()
     explored.prefill_ps = lambda tokens, schedule: 10**6 - (schedule.first_share is not None)
     found = step_costs.explore(explored, step_costs.SIZES)
@@ -161,9 +161,7 @@ def test_what_gains_next_to_nothing_is_not_chosen():
         ({"model_type": "qwen3_moe"}, False),
     ],
 )
-def test_models_with_latent_attention_may_fetch(
-    described: dict[str, Any], fetches: bool, tmp_path: Path
-):
+def test_models_with_mla_may_prefetch(described: dict[str, Any], fetches: bool, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(described))
     given = ["--max-num-seqs=8", "--enable-prefix-caching"]
     kept, caching, option = step_costs.with_schedules(str(tmp_path), given)

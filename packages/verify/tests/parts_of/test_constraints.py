@@ -33,7 +33,7 @@ def asked(**variables: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_call_is_answered_as_we_believe() -> None:
+def test_every_call_has_the_expected_answer() -> None:
     place, *found = asked(VNPU_SOC="Ascend910B3", VNPU_CANN="8.5")
     assert place["value"] == "A2 8.5, for Ascend910B3 with CANN 8.5"
     assert not [finding["name"] for finding in found if not finding["passed"]]
@@ -42,7 +42,7 @@ def test_every_call_is_answered_as_we_believe() -> None:
     assert len({finding["name"] for finding in found}) == len(found)
 
 
-def test_a_chip_that_takes_everything_is_told_of_call_by_call() -> None:
+def test_a_chip_that_accepts_everything_is_reported_call_by_call() -> None:
     _, *found = asked(VNPU_SOC="Ascend910B3", VNPU_STRICT="0")
     wrong = [finding for finding in found if not finding["passed"]]
     assert len(wrong) > 900 and all(finding["value"] == TAKEN for finding in wrong)
@@ -58,5 +58,5 @@ def test_a_chip_that_takes_everything_is_told_of_call_by_call() -> None:
         ({"A2 8.5": "taken", "A2 9.0": "561002"}, "A2 9.0", "561002"),
     ],
 )
-def test_what_is_believed_may_depend_on_the_release(expected: Any, place: str, answer: str) -> None:
+def test_expected_answers_may_depend_on_the_release(expected: Any, place: str, answer: str) -> None:
     assert constraints.expected_of({"expected": expected}, place) == answer

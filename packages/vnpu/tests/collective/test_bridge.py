@@ -82,7 +82,7 @@ def test_every_collective_has_the_bits_of_one_host(hosts, tmp_path, ranks_per_ho
     assert over_hosts == on_one
 
 
-def test_ranks_of_two_hosts_in_different_collectives_are_told_both(hosts, tmp_path):
+def test_ranks_of_two_hosts_in_different_collectives_get_both(hosts, tmp_path):
     processes, outputs = start_ranks(hosts, 1, MISMATCH, [], tmp_path)
     for text in ended_well(processes, outputs, LIMIT_S):
         assert re.search(
@@ -149,7 +149,7 @@ def test_ranks_of_a_table_meet_without_root_information(hosts, tmp_path):
     assert over_hosts == results(check_ranks(EVERY_COLLECTIVE, 2, "1"))
 
 
-def test_without_an_address_ranks_of_another_host_are_told_what_to_set(hosts, tmp_path):
+def test_without_an_address_ranks_of_another_host_get_the_setting_to_change(hosts, tmp_path):
     processes, outputs = start_ranks(
         hosts, 1, START, [], tmp_path, HCCL_IF_IP="", HCCL_CONNECT_TIMEOUT="20"
     )

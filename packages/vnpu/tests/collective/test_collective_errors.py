@@ -72,7 +72,7 @@ report(lambda: [dist.all_reduce(x) for _ in range(3)])
     ],
     ids=["order", "size", "root", "uneven sizes", "message"],
 )
-def test_ranks_that_disagree_are_told_how(action: str, messages: list[str]) -> None:
+def test_ranks_that_disagree_get_the_difference(action: str, messages: list[str]) -> None:
     ended = run_ranks(
         REPORT
         + f"""
@@ -155,7 +155,7 @@ report(lambda: dist.all_reduce(torch.ones(8).npu()))
     assert "of 2 ranks is incomplete after 2 s: rank 1 did not join" in raised
 
 
-def test_a_time_limit_that_is_no_number_is_an_error() -> None:
+def test_an_invalid_time_limit_is_an_error() -> None:
     ended = run_ranks(
         REPORT + "report(lambda: dist.all_reduce(torch.ones(8).npu()))",
         1,

@@ -105,7 +105,7 @@ def test_two_groups_in_crossed_order_are_a_deadlock(kind: str, schedule: str) ->
         assert named[:4] in (zero + one, one + zero)
 
 
-def test_ranks_that_disagree_are_told_the_lines_of_both() -> None:
+def test_ranks_that_disagree_get_the_lines_of_both() -> None:
     program = (
         TWO_GROUPS
         + """

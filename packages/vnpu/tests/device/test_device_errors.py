@@ -89,7 +89,7 @@ print(acl.aclrtPeekAtLastError(0))
     assert lines == ["True", "0"]
 
 
-def test_a_device_tells_its_newest_error_and_repairs_memory() -> None:
+def test_a_device_returns_its_newest_error_and_repairs_memory() -> None:
     lines = output_of(
         RUNTIME
         + ERRORS
@@ -132,7 +132,7 @@ print(fill(first), acl.aclrtSynchronizeStream(first), acl.aclrtGetErrorVerbose(9
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_tasks_of_a_stream_are_given_up(schedule: str) -> None:
+def test_tasks_of_a_stream_are_abandoned(schedule: str) -> None:
     lines = output_of(
         RUNTIME
         + """

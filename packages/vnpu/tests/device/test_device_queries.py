@@ -63,7 +63,7 @@ print(number.value)
     assert lines == ["207000", "0", str(infinities)]
 
 
-def test_nowhere_to_write_is_an_error() -> None:
+def test_a_missing_output_pointer_is_an_error() -> None:
     """One of CANN's examples calls it."""
     assert output_of_calls("print(acl.aclrtGetRunMode(None))") == ["107000"]
 

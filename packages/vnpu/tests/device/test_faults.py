@@ -80,7 +80,7 @@ print(acl.aclrtRecordEvent(event, stream))
     assert lines == ["207005 0", "207007 0", "207001", "507046 0", "507899"]
 
 
-def test_a_task_that_hangs_is_named_by_whoever_waits_for_it() -> None:
+def test_a_hanging_task_is_named_by_the_wait_for_it() -> None:
     [line] = output_of(
         RUNTIME
         + """

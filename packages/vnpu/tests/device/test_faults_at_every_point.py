@@ -147,7 +147,7 @@ def test_the_points_of_both_programs_are_in_the_grids(
 @pytest.mark.thorough
 @pytest.mark.parametrize("action", ["oom", "throw"])
 @pytest.mark.parametrize("point", range(1, POINTS_ALONE + 1))
-def test_a_program_answers_rightly_or_says_what_failed(
+def test_a_program_answers_correctly_or_names_the_failure(
     point: int, action: str, alone: tuple[set[str], int]
 ) -> None:
     expected, points = alone
@@ -165,7 +165,7 @@ def test_a_program_answers_rightly_or_says_what_failed(
 @pytest.mark.parametrize("action", ["throw", "die"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("point", range(1, POINTS_TOGETHER + 1))
-def test_ranks_answer_rightly_or_say_what_failed(
+def test_ranks_answer_correctly_or_name_the_failure(
     point: int, rank: int, action: str, together: tuple[set[str], dict[int, int]]
 ) -> None:
     expected, points = together

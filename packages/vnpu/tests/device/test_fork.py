@@ -39,7 +39,7 @@ print("opened:", vnpu.can_fork())
     assert "opened: False" in result.stdout
 
 
-def test_no_child_is_to_be_forked_where_it_would_lose_a_report(tmp_path) -> None:
+def test_no_child_is_forked_if_it_would_lose_a_report(tmp_path) -> None:
     program = "from vllm_davinci import vnpu; import torch; print(vnpu.can_fork())"
     for settings in ({"VNPU_RACES": "report"}, {"VNPU_TRACE": str(tmp_path)}):
         assert run_to_exit(program, **settings).stdout.split()[0] == "False"
@@ -47,7 +47,7 @@ def test_no_child_is_to_be_forked_where_it_would_lose_a_report(tmp_path) -> None
 
 
 @pytest.mark.nightly("operators")
-def test_a_child_forked_after_the_devices_are_open_is_told_so_at_once() -> None:
+def test_a_child_forked_after_the_devices_are_open_gets_an_error_at_once() -> None:
     """Other threads sometimes hold locks at a fork: forks often, while one thread launches."""
     result = run_program(
         PRODUCT

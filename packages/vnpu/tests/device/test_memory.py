@@ -220,7 +220,7 @@ print(acl.aclrtMemset(pinned, beyond, 1, beyond), acl.aclrtMemset(host, size, 1,
     assert lines == ["{7}", "{0}", "{7}", "{0}", "507015 507015"]
 
 
-def test_a_buffer_of_data_tells_its_address() -> None:
+def test_a_data_buffer_returns_its_address() -> None:
     lines = output_of(
         RUNTIME
         + """

@@ -36,7 +36,7 @@ torch.npu.synchronize()
 """
 
 
-def test_pieces_are_copied_one_way_and_attributes_are_held_against_addresses():
+def test_pieces_are_copied_in_one_direction_and_attributes_are_checked_against_addresses():
     lines = output_of(
         BATCH
         + """
@@ -63,7 +63,7 @@ batch(device, host, [8, 8], [attribute(DEVICE, HOST)], [0], rooms=[8, 4])
     assert "into room for 4" in lines[8]
 
 
-def test_a_device_s_own_number_is_that_of_the_visible_devices():
+def test_a_devices_own_number_is_that_of_the_visible_devices():
     lines = output_of(
         """
         import ctypes

@@ -43,7 +43,7 @@ def test_tasks_follow_one_another_where_one_thread_runs_them_all():
     assert whole >= 800
 
 
-def test_a_duration_may_count_for_what_a_task_writes():
+def test_an_artificial_time_may_depend_on_written_bytes():
     # 64 x 64 floats are 1/64 MiB: 50 ms.
     _, whole = milliseconds("eager", "aclnnM=8000000/MiB,aclnnMm=3200000/MiB")
     assert 800 <= whole < 1600

@@ -103,7 +103,7 @@ os._exit(0)
     assert consumer == ["False", "True"]
 
 
-def test_what_cannot_be_shared_is_refused_with_what_to_do():
+def test_unsupported_sharing_is_refused_with_the_remedy():
     lines = output_of(
         """
         import ctypes

@@ -35,7 +35,7 @@ def test_a_device_has_as_many_streams_as_its_chip() -> None:
     assert lines == ["207005 True", "True", "2.0", "207005"]
 
 
-def test_a_stream_tells_how_it_was_made() -> None:
+def test_a_stream_returns_its_creation_flags() -> None:
     lines = output_of(
         """
         import ctypes, torch

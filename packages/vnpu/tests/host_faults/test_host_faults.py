@@ -120,7 +120,7 @@ def test_a_wait_whose_clock_jumps_ends_with_the_limit_that_it_names() -> None:
     assert ended.stdout.startswith("507046 vnpu: waited 600000 ms"), ended.stdout
 
 
-def test_a_wait_ends_well_where_only_the_clock_jumps() -> None:
+def test_a_wait_succeeds_if_only_the_clock_jumps() -> None:
     ended = run(FILLING, "clock:monotonic@1+=jump:1s", VNPU_WAIT_LIMIT="600")
     assert (ended.returncode, ended.stdout.strip()) == (0, "0"), ended.stderr[-2000:]
 

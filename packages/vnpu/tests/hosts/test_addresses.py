@@ -54,7 +54,7 @@ def test_processes_take_ports_from_the_base_on():
     assert taken <= set(range(23456, 23456 + 32))
 
 
-def test_a_port_that_is_taken_is_told():
+def test_a_used_port_is_reported():
     with listen("127.0.0.1", [0]) as one:
         port = one.getsockname()[1]
         with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1 on port {port}: "):
@@ -62,6 +62,6 @@ def test_a_port_that_is_taken_is_told():
 
 
 @pytest.mark.parametrize("port", ["x", "80", "70000", "-1"])
-def test_a_base_port_that_is_none_is_refused(port):
+def test_an_invalid_base_port_is_refused(port):
     with pytest.raises(ValueError, match=r"HCCL_IF_BASE_PORT=.* from 1024 to 65520"):
         ports_of_groups({"HCCL_IF_BASE_PORT": port})

@@ -15,7 +15,7 @@ def point(monkeypatch):
     return meeting.open_point()
 
 
-def test_every_rank_hears_what_all_say(point):
+def test_every_rank_receives_all_messages(point):
     heard = {}
 
     def run(rank: int) -> None:
@@ -36,14 +36,14 @@ def test_groups_of_one_process_have_one_store_and_secrets_of_their_own(point):
     assert other[2] != point[2]
 
 
-def test_who_is_missing_is_named_when_the_time_is_up(point):
+def test_missing_ranks_are_named_at_the_time_limit(point):
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"incomplete after 1 s: rank 0, rank 2 did not join"):
         meeting.exchange(*point, 3, 1, b"", 1)
     assert time.monotonic() - begin < 10
 
 
-def test_a_stranger_who_writes_as_a_rank_is_found_out(point):
+def test_a_stranger_that_writes_as_a_rank_is_detected(point):
     address, port, secret = point
     store = meeting._store(address, port, secret, 5)
     assert isinstance(store, PrefixStore)
@@ -52,6 +52,6 @@ def test_a_stranger_who_writes_as_a_rank_is_found_out(point):
         meeting.exchange(*point, 2, 1, b"", 5)
 
 
-def test_a_point_that_nobody_serves_is_named():
+def test_a_point_without_a_server_is_named():
     with pytest.raises(TimeoutError, match=r"cannot be reached at 127\.0\.0\.1:9 within 1 s"):
         meeting.exchange("127.0.0.1", 9, b"s" * 32, 2, 1, b"", 1)

@@ -37,13 +37,13 @@ def test_members_know_each_other():
     assert outcomes([b"s" * 32] * 3) == ["proved"] * 3
 
 
-def test_who_does_not_know_the_secret_is_refused_by_rank():
+def test_a_process_without_the_secret_is_refused_by_rank():
     first, second = outcomes([b"s" * 32, b"t" * 32])
     assert "The process connected as rank 1 is no member of this group" in first
     assert "The process connected as rank 0 is no member of this group" in second
 
 
-def test_what_no_member_has_signed_is_refused():
+def test_an_unsigned_message_is_refused():
     secret = b"s" * 32
     message = signed(secret, "rank 1", b"content")
     assert content_of(secret, "rank 1", message) == b"content"

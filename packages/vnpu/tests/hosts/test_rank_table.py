@@ -59,6 +59,6 @@ def test_another_table_has_another_secret(write):
         (table(("10.0.0.1", [0])) | {"status": "initializing"}, "its status is 'initializing'"),
     ],
 )
-def test_what_is_no_rank_table_is_refused(write, content, message):
+def test_an_invalid_rank_table_is_refused(write, content, message):
     with pytest.raises(ValueError, match=message):
         read_rank_table(write(content), {})

@@ -97,7 +97,7 @@ def test_tables_have_their_rows(profile: pathlib.Path) -> None:
     assert [row["kernel_name"] for row in table(directory, "task_time")][2] == "MEMCPY_ASYNC"
 
 
-def test_a_damaged_profile_and_what_is_none_are_named(
+def test_damaged_and_invalid_profiles_are_named(
     profile: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = profile / "device_3" / "data" / "tasks.jsonl"

@@ -78,7 +78,7 @@ torch.npu.synchronize()
 
 
 @pytest.mark.parametrize("kind", PLANTED_BEHIND_COLLECTIVES)
-def test_buffers_of_a_collective_that_nobody_waited_for_race(kind: str) -> None:
+def test_buffers_of_a_collective_without_a_wait_race(kind: str) -> None:
     program = OF_RANKS + PLANTED_BEHIND_COLLECTIVES[kind] + FINISH
     for text in check_ranks(program, 2, VNPU_RACES="report"):
         assert "Nothing orders the two" in text
@@ -108,7 +108,7 @@ def test_a_change_of_memory_that_a_copy_may_read_is_found(kind: str) -> None:
     assert "races: 1" in text
 
 
-def test_a_change_for_which_nobody_waits_is_found_at_the_exit() -> None:
+def test_a_change_without_a_wait_is_found_at_the_exit() -> None:
     done = run_to_exit(
         """
         import ctypes

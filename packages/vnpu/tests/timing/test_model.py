@@ -226,7 +226,7 @@ print(time.monotonic() - begin, _C.lateness()[1])
 """
 
 
-def test_paced_waits_take_their_modelled_time_and_late_ones_are_said() -> None:
+def test_paced_waits_take_their_modelled_time_and_late_ones_are_reported() -> None:
     config = VirtualDeviceConfig(chip="ascend910b2", compute=False, paced=200.0)
     done = run_to_exit(PACED, config)
     assert done.status == 0, done.stderr
@@ -242,7 +242,7 @@ def test_paced_waits_take_their_modelled_time_and_late_ones_are_said() -> None:
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "fast"])
-def test_a_time_scale_that_is_none_is_refused(scale: str) -> None:
+def test_an_invalid_time_scale_is_refused(scale: str) -> None:
     variables = VirtualDeviceConfig(chip="ascend910b2").environment() | {"VNPU_PACED": scale}
     done = run_to_exit("import torch; torch.ones(1, device='npu')", **variables)
     assert done.status != 0

@@ -93,7 +93,7 @@ print(lib.msptiActivityPushExternalCorrelationId(2, ctypes.c_uint64(7)),
 """
 
 
-def test_what_cannot_be_is_answered_with_its_status() -> None:
+def test_an_impossible_request_is_answered_with_its_status() -> None:
     done = run_program(CLIENT, VirtualDeviceConfig())
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()] == [

@@ -62,7 +62,7 @@ class NPUModelRunner(AdapterRunner, BalancingRunner):
     file. Parts do not know each other; data between them passes through here.
     """
 
-    # vLLM creates them anew under these names.
+    # vLLM creates them again under these names.
     model: Any
     num_prompt_logprobs: dict[str, int]
     prepare_inputs_event: torch.Event | None

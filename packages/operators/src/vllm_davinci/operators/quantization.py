@@ -28,7 +28,7 @@ def dynamic_quant_in_launch(x: Tensor) -> tuple[Tensor, Tensor]:
     """Like dynamic_quant, with the rounding of fused operators: x is multiplied by 127 / max|x|."""
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True)
-    # Divides tensors: torch computes a number over a tensor as reciprocal times number.
+    # Divides tensors: torch computes number / tensor as reciprocal * number.
     return to_int8(wide * (torch.full_like(largest, 127) / largest)), (largest / 127).squeeze(-1)
 
 

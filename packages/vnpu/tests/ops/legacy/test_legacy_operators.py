@@ -240,7 +240,7 @@ def test_an_operator_that_is_missing_is_named() -> None:
         tiled(matrix(0)).nonzero()
 
 
-def test_a_legacy_product_takes_the_time_of_any_other() -> None:
+def test_a_legacy_product_has_the_cost_of_a_current_one() -> None:
     (line,) = output_of(
         """
         import torch, torch_npu

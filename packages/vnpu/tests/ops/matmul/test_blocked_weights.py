@@ -158,7 +158,7 @@ def test_memory_that_is_used_again_holds_another_weight() -> None:
     assert len(addresses) == 1, "the allocator was expected to hand out the same memory again"
 
 
-def test_memory_that_is_given_back_is_watched_no_longer() -> None:
+def test_freed_memory_is_not_watched() -> None:
     x = values((ROWS, DEPTH), torch.bfloat16, 1, low=-1, high=1)
     torch.npu.empty_cache()
     # A separate block, so that all of it is returned.

@@ -55,7 +55,7 @@ def test_rows_get_the_products_of_their_slots(rows: int, offset: int, with_a: bo
         ("indices=torch.full((4,), 3, dtype=torch.int32)", "indices must name slots"),
     ],
 )
-def test_what_only_values_show_is_refused(change: str, told: str):
+def test_invalid_values_are_refused(change: str, told: str):
     ended = run_alone(
         f"""
         import torch, torch_npu

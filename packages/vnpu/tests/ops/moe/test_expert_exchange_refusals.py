@@ -25,7 +25,7 @@ from vllm_davinci_testing.processes.ranks import run_ranks
         ("ids = ids * 0; given |= {'moe_expert_num': 2 + 6 * rank}", "mismatched collectives"),
     ],
 )
-def test_what_the_chip_does_not_take_is_an_error(program: str, named: str):
+def test_unsupported_sizes_are_an_error(program: str, named: str):
     ended = run_ranks(
         DEFINITION
         + f"""

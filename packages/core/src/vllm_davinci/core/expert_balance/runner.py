@@ -24,7 +24,7 @@ def balance(runner: Any) -> None:
 class BalancingRunner(SpeculatingRunner):
     """vLLM's V1 runner; its layers count loads and follow moved experts."""
 
-    # vLLM creates it anew under this name.
+    # vLLM creates it again under this name.
     eplb_state: EplbState | None
 
     def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:

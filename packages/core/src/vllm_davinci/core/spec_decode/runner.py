@@ -23,7 +23,7 @@ from vllm_davinci.core.spec_decode.proposers import NPUDraftModelProposer, NPUEa
 class SpeculatingRunner(GPUModelRunner):
     """vLLM's runner, which prepares steps from the number of accepted drafts."""
 
-    # vLLM creates them anew under these names.
+    # vLLM creates them again under these names.
     input_batch: Any
     sampler: Any
     drafter: Any

@@ -12,7 +12,7 @@ from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
 from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
 
-# ql_nope, q_pe, q, kv_c_normed and k_pe of the operators, see vllm_davinci.operators.
+# ql_nope, q_pe, q, kv_c_normed and k_pe of the operators; see vllm_davinci.operators.
 Outputs = tuple[
     torch.Tensor | None,
     torch.Tensor,
