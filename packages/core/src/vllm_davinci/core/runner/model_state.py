@@ -26,7 +26,7 @@ from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
 from vllm_davinci.core.runner.rope_positions import NPURopeState
 from vllm_davinci.core.runner.ubatches import StepPlans
 
-# Without drafts, no state after these needs the device's newest tokens.
+# Of steps without drafts these need nothing that follows their requests on the device.
 PLAIN = (
     DefaultModelState,
     EncoderDecoderModelState,
