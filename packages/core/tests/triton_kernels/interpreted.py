@@ -434,7 +434,7 @@ def insert_resampled(draw: Draw) -> Iterator[Launch]:
 
 
 def rejected_by(draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether requests have sampled, and drafts that were rejected."""
+    """1 for requests that have sampled, and their rejected drafts: [num_reqs] each."""
     sampled = draw.ints(0, 2, draw.num_reqs)
     return sampled, torch.minimum(
         draw.ints(0, DRAFTS + 1, draw.num_reqs), draw.lengths - 1
