@@ -273,7 +273,10 @@ def test_what_has_no_memory_for_a_step_in_ubatches_is_refused_at_the_start(
     [
         (["--chip=ascend910b5"], "there is no chip 'ascend910b5'. Did you mean"),
         (["--tensor-parallel-size=16"], "16 ranks do not fit into topology node-of-8"),
-        ([*RANKS, '--additional-config={"dynamic_eplb": true}'], "leave out eplb_config of --add"),
+        (
+            [*RANKS, '--additional-config={"dynamic_eplb": true}'],
+            "moves weights between real ranks",
+        ),
         (["--routing=0.5", *RANKS], "expected 1 to 4, the range of the busiest of 4 expert ranks"),
         (["--requests=0"], "must be at least 1"),
         (["--serve", "--json=report.json"], "--serve has no report"),

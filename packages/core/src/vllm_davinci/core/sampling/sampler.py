@@ -14,11 +14,30 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinTokensLogitsProcessor,
 )
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p_pytorch
 from vllm.v1.sample.sampler import Sampler
 
 from vllm_davinci.core.sampling.newest_tokens import PLACEHOLDER, NewestTokens
 
 NO_TOKEN = -1
+
+
+class _TopKTopP(TopKTopPSampler):
+    """Limits by torch operators, also if vLLM considers Triton usable."""
+
+    def forward_native(
+        self,
+        logits: torch.Tensor,
+        generators: dict[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """vLLM's method. logits: [num_requests, vocabulary], in place; k, p: [num_requests]"""
+        if k is not None or p is not None:
+            logits = apply_top_k_top_p_pytorch(logits, k, p)
+        sampled: tuple[torch.Tensor, torch.Tensor | None]
+        sampled = super().forward_native(logits, generators, None, None)
+        return sampled
 
 
 class NPUSampler(Sampler):
@@ -28,6 +47,10 @@ class NPUSampler(Sampler):
     """
 
     newest: NewestTokens | None = None
+
+    def __init__(self, logprobs_mode: Any = "raw_logprobs", use_fp64_gumbel: bool = False) -> None:
+        super().__init__(logprobs_mode, use_fp64_gumbel)
+        self.topk_topp_sampler = _TopKTopP(logprobs_mode, use_fp64_gumbel)
 
     @contextmanager
     def knowing(self, newest: NewestTokens) -> Iterator[None]:
