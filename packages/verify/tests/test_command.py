@@ -49,7 +49,7 @@ def test_a_directory_is_of_one_run(tmp_path: Path) -> None:
 def test_reports_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text('{"format": 0}', encoding="utf-8")
-    with pytest.raises(VerificationError, match=r"no report of format 1"):
+    with pytest.raises(VerificationError, match=r"not a report of format 1"):
         read_report(path)
 
 

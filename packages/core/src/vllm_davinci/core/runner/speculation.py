@@ -24,9 +24,7 @@ from vllm_davinci.core.runner.adoption import behind
 from vllm_davinci.core.runner.graphs import NPUDraftGraphManager
 from vllm_davinci.core.runner.host_drafts import drafting_on_host
 from vllm_davinci.core.runner.plain_steps import NPURequestState
-from vllm_davinci.core.triton_kernels.multi_module import (
-    prepare_input_hidden_states_and_embeddings,
-)
+from vllm_davinci.core.triton_kernels.multi_module import write_hidden_states
 
 
 class ComputedTokens:
@@ -170,19 +168,14 @@ class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
         super()._prepare_inputs(*of_step, num_sampled, num_rejected, *args, **kwargs)
         first = self._first_positions = input_batch.num_computed_tokens_np
         if self._slots is not None and (first < self.num_speculative_steps - 1).any():
-            cached = self.cached_target_hidden_states
-            prepare_input_hidden_states_and_embeddings(
-                *(self.hidden_states, self.hidden_states.stride(0)),
-                *(target_hidden_states, target_hidden_states.stride(0)),
-                *(cached, cached.stride(0), cached.stride(1)),
-                None,
-                0,
-                None,
-                0,
-                0,
-                *(input_batch.idx_mapping, num_rejected, self.input_buffers.query_start_loc),
-                *(self.num_speculative_steps, target_hidden_states.shape[-1]),
-                target_positions=input_batch.positions,
+            write_hidden_states(
+                self.hidden_states,
+                target_hidden_states,
+                self.cached_target_hidden_states,
+                input_batch.idx_mapping,
+                num_rejected,
+                self.input_buffers.query_start_loc,
+                input_batch.positions,
             )
 
     def _lengths(self, of_target: torch.Tensor, step: int) -> torch.Tensor:

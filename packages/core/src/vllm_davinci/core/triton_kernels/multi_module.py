@@ -141,29 +141,47 @@ def prepare_input_hidden_states_and_embeddings(
     num_speculative_steps: int,
     hidden_size: int,
     USE_INPUT_EMBEDS: bool = False,
-    target_positions: torch.Tensor | None = None,
     **_: Any,
 ) -> None:
     """Writes hidden states of the first module; of embeddings only rows of the previous step.
 
-    target_positions: [T] int64, of the target's step. The kernel does not get them: without them no
-                      request may be shorter than W tokens before the step.
     draft_input_hidden_states: [T or more, hidden_size]; input_embeds: likewise, in place
     target_hidden_states:      [T, hidden_size]
     cached_target_hidden_states, cached_draft_input_embeds: [R, W, hidden_size]
     """
-    num_reqs, num_rows = idx_mapping.shape[0], target_hidden_states.shape[0]
-    rows = _Rows(query_start_loc, num_rejected, num_reqs, num_rows, target_positions)
-    states = draft_input_hidden_states[:num_rows]
-    is_again = rows.is_again.unsqueeze(1)
-    again = rows.cached(cached_target_hidden_states, idx_mapping)
-    accepted = torch.where(is_again, again, target_hidden_states.index_select(0, rows.source))
-    states.copy_(torch.where((rows.beyond < 1).unsqueeze(1), accepted, states))
+    states = draft_input_hidden_states, target_hidden_states, cached_target_hidden_states
+    rows = write_hidden_states(*states, idx_mapping, num_rejected, query_start_loc)
     if USE_INPUT_EMBEDS:
         assert input_embeds is not None and cached_draft_input_embeds is not None
-        embeds = input_embeds[:num_rows]
+        embeds = input_embeds[: target_hidden_states.shape[0]]
         again = rows.cached(cached_draft_input_embeds, idx_mapping)
-        embeds.copy_(torch.where(is_again, again, embeds))
+        embeds.copy_(torch.where(rows.is_again.unsqueeze(1), again, embeds))
+
+
+def write_hidden_states(
+    out: torch.Tensor,
+    of_target: torch.Tensor,
+    cached: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    num_rejected: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor | None = None,
+) -> _Rows:
+    """Writes hidden states of the first module, and returns its rows.
+
+    out:       [T or more, hidden_size]
+    of_target: [T, hidden_size]; cached: [R, W, hidden_size], of the previous step
+    positions: [T] int64, of the target's step. The kernel does not get them: without them no
+               request may be shorter than W tokens before the step.
+    """
+    num_reqs, num_rows = idx_mapping.shape[0], of_target.shape[0]
+    rows = _Rows(query_start_loc, num_rejected, num_reqs, num_rows, positions)
+    again = rows.cached(cached, idx_mapping)
+    of_step = of_target.index_select(0, rows.source)
+    accepted = torch.where(rows.is_again.unsqueeze(1), again, of_step)
+    states = out[:num_rows]
+    states.copy_(torch.where((rows.beyond < 1).unsqueeze(1), accepted, states))
+    return rows
 
 
 def pad_trailing_draft_slots(
