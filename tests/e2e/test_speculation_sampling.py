@@ -120,7 +120,6 @@ def test_what_vllm_cannot_do_with_drafts_is_refused_with_the_request(speculating
     assert accepted > drafted / 5
 
 
-@pytest.mark.xfail(reason="the V2 runner waits twice per step: for the counts, and for the tokens")
 def test_the_host_waits_no_more_often_than_without_drafts(speculating: EngineProcess):
     """Once per step: for the tokens, whose number the drafter and the next step need."""
     speculating.on_workers("count_waits_of_steps")

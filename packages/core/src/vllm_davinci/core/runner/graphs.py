@@ -77,7 +77,9 @@ class _OnNPU(CudaGraphManager):
             metadata[group.ubatch][group.layer_name].host_lengths = group.host_lengths
         try:
             with torch_npu.npu.graph(graph, pool=self.pool):
-                forward(CUDAGraphMode.NONE)
+                forward(
+                    CUDAGraphMode.FULL
+                )  # experts read it: the host must not wait for row counts
         finally:
             for group in groups:
                 metadata[group.ubatch][group.layer_name].host_lengths = None

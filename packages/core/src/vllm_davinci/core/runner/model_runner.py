@@ -40,6 +40,7 @@ from vllm_davinci.core.distributed.hccl_buffers import make_communicator
 from vllm_davinci.core.expert_balance.runner import NPUEPLBController, balance
 from vllm_davinci.core.features.weight_transfer import refuse_new_weights
 from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
+from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_pages
 from vllm_davinci.core.lora.runner import AdapterRunner
@@ -413,6 +414,10 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             self._copied_output.copy_event.wait()
         is_copied = isinstance(output, AsyncOutput | AsyncPoolingOutput)
         self._copied_output = output if is_copied else None
+        if isinstance(output, AsyncOutput) and self._computed_tokens is not None:
+            # The drafter has waited for the step's counts, so that its tokens are there by now.
+            output.copy_event = CopiedEvent()
+            output.copy_event.record(self.output_copy_stream)
         return output
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
