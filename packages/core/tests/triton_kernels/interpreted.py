@@ -453,14 +453,11 @@ def inputs_of_modules(draw: Draw) -> Iterator[Launch]:
 
 
 def states_of_modules(draw: Draw) -> Iterator[Launch]:
-    for embeds in (False, True):
-        given = (draw.floats(ROWS + 4, 24), 24, draw.floats(ROWS, 24), 24)
-        given += (draw.floats(SLOTS + 1, DRAFTS - 1, 24), 24 * (DRAFTS - 1), 24)
-        given += (draw.floats(ROWS + 4, 24), 24)
-        given += (draw.floats(SLOTS + 1, DRAFTS - 1, 24), 24 * (DRAFTS - 1), 24)
-        given += (draw.slots, rejected_by(draw)[1], draw.starts, DRAFTS, 24)
-        options = {"BLOCK_SIZE_Q": 16, "BLOCK_SIZE_H": 32, "USE_INPUT_EMBEDS": embeds}
-        yield Launch((draw.num_reqs, 1, 1), given, options)
+    given = (draw.floats(ROWS + 4, 24), 24, draw.floats(ROWS, 24), 24)
+    given += (draw.floats(SLOTS + 1, DRAFTS - 1, 24), 24 * (DRAFTS - 1), 24, None, 0, None, 0, 0)
+    given += (draw.slots, rejected_by(draw)[1], draw.starts, DRAFTS, 24)
+    options = {"BLOCK_SIZE_Q": 16, "BLOCK_SIZE_H": 32, "USE_INPUT_EMBEDS": False}
+    yield Launch((draw.num_reqs, 1, 1), given, options)
 
 
 def unused_slots(draw: Draw) -> Iterator[Launch]:
@@ -472,30 +469,21 @@ def unused_slots(draw: Draw) -> Iterator[Launch]:
 
 def cached_inputs(draw: Draw) -> Iterator[Launch]:
     last = draw.starts[1 : draw.num_reqs + 1].to(torch.int64) - 1
-    for embeds in (False, True):
-        left_out = draw.slots.clone()
-        left_out[-1] = -1
-        for slots in (draw.slots, left_out):
-            given = (draw.ints(0, 99, ROWS), draw.floats(ROWS, 24), 24, draw.floats(ROWS, 24), 24)
-            given += (draw.longs(0, 99, SLOTS + 1, DRAFTS - 1), DRAFTS - 1)
-            for _ in range(2):
-                given += (draw.floats(SLOTS + 1, DRAFTS - 1, 24), 24 * (DRAFTS - 1), 24)
-            given += (slots, last, draw.starts, DRAFTS, 24)
-            options = {"BLOCK_SIZE": 32, "USE_INPUT_EMBEDS": embeds}
-            yield Launch((draw.num_reqs, 1), given, options)
+    left_out = draw.slots.clone()
+    left_out[-1] = -1
+    for slots in (draw.slots, left_out):
+        given = (draw.ints(0, 99, ROWS), None, 0, draw.floats(ROWS, 24), 24)
+        given += (draw.longs(0, 99, SLOTS + 1, DRAFTS - 1), DRAFTS - 1, None, 0, 0)
+        given += (draw.floats(SLOTS + 1, DRAFTS - 1, 24), 24 * (DRAFTS - 1), 24)
+        given += (slots, last, draw.starts, DRAFTS, 24)
+        options = {"BLOCK_SIZE": 32, "USE_INPUT_EMBEDS": False}
+        yield Launch((draw.num_reqs, 1), given, options)
 
 
 def shifted_ids(draw: Draw) -> Iterator[Launch]:
     last = draw.starts[1 : draw.num_reqs + 1].to(torch.int64) - 1
     given = (draw.ints(0, 99, ROWS), draw.slots, draw.starts, last)
     yield Launch((draw.num_reqs,), (*given, draw.longs(0, 99, draw.num_reqs)), {"BLOCK_SIZE": 16})
-
-
-def shifted_embeds(draw: Draw) -> Iterator[Launch]:
-    last = draw.starts[1 : draw.num_reqs + 1].to(torch.int64) - 1
-    given = (draw.floats(ROWS, 24), 24, draw.floats(draw.num_reqs, 24), 24)
-    given += (draw.slots, draw.starts, last, 24)
-    yield Launch((draw.num_reqs, 1), given, {"BLOCK_SIZE_Q": 16, "BLOCK_SIZE_H": 32})
 
 
 DEPENDENT = "spec_decode.target_dependent_ar.speculator"
@@ -510,7 +498,6 @@ OF_DRAFTS: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{MODULES}._pad_trailing_draft_slots_kernel": unused_slots,
     f"{MODULES}._cache_inputs_kernel": cached_inputs,
     f"{MODULES}._shift_input_ids_kernel": shifted_ids,
-    f"{MODULES}._shift_input_embeds_kernel": shifted_embeds,
     "spec_decode.standalone_ar.speculator._prepare_prefill_inputs_kernel": rows_of_a_draft_model,
     "spec_decode.ngram.speculator._ngram_scan_kernel": ngram_scan,
     "spec_decode.rejection_sampler._gather_draft_sampled_kernel": gather_draft_sampled,

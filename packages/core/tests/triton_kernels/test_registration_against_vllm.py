@@ -7,7 +7,6 @@ import inspect
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +90,19 @@ def best_score(arguments: list[Any]) -> list[torch.Tensor]:
     return [arguments[5].cpu()[: arguments[2].shape[0]].amax(dim=1)]
 
 
-def used_rows(starts: int, arguments: list[Any]) -> list[torch.Tensor]:
-    """Rows of requests: the stand-in shifts those after them, too. starts: place of their starts"""
-    return [arguments[0].cpu()[: int(arguments[starts][-1])]]
+def used_rows(arguments: list[Any]) -> list[torch.Tensor]:
+    """Rows of requests: the stand-in also shifts the rows after them."""
+    return [arguments[0].cpu()[: int(arguments[2][-1])]]
 
 
 def used_tables(arguments: list[Any]) -> list[torch.Tensor]:
     """Tables without the last row, which belongs to no request."""
-    return [each.cpu()[:-1] for each in (arguments[5], arguments[7], arguments[10])]
+    return [each.cpu()[:-1] for each in (arguments[5], arguments[10])]
 
 
 # Kernels that return more than vLLM reads: the part that vLLM reads.
 TAKEN = {
-    "_shift_input_ids_kernel": partial(used_rows, 2),
-    "_shift_input_embeds_kernel": partial(used_rows, 5),
+    "_shift_input_ids_kernel": used_rows,
     "_cache_inputs_kernel": used_tables,
     "_gumbel_sample_kernel": drawn_tokens,
     "_resample_kernel": resampled_tokens,

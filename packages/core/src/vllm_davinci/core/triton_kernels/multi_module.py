@@ -17,6 +17,8 @@ import torch
 
 from vllm_davinci.core.triton_kernels.inputs import following, request_of
 
+IMAGES = "MTP of models with images is refused at start"
+
 
 class _Rows:
     """The rows of a step's first module.
@@ -143,19 +145,10 @@ def prepare_input_hidden_states_and_embeddings(
     USE_INPUT_EMBEDS: bool = False,
     **_: Any,
 ) -> None:
-    """Writes hidden states of the first module; of embeddings only rows of the previous step.
-
-    draft_input_hidden_states: [T or more, hidden_size]; input_embeds: likewise, in place
-    target_hidden_states:      [T, hidden_size]
-    cached_target_hidden_states, cached_draft_input_embeds: [R, W, hidden_size]
-    """
+    """Writes hidden states of the first module: see `write_hidden_states`."""
+    assert not USE_INPUT_EMBEDS, IMAGES
     states = draft_input_hidden_states, target_hidden_states, cached_target_hidden_states
-    rows = write_hidden_states(*states, idx_mapping, num_rejected, query_start_loc)
-    if USE_INPUT_EMBEDS:
-        assert input_embeds is not None and cached_draft_input_embeds is not None
-        embeds = input_embeds[: target_hidden_states.shape[0]]
-        again = rows.cached(cached_draft_input_embeds, idx_mapping)
-        embeds.copy_(torch.where(rows.is_again.unsqueeze(1), again, embeds))
+    write_hidden_states(*states, idx_mapping, num_rejected, query_start_loc)
 
 
 def write_hidden_states(
@@ -166,8 +159,8 @@ def write_hidden_states(
     num_rejected: torch.Tensor,
     query_start_loc: torch.Tensor,
     positions: torch.Tensor | None = None,
-) -> _Rows:
-    """Writes hidden states of the first module, and returns its rows.
+) -> None:
+    """Writes hidden states of the first module.
 
     out:       [T or more, hidden_size]
     of_target: [T, hidden_size]; cached: [R, W, hidden_size], of the previous step
@@ -181,7 +174,6 @@ def write_hidden_states(
     accepted = torch.where(rows.is_again.unsqueeze(1), again, of_step)
     states = out[:num_rows]
     states.copy_(torch.where((rows.beyond < 1).unsqueeze(1), accepted, states))
-    return rows
 
 
 def pad_trailing_draft_slots(
@@ -227,10 +219,12 @@ def cache_inputs(
 ) -> None:
     """Stores the last W rows of the first module's inputs for the next step.
 
-    draft_input_ids: [T or more] int32; embeds, hidden_states: [T or more, hidden_size]
-    cached_draft_input_ids: [R + 1, W] int64; other tables: [R + 1, W, hidden_size], in place
+    draft_input_ids: [T or more] int32; draft_input_hidden_states: [T or more, hidden_size]
+    cached_draft_input_ids: [R + 1, W] int64; cached_target_hidden_states: [R + 1, W, hidden_size];
+                            both in place
     last_token_indices:     [B] int64
     """
+    assert not USE_INPUT_EMBEDS, IMAGES
     num_reqs, width = idx_mapping.shape[0], num_speculative_steps - 1
     back = torch.arange(1 - width, 1, device=idx_mapping.device, dtype=torch.int64)
     places = last_token_indices.unsqueeze(1) + back
@@ -243,9 +237,6 @@ def cache_inputs(
         (cached_draft_input_ids, draft_input_ids),
         (cached_target_hidden_states, draft_input_hidden_states),
     ]
-    if USE_INPUT_EMBEDS:
-        assert cached_draft_input_embeds is not None and draft_input_embeds is not None
-        tables.append((cached_draft_input_embeds, draft_input_embeds))
     for table, rows in tables:
         newest = rows.index_select(0, index).view(num_reqs, width, *rows.shape[1:]).to(table.dtype)
         stored = table.index_select(0, slots)
@@ -266,28 +257,7 @@ def shift_input_ids(
     Rows after the last shift, too, where nothing reads them.
     input_ids: [T or more] int32, in place; draft_tokens: [B] int64
     """
-    _shift(input_ids, draft_tokens.to(input_ids.dtype), idx_mapping, last_token_indices)
-
-
-def shift_input_embeds(
-    input_embeds: torch.Tensor,
-    input_embeds_stride0: int,
-    draft_embeds: torch.Tensor,
-    draft_embeds_stride0: int,
-    idx_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    last_token_indices: torch.Tensor,
-    hidden_size: int,
-    **_: Any,
-) -> None:
-    """Like `shift_input_ids`, for embeddings: [T or more, hidden_size], and [B, hidden_size]."""
-    _shift(input_embeds, draft_embeds, idx_mapping, last_token_indices)
-
-
-def _shift(
-    rows: torch.Tensor, newest: torch.Tensor, idx_mapping: torch.Tensor, last: torch.Tensor
-) -> None:
-    rows[:-1].copy_(rows[1:].clone())
+    input_ids[:-1].copy_(input_ids[1:].clone())
     # A padded request has no row of its own, so that the buffer's last row is free.
-    places = torch.where(idx_mapping < 0, rows.shape[0] - 1, last)
-    rows.index_copy_(0, places, newest)
+    places = torch.where(idx_mapping < 0, input_ids.shape[0] - 1, last_token_indices)
+    input_ids.index_copy_(0, places, draft_tokens.to(input_ids.dtype))
