@@ -68,7 +68,6 @@ class Engine:
         )
         self._requests = 0
         self._over_mooncake = options["connector"] == "MooncakeConnector"
-        self._listening: socket.socket | None = None
         self._receiver: threading.Thread | None = None
         self._received: tuple[int, float] = (0, 0.0)
         self._buffer = torch.zeros(0, dtype=torch.int8)

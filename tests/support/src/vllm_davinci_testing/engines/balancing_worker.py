@@ -53,13 +53,6 @@ class BalancingWorker(NPUWorker):
             "imbalance": None if state.imbalance is None else tuple(state.imbalance),
         }
 
-    def counted_loads(self) -> list[list[int]]:
-        """[layer][physical expert]: tokens that this rank has counted since the last decision."""
-        state = self.model_runner.eplb_state
-        assert isinstance(state, NPUEplbState)
-        (model_state,) = state.model_states.values()
-        return model_state.expert_load_window.sum(0).tolist()
-
     def _expert_layers(self) -> list[NPURoutedExperts]:
         modules = self.model_runner.get_model().modules()
         return [each for each in modules if isinstance(each, NPURoutedExperts)]
