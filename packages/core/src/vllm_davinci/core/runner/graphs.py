@@ -77,9 +77,8 @@ class _OnNPU(CudaGraphManager):
             metadata[group.ubatch][group.layer_name].host_lengths = group.host_lengths
         try:
             with torch_npu.npu.graph(graph, pool=self.pool):
-                forward(
-                    CUDAGraphMode.FULL
-                )  # experts read it: the host must not wait for row counts
+                # Experts read the mode: the host must not wait for their row counts.
+                forward(CUDAGraphMode.FULL)
         finally:
             for group in groups:
                 metadata[group.ubatch][group.layer_name].host_lengths = None
