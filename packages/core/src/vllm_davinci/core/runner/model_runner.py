@@ -75,7 +75,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         leave_out_uva()
-        self._computed_tokens: ComputedTokens | None = None  # if drafts may be rejected
+        self.computed_tokens: ComputedTokens | None = None  # if drafts may be rejected
         limits = soc_of(current_platform.get_device_name()).graphs
         self.graphs = StepGraphs(self, vllm_config, limits)
         super().__init__(vllm_config, device)
@@ -120,8 +120,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @adopted
     def speculator(self, speculator: BaseSpeculator) -> BaseSpeculator:
-        self._computed_tokens = ComputedTokens(self.req_states)
-        return on_npu(speculator, self._computed_tokens)
+        self.computed_tokens = ComputedTokens(self.req_states)
+        return on_npu(speculator, self.computed_tokens)
 
     @adopted
     def eplb(self, controller: EPLBController) -> NPUEPLBController:
@@ -310,8 +310,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         batch_desc: BatchExecutionDescriptor,
         num_active_loras: int,
     ) -> InputBatch:
-        if self._computed_tokens is not None:
-            self._computed_tokens.settle(batch_req_state.idx_mapping_np)
+        if self.computed_tokens is not None:
+            self.computed_tokens.settle(batch_req_state.idx_mapping_np)
         if not self._has_plain_steps:
             return super().prepare_inputs(
                 scheduler_output, batch_req_state, batch_desc, num_active_loras
@@ -382,8 +382,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         """
         if self._reads_tokens_on_device(self._slots_of_step):
             super().postprocess_sampled(idx_mapping, sampled_tokens, *args, **kwargs)
-            if self._computed_tokens is not None:
-                self._computed_tokens.copy()
+            if self.computed_tokens is not None:
+                self.computed_tokens.copy()
             return
         self.req_states.last_sampled_tokens.index_copy_(0, idx_mapping, sampled_tokens)
 
@@ -414,7 +414,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             self._copied_output.copy_event.wait()
         is_copied = isinstance(output, AsyncOutput | AsyncPoolingOutput)
         self._copied_output = output if is_copied else None
-        if isinstance(output, AsyncOutput) and self._computed_tokens is not None:
+        if isinstance(output, AsyncOutput) and self.computed_tokens is not None:
             # The drafter has waited for the step's counts, so that its tokens are there by now.
             output.copy_event = CopiedEvent()
             output.copy_event.record(self.output_copy_stream)

@@ -250,7 +250,6 @@ def _tell_gain_of_drafts(options: argparse.Namespace, engine_arguments: list[str
 
 
 def _serve(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    from vllm_davinci.planner.dry_run.this_process import choose_runner
     from vllm_davinci.vnpu import VirtualDeviceConfig, activate
 
     virtual = VirtualDeviceConfig(
@@ -264,7 +263,6 @@ def _serve(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     machine = virtual.machine()
     assert machine is not None
     os.environ.update(virtual.environment())
-    choose_runner()
     activate(virtual)
     from vllm_davinci.planner.dry_run.serving import run_server
 

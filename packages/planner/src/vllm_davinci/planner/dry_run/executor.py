@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import torch
 import torch_npu
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.fused_moe.expert_layout import expert_layout
@@ -23,6 +23,12 @@ from vllm_davinci.core.worker import NPUWorker
 from vllm_davinci.planner.dry_run import phantom_group
 from vllm_davinci.planner.dry_run.layout import Layout
 from vllm_davinci.planner.dry_run.priced_dispatch import price_dispatch
+from vllm_davinci.planner.dry_run.sampled_tokens import (
+    AcceptedDrafts,
+    SampledTokens,
+    StepOutput,
+    output_of_last_stage,
+)
 from vllm_davinci.planner.dry_run.stack import stack_of
 from vllm_davinci.planner.errors import DryRunError
 from vllm_davinci.vnpu.timing import set_routed_share
@@ -51,45 +57,11 @@ class PhantomExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         self.scheduled = {}
-        self._has_later_stages = Layout.told().pipeline_parallel_size > 1
-        self._prompts: dict[str, int] = {}
-        self._sampled: ModelRunnerOutput | None = None
         super()._init_executor()
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
         self.scheduled = dict(scheduler_output.num_scheduled_tokens)
-        if self._has_later_stages:
-            self._sampled = self._of_the_last_stage(scheduler_output)
-            # The scheduler knows one stage only, so it sends no tokens of the last one.
-            cached = scheduler_output.scheduled_cached_reqs
-            cached.new_token_ids = [[0] * self.scheduled[name] for name in cached.req_ids]
         return super().execute_model(scheduler_output, non_block)
-
-    def sample_tokens(self, grammar_output: GrammarOutput | None, non_block: bool = False) -> Any:
-        if not self._has_later_stages:
-            return super().sample_tokens(grammar_output, non_block)
-        torch.accelerator.synchronize()
-        if not non_block:
-            return self._sampled
-        future: Future[Any] = Future()
-        future.set_result(self._sampled)
-        return future
-
-    def _of_the_last_stage(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """The last stage's output: token 0 for each request whose prompt is complete."""
-        for name in step.finished_req_ids:
-            self._prompts.pop(name, None)
-        cached = step.scheduled_cached_reqs
-        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for request in step.scheduled_new_reqs:
-            self._prompts[request.req_id] = len(request.prompt_token_ids or [])
-            computed[request.req_id] = request.num_computed_tokens
-        names = list(step.num_scheduled_tokens)
-        tokens = [
-            [0] if computed[name] + step.num_scheduled_tokens[name] >= self._prompts[name] else []
-            for name in names
-        ]
-        return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, tokens)
 
 
 class PhantomWorker(NPUWorker):
@@ -102,6 +74,8 @@ class PhantomWorker(NPUWorker):
         layout.restore(config.parallel_config, config.model_config.is_moe)
         self._layout = layout
         self.largest_steps: dict[str, int] = {}  # bytes of each step beside weights and cache
+        self._sampled = SampledTokens()
+        self._tokens: dict[str, list[int]] = {}  # of the newest step
         super().__init__(config, *args, **kwargs)
 
     def init_device(self) -> None:
@@ -147,4 +121,21 @@ class PhantomWorker(NPUWorker):
     def load_model(self, **kwargs: Any) -> None:
         with set_current_vllm_config(self.vllm_config):
             super().load_model(**kwargs)
-        self.tried_method = price_dispatch(self.model_runner.get_model(), self._layout)
+        runner: Any = self.model_runner
+        if runner.computed_tokens is not None:
+            runner.computed_tokens.__class__ = AcceptedDrafts
+        self.tried_method = price_dispatch(runner.get_model(), self._layout)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        self._tokens = self._sampled.of_step(scheduler_output)
+        if self.model_runner.computed_tokens is not None:
+            self.model_runner.computed_tokens.scheduled = scheduler_output.num_scheduled_tokens
+        return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        output = super().sample_tokens(grammar_output)
+        if isinstance(output, AsyncModelRunnerOutput):
+            return StepOutput(output, self._tokens)
+        if output is None or get_pp_group().is_last_rank:
+            return output
+        return output_of_last_stage(self._tokens)

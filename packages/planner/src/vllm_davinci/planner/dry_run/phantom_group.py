@@ -64,6 +64,7 @@ class PhantomGroup(dist.ProcessGroup):
         self._hccl_options = hccl_options
         self._device_group: dist.ProcessGroup | None = None
         self._subscribers: list[zmq.Socket[bytes]] = []
+        self._waiting: dict[tuple[int, int], torch.Tensor] = {}  # rank, tag -> a tensor to receive
 
     # --- what torch asks of a group ------------------------------------------------------------
 
@@ -165,7 +166,27 @@ class PhantomGroup(dist.ProcessGroup):
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         if tensors[0].device.type != "cpu":
             return self._on_device().send(tensors, dst, tag)
+        if (waiting := self._waiting.pop((dst, tag), None)) is not None:
+            self._exchange(tensors[0], waiting, dst)
         return FakeWork()
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        if tensors[0].device.type != "cpu":
+            return self._on_device().recv(tensors, src, tag)
+        self._waiting[src, tag] = tensors[0]
+        return FakeWork()
+
+    def _exchange(self, sent: torch.Tensor, received: torch.Tensor, rank: int) -> None:
+        """Writes what a phantom sends at one stage of vLLM's sum over ranks (`cpu_all_reduce_`).
+
+        The sum is over tables with a column per rank, each filled by its rank. A rank sends the
+        columns it has by then: those of as many ranks as this rank has.
+        """
+        size = len(self._ranks)
+        if sent.dim() != 2 or sent.shape[1] != size:
+            raise DryRunError(f"rank {rank} of {self} is a phantom and has no value to send")
+        received.zero_()
+        received[:, rank : rank + min(rank, size & -size)] = sent[:, :1]
 
     def barrier(self, opts: Any = None) -> Any:
         return FakeWork()

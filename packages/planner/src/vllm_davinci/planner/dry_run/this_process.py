@@ -42,16 +42,7 @@ def become_rank(
     # Also works if the virtual NPU is active already: settings are read when a device opens.
     os.environ.update(virtual.environment())
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    choose_runner()
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     activate(virtual)
     core_access.prepare()
     return machine
-
-
-def choose_runner() -> None:
-    """Selects vLLM's V1 runner for this process and its children.
-
-    The V2 runner reads from the device how many tokens a step has sampled, and nothing is computed.
-    """
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
