@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms import current_platform
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu import cudagraph_utils
@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.pp_utils import PPHandler
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
@@ -54,7 +55,11 @@ from vllm_davinci.core.runner.host_drafts import HostDrafter
 from vllm_davinci.core.runner.model_state import NPUModelState
 from vllm_davinci.core.runner.plain_steps import NPURequestState, PlainSteps
 from vllm_davinci.core.runner.prompt_logprobs import AdaptersPromptLogprobs
-from vllm_davinci.core.runner.sampler import NPURejectionSampler, NPUSampler
+from vllm_davinci.core.runner.sampler import (
+    NPURejectionSampler,
+    NPUSampler,
+    counts_of_plain_step,
+)
 from vllm_davinci.core.runner.speculation import ComputedTokens, name_auxiliary_layers, on_npu
 from vllm_davinci.core.runner.ubatches import DummyLengths, StepPlans
 from vllm_davinci.core.triton_kernels.registration import register_for_models
@@ -371,6 +376,21 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         """Tokens of the prompt of each of the step's requests."""
         lengths: Sequence[int] = self.req_states.prompt_len.np[self._slots_of_step]
         return lengths
+
+    def sample(
+        self,
+        hidden_states: torch.Tensor,
+        input_batch: InputBatch,
+        grammar_output: GrammarOutput | None,
+    ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
+        """vLLM's method. The output of a plain step gets its counts without a copy from the device,
+        because the host knows them."""
+        output, num_sampled, num_rejected = super().sample(
+            hidden_states, input_batch, grammar_output
+        )
+        if not self._reads_tokens_on_device(input_batch.idx_mapping_np):
+            num_sampled = counts_of_plain_step(input_batch)
+        return output, num_sampled, num_rejected
 
     def postprocess_sampled(
         self, idx_mapping: torch.Tensor, sampled_tokens: torch.Tensor, *args: Any, **kwargs: Any

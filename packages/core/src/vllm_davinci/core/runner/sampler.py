@@ -36,11 +36,9 @@ class NPUSampler(Sampler):
         if logits.shape[0] != len(slots) or not self._takes_greatest(slots):
             return super().__call__(logits, input_batch)
         num_sampled, num_rejected = self._counts[:, : len(slots)].unbind()
-        lengths = input_batch.seq_lens_cpu_upper_bound.numpy()[: len(slots)]
-        is_prompt = lengths < input_batch.prefill_len_np
-        if is_prompt.any():
-            counts = torch.from_numpy((~is_prompt).astype(np.int32)).pin_memory()
-            num_sampled = counts.to(logits.device, non_blocking=True)
+        counts = counts_of_plain_step(input_batch)
+        if not counts.all():
+            num_sampled = counts.pin_memory().to(logits.device, non_blocking=True)
         return SamplerOutput(
             sampled_token_ids=logits.argmax(dim=-1, keepdim=True),
             logprobs_tensors=None,
@@ -112,6 +110,13 @@ class NPUSampler(Sampler):
             use_fp64=self.use_fp64_gumbel,
         )
         return sampled, processed_logits
+
+
+def counts_of_plain_step(batch: InputBatch) -> torch.Tensor:
+    """Tokens that each request gets in a step without drafts, [num_reqs] int32 on the host: one,
+    unless it is still in its prompt."""
+    lengths = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs]
+    return torch.from_numpy((lengths >= batch.prefill_len_np).astype(np.int32))
 
 
 class NPURejectionSampler(RejectionSampler):
