@@ -186,8 +186,7 @@ comes, with 4 open requests, half of them streams; and a program that generates.
 last request has its last chunk or its error. *Ended*: the last process is gone. *Right*: the status
 is that of the [guide](../guides/ending.md), and no socket's file and no shared memory is left.
 Seconds from the signal, the second one where there are two, measured on {processor}, {cores} cores,
-beside other work: {load:.0f} processes ran or waited for a core. A program's own interpreter takes
-4 s of a processor, after its engine, to free what it has imported.
+beside other work: {load:.0f} processes ran or waited for a core.
 
 | what | ends | answered, median | worst | ended, median | worst | limit | right |
 | --- | --: | --: | --: | --: | --: | --: | --: |"""

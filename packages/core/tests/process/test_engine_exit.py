@@ -65,6 +65,10 @@ def end():
         sys.exit(int(sys.argv[-1]))
     if "fails" in sys.argv:
         raise ValueError("of a step")
+    if "prompt" in sys.argv:
+        sys.ps1 = ">>> "  # as where a prompt follows
+    if "interrupted" in sys.argv:
+        raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
@@ -87,6 +91,12 @@ if __name__ == "__main__":
         (["VllmWorker-1", "fails"], "survived joined handled collected ", 1),
         (["program"], "told survived joined handled ", 0),
         (["program", "lists"], "told survived joined handled collected ", 0),
+        (["program", "lists", "interrupted"], "told survived joined handled ", -signal.SIGINT),
+        (
+            ["program", "lists", "prompt", "interrupted"],
+            "told survived joined handled collected ",
+            -signal.SIGINT,
+        ),
         (["Process-1"], "told survived joined handled collected ", 0),
     ],
 )
@@ -104,6 +114,7 @@ def test_a_process_ends_completely_and_an_engine_skips_the_final_collection(
     )
     assert (done.returncode, done.stdout) == (status, seen), done.stderr
     assert ("ValueError: of a step" in done.stderr) is ("fails" in arguments)
+    assert ("KeyboardInterrupt" in done.stderr) is ("interrupted" in arguments)
 
 
 @pytest.mark.parametrize(

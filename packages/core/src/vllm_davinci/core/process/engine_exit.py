@@ -4,10 +4,14 @@ import atexit
 import ctypes
 import gc
 import multiprocessing
+import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import util
+from types import TracebackType
 
 import tqdm
 
@@ -19,6 +23,7 @@ ENGINE_PROCESSES = ("EngineCore", "VllmWorker")
 # Of multiprocessing's finalizers, the last to be called.
 AFTER_ALL_OTHERS = -1000
 _THREADS_LOCK = type(threading.RLock())
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
 def leave_at_exit() -> None:
@@ -26,13 +31,15 @@ def leave_at_exit() -> None:
 
     They take 3 s of a processor over everything that vLLM imports, in each of an engine's
     processes, and threads that are in C++ meanwhile may abort the process. A forked process leaves
-    without them by itself; a program's own process needs them.
+    without them by itself; a program's own process needs them, except after Ctrl-C.
     """
     if is_of_engine():
         util.Finalize(None, _leave_engine, exitpriority=AFTER_ALL_OTHERS)
-    else:
-        atexit.unregister(_unfreeze_heap)
-        atexit.register(_unfreeze_heap)
+        return
+    atexit.unregister(_unfreeze_heap)
+    atexit.register(_unfreeze_heap)
+    if getattr(sys.excepthook, "func", None) is not _leave_interrupted:
+        sys.excepthook = partial(_leave_interrupted, sys.excepthook)
 
 
 def _leave_engine() -> None:
@@ -42,13 +49,33 @@ def _leave_engine() -> None:
         leave(error.code or 0)
 
 
+def _leave_interrupted(
+    before: ExceptHook,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Ends a program at a KeyboardInterrupt that it has not caught, by SIGINT as Python does."""
+    before(kind, error, trace)
+    goes_on = sys.flags.interactive or sys.flags.inspect or hasattr(sys, "ps1")  # a prompt follows
+    if issubclass(kind, KeyboardInterrupt) and not goes_on:
+        _finish()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def leave(status: int) -> None:
     """Ends this process like the interpreter, exit handlers included, but keeps its heap."""
+    _finish()
+    ctypes.CDLL(None).exit(status)
+
+
+def _finish() -> None:
+    """Waits for threads, calls exit handlers and flushes output, as the interpreter does first."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).exit(status)
 
 
 def _unfreeze_heap() -> None:
