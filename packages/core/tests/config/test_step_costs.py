@@ -9,6 +9,7 @@ from vllm.config import CUDAGraphMode, DeviceConfig, ModelConfig, VllmConfig
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config, parse_config
 from vllm_davinci.core.config.step_costs import (
+    SURELY_FASTER_SHARDED,
     costs_file,
     engine_of_costs,
     refuse_costs_of_others,
@@ -207,3 +208,34 @@ def test_a_file_that_cannot_be_created_leaves_the_fixed_rules(
 ):
     assert resolved(asked, Files(None, None), monkeypatch, overlap="auto") is None
     assert get_config(asked).dbo.enabled
+
+
+@pytest.mark.parametrize(
+    ("stated", "first"),
+    [
+        ({"sequence_parallel_over_ranges": True}, 512),
+        ({}, 2048),  # it may gain only where figures lie as they are stated
+    ],
+)
+def test_auto_shards_from_where_steps_gain_over_the_ranges(
+    asked: VllmConfig,
+    costs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stated: dict[str, bool],
+    first: int,
+):
+    content = json.loads(costs.read_text())
+    content["options"] |= {"sequence_parallel.enabled": True, "sequence_parallel.min_tokens": 512}
+    costs.write_text(json.dumps(content | stated))
+    resolved(asked, Files(costs), monkeypatch, overlap="auto")
+    assert get_config(asked).sequence_parallel.min_tokens == first
+    resolved(asked, Files(costs), monkeypatch, overlap="auto", sequence_parallel={"min_tokens": 9})
+    assert get_config(asked).sequence_parallel.min_tokens == 9  # what is given stays
+
+
+def test_auto_without_a_file_leaves_small_steps_whole(
+    asked: VllmConfig, monkeypatch: pytest.MonkeyPatch
+):
+    asked.parallel_config.tensor_parallel_size = 2
+    resolved(asked, Files(None), monkeypatch, overlap="auto", step_costs=None)
+    assert get_config(asked).sequence_parallel.min_tokens == SURELY_FASTER_SHARDED

@@ -10,6 +10,7 @@ from vllm.config import CUDAGraphMode, VllmConfig
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config, non_default_options, parse_config
+from vllm_davinci.core.config.step_costs import SURELY_FASTER_SHARDED
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.dual_batch import FEATURES as DUAL_BATCH
 from vllm_davinci.core.features.feature import Engine
@@ -22,6 +23,7 @@ MULTISTREAM = {
 
 SPARSE = "DeepseekV32ForCausalLM"
 WHOLE = {"sequence_parallel.enabled": False}
+LARGE = {"sequence_parallel.min_tokens": SURELY_FASTER_SHARDED}
 
 
 class Model:
@@ -116,22 +118,22 @@ def test_without_a_preset_single_options_decide(vllm_config: VllmConfig):
         ),
         (
             {"tp": 2},
-            {"dbo.enabled": True},
+            {"dbo.enabled": True, **LARGE},
             "dbo.enabled = true: ranks communicate in each layer",
         ),
         (
             {"tp": 2},
-            {"dbo.enabled": True},
+            {"dbo.enabled": True, **LARGE},
             "enable_multistream_moe = false: no transfer of tokens",
         ),
         (
             {"tp": 2},
-            {"dbo.enabled": True},
+            {"dbo.enabled": True, **LARGE},
             "sequence_parallel.enabled = true: each rank",
         ),
         (
             {"tp": 2, "is_deepseek": False},
-            {"dbo.enabled": True},
+            {"dbo.enabled": True, **LARGE},
             "sequence_parallel.enabled = true: each rank",
         ),
         (
@@ -141,17 +143,17 @@ def test_without_a_preset_single_options_decide(vllm_config: VllmConfig):
         ),
         (
             {"tp": 2},
-            {"dbo.enabled": True},
+            {"dbo.enabled": True, **LARGE},
             "enable_multistream_mla = false: without graph mode",
         ),
-        ({"tp": 2, "dcp": 2}, {}, "dbo.enabled = false: ranks divide a context"),
+        ({"tp": 2, "dcp": 2}, LARGE, "dbo.enabled = false: ranks divide a context"),
         (
             {"tp": 2, "is_deepseek": False, "architecture": "JambaForCausalLM"},
             WHOLE,
             "dbo.enabled = false: layers keep states",
         ),
-        ({"tp": 2, "architecture": SPARSE}, {}, "dbo.enabled = false: attention is sparse"),
-        ({"tp": 2, "architecture": SPARSE}, {}, "multistream_mla = false: attention is sparse"),
+        ({"tp": 2, "architecture": SPARSE}, LARGE, "dbo.enabled = false: attention is sparse"),
+        ({"tp": 2, "architecture": SPARSE}, LARGE, "multistream_mla = false: attention is sparse"),
         (
             {"tp": 1, "dp": 2},
             {"dbo.enabled": True, "torchair_graph_config.enable_multistream_moe": True, **WHOLE},
@@ -256,7 +258,8 @@ def test_auto_does_not_change_given_options(vllm_config: VllmConfig):
         dbo={"enabled": False},
         torchair_graph_config={"enable_multistream_mla": True},
     )
-    assert options == {"overlap": "auto", "torchair_graph_config.enable_multistream_mla": True}
+    mla = {"torchair_graph_config.enable_multistream_mla": True}
+    assert options == {"overlap": "auto", **mla, **LARGE}
     assert not any("dbo" in note or "mla" in note for note in notes)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_davinci.planner.dry_run import step_costs
+from vllm_davinci.planner.dry_run.step import OWN
 
 
 class Method(Enum):
@@ -38,19 +39,24 @@ class Explored:
     def prefill_ps(self, num_tokens: int, schedule: Any) -> int:
         return self.duration(schedule.method.value, schedule.is_split, num_tokens)
 
+    def prefill_on_each(self, num_tokens: int, schedule: Any) -> dict[str, int]:
+        return {OWN: self.prefill_ps(num_tokens, schedule)}
+
 
 class Sharded(Explored):
-    """Sequence parallel steps take `lost` longer, minus a quarter of their tokens."""
+    """Sequence parallel steps take `lost` longer, minus a quarter of their tokens; where figures
+    lie at the other ends of their ranges, `more` longer than that."""
 
     can_split = False
 
-    def __init__(self, lost: int) -> None:
+    def __init__(self, lost: int, more: int = 0) -> None:
         super().__init__(lambda way, is_split, tokens: tokens)
-        self.lost = lost
+        self.lost, self.more = lost, more
 
-    def prefill_ps(self, num_tokens: int, schedule: Any) -> int:
+    def prefill_on_each(self, num_tokens: int, schedule: Any) -> dict[str, int]:
         is_sharded = self.first_sharded is not None and num_tokens >= self.first_sharded
-        return num_tokens + is_sharded * (self.lost - num_tokens // 4)
+        own = num_tokens + is_sharded * (self.lost - num_tokens // 4)
+        return {OWN: own, "against it": own + is_sharded * self.more}
 
 
 def sizes_between(duration: Callable[[str, bool, int], int]) -> list[int]:
@@ -85,9 +91,21 @@ def test_schedules_with_equal_times_have_sizes_between_everywhere():
     assert all(b <= 1.5 * a for a, b in itertools.pairwise(around))
 
 
-@pytest.mark.parametrize(("lost", "first"), [(0, 128), (100, 512), (256, None), (9999, None)])
-def test_sequence_parallel_begins_where_all_larger_steps_gain(lost: int, first: int | None):
-    explored = Sharded(lost)
+@pytest.mark.parametrize(
+    ("lost", "more", "first"),
+    [
+        (0, 0, 128),
+        (100, 0, 512),
+        (256, 0, None),
+        (9999, 0, None),
+        (0, 100, 512),  # from 128 on by the stated figures, but not over their ranges
+        (0, 256, None),
+    ],
+)
+def test_sequence_parallel_begins_where_all_larger_steps_gain_over_the_ranges(
+    lost: int, more: int, first: int | None
+):
+    explored = Sharded(lost, more)
     options, steps = step_costs._sharded(explored, [128, 256, 512, 1024])
     assert options["sequence_parallel.enabled"] is (first is not None)
     assert options.get("sequence_parallel.min_tokens") == first

@@ -35,6 +35,17 @@ _SIZES = {
     "intermediate_size": ("moe_intermediate_size", "intermediate_size"),
 }
 
+# A step-time table states it if its steps are sequence parallel from a size on from which all
+# larger ones gain over the whole ranges of assumed figures.
+_OVER_RANGES = "sequence_parallel_over_ranges"
+# Other tables state the size from which the figures as they are stated gain. Engines that were
+# modelled over the ranges gain over all of them from at most this many times that size.
+_OVER_RANGES_FROM = 4
+SURELY_FASTER_SHARDED = 16384
+"""Tokens from which sequence parallel steps gain over the whole ranges of assumed figures, with any
+engine of the shipped step-time tables. Fewer gain or lose, depending on engine and figures."""
+SHARDED_FROM = "sequence_parallel.min_tokens"
+
 logger = init_logger(__name__)
 
 
@@ -99,13 +110,19 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
 
 
 def chosen_by_costs(file: Path) -> list[Setting]:
-    """The options that were fastest when the file was built."""
+    """The options that were fastest when the file was built.
+
+    Sequence parallelism begins where it gains over the whole ranges of assumed figures.
+    """
     try:
-        options = dict(json.loads(file.read_text(encoding="utf-8"))["options"])
+        content = json.loads(file.read_text(encoding="utf-8"))
+        options = dict(content["options"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{KEY} = {str(file)!r} has no options ({type(error).__name__}: {error}). {_AGAIN}"
         ) from error
+    if SHARDED_FROM in options and not content.get(_OVER_RANGES):
+        options[SHARDED_FROM] *= _OVER_RANGES_FROM
     return [
         Setting(key, value, Source.MODEL, f"the fastest, by {KEY}")
         for key, value in options.items()

@@ -13,7 +13,12 @@ from vllm_davinci.core.config.architectures import is_sparse, keeps_states
 from vllm_davinci.core.config.options import OVERLAP_PRESETS, DavinciConfig
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS
-from vllm_davinci.core.config.step_costs import chosen_by_costs, replays_decodes
+from vllm_davinci.core.config.step_costs import (
+    SHARDED_FROM,
+    SURELY_FASTER_SHARDED,
+    chosen_by_costs,
+    replays_decodes,
+)
 from vllm_davinci.core.features.dual_batch import ENABLED as DUAL_BATCH
 from vllm_davinci.core.features.sequence_parallel import ENABLED as SEQUENCE_PARALLEL
 from vllm_davinci.core.features.side_streams import has_shared_experts
@@ -123,6 +128,12 @@ def _automatic(
         against_sequence_parallel is None,
         against_sequence_parallel or "each rank normalizes its shard of the tokens",
     )
+    if against_sequence_parallel is None:
+        yield _auto(
+            SHARDED_FROM,
+            SURELY_FASTER_SHARDED,
+            "for fewer tokens, ranges of assumed figures hold gains and losses",
+        )
 
 
 def _reason_against_ubatches(vllm_config: "VllmConfig") -> str | None:
@@ -139,5 +150,5 @@ def _reason_against_ubatches(vllm_config: "VllmConfig") -> str | None:
     return None
 
 
-def _auto(key: str, value: bool, reason: str) -> Setting:
+def _auto(key: str, value: bool | int, reason: str) -> Setting:
     return Setting(key, value, Source.MODEL, f"overlap = 'auto': {reason}")

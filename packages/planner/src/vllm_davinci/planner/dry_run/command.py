@@ -206,8 +206,6 @@ def _problem(options: argparse.Namespace, engine_arguments: list[str]) -> str | 
         return (
             f"{many[0]} applies to the report of steps: leave it out, or --serve and --step-costs"
         )
-    if len(many) > 1:
-        return f"{' and '.join(many)} exclude each other: run them one after the other"
     if not (Path(options.model) / "config.json").is_file():
         return f"{options.model} has no config.json. Name the directory of a model's configuration."
     if installed_version("vllm-davinci-vnpu") is None:

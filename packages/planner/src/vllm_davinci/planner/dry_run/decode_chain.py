@@ -12,7 +12,7 @@ from vllm_davinci.planner.errors import DryRunError
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from vllm_davinci.planner.dry_run.stack import Durations
+    from vllm_davinci.planner.dry_run.stack import StepTime
     from vllm_davinci.planner.dry_run.step import Step
     from vllm_davinci.planner.dry_run.workload import RunningSteps
 
@@ -58,7 +58,9 @@ class DecodeChain:
             context //= 2
         return context
 
-    def durations(self, engine: LLMEngine, steps: RunningSteps, sizes: Sequence[int]) -> Durations:
+    def durations(
+        self, engine: LLMEngine, steps: RunningSteps, sizes: Sequence[int]
+    ) -> dict[int, StepTime]:
         """Step time by the number of tokens, for decode steps of these sizes."""
         context, ordered = self.context(sizes), sorted(sizes, reverse=True)
         if context < 1:
@@ -73,7 +75,7 @@ class DecodeChain:
             step, _ = steps.run()
             if self._all_decode(step, ordered[0]):
                 break
-        found: Durations = {}
+        found: dict[int, StepTime] = {}
         for size in ordered:
             engine.abort_request(waiting[size:])
             del waiting[size:]

@@ -21,7 +21,8 @@ from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
 from vllm_davinci.planner.dry_run.decode_chain import DecodeChain
 from vllm_davinci.planner.dry_run.engine import executor_of
-from vllm_davinci.planner.dry_run.stack import Durations, StepTime, stack_of
+from vllm_davinci.planner.dry_run.stack import K, StepTime, stack_of
+from vllm_davinci.planner.dry_run.step import OWN
 from vllm_davinci.planner.dry_run.workload import RunningSteps, Workload, serve
 from vllm_davinci.planner.errors import DryRunError
 
@@ -73,7 +74,7 @@ class Exploration:
             self._longest,
             self._cache_tokens,
             self._limits.max_num_batched_tokens,
-            self._runner.uniform_decode_query_len,
+            self._runner.decode_query_len,
         )
         self._own_policy: Any = self._runner.splitter.policy
         self._prefetches: Prefetches | None = self._runner.prefetches
@@ -153,6 +154,10 @@ class Exploration:
 
     def prefill_ps(self, num_tokens: int, schedule: Schedule) -> int:
         """Modelled time of a prefill step of num_tokens tokens."""
+        return self.prefill_on_each(num_tokens, schedule)[OWN]
+
+    def prefill_on_each(self, num_tokens: int, schedule: Schedule) -> dict[str, int]:
+        """Modelled times of a prefill step of num_tokens tokens, by machine."""
         self.follow(schedule)
         requests = self._requests(num_tokens)
         assert requests is not None
@@ -160,7 +165,7 @@ class Exploration:
             num_tokens // requests + (number < num_tokens % requests) for number in range(requests)
         )
 
-        def measured() -> Durations:
+        def measured() -> dict[str, StepTime]:
             work = Workload(requests, requests, lengths, (1,))
             steps, _ = serve(self._engine, self._executor, work, hides_host=None)
             found = [step for step in steps if sum(step.tokens) == num_tokens]
@@ -169,16 +174,16 @@ class Exploration:
                     f"{num_tokens} prompt tokens were split into steps of "
                     f"{[sum(step.tokens) for step in steps]}: raise --max-num-batched-tokens."
                 )
-            return {num_tokens: found[0].time}
+            return found[0].times
 
-        return self._of_all_layers(measured, is_replayed=False)[num_tokens]
+        return self._of_all_layers(measured, is_replayed=False)
 
     def decodes_ps(
         self, method: CommunicationMethod | None, sizes: Sequence[int]
     ) -> dict[int, int]:
         """Modelled times of decode steps with `sizes` requests, by their tokens."""
 
-        def measured() -> Durations:
+        def measured() -> dict[int, StepTime]:
             self.decodes_by(method, sizes)
             steps = RunningSteps(self._engine, self._executor, hides_host=None)
             return self._chain.durations(self._engine, steps, sizes)
@@ -186,12 +191,12 @@ class Exploration:
         return self._of_all_layers(measured, self._has_graphs)
 
     def _of_all_layers(
-        self, measured: Callable[[], Durations], is_replayed: bool
-    ) -> dict[int, int]:
+        self, measured: Callable[[], dict[K, StepTime]], is_replayed: bool
+    ) -> dict[K, int]:
         """Step times of the whole model, extrapolated from a few layers if they repeat."""
         sample = self._samples[is_replayed]
         found = measured() if self._stack is None else self._stack.of_all(sample, measured)
-        return {tokens: self._with_python(step) for tokens, step in found.items()}
+        return {key: self._with_python(step) for key, step in found.items()}
 
     def _with_python(self, step: StepTime) -> int:
         figures = self._machine.figures

@@ -29,10 +29,17 @@ class Move:
         return abs(self.high - self.low)
 
 
+def _is_without(name: str) -> bool:
+    """True for a variant without one of the model's mechanisms."""
+    return name.startswith(f"{WITHOUT} ")
+
+
 def moves_of(step: Step) -> list[Move]:
     """The effect of each figure with a range, the largest first."""
     figures = dict.fromkeys(
-        name.rpartition(" ")[0] for name in step.variants if not name.startswith(f"{DRAWN} ")
+        name.rpartition(" ")[0]
+        for name in step.variants
+        if not (name.startswith(f"{DRAWN} ") or _is_without(name))
     )
 
     def with_figure(figure: str, end: str) -> int:
@@ -47,7 +54,8 @@ def moves_of(step: Step) -> list[Move]:
 
 def interval_of(step: Step) -> tuple[int, int]:
     """The shortest and longest time over all variants and the machine itself."""
-    times = [step.modelled.host_ps, *(report.host_ps for report in step.variants.values())]
+    inside = (report for name, report in step.variants.items() if not _is_without(name))
+    times = [step.modelled.host_ps, *(report.host_ps for report in inside)]
     return min(times), max(times)
 
 
@@ -56,10 +64,10 @@ def print_sensitivity(
 ) -> None:
     """Prints the intervals, if variants were modelled."""
     chosen = {kind: median_step(steps) for kind, steps in kinds.items()}
-    if not any(step.variants for step in chosen.values()):
-        return
-    if any(name.startswith(f"{WITHOUT} ") for step in chosen.values() for name in step.variants):
+    names = [name for step in chosen.values() for name in step.variants]
+    if any(map(_is_without, names)):
         _print_mechanisms(chosen, console)
+    if all(map(_is_without, names)):
         return
     table = Table(title="steps over the ranges of assumed figures, modelled ms")
     for column in (
@@ -91,8 +99,9 @@ def print_sensitivity(
             )
             head = ["", "", "", ""]
     console.print(table)
+    machines = sum(not _is_without(name) for name in next(iter(chosen.values())).variants)
     console.print(
-        f"Over {len(next(iter(chosen.values())).variants)} machines: each of "
+        f"Over {machines} machines: each of "
         f"{len(machine.ranges)} figures at both ends of its range, and machines with all figures "
         "drawn at random.",
         markup=False,
@@ -108,6 +117,8 @@ def _print_mechanisms(chosen: Mapping[str, Step], console: Console) -> None:
         whole = step.modelled.host_ps
         head = [kind, f"{whole / _MS:.3f}"]
         for name, report in step.variants.items():
+            if not _is_without(name):
+                continue
             change = f"{report.host_ps / max(whole, 1) - 1:+.1%}"
             mechanism = name.removeprefix(f"{WITHOUT} ")
             table.add_row(*head, mechanism, f"{report.host_ps / _MS:.3f}", change)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -54,8 +54,7 @@ class StepTime:
         return self.total_ps + python_ps
 
 
-Durations = dict[int, StepTime]
-"""Step times by number of tokens."""
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,9 @@ class LayerStack:
         num_bytes = [_least_bytes(layer) for layer in self._layers]
         return repetition(kinds, num_bytes, cache_bytes, is_replayed)
 
-    def of_all(self, sample: Repetition | None, measured: Callable[[], Durations]) -> Durations:
+    def of_all(
+        self, sample: Repetition | None, measured: Callable[[], dict[K, StepTime]]
+    ) -> dict[K, StepTime]:
         """Measures steps of all layers, by extrapolation if there is a sample."""
         if sample is None:
             return measured()

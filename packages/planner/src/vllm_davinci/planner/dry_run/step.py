@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from vllm_davinci.planner.dry_run.stack import StepTime
 from vllm_davinci.vnpu.timing import Report
 
+OWN = ""
+"""Name of the machine with the stated figures, among its variants."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -27,8 +30,15 @@ class Step:
     @property
     def time(self) -> StepTime:
         """The step's time, if it ran without vLLM's own Python."""
-        total_ps = self.modelled.host_ps
-        return StepTime(len(self.tokens), total_ps, total_ps - self.modelled.waited_ps)
+        return self.times[OWN]
+
+    @property
+    def times(self) -> dict[str, StepTime]:
+        """The same on every machine, by its name."""
+        return {
+            name: StepTime(len(self.tokens), report.host_ps, report.host_ps - report.waited_ps)
+            for name, report in ((OWN, self.modelled), *self.variants.items())
+        }
 
     @property
     def kind(self) -> str:

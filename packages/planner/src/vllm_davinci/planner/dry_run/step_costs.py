@@ -6,12 +6,18 @@ import argparse
 import itertools
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.planner.dry_run.this_process import become_rank
+from vllm_davinci.vnpu.environment_variables import VNPU_TIMING_VARIANTS
+from vllm_davinci.vnpu.timing.variants import encode
+
+if TYPE_CHECKING:
+    from vllm_davinci.vnpu.timing import Machine
 
 # Default sizes: tokens of prefill steps, and requests of decode steps.
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -30,6 +36,11 @@ _NORM_VECTOR_CORES = (None, 8)
 _PREFETCH_BYTES = (18 << 20, 36 << 20, 54 << 20, 90 << 20)
 # Minimum gain, as a share, for a choice other than the option's default.
 _WORTH = 0.002
+# Figures that are high where two collectives take longest beside one, and where norms of a shard
+# save least beside norms of all tokens; "_latency" of each tier.
+_AGAINST = frozenset(
+    {"collective_static", "_latency", "host_collective_launch", "host_event_call", "hbm_share"}
+)
 # Model types with MLA whose decodes can prefetch weights.
 _LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
@@ -47,6 +58,8 @@ def measure(
 def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens: int) -> Any:
     """Starts an Exploration with room for steps of most_tokens tokens. Raises DryRunError."""
     machine = become_rank(options)
+    # Read when a device opens.
+    os.environ[VNPU_TIMING_VARIANTS] = encode({"against sequence parallelism": _against(machine)})
     from vllm_davinci.planner.dry_run.engine import start_engine
     from vllm_davinci.planner.dry_run.executor import few_layers_warm_up
     from vllm_davinci.planner.dry_run.exploration import Exploration
@@ -59,6 +72,15 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
     with few_layers_warm_up():
         engine, engine_args = start_engine(options.model, room, options.routing, arguments, machine)
     return Exploration(engine, engine_args, machine)
+
+
+def _against(machine: Machine) -> dict[str, int]:
+    """The machine's figures at the ends of their ranges where sequence parallelism gains least."""
+    return {
+        name: high
+        for name, (_, high) in machine.ranges.items()
+        if name.removeprefix("tier").lstrip("0123456789") in _AGAINST
+    }
 
 
 def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
@@ -84,47 +106,72 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
     if explored.can_prefetch:
         is_worth = any(row["prefetch_bytes"] for row in decodes)
         options["weight_prefetch_config.enabled"] = is_worth
-    return {"steps": steps, "decodes": decodes, "options": {**sharded, **options}}
+    return {
+        "steps": steps,
+        "decodes": decodes,
+        "options": {**sharded, **options},
+        "sequence_parallel_over_ranges": True,  # as _sharded decides
+    }
 
 
 def _sharded(explored: Any, sizes: Sequence[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The fastest options of sequence parallelism, and the steps with them.
 
-    It is used from the smallest size on from which all larger steps are faster with it.
+    It is used from the smallest size on from which all larger steps are faster with it, on the
+    machine and where the ranges of assumed figures are against it: between, the ranges hold both
+    signs.
     """
+    from vllm_davinci.planner.dry_run.step import OWN
 
-    def measured(num_tokens: int | None) -> list[dict[str, Any]]:
+    def measured(num_tokens: int | None) -> list[dict[str, dict[str, Any]]]:
         explored.shard_from(num_tokens)
-        return [_step(explored, size) for size in sizes]
+        return [_step_on_each(explored, size) for size in sizes]
 
-    def least(step: dict[str, Any]) -> int:
-        return min(_schedules(step).values())
+    def is_faster(step: dict[str, Any], other: dict[str, Any]) -> bool:
+        return all(
+            min(_schedules(step[machine]).values()) < min(_schedules(other[machine]).values())
+            for machine in step
+        )
 
     plain, sharded = measured(None), measured(1)
     num_plain = len(sizes)
-    while num_plain and least(sharded[num_plain - 1]) < least(plain[num_plain - 1]):
+    while num_plain and is_faster(sharded[num_plain - 1], plain[num_plain - 1]):
         num_plain -= 1
     first = sizes[num_plain] if num_plain < len(sizes) else None
     explored.shard_from(first)
     chosen: dict[str, Any] = {"sequence_parallel.enabled": first is not None}
     if first is not None:
         chosen["sequence_parallel.min_tokens"] = first
-    return chosen, plain[:num_plain] + sharded[num_plain:]
+    return chosen, [step[OWN] for step in plain[:num_plain] + sharded[num_plain:]]
 
 
 def _step(explored: Any, size: int) -> dict[str, Any]:
     """Times of a step of `size` tokens with each dispatch method."""
+    from vllm_davinci.planner.dry_run.step import OWN
+
+    return _step_on_each(explored, size)[OWN]
+
+
+def _step_on_each(explored: Any, size: int) -> dict[str, dict[str, Any]]:
+    """The same on each machine, by its name."""
     from vllm_davinci.planner.dry_run.exploration import Schedule, named
 
-    def measured(steps: str, is_split: bool) -> dict[str, int]:
+    def measured(steps: str, is_split: bool) -> dict[str, dict[str, int]]:
         return {
-            name: explored.prefill_ps(size, Schedule(method, is_split))
+            name: explored.prefill_on_each(size, Schedule(method, is_split))
             for name, method in named(explored.methods(steps)).items()
         }
 
+    def on(machine: str) -> dict[str, Any]:
+        by_kind = {kind: {name: times[machine] for name, times in found.items()}
+                   for kind, found in (("whole", whole), ("split", split))}  # fmt: skip
+        if not explored.can_split:
+            by_kind["split"] = by_kind["whole"]
+        return {"tokens": size, "by_method": by_kind}
+
     whole = measured("whole", is_split=False)
     split = measured("split", is_split=True) if explored.can_split else whole
-    return {"tokens": size, "by_method": {"whole": whole, "split": split}}
+    return {machine: on(machine) for machine in next(iter(whole.values()))}
 
 
 def _with_sizes_between(explored: Any, steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
