@@ -17,7 +17,7 @@ LIMIT_S = 1200.0
 # The checkpoint of the published commands.
 CHECKPOINT = deployment("deepseek-r1-mla-multistream").checkpoint
 CONFIG = CHECKPOINT.configuration()
-DENSE_LAYERS = CONFIG["first_k_dense_replace"]
+MOE_LAYERS: int = CONFIG["num_hidden_layers"] - CONFIG["first_k_dense_replace"]
 
 
 def dry_run(

@@ -1,4 +1,4 @@
-"""Compares figures that users of Ascend chips have published with the timing model.
+"""Decode steps that users of Ascend chips have published, as options of dry-runs.
 
 Nothing is fitted to them. A figure counts as `held` if it was looked at only after the model's code
 and figures had been settled. Machines, releases and loads are as far as their sources state them,
@@ -11,23 +11,14 @@ which the engine here replays, and launching all of a step one by one.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from published.intervals import interval
-from result import Kind, Result, Row
 from vllm_davinci.planner.deployments.checkpoint import write_checkpoint
 from vllm_davinci.planner.deployments.table import Checkpoint
 
-PS_PER_MS = 10**9
-LIMIT_S = 1200.0
 CHUNK = 8192
 ISSUES = "github.com/vllm-project/vllm-ascend/issues/"
 # Releases before asynchronous scheduling.
@@ -112,78 +103,17 @@ FIGURES = (
 )  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", default=[], help="parts of names")
-
-
-def run(args: argparse.Namespace) -> Result:
-    chosen = [f for f in FIGURES if not args.only or any(part in f.name for part in args.only)]
-    rows = []
-    for figure in chosen:
-        steps = [last_step(each) for each in figure.possible()]
-        ends = [interval(lambda view: view["host_ps"] / PS_PER_MS, step) for step in steps]
-        lowest, highest = min(low for low, _ in ends), max(high for _, high in ends)
-        ours = steps[0]["brief"]["host_ps"] / PS_PER_MS
-        stated = ", ".join(f"{step['brief']['host_ps'] / PS_PER_MS:.1f}" for step in steps[1:])
-        is_inside = lowest <= figure.published <= highest
-        rows.append(
-            Row(
-                figure.name,
-                "ms",
-                ours,
-                Kind.MODELLED,
-                interval=(lowest, highest),
-                note=f"published {figure.published:g} ({ISSUES}{figure.source}), error "
-                f"{ours / figure.published - 1:+.0%}, {'inside' if is_inside else 'outside'} the "
-                f"interval; {'held' if figure.is_held else 'seen before'}; taken: {figure.taken}"
-                + (f"; or else {stated} ms" if stated else ""),
-            )
-        )
-        print(f"{rows[-1].name}: {ours:.2f} ms, {rows[-1].note}", file=sys.stderr, flush=True)
-    return Result(
-        benchmark="published/others",
-        ours="a decode step on the modelled clock",
-        baseline="",
-        rows=rows,
-        settings={"only": " ".join(args.only), "fitted": "nothing"},
-        seed=0,
-        device="modelled, no NPU",
-    )
-
-
-def last_step(figure: Figure) -> dict[str, Any]:
-    """The last step of a dry-run in which all requests decode."""
-    with tempfile.TemporaryDirectory(prefix="published.") as name:
-        directory, report = Path(name), Path(name) / "report.json"
-        options = (*dry_run_options(figure, directory), "--sensitivity", f"--json={report}")
-        subprocess.run(
-            [sys.executable, "-m", "vllm_davinci.meta", "dry-run", *options],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT_S,
-            check=True,
-        )
-        return decode_of(figure, report)
-
-
 def dry_run_options(figure: Figure, model: Path) -> tuple[str, ...]:
     """Options of a dry-run, without its report. model: a directory for its checkpoint"""
-    # As many as the first request has when the last one's prompt is done, and a few more.
-    output_tokens = 4 + figure.requests * figure.prompt_tokens // CHUNK + figure.requests
+    # All have the same prompt: once the first request's is done, the others find it in the cache.
+    # As many as that one has when the last one's prompt is done, and a few more.
+    output_tokens = 6 + figure.prompt_tokens // CHUNK
     write_checkpoint(Checkpoint(figure.model, figure.model, ISSUES, figure.quantization), model)
     return (
         *(f"--model={model}", f"--chip={figure.chip}", "--topology=node-of-8"),
         *(f"--requests={figure.requests}", f"--prompt-tokens={figure.prompt_tokens}"),
         *(f"--output-tokens={output_tokens}", f"--tensor-parallel-size={figure.ranks}"),
-        f"--max-num-batched-tokens={CHUNK}",
+        *("--enable-prefix-caching", f"--max-num-batched-tokens={CHUNK}"),
         *(("--quantization=ascend",) if figure.quantization else ()),
         *figure.options,
     )
-
-
-def decode_of(figure: Figure, report: Path) -> dict[str, Any]:
-    """The last step of a report in which all requests decode."""
-    steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
-    decodes = [step for step in steps if step["tokens"] == [1] * figure.requests]
-    last: dict[str, Any] = decodes[-1]
-    return last

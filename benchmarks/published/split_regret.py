@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from published.deepseek_r1 import step_costs
-from published.figures import host_ps, modelled
 from published.runs import EXPERT_PARALLEL, NEVER, PUBLISHED, Runs
-from result import Row
+from result import Kind, Row
 
 GOAL_REGRET = 0.01
 ALWAYS = {"min_total_tokens_to_split": 0, "min_prefill_tokens_to_split": 0}
@@ -17,6 +17,11 @@ RANDOM, SEED = 200, 0  # steps of this many prompts of random lengths, three at 
 SIZES = (128, 192, 384, 768, 1536, 3072, 6144, 12288, 16384, 32768, 65536)
 MIXED = (128, 1024, 64, 512, 2048, 256, 1024, 96, 8192, 2048, 1024, 512, 300, 40, 80, 60)
 CHUNK = 16384
+
+
+def host_ps(step: dict[str, Any]) -> int:
+    ps: int = step["modelled"]["host_ps"]
+    return ps
 
 
 def regret_rows(runs: Runs) -> list[Row]:
@@ -43,7 +48,6 @@ def regret_rows(runs: Runs) -> list[Row]:
                 {**PUBLISHED, "dbo": {"split": "token", **dbo}, "step_costs": by},
                 *engine,
                 *work,
-                is_plain=True,
             )["steps"]
             for dbo, by in ((NEVER, None), (ALWAYS, None), ({}, str(costs)))
         )
@@ -54,8 +58,9 @@ def regret_rows(runs: Runs) -> list[Row]:
         regret, tokens = max(regrets)
         sizes = sorted(tokens for _, tokens in regrets)
         rows.append(
-            modelled(
-                f"regret of the decision, steps of {name}", "share", regret, at_most=GOAL_REGRET,
+            Row(
+                f"regret of the decision, steps of {name}", "share", regret, Kind.MODELLED,
+                at_most=GOAL_REGRET,
                 note=f"the largest, at {tokens} tokens, of {len(sizes)} steps of {sizes[0]} to "
                 f"{sizes[-1]} tokens of prompts of up to {max(lengths)}",
             )

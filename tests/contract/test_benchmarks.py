@@ -164,16 +164,21 @@ def test_a_comparison_of_80_columns_cuts_no_figure(tmp_path: Path, monkeypatch: 
 
 
 def test_published_figures_are_told_with_their_sign_and_their_limits():
-    table = import_module("published.mechanisms_table")
+    table = import_module("published.page_table")
     without = "without the wait for the last rank"
     compared = [
-        table.Compared.of("faster", "x", 1.2, {"": 1.44, without: 1.28}, is_ratio=True),
-        table.Compared.of("slower", "x", 1.1, {"": 0.98, without: 0.97}, is_ratio=True),
-        table.Compared.of("step", "ms", 50.0, {"": 59.0, without: 61.0}, is_ratio=False),
+        table.Compared("faster", "x", 1.2, {"": 1.44, without: 1.28}, (1.4, 1.5), True, goal=1.45),
+        table.Compared("slower", "x", 1.1, {"": 0.98, without: 0.97}, (0.9, 0.99), is_ratio=True),
+        table.Compared("either", "x", 1.1, {"": 1.02}, (0.98, 1.04), is_ratio=True),
+        table.Compared("step", "ms", 50.0, {"": 59.0, without: 61.0}, (58.0, 60.0)),
+        table.Compared("host", "ms", 50.0, {"": 20.0}, (19.0, 51.0), taken="910B2"),
+        table.Compared("ours", "of the time", None, {"": 0.9}, (0.88, 0.94), goal=-0.95),
     ]
-    assert [each.is_within for each in compared] == [False, False, True]
-    assert [each.sign for each in compared] == ["right", "**wrong**", ""]
-    assert compared[0].helpful == ["the wait for the last rank"] and not compared[2].helpful
+    assert [each.is_within for each in compared[:5]] == [False, False, False, True, True]
+    assert [each.sign for each in compared] == ["right", "**wrong**", "**both**", "", "", ""]
+    assert [each.meets_goal for each in (compared[0], compared[-1])] == [False, True]
     page = table.page_of(compared, "a machine")
-    assert "| faster | 1.2 x | 1.44 | +20.0% | +6.7% | **no** | right |" in page
-    assert "1 of 3 are within limits; of 2 ratios 1 have the right sign." in page
+    assert "| faster | 1.2 x | 1.44 | 1.4 to 1.5 | +20.0% | **no** | right |  |" in page
+    assert "| faster | +20.0% | +6.7% |" in page
+    assert "| ours | at most 0.95 of the time | 0.9 | 0.88 to 0.94 | met |" in page
+    assert "2 of 5 are within limits; of 3 ratios 1 have the right sign" in page
