@@ -1,4 +1,4 @@
-"""Where the time of users' decodes of Qwen3-30B-A3B has gone, beside the timing model's.
+"""Host time of users' decodes of Qwen3-30B-A3B, beside the timing model's.
 
 Launches per layer are counted in the sources of the releases that were measured (vllm-project/
 vllm-ascend), not in ours. None of the commands distributes experts over ranks, so that each rank

@@ -61,7 +61,7 @@ class Compared:
 
     @property
     def sign(self) -> str:
-        """Whether ours lies on the published side of 1, over the whole interval."""
+        """The side of 1 on which ours lies over the whole interval, beside the published one."""
         if not self.is_ratio or self.published is None:
             return ""
         ends = {(end > 1) == (self.published > 1) for end in self.interval}

@@ -61,7 +61,7 @@ class Runs:
 
 
 def slower_all_to_alls(sent: dict[str, float], serial: dict[str, float]) -> float:
-    """How many times as long all-to-alls take if the serial step has the published rate.
+    """Factor of the time of all-to-alls with which the serial step has the published rate.
 
     sent, serial: the serial step with all-to-alls, and without
     """
