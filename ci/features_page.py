@@ -9,8 +9,7 @@ from typing import Any
 from reference_cells import GENERATED, cell
 
 INTRODUCTION = """`vllm-davinci config MODEL -- OPTIONS` lists the features of an engine. A start that asks for two features
-of which one excludes the other ends with their flags. V1 and V2 are vLLM's model runners: V2 serves unless
-`VLLM_USE_V2_MODEL_RUNNER=0` chooses V1.
+of which one excludes the other ends with their flags.
 
 """  # noqa: E501 - lines of the page
 
@@ -23,7 +22,7 @@ def features_page(
         source="packages/core/src/vllm_davinci/core/features and config/architectures.py"
     )
     rows = [row for row in features if row.is_asked is not always]
-    served, refused = [r for r in rows if r.runners], [r for r in rows if not r.runners]
+    served, refused = [r for r in rows if r.is_served], [r for r in rows if not r.is_served]
     text += INTRODUCTION + _served(sorted(served, key=lambda row: row.title.lower()))
     text += "\n## Not supported\n\n| asked by | what | why |\n| --- | --- | --- |\n"
     for row in sorted(refused, key=lambda row: (not row.flag, row.key.lstrip("-"))):
@@ -38,16 +37,14 @@ def _served(rows: list[Any]) -> str:
         for key, why in row.excludes.items():
             excluded[row.key][key] = excluded[key][row.key] = why
     titles = {row.key: row.title for row in rows}
-    text = "| feature | asked by | V1 | V2 | not with |\n| --- | --- | --- | --- | --- |\n"
+    text = "| feature | asked by | not with |\n| --- | --- | --- |\n"
     for row in rows:
-        runners = [flag.name for flag in row.runners]
-        served = " | ".join("yes" if name in runners else "no" for name in ("V1", "V2"))
         others = "; ".join(
             titles[key] + (f" ({why})" if why else "")
             for key, why in sorted(excluded[row.key].items(), key=lambda each: titles[each[0]])
         )
         asked_by = f"`{row.flag}`" if row.flag else "the model"
-        text += f"| {cell(row.title)} | {asked_by} | {served} | {cell(others)} |\n"
+        text += f"| {cell(row.title)} | {asked_by} | {cell(others)} |\n"
     return text
 
 

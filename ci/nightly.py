@@ -35,7 +35,6 @@ BENCHMARK_LIMIT_S = 3600.0
 # out.
 SESSIONS = (
     ("tests", "--all"),
-    ("tests", "tests/e2e", "--runner", "v1"),
     ("other_machine", "all"),
     ("isolated",),
     ("cpp_tests",),

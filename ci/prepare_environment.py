@@ -43,7 +43,7 @@ IMPORTS = """
 import importlib
 for name in (
     "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor",
-    "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.model_executor.models",
+    "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner", "vllm.model_executor.models",
     "vllm.model_executor.models.deepseek_v2", "vllm.model_executor.models.llama",
     "transformers.models.auto.tokenization_auto", "torch._dynamo", "torch._inductor.config",
 ):

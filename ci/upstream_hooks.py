@@ -138,7 +138,7 @@ def hooks(old: Wheel | None = None) -> Iterator[Hook]:
             yield from imports(found.name, path)
             if old is not None:
                 yield from read_attributes(found.name, vars(module), path, old)
-    yield from kernels("vllm_davinci.core.spec_decode.triton_stand_ins:STAND_INS")
+    yield from kernels("vllm_davinci.core.triton_kernels.registration:STAND_INS")
 
 
 def kernels(table: str) -> Iterator[Hook]:

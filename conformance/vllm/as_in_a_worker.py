@@ -8,8 +8,8 @@ have stand-ins there.
 from vllm.plugins import load_general_plugins
 
 from vllm_davinci.core.device import torch_cuda_names
-from vllm_davinci.core.spec_decode import triton_stand_ins
+from vllm_davinci.core.triton_kernels import registration
 
 load_general_plugins()
 torch_cuda_names.install()
-triton_stand_ins.register()
+registration.register()

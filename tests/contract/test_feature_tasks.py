@@ -10,14 +10,13 @@ CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
 
 FEATURE = '''"""Toys."""
 
-from vllm_davinci.core.features.feature import Feature, Runner
+from vllm_davinci.core.features.feature import Feature
 
 FEATURES = (
     Feature(
         "--seed 7",
         "toys",
         lambda e: e.model is not None and e.model.seed == 7,
-        Runner.V2,
         excludes={"--enable-lora": "toys do not adapt"},
         settle=lambda e: e.set(e.vllm.cache_config, "block_size", 256, "toys are large"),
         after=("settings of an NPU",),
@@ -66,7 +65,7 @@ def test_a_feature_is_one_file_and_an_architecture_one_row(tmp_path: Path):
     checkpoints = [str(ROOT / "checkpoints" / name) for name in ("tiny_deepseek", "tiny_llama")]
     seen = said_in(tmp_path, PROGRAM, str(ROOT), *checkpoints)
     why = "LoRA adapters (toys do not adapt)"
-    assert f"| toys | `--seed 7` | no | yes | {why} |" in seen["page"]
+    assert f"| toys | `--seed 7` | {why} |" in seen["page"]
     assert "| `LlamaForCausalLM` | refused: it needs toys |" in seen["page"]
     assert seen["in_use"] == [["toys", True, "flag", "--seed 7"]]
     assert seen["changed"] == ["block_size = 256 (instead of 128: toys are large)"]
@@ -87,5 +86,5 @@ def test_what_a_feature_excludes_is_a_feature_and_one_of_both_has_a_flag():
 
 def test_the_contributing_page_names_the_files_that_hold_the_rows():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert "on which runner it is served | `core/features/NAME.py` |" in page
+    assert "what it excludes | `core/features/NAME.py` |" in page
     assert "(recurrent state, MTP, bidirectional) | `core/config/architectures.py` |" in page

@@ -91,7 +91,6 @@ CORE_FOLDERS = (
     "triton_kernels",
     "features",
     "platform",
-    "model_runner",
     "runner",
     "worker",
     "out_of_tree",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,7 @@ Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 # For the random MTP layer with three drafts: measured, and independent of other features.
-IS_V1 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0"
-ACCEPTED = (948, 67) if IS_V1 else (951, 66)
+ACCEPTED = (951, 66)
 
 
 @pytest.fixture(scope="module")

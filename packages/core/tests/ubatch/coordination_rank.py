@@ -1,6 +1,6 @@
 """One DP rank of test_coordination.py: `coordination_rank.py CASES` with torchrun's variables.
 
-CASES: JSON, per case and rank [num_tokens, graph_mode, ubatch_sizes, prefills].
+CASES: JSON, per case and rank [ubatch_sizes, prefills].
 Prints the answers as JSON.
 """
 
@@ -23,7 +23,7 @@ def main(cases: list[list[list[object]]]) -> None:
         answer = coordinate_across_dp(RankStep(*case[rank]), 2, rank, group)  # type: ignore[arg-type]
         assert group._get_sequence_number_for_group() == before + 1, "more than one message"
         parts = answer.ubatch_sizes and [sizes.tolist() for sizes in answer.ubatch_sizes]
-        answers.append([answer.num_tokens.tolist(), answer.graph_mode, parts, answer.prefills])
+        answers.append([parts, answer.prefills])
     print(json.dumps(answers))
     dist.destroy_process_group()
 

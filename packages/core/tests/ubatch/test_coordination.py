@@ -7,16 +7,12 @@ from vllm_davinci_testing.processes.ranks import check_ranks
 
 RANK_PROGRAM = Path(__file__).with_name("coordination_rank.py")
 
-# Per DP rank: rows, graph mode, sizes of the ubatches, whether it prefills.
-# Then: rows of all, mode, parts, whether any of them prefills.
+# Per DP rank: sizes of the ubatches, whether it prefills. Then: parts, whether any prefills.
 CASES = [
-    (
-        [[300, 0, [150, 150], True], [512, 0, [200, 312], True]],
-        [[300, 512], 0, [[150, 200], [150, 312]], True],
-    ),
-    ([[300, 0, [150, 150], True], [512, 0, [], False]], [[300, 512], 0, None, True]),
-    ([[300, 0, [150, 150], False], [1, 2, [], True]], [[300, 1], None, None, True]),
-    ([[8, 2, [], False], [4, 2, [], False]], [[8, 4], 2, None, False]),
+    ([[[150, 150], True], [[200, 312], True]], [[[150, 200], [150, 312]], True]),
+    ([[[150, 150], True], [[], False]], [None, True]),
+    ([[[150, 150], False], [[], True]], [None, True]),
+    ([[[], False], [[], False]], [None, False]),
 ]
 
 

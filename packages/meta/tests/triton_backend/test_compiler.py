@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 LIMIT_S = 120
 ACTIVE = """
 from triton.backends import backends
@@ -45,26 +43,17 @@ def output_of(program: str, tmp_path: Path, **environment: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("asked", "active"),
-    [
-        pytest.param("1", "['npu']", marks=pytest.mark.nightly("planning")),
-        pytest.param("true", "['npu']", marks=pytest.mark.nightly("planning")),
-        pytest.param("0", "[]", marks=pytest.mark.nightly("planning")),
-        ("", "['npu']"),
-    ],
-)
-def test_it_is_active_unless_v1_is_asked_for(asked: str, active: str, tmp_path: Path):
-    assert output_of(ACTIVE, tmp_path, VLLM_USE_V2_MODEL_RUNNER=asked).split("\n")[-2] == active
+def test_it_is_active_on_an_npu(tmp_path: Path):
+    assert output_of(ACTIVE, tmp_path).split("\n")[-2] == "['npu']"
 
 
 def test_it_is_silent_without_canns_libraries(tmp_path: Path):
     without = {"LD_LIBRARY_PATH": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LD_PRELOAD": ""}
-    told = output_of(ACTIVE, tmp_path, VLLM_USE_V2_MODEL_RUNNER="1", **without)
+    told = output_of(ACTIVE, tmp_path, **without)
     assert told.split("\n")[-2] == "[]"
 
 
 def test_a_kernel_without_a_stand_in_ends_with_its_name(tmp_path: Path):
-    told = output_of(LAUNCH, tmp_path, VLLM_USE_V2_MODEL_RUNNER="1")
+    told = output_of(LAUNCH, tmp_path)
     assert "_no_stand_in_kernel of " in told and "program.py" in told
-    assert "VLLM_USE_V2_MODEL_RUNNER=0" in told
+    assert "Start without that option" in told

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from vllm_davinci_testing import processors, runners, selection
+from vllm_davinci_testing import processors, selection
 from vllm_davinci_testing.lanes import Lanes
 from vllm_davinci_testing.processes import fork_server
 from vllm_davinci_testing.selection import Selection
@@ -71,18 +71,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=processors.CHOICES,
         help="use the instruction sets of an older processor; `older`: than this machine's",
     )
-    parser.addoption(
-        "--runner",
-        choices=runners.CHOICES,
-        help="which model runner of vLLM serves (default: the product's own choice)",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     let_children_be_interrupted()
-    runner = config.getoption("runner")
-    if runner:
-        runners.use(runner)
     processor = config.getoption("processor")
     if processor:
         processors.use(processor)

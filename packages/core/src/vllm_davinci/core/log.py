@@ -16,8 +16,6 @@ WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     "vllm.config.vllm": (
         # Nothing is compiled, whatever the settings.
         "Inductor compilation was disabled by user settings",
-        # On the V1 runner.
-        "Model Runner V2 requires Triton",
     ),
     # The V2 runner's tables are copied from pinned memory (core.runner.buffers).
     "vllm.v1.worker.gpu.buffer_utils": ("Pinned memory is not available on this platform",),

@@ -26,7 +26,7 @@ from vllm_davinci.core.errors import (
 )
 from vllm_davinci.core.features.feature import Engine
 from vllm_davinci.core.features.graphs import choose_graph_mode
-from vllm_davinci.core.features.model_runner import WHY_V1, choose_model_runner, is_v2_chosen
+from vllm_davinci.core.features.model_runner import choose_model_runner
 from vllm_davinci.core.features.prefill_first import override_scheduler_fields
 from vllm_davinci.core.features.quantization import refuse_quantization
 from vllm_davinci.core.features.registry import named, settle
@@ -138,14 +138,9 @@ class NPUPlatform(Platform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        if is_v2_chosen(os.environ):
-            from vllm_davinci.core.triton_kernels import registration  # imports vLLM's runner
+        from vllm_davinci.core.triton_kernels import registration  # imports vLLM's runner
 
-            registration.register()
-        else:
-            from vllm_davinci.core.spec_decode import triton_stand_ins  # imports torch's operators
-
-            triton_stand_ins.register()
+        registration.register()
 
     @classmethod
     def get_attn_backend_cls(
@@ -177,10 +172,6 @@ class NPUPlatform(Platform):
     @classmethod
     def support_static_graph_mode(cls) -> bool:
         return True
-
-    @classmethod
-    def get_static_graph_wrapper_cls(cls) -> str:
-        return "vllm_davinci.core.graph.wrapper.NPUGraphWrapper"
 
     @classmethod
     def support_hybrid_kv_cache(cls) -> bool:
@@ -249,8 +240,7 @@ class NPUPlatform(Platform):
 
         choose_quantization(vllm_config)
         override_scheduler_fields(vllm_config)
-        if choose_model_runner(os.environ):
-            logger.info_once("model runner: V1 (%s)", WHY_V1)
+        choose_model_runner(os.environ)
         if vllm_config.compilation_config.mode is None:
             vllm_config.compilation_config.mode = CompilationMode.NONE
         choose_graph_mode(vllm_config)

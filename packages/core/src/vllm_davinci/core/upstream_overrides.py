@@ -23,26 +23,20 @@ class Override:
     goes_when: str
 
 
-RUNNER = "v1/worker/gpu_model_runner.py"
-RUNNER_V2 = "v1/worker/gpu/model_runner.py"
+RUNNER = "v1/worker/gpu/model_runner.py"
+STATE = "v1/worker/gpu/model_states/default.py"
 
 OVERRIDES: tuple[Override, ...] = (
     Override(
         what="torch.cuda.{Stream, Event, stream, current_stream, ...} point to torch.npu's",
         where=("core.device.torch_cuda_names:install",),
-        why="the V1 runner names them literally for asynchronous scheduling",
-        upstream={RUNNER: ("AsyncGPUModelRunnerOutput", "torch.cuda.Stream")},
-        goes_when="the V1 runner uses torch.Stream and torch.Event",
-    ),
-    Override(
-        what="our own classes wrap the model for full graphs and capture its sizes",
-        where=("core.graph.capture:GraphCapture", "core.graph.wrapper:NPUGraphWrapper"),
-        why="the V1 runner names CUDAGraphWrapper, which captures torch.cuda's graphs",
+        why="the V2 runner names them literally",
         upstream={
-            RUNNER: ("CUDAGraphWrapper(", "_warmup_and_capture", "capture_model"),
-            "compilation/cuda_graph.py": ("class CUDAGraphWrapper", "torch.cuda.CUDAGraph()"),
+            "v1/worker/gpu/async_utils.py": ("torch.cuda.Event(blocking=True)",),
+            "v1/worker/gpu/pp_utils.py": ("torch.cuda.Stream(",),
+            "v1/worker/gpu/structured_outputs.py": ("torch.cuda.Stream(",),
         },
-        goes_when="the runner uses get_static_graph_wrapper_cls for full graphs too",
+        goes_when="the V2 runner uses torch.Stream and torch.Event",
     ),
     Override(
         what="parts of the V2 runner are replaced when it assigns them to its attributes",
@@ -62,7 +56,7 @@ OVERRIDES: tuple[Override, ...] = (
         ),
         why="the V2 runner names the classes of its parts in its code; no platform chooses them",
         upstream={
-            RUNNER_V2: (
+            RUNNER: (
                 "self.req_states = RequestState(",
                 "self.input_buffers = InputBuffers(",
                 "self.model_state = init_model_state(",
@@ -79,7 +73,7 @@ OVERRIDES: tuple[Override, ...] = (
                 "self.uses_prompt_logprobs[idx_mapping_np]",
                 "self.token_id_scores",
             ),
-            "v1/worker/gpu/model_states/default.py": (
+            STATE: (
                 "self.rope_state.prepare_positions(",
                 "self.prompt_embeds_state.apply(",
             ),
@@ -95,7 +89,7 @@ OVERRIDES: tuple[Override, ...] = (
         ),
         why="vLLM's views cannot hold keys and values in two halves, which the operators require",
         upstream={
-            RUNNER_V2: ("kv_caches_dict = init_kv_cache(", "def _init_kv_zero_meta"),
+            RUNNER: ("kv_caches_dict = init_kv_cache(", "def _init_kv_zero_meta"),
             "v1/worker/utils.py": ("def allocate_kv_cache", "buf = torch.zeros(buf_size"),
         },
         goes_when="vLLM asks the attention backend for a layer's regions",
@@ -134,7 +128,7 @@ OVERRIDES: tuple[Override, ...] = (
         "operator needs exact lengths; its draft models have no graphs, and its MTP of several "
         "modules reads rows before the first token of a short prompt",
         upstream={
-            RUNNER_V2: (
+            RUNNER: (
                 "self.speculator = init_speculator(",
                 "self.rejection_sampler = RejectionSampler(",
                 "def postprocess_sampled",
@@ -154,7 +148,7 @@ OVERRIDES: tuple[Override, ...] = (
         where=("core.runner.ubatches:StepPlans", "core.runner.model_state:NPUModelState"),
         why="vLLM's ubatches are two equal parts in threads, only with data parallelism",
         upstream={
-            RUNNER_V2: (
+            RUNNER: (
                 "self.model_state.prepare_attn(",
                 "model_output = self.model(**model_inputs)",
             ),
@@ -166,7 +160,7 @@ OVERRIDES: tuple[Override, ...] = (
         what="the V2 runner's graphs are torch_npu's, with lengths updated before a replay",
         where=(
             "core.runner.graphs:NPUGraphManager",
-            "core.runner.graphs:StepGraphs",
+            "core.runner.step_graphs:StepGraphs",
             "core.runner.model_runner:NPUModelRunner._init_minimal_kv_cache_for_profiling",
             "core.runner.model_runner:NPUModelRunner._cleanup_profiling_kv_cache",
         ),
@@ -254,14 +248,6 @@ OVERRIDES: tuple[Override, ...] = (
         "regions, and answers every request that was sent to a worker",
     ),
     Override(
-        what="our input batch uses our class of block tables",
-        where=("core.attention.block_table:NPUMultiGroupBlockTable",),
-        why="vLLM maps tokens to slots with a Triton kernel",
-        upstream={"v1/worker/block_table.py": ("compute_slot_mapping", "MultiGroupBlockTable")},
-        goes_when="a stand-in for the kernel can read the host's tables (stand-ins of "
-        "Platform.register_triton_kernel_overrides get only device tensors)",
-    ),
-    Override(
         what="models that vLLM defines per vendor are refused by name",
         where=("core.config.architectures:is_foreign",),
         why="vLLM gives other platforms CUDA's definitions, which fail in some layer or on import",
@@ -315,7 +301,12 @@ OVERRIDES: tuple[Override, ...] = (
         what="the builder of linear attention's metadata nominally subclasses one of vLLM's",
         where=("core.linear_attention.metadata:LinearAttentionMetadataBuilder.build",),
         why="vLLM tells only its own classes which drafts were accepted",
-        upstream={RUNNER: ("GDNAttentionMetadataBuilder,", "num_decode_draft_tokens_cpu")},
+        upstream={
+            "v1/worker/gpu/model_states/mamba_hybrid.py": (
+                "GDNAttentionMetadataBuilder,",
+                "num_decode_draft_tokens_cpu",
+            )
+        },
         goes_when="vLLM tells every builder",
     ),
     Override(
@@ -333,128 +324,14 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM asks the platform",
     ),
     Override(
-        what="Triton kernels of speculative decoding are replaced by torch operators",
-        where=(
-            "core.spec_decode.triton_stand_ins:STAND_INS",
-            "core.triton_kernels.registration:STAND_INS",
-        ),
+        what="Triton kernels are replaced by torch operators",
+        where=("core.triton_kernels.registration:STAND_INS",),
         why="vLLM has no other path; its platform hook maps kernel paths to stand-ins, and "
         "installs them in its own modules",
         upstream={
             "triton_utils/dispatcher.py": ("def register_kernels",),
-            "v1/sample/rejection_sampler.py": (
-                "rejection_greedy_sample_kernel",
-                "rejection_random_sample_kernel",
-                "expand_kernel",
-                "sample_recovered_tokens_kernel",
-            ),
-            "v1/spec_decode/utils.py": (
-                "eagle_prepare_next_token_padded_kernel",
-                "eagle_prepare_inputs_padded_kernel",
-                "eagle_step_slot_mapping_metadata_kernel",
-                "copy_and_expand_eagle_inputs_kernel",
-            ),
         },
         goes_when="an NPU runs them",
-    ),
-    Override(
-        what="the host waits for the number of accepted drafts when it computes lengths and slots",
-        where=(
-            "core.spec_decode.proposers:_HostLengths._update_positions_dependent_metadata",
-            "core.spec_decode.host_counts:RejectedDrafts",
-            "core.spec_decode.runner:SpeculatingRunner._prepare_inputs",
-        ),
-        why="vLLM corrects them only on the device, and the attention operator needs lengths on "
-        "the host; vLLM also writes into memory from which the device may still copy",
-        upstream={
-            RUNNER: (
-                "def _get_valid_sampled_token_count",
-                "self.prev_num_draft_tokens.np",
-                "self.input_batch.num_computed_tokens_cpu_tensor[:num_reqs].to(",
-                "def correct_spec_decode_token_counts",
-            ),
-            "v1/spec_decode/llm_base_proposer.py": (
-                "common_attn_metadata.seq_lens -= num_rejected_tokens_gpu",
-                "common_attn_metadata.seq_lens_cpu_upper_bound += 1",
-            ),
-        },
-        goes_when="the attention operator takes lengths from the device",
-    ),
-    Override(
-        what="counts and drafts are held until a side stream has copied them to the host",
-        where=(
-            "core.spec_decode.runner:SpeculatingRunner._copy_valid_sampled_token_count",
-            "core.spec_decode.runner:SpeculatingRunner._copy_draft_token_ids_to_cpu",
-        ),
-        why="vLLM releases them in the next step, whether or not the host has waited",
-        upstream={
-            RUNNER: (
-                "self.valid_sampled_token_count_copy_stream.wait_stream(",
-                "self.draft_token_ids_copy_stream.wait_stream(",
-            ),
-        },
-        goes_when="vLLM records the streams",
-    ),
-    Override(
-        what="sampled tokens and their number are copied to the host before the drafter runs",
-        where=(
-            "core.spec_decode.runner:SpeculatingRunner._update_states_after_model_execute",
-            "core.sampling.output_copy:OutputCopy.keep",
-        ),
-        why="vLLM copies them after the drafter, so the host would wait for the device twice",
-        upstream={
-            RUNNER: (
-                "class AsyncGPUModelRunnerOutput",
-                "self.sampled_token_ids_cpu = self._sampled_token_ids.to(",
-                "self._update_states_after_model_execute(",
-            ),
-        },
-        goes_when="vLLM's output accepts tokens that the host already has",
-    ),
-    Override(
-        what="a drafter's passes are captured whole, inside the `forward` of its model's object",
-        where=(
-            "core.spec_decode.proposers:_CapturedPasses._determine_batch_execution_and_padding",
-            "core.spec_decode.draft_passes:DraftPasses",
-        ),
-        why="vLLM's drafters know only piecewise graphs, and check for their models' own classes",
-        upstream={
-            "v1/spec_decode/llm_base_proposer.py": (
-                "Only supports PIECEWISE cudagraphs",
-                "def _determine_batch_execution_and_padding",
-                "self.model(**model_kwargs)",
-            ),
-        },
-        goes_when="vLLM's drafters have full graphs",
-    ),
-    Override(
-        what="our class looks n-grams up, and the runner treats it as a custom proposer",
-        where=("core.spec_decode.drafters:with_own_drafter",),
-        why="vLLM's needs numba, which vLLM does not require",
-        upstream={
-            RUNNER: ('self.speculative_config.method == "custom_class"',),
-            "v1/spec_decode/ngram_proposer.py": ("from numba import",),
-        },
-        goes_when="vLLM requires numba, or looks n-grams up without it",
-    ),
-    Override(
-        what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
-        where=(
-            "core.model_runner:NPUModelRunner.initialize_kv_cache_tensors",
-            "core.model_runner:NPUModelRunner._init_kv_zero_meta",
-            "core.model_runner:NPUModelRunner._zero_block_ids",
-            "core.model_runner:NPUModelRunner._update_states",
-        ),
-        why="the fused attention operator takes two contiguous tensors",
-        upstream={
-            RUNNER: (
-                "initialize_kv_cache_tensors",
-                "_init_kv_zero_meta",
-                "_zero_block_ids",
-                "_update_states",
-            )
-        },
-        goes_when="a KV cache layout can put keys before values",
     ),
     Override(
         what="layers with adapters get our layout, and adapters that do not fit are refused",
@@ -463,15 +340,12 @@ OVERRIDES: tuple[Override, ...] = (
             "core.lora.adapter_manager:NPUWorkerLoRAManager._load_adapter",
             "core.lora.routed_experts:FusedMoEWithLoRA._create_lora_a_weights",
             "core.lora.routed_experts:FusedMoEWithLoRA._create_lora_b_weights",
-            "core.model_runner:NPUModelRunner._get_prompt_logprobs_dict",
         ),
-        why="vLLM skips layers that it cannot wrap, copies tensors of too small a shape, and "
-        "confuses rows of a prompt with sampled rows",
+        why="vLLM skips layers that it cannot wrap, and copies tensors of too small a shape",
         upstream={
             "lora/model_manager.py": ("_create_lora_modules", "It will be ignored."),
             "lora/worker_manager.py": ("_load_adapter", "_manager_cls"),
             "lora/layers/fused_moe.py": ("_create_lora_a_weights", "_create_lora_b_weights"),
-            RUNNER: ("_get_prompt_logprobs_dict",),
         },
         goes_when="vLLM refuses adapters that it would ignore in part",
     ),
@@ -524,23 +398,17 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="models get indices of encoder tokens on the device instead of a mask on the host",
-        where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
+        where=("core.runner.model_state:NPUModelState.gather_mm_embeddings",),
         why="indexing a device tensor with a mask on the host waits for the device",
-        upstream={RUNNER: ("_gather_mm_embeddings",)},
+        upstream={STATE: ("def gather_mm_embeddings",)},
         goes_when="vLLM computes the indices on the host",
     ),
     Override(
-        what="a runner holds its asynchronous output for one step; a failed step has no output",
-        where=(
-            "core.model_runner:NPUModelRunner.sample_tokens",
-            "core.model_runner:NPUModelRunner.execute_model",
-        ),
-        why=(
-            "ranks that report nothing free memory that a copy still reads, and an empty output "
-            "hides the step's error behind a KeyError in the scheduler"
-        ),
-        upstream={RUNNER: ("sample_tokens", "AsyncGPUModelRunnerOutput")},
-        goes_when="the worker holds outputs until they are copied and passes None after an error",
+        what="the runner holds its asynchronous output for one step",
+        where=("core.runner.model_runner:NPUModelRunner.sample_tokens",),
+        why="ranks that report nothing free memory that a copy still reads",
+        upstream={RUNNER: ("def sample_tokens", "async_output = AsyncOutput(")},
+        goes_when="the worker holds outputs until they are copied",
     ),
     Override(
         what="memory pools are not used",
@@ -567,27 +435,11 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM asks the platform for the number of threads",
     ),
     Override(
-        what="with overlap on, our runner shows vLLM ubatch_size or one DP rank during one call, "
-        "and prepares a step per ubatch",
-        where=(
-            "core.ubatch.splitter:StepSplitter.one_dp_rank",
-            "core.ubatch.splitter:StepSplitter.builder_per_ubatch",
-            "core.model_runner:NPUModelRunner._determine_batch_execution_and_padding",
-            "core.model_runner:NPUModelRunner._get_slot_mappings",
-            "core.model_runner:NPUModelRunner._build_attention_metadata",
-            "core.model_runner:NPUModelRunner._model_forward",
-        ),
-        why="a metadata builder per ubatch, and one exchange between DP ranks instead of two",
-        upstream={
-            RUNNER: (
-                "initialize_metadata_builders",
-                "_determine_batch_execution_and_padding",
-                "_get_slot_mappings",
-                "_build_attention_metadata",
-                "_model_forward",
-            )
-        },
-        goes_when="the number of builders, the exchange and the cut can be overridden separately",
+        what="with overlap on, our runner shows vLLM ubatch_size during one call",
+        where=("core.ubatch.splitter:StepSplitter.builder_per_ubatch",),
+        why="metadata builders keep state of their batch: each ubatch needs its own",
+        upstream={"v1/worker/gpu/attn_utils.py": ("num_metadata_builders",)},
+        goes_when="the number of builders can be overridden",
     ),
     Override(
         what="with overlap on, expert layers are entered by vLLM's plain functions, and store "
@@ -641,82 +493,10 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="a platform can refuse the division",
     ),
     Override(
-        what="a step that continues the last step's decodes gets its inputs in five copies",
-        where=("core.model_runner:NPUModelRunner._prepare_inputs",),
-        why="vLLM prepares each step for all cases: a dozen launches that rewrite the same values",
-        upstream={
-            RUNNER: (
-                "def _prepare_inputs",
-                "self.optimistic_seq_lens_cpu[num_reqs:].fill_(0)",
-                "self.query_start_loc.np[num_reqs + 1 :].fill(cu_num_tokens[-1])",
-                "self.discard_request_mask.np[:num_reqs] = (",
-                "logits_indices = query_start_loc[1:] - 1",
-                "sample_hidden_states = hidden_states[logits_indices]",
-            )
-        },
-        goes_when="vLLM rewrites only changed values",
-    ),
-    Override(
-        what="the mask of padding rows is written only if their number has changed",
-        where=("core.model_runner:NPUModelRunner._prepare_padding_mask",),
-        why="vLLM fills it in two launches in every step",
-        upstream={RUNNER: ("def _prepare_padding_mask", "self.is_padding[:num_tokens_padded]")},
-        goes_when="vLLM rewrites only changed values",
-    ),
-    Override(
-        what="only changed values of the batch are updated in a step that continues decoding",
-        where=("core.model_runner:NPUModelRunner._update_states",),
-        why="vLLM goes through every case of each request in every step",
-        upstream={
-            RUNNER: (
-                "def _update_states",
-                "unscheduled_req_ids = cached_req_ids - (scheduled_req_ids - resumed_req_ids)",
-                "self.input_batch.num_computed_tokens_cpu[req_index] = num_computed_tokens",
-                "self.input_batch.block_table.append_row(new_block_ids, req_index)",
-                "self._may_reorder_batch(scheduler_output)",
-            )
-        },
-        goes_when="vLLM updates continued requests as a whole",
-    ),
-    Override(
-        what="a step's tokens, or their placeholders, are written for all requests at once",
-        where=("core.model_runner:NPUModelRunner._bookkeeping_sync",),
-        why="vLLM writes numpy arrays request by request, the longest part of its sampling",
-        upstream={
-            RUNNER: (
-                "def _bookkeeping_sync",
-                "sampled_ids = [-1] if req_idx not in invalid_req_indices_set else None",
-                "output_token_ids.extend(sampled_ids)",
-                "prev_req_id_to_index",
-            )
-        },
-        goes_when="vLLM writes them all at once",
-    ),
-    Override(
-        what="penalties and bad words read the newest tokens from the device",
-        where=(
-            "core.model_runner:NPUModelRunner._sample",
-            "core.sampling.sampler:NPUSampler",
-            "core.sampling.newest_tokens:TokenHistory",
-        ),
-        why="with asynchronous scheduling vLLM waits for them in every step",
-        upstream={
-            RUNNER: ("def _sample", "update_async_output_token_ids"),
-            "v1/worker/gpu_input_batch.py": (
-                "async_copy_ready_event.synchronize()",
-                "sampled_token_ids_cpu",
-                "prev_req_id_to_index",
-                "prev_sampled_token_ids",
-            ),
-            "v1/sample/sampler.py": ("def apply_logits_processors", "def apply_penalties"),
-        },
-        goes_when="vLLM's sampler reads output tokens on the device",
-    ),
-    Override(
         what="images longer than the window have bidirectional attention",
         where=("core.features.bidirectional:settle",),
         why="vLLM excludes them except for models whose definition says otherwise",
-        upstream={RUNNER: ("mm_prefix_clamp_sliding_window",)},
+        upstream={STATE: ("mm_prefix_clamp_sliding_window",)},
         goes_when="the definitions of the models that we serve declare it",
     ),
     Override(
@@ -724,22 +504,8 @@ OVERRIDES: tuple[Override, ...] = (
         where=("core.attention.metadata:NPUAttentionMetadataBuilder.build",),
         why="vLLM tells attention only about images, and PaliGemma's text before the answer also "
         "attends bidirectionally",
-        upstream={RUNNER: ("mm_req_doc_ranges", "self.is_mm_prefix_lm")},
+        upstream={STATE: ("mm_req_doc_ranges", "self.model_config.is_mm_prefix_lm")},
         goes_when="vLLM's ranges include the prompt",
-    ),
-    Override(
-        what="encoder outputs that a decoder attends to are written in batch order",
-        where=("core.model_runner:NPUModelRunner._execute_mm_encoder",),
-        why="their slots are in batch order, and vLLM's encoder outputs in the scheduler's, which"
-        " differs if a preempted request returns together with new ones",
-        upstream={
-            RUNNER: (
-                "encoder_outputs = self._execute_mm_encoder(scheduler_output)",
-                "scheduled_encoder_inputs",
-            ),
-            "model_executor/layers/attention/cross_attention.py": ("active_indices",),
-        },
-        goes_when="vLLM orders both alike",
     ),
     Override(
         what="the prefill-first scheduler shows vLLM's scheduler other queues during one call, "
@@ -755,7 +521,6 @@ OVERRIDES: tuple[Override, ...] = (
                 "_handle_blocked_waiting_request",
                 "_holds_kv_blocks",
                 "self.deferred_waiting",
-                "self.prev_step_scheduled_req_ids",
             ),
             "v1/core/kv_cache_manager.py": ("get_num_blocks_to_allocate", "watermark_blocks"),
         },
@@ -838,10 +603,7 @@ OVERRIDES: tuple[Override, ...] = (
         where=("core.log:leave_out_what_means_nothing",),
         why="every process logs them, and users cannot change the choices",
         upstream={
-            "config/vllm.py": (
-                "Inductor compilation was disabled by user settings",
-                "Model Runner V2 requires Triton",
-            ),
+            "config/vllm.py": ("Inductor compilation was disabled by user settings",),
             "config/scheduler.py": ("Using custom scheduler class %s",),
         },
         goes_when="vLLM asks the platform before it warns",

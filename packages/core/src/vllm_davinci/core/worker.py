@@ -52,11 +52,11 @@ from vllm_davinci.core.fused_moe.piece_plan import PARTS_OF_MEMORY, plan_pieces
 from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.log import init_logger, progress
-from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.process.engine_exit import finish_teardown, leave_groups_at_exit
 from vllm_davinci.core.process.liveness import end_with_other_engines, end_with_program
 from vllm_davinci.core.process.step_guard import StepGuard
+from vllm_davinci.core.runner.model_runner import NPUModelRunner
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
 
 logger = init_logger(__name__)
@@ -131,16 +131,9 @@ class NPUWorker(Worker):
         init_workspace_manager(self.device, 1, num_lanes=config.dbo.num_ubatches)
         choose_fused_ops(config.enable_compiled_operators)
         name_streams()
-        self.model_runner = self._make_model_runner()
+        self.model_runner = NPUModelRunner(self.vllm_config, self.device)
         if self.rank == 0:
             report_usage_stats(self.vllm_config)
-
-    def _make_model_runner(self) -> Any:
-        if self.use_v2_model_runner:
-            from vllm_davinci.core.runner.model_runner import NPUModelRunner as Runner
-
-            return Runner(self.vllm_config, self.device)
-        return NPUModelRunner(self.vllm_config, self.device)
 
     def _step_guard(self) -> StepGuard | None:
         """Ends a step on all ranks if one of them fails; None with a single rank."""

@@ -34,7 +34,8 @@ MODULES = {
         "vllm_davinci.core.worker",
         "vllm_davinci.core.attention.paged",
         "vllm_davinci.core.out_of_tree",
-        "vllm_davinci.core.spec_decode.triton_stand_ins",
+        "vllm_davinci.core.runner.model_runner",
+        "vllm_davinci.core.triton_kernels.registration",
     ),
 }
 
@@ -50,9 +51,9 @@ for present, names in MODULES.items():
     if is_installed(present):
         for name in names:
             import_module(name)
-if triton_stand_ins := sys.modules.get("vllm_davinci.core.spec_decode.triton_stand_ins"):
+if registration := sys.modules.get("vllm_davinci.core.triton_kernels.registration"):
     # vLLM searches every name of every module for its kernels, half a second per rank.
-    triton_stand_ins.register()
+    registration.register()
 
 if "vllm.model_executor.models.registry" in sys.modules:
     model_facts.fill_cache()

@@ -63,11 +63,6 @@ class NPUAttentionMetadata(AttentionMetadata):
         """Cumulative query lengths and total tokens, both per request."""
         return self.actual_seq_lengths_q, self.seq_lens
 
-    def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the device reads, without slots if the keys are an encoder's: no graph
-        writes them."""
-        return (self.block_table,) if self.is_cross else (self.block_table, self.slot_mapping)
-
     def of_decodes(self, requests: slice, tokens: slice) -> "NPUAttentionMetadata":
         """Metadata of some whole requests of a decode step. tokens: their rows in the step"""
         return NPUAttentionMetadata(

@@ -1,11 +1,11 @@
 """Points the `torch.cuda` names that vLLM uses literally at `torch.npu`.
 
-vLLM's V1 runner writes `torch.cuda.Stream()`, `torch.cuda.Event(blocking=True)`,
-`torch.cuda.current_stream()` and `torch.cuda.stream(...)` literally, for asynchronous scheduling
-(`v1/worker/gpu_model_runner.py`). vLLM's own XPU runner points the same names of torch at
-`torch.xpu`; this does it for `torch.npu`. Only names of torch are replaced, never names of vLLM.
+vLLM's V2 runner writes `torch.cuda.Stream()`, `torch.cuda.Event(blocking=True)`,
+`torch.cuda.current_stream()` and `torch.cuda.stream(...)` literally (`v1/worker/gpu`). vLLM's own
+XPU runner points the same names of torch at `torch.xpu`; this does it for `torch.npu`. Only names
+of torch are replaced, never names of vLLM.
 
-Remove it when the V1 runner uses `torch.Stream`, `torch.Event` and `torch.accelerator`.
+Remove it when the V2 runner uses `torch.Stream`, `torch.Event` and `torch.accelerator`.
 """
 
 import functools

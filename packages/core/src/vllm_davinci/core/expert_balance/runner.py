@@ -1,13 +1,11 @@
-"""Expert balancing in the steps of vLLM's runners."""
+"""Expert balancing in the steps of vLLM's runner."""
 
 from typing import Any
 
 from vllm.config import ModelConfig
-from vllm.distributed.eplb.eplb_state import EplbState
 from vllm.v1.worker.gpu.eplb_utils import EPLBController
 
 from vllm_davinci.core.expert_balance.state import NPUEplbState
-from vllm_davinci.core.spec_decode.runner import SpeculatingRunner
 
 
 def balance(runner: Any) -> None:
@@ -19,17 +17,6 @@ def balance(runner: Any) -> None:
         state = NPUEplbState.taking_over(runner.eplb_state, runner.vllm_config)
         runner.eplb_state = state
         state.start_async_loop()
-
-
-class BalancingRunner(SpeculatingRunner):
-    """vLLM's V1 runner; its layers count loads and follow moved experts."""
-
-    # vLLM creates it again under this name.
-    eplb_state: EplbState | None
-
-    def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
-        super().load_model(load_dummy_weights, **options)
-        balance(self)
 
 
 class NPUEPLBController(EPLBController):

@@ -2,7 +2,7 @@
 
 from vllm_davinci.core.config.architectures import ARCHITECTURES, Bidirectional, bidirectional
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, model_has, refused
+from vllm_davinci.core.features.feature import Engine, Feature, model_has, refused
 
 
 def settle(engine: Engine) -> None:
@@ -30,9 +30,7 @@ def settle(engine: Engine) -> None:
 _SERVED = [name for name, row in ARCHITECTURES.items() if row.bidirectional]
 
 FEATURES = (
-    Feature(
-        "", "bidirectional attention to images", model_has("is_mm_prefix_lm"), BOTH, settle=settle
-    ),
+    Feature("", "bidirectional attention to images", model_has("is_mm_prefix_lm"), settle=settle),
     refused(
         "",
         "bidirectional attention in prompts of an unknown architecture",

@@ -1,6 +1,6 @@
 """Context parallelism of decodes: a request's KV cache is divided among ranks."""
 
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 FLAG = "--decode-context-parallel-size"
 MOST_RANKS = 16  # whose partial results CANN's AttentionUpdate merges
@@ -15,7 +15,6 @@ FEATURES = (
         FLAG,
         "context parallelism of decodes",
         lambda e: _size(e) > 1,
-        BOTH,
         excludes=dict.fromkeys(
             (
                 "dbo.enabled",

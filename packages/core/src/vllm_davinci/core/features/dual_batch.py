@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vllm_davinci.core import components
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature
+from vllm_davinci.core.features.feature import Engine, Feature
 
 ENABLED = "dbo.enabled"
 
@@ -71,12 +71,11 @@ def _warn_of_idle_options(engine: Engine) -> None:
 
 
 FEATURES = (
-    Feature(ENABLED, "dual-batch overlap", lambda e: e.config.dbo.enabled, BOTH, settle=settle),
+    Feature(ENABLED, "dual-batch overlap", lambda e: e.config.dbo.enabled, settle=settle),
     Feature(
         "dbo.*",
         f"options of dual-batch overlap without {ENABLED}, which have no effect",
         lambda e: bool(_idle_options(e)),
-        BOTH,
         settle=_warn_of_idle_options,
     ),
 )

@@ -6,7 +6,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config.registered_names import PREFIX, REPLACED
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, is_always
+from vllm_davinci.core.features.feature import Engine, Feature, is_always
 
 SHUTDOWN_LIMIT_S = 15
 
@@ -87,7 +87,5 @@ def _set_variables(engine: Engine) -> None:
 
 
 FEATURES = (
-    Feature(
-        "", "settings of an NPU", is_always, BOTH, settle=settle, after=("-cc.cudagraph_mode",)
-    ),
+    Feature("", "settings of an NPU", is_always, settle=settle, after=("-cc.cudagraph_mode",)),
 )

@@ -5,7 +5,7 @@ from typing import Final
 from vllm_davinci.core.config.options import DYNAMIC
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+from vllm_davinci.core.features.feature import Engine, Feature, refused
 from vllm_davinci.core.fused_moe.expert_layout import expert_layout
 from vllm_davinci.core.fused_moe.expert_map_file import redundant_experts
 
@@ -68,7 +68,6 @@ FEATURES = (
         DYNAMIC,
         "expert balancing",
         lambda e: e.config.eplb_config.dynamic_eplb,
-        BOTH,
         excludes=dict.fromkeys(
             (
                 "--speculative-config",

@@ -1,10 +1,9 @@
-"""The shape of a feature: how it is requested, who serves it, what it excludes and sets."""
+"""The shape of a feature: how it is requested, what it excludes and sets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Flag
 from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core.config.options import DavinciConfig
@@ -12,19 +11,6 @@ from vllm_davinci.core.config.setting import Setting, Source, shown
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
-
-
-class Runner(Flag):
-    """vLLM's model runners; NONE: this release does not serve the feature."""
-
-    NONE = 0
-    V1 = 1
-    V2 = 2
-    BOTH = V1 | V2
-
-
-# As shown in rows.
-V1, V2, BOTH = Runner.V1, Runner.V2, Runner.BOTH
 
 
 @dataclass(frozen=True)
@@ -67,26 +53,26 @@ class Feature:
     flag:     the flag or option that requests it; empty if the model does
     title:    a noun, for pages and errors
     is_asked: whether an engine uses it
-    runners:  vLLM's model runners that serve it here
-    because:  the reason why no runner serves it; a clause
-    instead:  what to do if no runner serves it
+    because:  the reason why it is not served; a clause
+    instead:  what to do if it is not served
     as_given: the flag with its value, if errors should show it
     excludes: flag, or title, of each incompatible feature -> why: a clause, or ""
     settle:   sets what it needs in vLLM's configuration. Idempotent. Raises ConfigurationError for
               values that contradict each other.
     after:    flags, or titles, of features that settle before it
+    is_served: False if this release refuses it
     """
 
     flag: str
     title: str
     is_asked: Callable[[Engine], bool]
-    runners: Runner
     because: str | Callable[[Engine], str] = ""
     instead: str = "Remove it."
     as_given: Callable[[Engine], str] | None = None
     excludes: Mapping[str, str] = field(default_factory=dict)
     settle: Callable[[Engine], None] | None = None
     after: tuple[str, ...] = ()
+    is_served: bool = True
 
     @property
     def key(self) -> str:
@@ -102,8 +88,8 @@ def refused(
     instead: str = "Remove it.",
     as_given: Callable[[Engine], str] | None = None,
 ) -> Feature:
-    """A feature that no runner serves: a flag, one of its values, or a need of models (no flag)."""
-    return Feature(flag, title, is_asked, Runner.NONE, because, instead, as_given)
+    """A feature that is not served: a flag, one of its values, or a need of models (no flag)."""
+    return Feature(flag, title, is_asked, because, instead, as_given, is_served=False)
 
 
 def model_has(name: str) -> Callable[[Engine], bool]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core.config.options import GRAPHS
 from vllm_davinci.core.config.parsing import get_config, is_resolved
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature
+from vllm_davinci.core.features.feature import Engine, Feature
 from vllm_davinci.core.graph.sizes import Sizes, doubling_sizes, graph_batch_sizes
 
 if TYPE_CHECKING:
@@ -178,6 +178,4 @@ def has_graphs(engine: Engine) -> bool:
     return mode is not None and mode.name != "NONE"
 
 
-FEATURES = (
-    Feature("-cc.cudagraph_mode", "graphs of decode steps", has_graphs, BOTH, settle=settle),
-)
+FEATURES = (Feature("-cc.cudagraph_mode", "graphs of decode steps", has_graphs, settle=settle),)

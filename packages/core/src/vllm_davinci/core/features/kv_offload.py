@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature
+from vllm_davinci.core.features.feature import Engine, Feature
 
 FLAG = "--kv-offloading-size"
 FOLDER = "vllm_davinci.core.kv_offload"
@@ -88,7 +88,6 @@ FEATURES = (
         FLAG,
         "KV cache blocks in host memory",
         is_asked,
-        BOTH,
         excludes={"--kv-transfer-config": "both ask for a KV connector"},
         settle=settle,
     ),

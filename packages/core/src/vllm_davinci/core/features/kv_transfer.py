@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, Runner
+from vllm_davinci.core.features.feature import Engine, Feature
 from vllm_davinci.core.features.kv_offload import CONNECTORS
 from vllm_davinci.core.kv_transfer.carriers import (
     CARRIERS,
@@ -119,12 +119,12 @@ def _refused(
     instead: str,
     as_given: Callable[[Engine], str] | None = None,
 ) -> Feature:
-    """A value of vLLM's KVTransferConfig that no runner serves."""
+    """A value of vLLM's KVTransferConfig that is not served."""
     return Feature(
         f"{part} of {FLAG}",
         title,
         lambda engine: is_asked(engine) and is_given(engine),
-        Runner.NONE,
+        is_served=False,
         instead=instead,
         as_given=as_given,
     )
@@ -135,7 +135,6 @@ FEATURES = (
         FLAG,
         "disaggregated prefill",
         is_asked,
-        BOTH,
         excludes=dict.fromkeys(
             (
                 "--enable-lora",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 # The layer's name in vLLM's models.
 ROUTED_EXPERTS = "experts"
@@ -29,7 +29,7 @@ def _refused(
 
 
 FEATURES = (
-    Feature("--enable-lora", "LoRA adapters", is_asked, BOTH, excludes={"--runner pooling": ""}),
+    Feature("--enable-lora", "LoRA adapters", is_asked, excludes={"--runner pooling": ""}),
     _refused(
         "--fully-sharded-loras",
         "adapters that are divided over ranks",

@@ -1,7 +1,7 @@
-"""vLLM's features that need no code here: which runners serve them, and which are refused."""
+"""vLLM's features that need no code here, served or refused."""
 
 from vllm_davinci.core.config.registered_names import REPLACED, WITHOUT_FILES, is_served
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, model_has, refused
+from vllm_davinci.core.features.feature import Engine, Feature, model_has, refused
 
 
 def _foreign_profilers(engine: Engine) -> list[str]:
@@ -18,26 +18,22 @@ def _dtype(engine: Engine) -> str | None:
     return None if engine.model is None else str(engine.model.dtype).removeprefix("torch.")
 
 
-# `runners`: vLLM's model runners that serve the feature: V1, V2, BOTH or NONE.
 FEATURES = (
     Feature(
         "--data-parallel-size",
         "data parallelism",
         lambda e: e.parallel.data_parallel_size > 1,
-        BOTH,
     ),
     Feature(
         "--pipeline-parallel-size",
         "pipeline stages",
         lambda e: e.parallel.pipeline_parallel_size > 1,
-        BOTH,
     ),
-    Feature("", "images, videos or sound", model_has("is_multimodal_model"), BOTH),
+    Feature("", "images, videos or sound", model_has("is_multimodal_model")),
     Feature(
         "",
         "an encoder and a decoder",
         model_has("is_encoder_decoder"),
-        BOTH,
         settle=lambda e: e.set(
             e.vllm.cache_config,
             "enable_prefix_caching",
@@ -49,37 +45,28 @@ FEATURES = (
         "--runner pooling",
         "pooling models",
         lambda e: getattr(e.model, "runner_type", None) == "pooling",
-        BOTH,
     ),
-    Feature(
-        "--enable-prompt-embeds", "prompts of embeddings", model_has("enable_prompt_embeds"), BOTH
-    ),
-    Feature(
-        "--logits-processors", "logits processors of the user", model_has("logits_processors"), BOTH
-    ),
+    Feature("--enable-prompt-embeds", "prompts of embeddings", model_has("enable_prompt_embeds")),
+    Feature("--logits-processors", "logits processors of the user", model_has("logits_processors")),
     Feature(
         "--enable-trace-replay",
         "decoding along a given trace",
         model_has("enable_trace_replay"),
-        BOTH,
     ),
     Feature(
         "--return-sampling-mask",
         "the tokens that sampling could choose, in answers",
         model_has("return_sampling_mask"),
-        BOTH,
     ),
     Feature(
         "--enable-batch-sharded-sampling",
         "sampling that is sharded over ranks",
         lambda e: e.parallel.enable_batch_sharded_sampling,
-        BOTH,
     ),
     Feature(
         "enable_weight_nz_layout",
         "quantized weights in the NZ layout",
         lambda e: e.config.enable_weight_nz_layout,
-        BOTH,
     ),
     refused(
         "--prefill-context-parallel-size",

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, Runner
+from vllm_davinci.core.features.feature import Engine, Feature
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -96,7 +96,7 @@ def _refused(flag: str, title: str, field: str, served: tuple[object, ...]) -> F
         f"{flag} with {FLAG}",
         title,
         lambda engine: is_prefill_first(engine.vllm) and value(engine) not in served,
-        Runner.NONE,
+        is_served=False,
         because=f"{FLAG} schedules whole prompts in the order of arrival",
         as_given=lambda engine: f"{flag} {value(engine)}",
         instead="Remove one of the two.",
@@ -108,7 +108,6 @@ FEATURES = (
         FLAG,
         "the prefill-first scheduler",
         lambda e: is_prefill_first(e.vllm),
-        BOTH,
         excludes={
             "images, videos or sound": "prompts stay whole",
             "--runner pooling": "a pooling model does not decode",

@@ -1,7 +1,7 @@
 """Quantized checkpoints: the supported methods of `--quantization`."""
 
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
-from vllm_davinci.core.features.feature import BOTH, Feature
+from vllm_davinci.core.features.feature import Feature
 
 FLAG = "--quantization"
 METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")  # core.quantization
@@ -18,7 +18,5 @@ def refuse_quantization(quant: str) -> None:
 
 
 FEATURES = (
-    Feature(
-        FLAG, "quantized checkpoints", lambda e: bool(getattr(e.model, "quantization", None)), BOTH
-    ),
+    Feature(FLAG, "quantized checkpoints", lambda e: bool(getattr(e.model, "quantization", None))),
 )

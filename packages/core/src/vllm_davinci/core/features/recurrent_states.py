@@ -2,7 +2,7 @@
 
 from vllm_davinci.core.config.architectures import keeps_states
 from vllm_davinci.core.errors import RELEASE
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 # Methods that draft after the host knows which tokens were accepted.
 DRAFTERS = ("ngram", "custom_class", "mtp")
@@ -38,7 +38,6 @@ FEATURES = (
         "",
         "recurrent states",
         lambda e: keeps_states(e.model),
-        BOTH,
         excludes=dict.fromkeys(
             (
                 "--enable-lora",

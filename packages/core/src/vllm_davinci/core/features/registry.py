@@ -7,8 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
-from vllm_davinci.core.features.feature import Engine, Feature, Runner, is_always
-from vllm_davinci.core.features.model_runner import MODEL_RUNNER, runner_of
+from vllm_davinci.core.features.feature import Engine, Feature, is_always
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -58,13 +57,10 @@ def refusals(row: Feature, asked: Mapping[str, Feature], engine: Engine) -> Iter
     asked: the engine's features, by key
     """
     given = row.as_given(engine) if row.as_given else row.key
-    if not row.runners:
+    if not row.is_served:
         because = row.because(engine) if callable(row.because) else row.because
         reason = f": {because}" if because else ""
         yield f"{given} ({row.title}) is not supported in {RELEASE}{reason}. {row.instead}"
-    elif not row.runners & (runner := runner_of(engine)):
-        variable = f"{MODEL_RUNNER}={int(runner is Runner.V2)}"
-        yield f"{given} is not supported with {variable} in {RELEASE}. Remove one of the two."
     for key in (key for key in row.excludes if key in asked):
         reason = f" because {row.excludes[key]}" if row.excludes[key] else ""
         yield _excluded(row, asked[key], engine, reason)
@@ -80,7 +76,7 @@ def _excluded(row: Feature, other: Feature, engine: Engine, reason: str) -> str:
 
 
 def _is_models(row: Feature) -> bool:
-    return not row.flag and not row.runners
+    return not row.flag and not row.is_served
 
 
 def _of_model(row: Feature, engine: Engine) -> str:

@@ -9,7 +9,7 @@ from vllm_davinci.core.config.parsing import get_settings
 from vllm_davinci.core.config.setting import Setting, Source, last_by_key
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, is_always
+from vllm_davinci.core.features.feature import Engine, Feature, is_always
 from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
 from vllm_davinci.core.fused_moe.expert_layout import check_expert_count, expert_layout
 from vllm_davinci.core.fused_moe.expert_map_file import check_expert_map, redundant_experts
@@ -91,4 +91,4 @@ def communication_settings(
     ]
 
 
-FEATURES = (Feature("", "routed experts", is_always, BOTH, settle=settle, after=(DYNAMIC,)),)
+FEATURES = (Feature("", "routed experts", is_always, settle=settle, after=(DYNAMIC,)),)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core import components
 from vllm_davinci.core.config.options import DavinciConfig
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Feature
+from vllm_davinci.core.features.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -58,6 +58,5 @@ FEATURES = (
         ENABLED,
         "sequence parallelism between attention and MLP",
         lambda e: e.config.sequence_parallel.enabled,
-        BOTH,
     ),
 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, PREFETCH, side_stream
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature
+from vllm_davinci.core.features.feature import Engine, Feature
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -34,7 +34,7 @@ def _row(
                 f"additional_config key {key!r} {use.format(engine.model.model)}. Remove the key."
             )
 
-    return Feature(key, title, is_asked, BOTH, settle=settle)
+    return Feature(key, title, is_asked, settle=settle)
 
 
 FEATURES = (

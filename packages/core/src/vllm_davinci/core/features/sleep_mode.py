@@ -1,7 +1,7 @@
 """Sleep mode: our backend replaces CUDA's."""
 
 from vllm_davinci.core.config.registered_names import SLEEP_BACKEND, VLLMS_SLEEP_BACKEND
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, model_has, refused
+from vllm_davinci.core.features.feature import Engine, Feature, model_has, refused
 
 
 def _is_asked(engine: Engine) -> bool:
@@ -18,7 +18,6 @@ FEATURES = (
         "--enable-sleep-mode",
         "sleep mode",
         _is_asked,
-        BOTH,
         excludes={"--kv-transfer-config": "", "--kv-offloading-size": ""},
         settle=_settle,
     ),

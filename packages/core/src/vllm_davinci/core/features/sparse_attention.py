@@ -2,7 +2,7 @@
 
 from vllm_davinci.core.config.architectures import is_sparse
 from vllm_davinci.core.config.side_streams import ATTENTION, PREFETCH
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 
 def _shares_choices(engine: Engine) -> bool:
@@ -31,7 +31,6 @@ FEATURES = (
         "",
         "sparse attention",
         lambda e: is_sparse(e.model),
-        BOTH,
         excludes=dict.fromkeys(
             ("--enable-lora", "dbo.enabled", ATTENTION, PREFETCH, "--kv-transfer-config"), ""
         ),
@@ -48,7 +47,6 @@ FEATURES = (
         "",
         "a cache whose rows stand for groups of tokens",
         lambda e: is_sparse(e.model) and _has_compressed_rows(e),
-        BOTH,
         excludes=dict.fromkeys(
             (
                 "--kv-transfer-config",

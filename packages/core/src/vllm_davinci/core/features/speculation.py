@@ -5,8 +5,7 @@ from typing import Any
 
 from vllm_davinci.core.config.architectures import ARCHITECTURES, IMAGES, UNTRIED
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, Runner, refused
-from vllm_davinci.core.features.model_runner import runner_of
+from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 FLAG = "--speculative-config"
 # Their drafters run a model in the worker, on the device.
@@ -35,7 +34,7 @@ def _is_other_method(engine: Engine) -> bool:
 
 
 def method_on_host(asked: Any) -> str | None:
-    """The method that `settle` has replaced by "ngram" for the V2 runner, or None.
+    """The method that `settle` has replaced by "ngram", or None.
 
     asked: vLLM's SpeculativeConfig, whose model is "ngram", "suffix", or the user's class
     """
@@ -47,8 +46,8 @@ def method_on_host(asked: Any) -> str | None:
 def settle(engine: Engine) -> None:
     """Raises ConfigurationError for a drafter that does not match the model."""
     asked = _asked(engine)
-    if asked.method in ON_HOST and runner_of(engine) is Runner.V2:
-        # vLLM refuses these methods on V2; our drafter replaces the one of n-grams there.
+    if asked.method in ON_HOST:
+        # vLLM's V2 runner has no such methods; our drafter replaces its drafter of n-grams.
         asked.method, asked.prompt_lookup_min, asked.prompt_lookup_max = "ngram", 1, 1
         reason = "the host drafts after each step, and not always as many"
         engine.set(engine.vllm.scheduler_config, "async_scheduling", False, reason)
@@ -101,14 +100,14 @@ def _layers_alone(engine: Engine) -> list[str]:
 def _refused(
     option: str, title: str, is_given: Callable[[Any], bool], because: str = ""
 ) -> Feature:
-    """An option of --speculative-config that no runner serves."""
+    """An option of --speculative-config that is not served."""
     return Feature(
         f"{option} of {FLAG}",
         title,
         lambda engine: (
             _asked(engine) is not None and not _is_other_method(engine) and is_given(_asked(engine))
         ),
-        Runner.NONE,
+        is_served=False,
         because=because,
         as_given=lambda engine: f"{option} {getattr(_asked(engine), option)!r} of {FLAG}",
     )
@@ -119,7 +118,6 @@ FEATURES = (
         FLAG,
         "speculative decoding",
         lambda e: _asked(e) is not None,
-        BOTH,
         excludes={
             "--pipeline-parallel-size": "pipeline stages compute several batches at a time, and "
             "vLLM passes on only the newest batch's drafts"
@@ -130,7 +128,6 @@ FEATURES = (
         f"several MTP modules of {FLAG}",
         "MTP of several modules",
         lambda e: (asked := _asked(e)) is not None and asked.use_multi_module_mtp(),
-        BOTH,
     ),
     refused(
         f"method of {FLAG}",

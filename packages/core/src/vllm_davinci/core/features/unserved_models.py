@@ -8,7 +8,7 @@ from vllm_davinci.core.config.architectures import (
     keeps_states,
     with_states,
 )
-from vllm_davinci.core.features.feature import Feature, Runner
+from vllm_davinci.core.features.feature import Feature
 
 _OTHERS = (
     "Choose a model of attention layers, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3, or "
@@ -17,12 +17,12 @@ _OTHERS = (
 
 
 def _needs(title: str, is_needed: Any) -> Feature:
-    """A need of models that no runner serves. is_needed: of vLLM's ModelConfig"""
+    """A need of models that is not served. is_needed: of vLLM's ModelConfig"""
     return Feature(
         "",
         title,
         lambda engine: engine.model is not None and bool(is_needed(engine.model)),
-        Runner.NONE,
+        is_served=False,
         instead=_OTHERS,
     )
 

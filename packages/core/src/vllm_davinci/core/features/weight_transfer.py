@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.registered_names import HCCL_ENGINE, IPC_ENGINE
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
-from vllm_davinci.core.features.feature import BOTH, Engine, Feature, refused
+from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -44,7 +44,6 @@ FEATURES = (
         FLAG,
         "weights sent by a trainer",
         lambda e: _backend(e) is not None,
-        BOTH,
         excludes=_EXCLUDED,
     ),
     refused(

@@ -1,7 +1,6 @@
 """Memory of the KV cache, in the layout of Ascend's operators."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +35,7 @@ LayerCache = PagedCache | MLACache | StatePages | RowCache
 
 
 class KVCacheMemory:
-    """Allocates, zeroes and copies the blocks that vLLM plans.
+    """Lays out, zeroes and copies the blocks that vLLM plans.
 
     layers: name -> layer with a cache
     parts:  vLLM's list of all caches' parts: filled here, cleared by vLLM, which copies blocks
@@ -67,14 +66,14 @@ class KVCacheMemory:
             return dict(by_size)
         return sized
 
-    def allocate(
+    def bind(
         self,
+        memory: torch.Tensor | None,
         kv_cache_config: KVCacheConfig,
         kernel_block_sizes: list[int],
         shared_layers: Mapping[str, str],
-        context: AbstractContextManager[None] | None = None,
     ) -> dict[str, LayerCache]:
-        """Allocates the cache that vLLM planned and binds each layer's part.
+        """Divides a plan's allocation among the layers.
 
         vLLM plans one allocation in which every layer has a contiguous region of num_blocks pages.
         The first part of a region holds the keys of all blocks, the second the values (with MLA:
@@ -85,25 +84,10 @@ class KVCacheMemory:
         pages of all layers of a group form one block after another
         (`attention.compressed.row_cache`).
 
+        memory:        [bytes], int8; None without layers
         shared_layers: layer -> the layer whose cache it shares
-        context:       active while the memory is allocated
         Returns each layer's cache.
         """
-        memory = None
-        if kv_cache_config.kv_cache_tensors:
-            with context or nullcontext():
-                size_bytes = kv_cache_config.kv_cache_tensors[0].size
-                memory = torch.zeros(size_bytes, dtype=torch.int8, device=self._device)
-        return self.bind(memory, kv_cache_config, kernel_block_sizes, shared_layers)
-
-    def bind(
-        self,
-        memory: torch.Tensor | None,
-        kv_cache_config: KVCacheConfig,
-        kernel_block_sizes: list[int],
-        shared_layers: Mapping[str, str],
-    ) -> dict[str, LayerCache]:
-        """Divides a plan's allocation among layers. memory: [bytes], int8; None without layers"""
         caches: dict[str, LayerCache] = {}
         whole: list[torch.Tensor] = []
         if memory is not None:
@@ -213,11 +197,6 @@ class KVCacheMemory:
         """Every distinct part of the layers' caches, as [num_blocks, entries]."""
         parts = {part.data_ptr(): part for part in self._parts}
         return [part.view(self._num_blocks, -1) for part in parts.values()]
-
-
-def first_part(cache: LayerCache) -> torch.Tensor:
-    """The tensor that vLLM uses as the layer's cache."""
-    return cache.parts[0]
 
 
 def _planned_layers(kv_cache_config: KVCacheConfig) -> list[str]:

@@ -49,10 +49,6 @@ class LinearAttentionMetadata(AttentionMetadata):
         """Empty lists: no launch of a graph uses lengths from the host."""
         return [], []
 
-    def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the device reads in a graph."""
-        return (self.blocks, *(self.verification.read if self.verification else ()))
-
 
 class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
     """Turns vLLM's batch description into a plan on the host. Never reads from the device.

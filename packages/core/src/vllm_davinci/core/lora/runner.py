@@ -12,7 +12,7 @@ from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 
 
 class AdapterRunner(LoRAModelRunnerMixin):
-    """Stands before vLLM's runner of either kind."""
+    """Mix-in that stands before vLLM's runner."""
 
     lora_manager: NPUWorkerLoRAManager
 

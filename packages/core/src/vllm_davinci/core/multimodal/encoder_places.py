@@ -1,12 +1,10 @@
 """Finds a step's encoder tokens without waiting for the device."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.core.sched.output import SchedulerOutput
 
 
 class EncoderPlaces:
@@ -57,16 +55,3 @@ def takes_places(model: torch.nn.Module) -> bool:
         return False
     is_common = type(model).embed_input_ids is SupportsMultiModal.embed_input_ids
     return is_common or getattr(model, "indexes_multimodal_tokens", False)
-
-
-def in_order_of_batch(step: SchedulerOutput, rows: Mapping[str, int]) -> SchedulerOutput:
-    """The step with its encoder inputs in batch order.
-
-    A decoder's slots for encoder outputs are in batch order. vLLM's scheduler orders inputs as it
-    chose the requests, which differs if a preempted request returns together with new ones.
-
-    rows: of requests in the batch
-    """
-    chosen = step.scheduled_encoder_inputs
-    in_order = {name: chosen[name] for name in sorted(chosen, key=rows.__getitem__)}
-    return replace(step, scheduled_encoder_inputs=in_order)

@@ -1,8 +1,7 @@
-"""Graphs of the V2 runner: vLLM's manager selects them, torch_npu's graphs hold them."""
+"""Graphs that vLLM's managers select and torch_npu's graphs hold."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import torch
 import torch_npu
 from vllm.compilation.counter import compilation_counter
-from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.distributed.parallel_state import get_pp_group
+from vllm.config import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
@@ -19,17 +17,13 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
     ModelCudaGraphManager,
 )
 from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
-from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
-from vllm_davinci.core.device.soc import GraphLimits
-from vllm_davinci.core.fused_moe.layer_counts import layer_counts
-from vllm_davinci.core.graph.capture import GraphCapture, without_garbage_collection
 from vllm_davinci.core.graph.host_lengths import HostLengths
+from vllm_davinci.core.graph.metadata import Group, distinct, parts
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
-from vllm_davinci.core.graph.wrapper import Group, distinct, parts
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.runner.model_state import NPUModelState
 
@@ -216,177 +210,3 @@ class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
         self.compilation_config.cudagraph_capture_sizes = sizes
         self.compilation_config.max_cudagraph_capture_size = max(sizes, default=0)
         self.use_sizes()
-
-
-class DraftPassGraphs:
-    """Graphs of a drafter model, by kind of pass.
-
-    managers:  of the kinds of passes with graphs
-    drafter:   captures them
-    query_len: tokens per request in the target's step
-    run_step:  tokens -> runs a decode step without requests, and its drafter
-    """
-
-    def __init__(
-        self,
-        managers: list[NPUDraftGraphManager],
-        drafter: BaseSpeculator,
-        query_len: int,
-        run_step: Callable[[int], Any],
-    ) -> None:
-        self._managers = managers
-        self._drafter = drafter
-        self._query_len = query_len
-        self._run_step = run_step
-
-    @property
-    def graphs_per_size(self) -> int:
-        return len(self._managers)
-
-    def capture(self, sizes: list[int]) -> dict[int, str]:
-        self._use(sizes)
-        self._drafter.capture()
-        failures = {count: self._failure(count) for count in sizes}
-        failed = {count: why for count, why in failures.items() if why is not None}
-        if failed:
-            self._use([count for count in sizes if count not in failed])
-        for manager in self._managers:
-            manager.replays.clear()  # replays so far were no steps
-        return {count * self._query_len: f"of the drafter, {why}" for count, why in failed.items()}
-
-    def _use(self, counts: list[int]) -> None:
-        for manager in self._managers:
-            manager.use_requests(counts)
-
-    def _failure(self, count: int) -> str | None:
-        """The reason why some rank has no graph for this number of requests; None if all have."""
-        for manager in self._managers:
-            if count * manager.decode_query_len in manager.failed:
-                return manager.failed[count * manager.decode_query_len]
-        failure: str | None = None
-        try:
-            self._run_step(count * self._query_len)
-            torch.accelerator.synchronize()
-        except RuntimeError as error:
-            logger.exception("A drafter's graph of %d requests was not replayed.", count)
-            failure = f"{type(error).__name__}: {error}"
-        if not least_of_all_ranks(failure is None):
-            return failure or "another rank could not; see its log"
-        if any(not each.replays[count * each.decode_query_len] for each in self._managers):
-            return "its passes never reached a graph"
-        return None
-
-    def replays(self) -> dict[int, int]:
-        return dict(sum((manager.replays for manager in self._managers), Counter()))
-
-    def clear(self) -> None:
-        for manager in self._managers:
-            manager.clear()
-
-
-class StepGraphs(GraphCapture):
-    """The graphs of steps: sizes, resources, and numbers of replays.
-
-    runner: creates a new graph manager for each KV cache
-    """
-
-    def __init__(self, runner: Any, vllm_config: VllmConfig, limits: GraphLimits) -> None:
-        self._runner = runner
-        self._vllm_config = vllm_config
-        self._compilation = vllm_config.compilation_config
-        self._limits = limits
-        self._memory = self.plan = self.of_drafter = None
-        self._workspace_bytes = self.captured_bytes = 0
-
-    @property
-    def _manager(self) -> NPUGraphManager | None:
-        runner: Any = self._runner
-        manager: NPUGraphManager | None = runner.cudagraph_manager
-        return manager
-
-    def capture_steps(self) -> int:
-        """Captures every size. Returns the bytes of device memory it took."""
-        runner: Any = self._runner
-        manager = self._manager
-        if manager is None or not manager.needs_capture():
-            return 0
-        self._query_len = manager.decode_query_len
-        is_first = get_pp_group().is_first_rank
-        layers = layer_counts(runner.get_model(), runner.kv_cache_config, is_first)
-        with runner.maybe_setup_dummy_loras(runner.lora_config):
-            manager.take_forward(runner)
-            ubatches = runner.plans.splitter.ubatches_of_graph
-            return self.capture(layers, ubatches, self._drafter_to_capture())
-
-    def _drafter_to_capture(self) -> DraftPassGraphs | None:
-        """The graphs of the drafter's passes; None if they run eagerly."""
-        runner: Any = self._runner
-        drafter, asked = runner.speculator, self._vllm_config.speculative_config
-        managers = getattr(drafter, "graph_managers", [])
-        if not managers or asked.enforce_eager:
-            return None
-        return DraftPassGraphs(managers, drafter, self._query_len, self._run_decodes)
-
-    def _run_decodes(self, num_tokens: int) -> None:
-        self._runner._dummy_run(num_tokens, uniform_decode=True, skip_eplb=True)
-
-    @contextmanager
-    def _own_pool(self) -> Iterator[None]:
-        manager = self._manager
-        assert manager is not None
-        pool, manager.pool = manager.pool, current_platform.graph_pool_handle()
-        runner: Any = self._runner
-        try:
-            with (
-                without_garbage_collection(),
-                runner.maybe_setup_dummy_loras(runner.lora_config),
-            ):
-                manager.take_forward(runner)
-                yield
-        finally:
-            manager.clear()
-            manager.pool = pool
-
-    def _descriptors(self) -> Iterable[tuple[CUDAGraphMode, list[Any]]]:
-        manager = self._manager
-        asked = {} if manager is None else manager._capture_descs
-        return [(CUDAGraphMode.FULL, list(asked.get(CUDAGraphMode.FULL, [])))]
-
-    def _count_from_here(self) -> None:
-        if self._manager is not None:
-            self._manager.replays.clear()
-
-    def use_sizes(self, sizes: list[int]) -> None:
-        compilation = self._compilation
-        compilation.cudagraph_capture_sizes = sorted(sizes)
-        compilation.max_cudagraph_capture_size = max(sizes, default=0)
-        if not sizes:
-            compilation.cudagraph_mode = CUDAGraphMode.NONE
-        assert self._manager is not None
-        self._manager.use_sizes()
-
-    def _capture_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
-        assert self._manager is not None
-        self._manager.capture_size(descriptor)
-
-    def _replay_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
-        assert self._manager is not None
-        self._manager.on_trial = descriptor
-        try:
-            self._run_decodes(descriptor.num_tokens)
-        finally:
-            self._manager.on_trial = None
-
-    def _forget(self, descriptor: Any) -> None:
-        assert self._manager is not None
-        self._manager.forget(descriptor)
-
-    def replays(self) -> dict[int, int]:
-        return {} if self._manager is None else dict(self._manager.replays)
-
-    def destroy(self) -> None:
-        if self._manager is not None and self._manager.graphs:
-            torch_npu.npu.synchronize()
-            self._manager.clear()
-        if self.of_drafter is not None:
-            self.of_drafter.clear()

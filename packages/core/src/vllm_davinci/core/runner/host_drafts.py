@@ -17,7 +17,7 @@ from vllm_davinci.core.inputs.copied_event import CopiedEvent
 
 
 class _Rows(NamedTuple):
-    """The fields of the V1 runner's batch that vLLM's proposers read.
+    """The batch's fields that vLLM's proposers read.
 
     num_tokens_no_spec, num_prompt_tokens: [num_reqs]
     token_ids_cpu: [num_reqs, longest text] int32

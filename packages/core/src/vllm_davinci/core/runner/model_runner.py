@@ -1,4 +1,4 @@
-"""A thin subclass of vLLM's V2 runner that replaces the parts of a step as vLLM makes them."""
+"""A thin subclass of vLLM's runner that replaces the parts of a step as vLLM makes them."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_mode
 from vllm_davinci.core.runner.adoption import adopted
 from vllm_davinci.core.runner.block_tables import NPUBlockTables
 from vllm_davinci.core.runner.buffers import leave_out_uva
-from vllm_davinci.core.runner.graphs import NPUGraphManager, StepGraphs
+from vllm_davinci.core.runner.graphs import NPUGraphManager
 from vllm_davinci.core.runner.host_drafts import HostDrafter
 from vllm_davinci.core.runner.model_state import NPUModelState
 from vllm_davinci.core.runner.plain_steps import NPURequestState, PlainSteps
@@ -61,6 +61,7 @@ from vllm_davinci.core.runner.sampler import (
     counts_of_plain_step,
 )
 from vllm_davinci.core.runner.speculation import ComputedTokens, name_auxiliary_layers, on_npu
+from vllm_davinci.core.runner.step_graphs import StepGraphs
 from vllm_davinci.core.runner.ubatches import DummyLengths, StepPlans
 from vllm_davinci.core.triton_kernels.registration import register_for_models
 from vllm_davinci.core.ubatch.largest_steps import measure_steps
@@ -286,7 +287,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             if self._output_plan is not None:
                 longest = self.max_model_len - 1  # a dummy prefill has one token of context
                 self._output_plan.check_with_attention(self.vllm_config, longest, self._dummy_run)
-            return self.graphs.capture_steps()
+            return self.graphs.capture()
 
     # --- a step --------------------------------------------------------------------------------
 

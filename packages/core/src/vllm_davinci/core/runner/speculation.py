@@ -261,7 +261,7 @@ class NPUDraftModel(NPUDrafter, StandaloneARSpeculator):
 def name_auxiliary_layers(drafter: ModelConfig) -> None:
     """Copies the layers that EAGLE-3 reads to where vLLM's V2 runner expects them.
 
-    Some checkpoints have them in `eagle_config`, which only vLLM's V1 runner reads.
+    Some checkpoints have them in `eagle_config`, which that runner does not read.
     """
     key, config = "eagle_aux_hidden_state_layer_ids", drafter.hf_config
     layers = (getattr(config, "eagle_config", None) or {}).get(key)

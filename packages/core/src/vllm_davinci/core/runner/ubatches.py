@@ -1,4 +1,4 @@
-"""Runs steps of the V2 runner as ubatches, without vLLM's knowledge."""
+"""Runs steps as ubatches, without vLLM's knowledge."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,9 +34,7 @@ class StepPlans:
     ) -> None:
         splits = get_config(vllm_config).dbo.enabled
         scheduler = components.stream_scheduler() if splits else None
-        self.splitter = StepSplitter(
-            vllm_config, scheduler, None, decode_query_len, supports_mm_inputs
-        )
+        self.splitter = StepSplitter(vllm_config, scheduler, decode_query_len, supports_mm_inputs)
         self.split_forward = None if scheduler is None else SplitForward(scheduler, vllm_config)
         self._decode_query_len = decode_query_len
         self._facts: BatchFacts | None = (
@@ -94,7 +92,7 @@ class StepPlans:
         facts, self._facts = self._facts, None
         lengths = batch.num_scheduled_tokens
         step = ScheduledStep(lengths, facts is not None, precedes_graph=for_capture)
-        self._planned = self.splitter.plan_agreed(step, mode, batch.num_tokens_after_padding, facts)
+        self._planned = self.splitter.plan(step, mode, batch.num_tokens_after_padding, facts)
         split = self._planned.split
         built: Any = metadata
         decodes = bool(lengths.max() <= self._decode_query_len)

@@ -50,8 +50,6 @@ class PrefillFirstScheduler(Scheduler):
         continued = any(request.is_prefill_chunk for request in self.running)
         if admitted or (continued and not is_deferred):
             self._hold(request for request in self.running if not request.is_prefill_chunk)
-        else:
-            self._hold(request for request in self.running if self._is_token_on_its_way(request))
         self._show(admitted)
         output = super().schedule(throttle_prefills)
         self._requeue(waiting)
@@ -196,18 +194,6 @@ class PrefillFirstScheduler(Scheduler):
         """Excludes running requests from the next scheduled step."""
         for request in requests:
             request.next_decode_eligible_step = self.current_step + 2
-
-    def _is_token_on_its_way(self, request: Request) -> bool:
-        """True if a request's newest token is known neither to the host nor to the previous step.
-
-        Workers of the V1 runner read a token that is not yet on the host from the previous step, on
-        the device. A request that was held in that step must wait for its token.
-        """
-        return (
-            not self.use_v2_model_runner
-            and request.num_output_placeholders > 0
-            and request.request_id not in self.prev_step_scheduled_req_ids
-        )
 
     def _show(self, waiting: Iterable[Request]) -> None:
         """Makes these the waiting requests; those with blocks come first, as vLLM prefers them."""

@@ -1,8 +1,7 @@
 """Data-parallel ranks coordinate a step in one reduction on the host.
 
-vLLM exchanges token counts, and whether to use a graph, before every step. Here the same message
-also tells how each DP rank would split its step; a rank that would not, even an idle one, vetoes
-the split.
+vLLM exchanges token counts and graphs' modes before every step. This message tells how each DP rank
+would split its step; a rank that would not, even an idle one, vetoes the split.
 """
 
 from collections.abc import Sequence
@@ -20,14 +19,10 @@ from vllm_davinci.core.errors import DeviceError
 class RankStep:
     """The step that one DP rank would run alone.
 
-    num_tokens:   its rows, padding included
-    graph_mode:   value of its CUDAGraphMode
     ubatch_sizes: tokens of each ubatch, or () to run the step whole
     prefills:     whether it has a prefill
     """
 
-    num_tokens: int
-    graph_mode: int
     ubatch_sizes: Sequence[int] = ()
     prefills: bool = False
 
@@ -36,14 +31,10 @@ class RankStep:
 class CoordinatedStep:
     """The step that all DP ranks run. Tensors are int32, [dp_size], on the host.
 
-    num_tokens:   rows of each DP rank's step
-    graph_mode:   the mode if all ranks would use the same, or None
     ubatch_sizes: per ubatch, every DP rank's tokens; None if the step stays whole
     prefills:     whether any rank has a prefill
     """
 
-    num_tokens: torch.Tensor
-    graph_mode: int | None
     ubatch_sizes: list[torch.Tensor] | None
     prefills: bool
 
@@ -56,12 +47,10 @@ def coordinate_across_dp(
     num_ubatches: of a split step, the same everywhere
     dp_rank:      this rank's index in `group`, whose backend works on the host
     """
-    message = torch.zeros(3 + num_ubatches, dist.get_world_size(group), dtype=torch.int32)
-    message[0, dp_rank] = own.num_tokens
-    message[1, dp_rank] = own.graph_mode
-    message[2, dp_rank] = own.prefills
+    message = torch.zeros(1 + num_ubatches, dist.get_world_size(group), dtype=torch.int32)
+    message[0, dp_rank] = own.prefills
     for index, size in enumerate(own.ubatch_sizes):
-        message[3 + index, dp_rank] = size
+        message[1 + index, dp_rank] = size
     try:
         dist.all_reduce(message, group=group)
     except RuntimeError as error:  # gloo's, at the timeout or if a process has ended
@@ -69,12 +58,9 @@ def coordinate_across_dp(
             f"Data-parallel rank {dp_rank} timed out waiting for the step of the other "
             f"{dist.get_world_size(group) - 1}: {error}. {LONGER_WAIT}"
         ) from error
-    num_tokens, graph_modes, prefills, *ubatch_sizes = message
+    prefills, *ubatch_sizes = message
     all_split = all(bool((sizes > 0).all()) for sizes in ubatch_sizes)
-    is_unanimous = bool((graph_modes == graph_modes[0]).all())
     return CoordinatedStep(
-        num_tokens=num_tokens,
-        graph_mode=int(graph_modes[0]) if is_unanimous else None,
         ubatch_sizes=ubatch_sizes if all_split else None,
         prefills=bool(prefills.any()),
     )

@@ -21,7 +21,7 @@ from vllm_davinci.core.components.worker_metrics import (
 )
 from vllm_davinci.core.config.parsing import get_config, is_resolved
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.spec_decode.acceptance import AcceptanceWatch
+from vllm_davinci.core.ubatch.acceptance import AcceptanceWatch
 from vllm_davinci.core.ubatch.decisions import Counts
 
 logger = init_logger(__name__)

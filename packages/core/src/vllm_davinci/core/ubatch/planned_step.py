@@ -55,16 +55,13 @@ class PlannedStep:
         # Layers of a group share a tensor, which is cut once.
         return _cut_once(by_layer, slices, lambda slots, part: slots[part])
 
-    def metadata_options(self, decodes: bool) -> dict[str, Any]:
-        """Arguments that make vLLM build attention metadata per ubatch of a split step.
-
-        decodes: the step has no prefill. Requests are then whole, and a graph's padding consists of
-                 requests, too, which vLLM cannot cut: `metadata` does.
-        """
-        return {} if self.split is None or decodes else {"ubatch_slices": self.split.slices()}
-
     def metadata(self, built: Any, decodes: bool) -> Any:
-        """Each layer's metadata; in a split step one dict per ubatch. built: by vLLM"""
+        """Each layer's metadata; in a split step one dict per ubatch.
+
+        built:   by vLLM; of each ubatch if the step is split and has prefills
+        decodes: the step has no prefill. Requests are then whole, and a graph's padding consists of
+                 requests, too, which vLLM cannot cut
+        """
         if self.split is not None and decodes:
             parts = self.split.split.ubatches
             built = _cut_once(built, parts, lambda all_, p: all_.of_decodes(p.requests, p.tokens))

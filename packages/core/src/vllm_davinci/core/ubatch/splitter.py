@@ -10,8 +10,6 @@ import torch
 import vllm.envs as envs
 from vllm.config import CUDAGraphMode, ParallelConfig, VllmConfig
 from vllm.distributed.parallel_state import get_dp_group, get_pp_group, get_tp_group
-from vllm.forward_context import BatchDescriptor
-from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
 
 from vllm_davinci.core.components.protocols import Decision, Split, StreamScheduler
@@ -29,9 +27,6 @@ from vllm_davinci.core.ubatch.metrics import CountWriter
 from vllm_davinci.core.ubatch.planned_step import PlannedStep, SplitStep
 from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
-# vLLM's tuple: graph mode, padded size, whether it splits, tokens per DP rank, statistics.
-Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]
-
 logger = init_logger(__name__)
 
 
@@ -39,7 +34,6 @@ class StepSplitter:
     """Decides whether each step of one runner is split into ubatches, and where.
 
     scheduler:  None if dual-batch overlap is off: DP ranks then exchange only whether they prefill
-    dispatcher: of vLLM's V1 runner, chooses the graph of a step; None on V2
     decode_query_len: tokens of a decoding request
     takes_images: whether the model takes multimodal input, whose graphs hold whole steps
     """
@@ -48,14 +42,12 @@ class StepSplitter:
         self,
         vllm_config: VllmConfig,
         scheduler: StreamScheduler | None,
-        dispatcher: CudagraphDispatcher | None,
         decode_query_len: int,
         takes_images: bool,
     ) -> None:
         config = get_config(vllm_config)
         self._options = config.dbo
         self._parallel: ParallelConfig = vllm_config.parallel_config
-        self._dispatcher = dispatcher
         self.decode_query_len = decode_query_len
         self._takes_images = takes_images
         self._tries = False  # dummy runs are split like real steps
@@ -82,15 +74,6 @@ class StepSplitter:
     def is_needed(self) -> bool:
         """True if steps may be split or DP ranks must agree, so that `plan` must run."""
         return self._decisions is not None or self._layers_ask_for_prefills
-
-    @contextmanager
-    def one_dp_rank(self) -> Iterator[None]:
-        """Shows vLLM one DP rank during one call: `plan` does the exchange between ranks."""
-        size, self._parallel.data_parallel_size = self._parallel.data_parallel_size, 1
-        try:
-            yield
-        finally:
-            self._parallel.data_parallel_size = size
 
     @contextmanager
     def builder_per_ubatch(self) -> Iterator[None]:
@@ -141,36 +124,18 @@ class StepSplitter:
                 self._tries = False
 
     def plan(
-        self, step: ScheduledStep, execution: Execution, facts: BatchFacts | None
-    ) -> tuple[Execution, PlannedStep]:
-        """The step as all DP ranks run it. All ranks call it, once per step.
-
-        execution: vLLM's answer for this rank alone
-        facts:     about the batch; None in a step without requests
-        Returns vLLM's answer for all ranks, which never mentions a split, and the plan.
-        """
-        mode, descriptor = execution[:2]
-        step, about, decision = self._decide(step, mode, descriptor.num_tokens, facts)
-        ubatch_sizes: list[torch.Tensor] | None = None
-        any_rank_prefills = False
-        if self._parallel.data_parallel_size > 1:
-            execution, ubatch_sizes, any_rank_prefills = self._agree(step, execution, decision)
-        mode, descriptor = execution[:2]
-        agreed = self._planned(step, mode, descriptor.num_tokens, about, decision, ubatch_sizes)
-        return execution, PlannedStep(agreed, any_rank_prefills)
-
-    def plan_agreed(
         self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, facts: BatchFacts | None
     ) -> PlannedStep:
-        """`plan` for a step whose graph mode and padding the DP ranks have already agreed on.
+        """The step as all DP ranks run it. All ranks call it, once per step.
 
-        num_tokens: rows of this rank's step, padding included
+        mode, num_tokens: the DP ranks have agreed on them; rows of this rank, padding included
+        facts:            about the batch; None in a step without requests
         """
         step, about, decision = self._decide(step, mode, num_tokens, facts)
         ubatch_sizes: list[torch.Tensor] | None = None
         prefills = False
         if self._parallel.data_parallel_size > 1:
-            coordinated = self._coordinate(step, mode, num_tokens, decision)
+            coordinated = self._coordinate(step, num_tokens, decision)
             ubatch_sizes = coordinated.ubatch_sizes
             prefills = self._layers_ask_for_prefills and coordinated.prefills
         agreed = self._planned(step, mode, num_tokens, about, decision, ubatch_sizes)
@@ -268,13 +233,11 @@ class StepSplitter:
         ]
 
     def _coordinate(
-        self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, decision: Decision | None
+        self, step: ScheduledStep, num_tokens: int, decision: Decision | None
     ) -> CoordinatedStep:
         split = None if decision is None else decision.split
         return coordinate_across_dp(
             RankStep(
-                num_tokens,
-                mode.value,
                 [] if split is None else _sizes(split, num_tokens),
                 bool(step.is_real and step.query_lens.max() > self.decode_query_len),
             ),
@@ -282,32 +245,6 @@ class StepSplitter:
             self._parallel.data_parallel_rank,
             get_dp_group().cpu_group,
         )
-
-    def _agree(
-        self, step: ScheduledStep, execution: Execution, decision: Decision | None
-    ) -> tuple[Execution, list[torch.Tensor] | None, bool]:
-        """The execution of all DP ranks; per ubatch, every rank's tokens; whether any rank
-        prefills, if layers need to know."""
-        mode, descriptor, _, _, statistics = execution
-        coordinated = self._coordinate(step, mode, descriptor.num_tokens, decision)
-        num_tokens = coordinated.num_tokens
-        if mode != CUDAGraphMode.NONE:
-            if coordinated.graph_mode is None:  # if one DP rank cannot replay, none does
-                mode = CUDAGraphMode.NONE
-                descriptor = BatchDescriptor(descriptor.num_tokens)
-            else:  # a graph has one size everywhere
-                assert self._dispatcher is not None
-                num_tokens = num_tokens.max().expand_as(num_tokens).clone()
-                mode, descriptor = self._dispatcher.dispatch(
-                    num_tokens=int(num_tokens[0]),
-                    uniform_decode=descriptor.uniform,
-                    has_lora=descriptor.has_lora,
-                    num_active_loras=descriptor.num_active_loras,
-                    valid_modes={mode},
-                )
-        agreed = mode, descriptor, False, num_tokens, statistics
-        prefills = self._layers_ask_for_prefills and coordinated.prefills
-        return agreed, coordinated.ubatch_sizes, prefills
 
     @property
     def policy(self) -> Any:

@@ -1,12 +1,10 @@
 """Facts about a step and its batch that decide whether it is split."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
+from vllm_davinci.core.ubatch.prefix_order import CachedPrefixes
 
 
 @dataclass(frozen=True)
@@ -33,31 +31,3 @@ class BatchFacts:
 
     can_be_cut: bool
     prefixes: CachedPrefixes | None = None
-
-    @classmethod
-    def of(
-        cls,
-        batch: Any,
-        requests: Mapping[str, Any],
-        model: object,
-        model_kwargs: Mapping[str, Any],
-    ) -> "BatchFacts":
-        """The facts about vLLM's input batch.
-
-        requests:     by name, those of the batch included
-        model:        a model whose rows of images or videos can be found in any cut of a step
-                      declares it: `splits_multimodal_steps`
-        model_kwargs: the model's inputs for the whole step
-        """
-        splits_multimodal_steps = getattr(model, "splits_multimodal_steps", False)
-        has_multimodal = any(requests[name].mm_features for name in batch.req_ids)
-        return cls(
-            can_be_cut=(splits_multimodal_steps or not has_multimodal) and not model_kwargs,
-            prefixes=CachedPrefixes(
-                [
-                    BlockIds(table.get_numpy_array(), table.block_size)
-                    for table in batch.block_table.block_tables
-                ],
-                batch.num_computed_tokens_cpu[: batch.num_reqs],
-            ),
-        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from triton.backends.compiler import BaseBackend, GPUTarget
 
-from vllm_davinci.meta.triton_backend.driver import MODEL_RUNNER, NAME
+from vllm_davinci.meta.triton_backend.driver import NAME
 
 # Part of a kernel file's path -> the feature that launches its kernels.
 OPTIONS = {
@@ -104,7 +104,6 @@ def refuse(module: Any, metadata: dict[str, Any]) -> None:
         "an option of the engine, the request or the model",
     )
     raise NotImplementedError(
-        f"{MODEL_RUNNER}=1 ({led_there}): vLLM launches its Triton kernel {name} of {path}, which "
-        "has no stand-in on NPUs. Start without that option, or with "
-        f"{MODEL_RUNNER}=0 (the V1 runner), and please report this line."
+        f"{led_there}: vLLM launches its Triton kernel {name} of {path}, which has no stand-in on "
+        "NPUs. Start without that option, and please report this line."
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
@@ -12,16 +10,6 @@ from triton.backends.driver import DriverBase
 from vllm_davinci.meta import device_library
 
 NAME = "npu"
-MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-FALSE = ("0", "false")
-
-
-def uses_v2(environment: Mapping[str, str]) -> bool:
-    """False if the environment selects vLLM's V1 runner.
-
-    It needs no Triton: without it vLLM starts faster and uses torch's operators.
-    """
-    return environment.get(MODEL_RUNNER, "").strip().lower() not in FALSE
 
 
 def another_is_active() -> bool:
@@ -40,11 +28,7 @@ class NPUDriver(DriverBase):  # type: ignore[misc]
 
     @staticmethod
     def is_active() -> bool:
-        return (
-            uses_v2(os.environ)
-            and device_library.loader_error() is None
-            and not another_is_active()
-        )
+        return device_library.loader_error() is None and not another_is_active()
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         raise NotImplementedError("The backend for NPUs makes no launchers.")

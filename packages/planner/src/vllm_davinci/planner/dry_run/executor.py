@@ -128,8 +128,9 @@ class PhantomWorker(NPUWorker):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         self._tokens = self._sampled.of_step(scheduler_output)
-        if self.model_runner.computed_tokens is not None:
-            self.model_runner.computed_tokens.scheduled = scheduler_output.num_scheduled_tokens
+        drafts = self.model_runner.computed_tokens
+        if isinstance(drafts, AcceptedDrafts):
+            drafts.scheduled = scheduler_output.num_scheduled_tokens
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:

@@ -125,10 +125,6 @@ class RowCacheMetadata(AttentionMetadata):
     def step_lengths(self) -> tuple[list[int], list[int]]:
         return [], []
 
-    def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the device reads in a graph, with the model's own inputs."""
-        return self.block_table, self.slot_mapping
-
 
 class RowCacheLayer(nn.Module, AttentionLayerBase):
     """Rows of one kind and layer, registered under a name of its own in vLLM's cache plan."""

@@ -99,11 +99,6 @@ class NPUMLAMetadata(StepRope, AttentionMetadata):
         assert self.decode is not None and self.prefill is None
         return self.decode.actual_seq_lengths_q, self.decode.seq_lens
 
-    def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the device reads in a decode step."""
-        assert self.decode is not None
-        return self.decode.block_table, self.slot_mapping
-
     def of_decodes(self, requests: slice, tokens: slice) -> "NPUMLAMetadata":
         """Metadata of some whole requests of a decode step. tokens: their rows in the step"""
         assert self.decode is not None and self.prefill is None

@@ -58,10 +58,6 @@ class SparseMLAMetadata(StepRope, AttentionMetadata):
     def step_lengths(self) -> tuple[list[int], list[int]]:
         return [], []
 
-    def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the device reads in a graph."""
-        return self.query_ends, self.seq_lens, self.block_table, self.slot_mapping
-
 
 class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):
     """Uses vLLM's tensors as they are. Never reads from the device."""

@@ -1,9 +1,8 @@
-"""Requests with options that only vLLM's V2 runner has, and its logits processors."""
+"""Requests with budgets of reasoning, traces and the user's logits processors."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ from vllm_davinci_testing.engines.engine_process import EngineError, EngineProce
 from vllm_davinci_testing.engines.logits_processor import ARGUMENT, OnlyToken
 
 MODEL = "llama_head64_gqa4"
-pytestmark = pytest.mark.skipif(
-    os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0", reason="V1 has none of it"
-)
-ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VNPU_RACES": "raise"}
+RACES = {"VNPU_RACES": "raise"}
 
 
 def tokens_of(outputs: list[Any]) -> list[list[int]]:
@@ -26,42 +22,42 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def on_v2(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
+def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
     """An engine with all options that greedy requests may use."""
     return start_engine(
         zoo(MODEL),
-        environment=ON_V2,
+        environment=RACES,
         logits_processors=[OnlyToken],
         enable_trace_replay=True,
         reasoning_config={"reasoning_start_str": "<", "reasoning_end_str": ">!"},
     )
 
 
-def test_a_users_processor_changes_the_requests_that_ask_for_it(on_v2: EngineProcess):
+def test_a_users_processor_changes_the_requests_that_ask_for_it(engine: EngineProcess):
     def asking(token: int | None) -> SamplingParams:
         chosen = None if token is None else {ARGUMENT: token}
         return SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, extra_args=chosen)
 
     given = [{"prompt_token_ids": [number, 5, 9]} for number in range(4)]
-    usual = tokens_of(on_v2.generate(given, asking(None)))
-    changed = tokens_of(on_v2.generate(given, [asking(each) for each in (7, None, 0, None)]))
+    usual = tokens_of(engine.generate(given, asking(None)))
+    changed = tokens_of(engine.generate(given, [asking(each) for each in (7, None, 0, None)]))
     assert changed == [[7] * 9, usual[1], [0] * 9, usual[3]]
     with pytest.raises(EngineError, match="only_token = -3 is no token"):
-        on_v2.generate(given[:1], asking(-3))
+        engine.generate(given[:1], asking(-3))
 
 
-def test_reasoning_ends_where_its_budget_is_used_up(on_v2: EngineProcess):
+def test_reasoning_ends_where_its_budget_is_used_up(engine: EngineProcess):
     """The random model never emits the marker: it is forced, then generation continues freely."""
     start, end, end_after = (ord(each) - ord("!") for each in "<>!")  # the zoo's vocabulary
     prompt = {"prompt_token_ids": [72, start, 65]}
     free = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    (usual,) = tokens_of(on_v2.generate([prompt], free))
+    (usual,) = tokens_of(engine.generate([prompt], free))
     assert end not in usual[:8]
     for budget in (0, 1, 6):
         bounded = SamplingParams(
             temperature=0, max_tokens=20, ignore_eos=True, thinking_token_budget=budget
         )
-        both = on_v2.generate([prompt, prompt], [bounded, free])
+        both = engine.generate([prompt, prompt], [bounded, free])
         tokens, others = tokens_of(both)
         before = max(budget - 1, 0)  # one is in the prompt
         assert tokens[:before] == usual[:before]
@@ -69,7 +65,7 @@ def test_reasoning_ends_where_its_budget_is_used_up(on_v2: EngineProcess):
         assert others == usual
 
 
-def test_a_trace_takes_the_place_of_what_is_sampled(on_v2: EngineProcess):
+def test_a_trace_takes_the_place_of_what_is_sampled(engine: EngineProcess):
     """Logprobs belong to the trace's tokens; the request ends with the trace."""
     given = [{"prompt_token_ids": [number, 5, 9]} for number in range(2)]
     trace = [3, 99, 42, 7]
@@ -77,10 +73,10 @@ def test_a_trace_takes_the_place_of_what_is_sampled(on_v2: EngineProcess):
     def asking(**options: Any) -> SamplingParams:
         return SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2, **options)
 
-    traced, other = on_v2.generate(given, [asking(trace_decode_token_ids=trace), asking()])
+    traced, other = engine.generate(given, [asking(trace_decode_token_ids=trace), asking()])
     assert tokens_of([traced]) == [trace]
     prompt = [*given[0]["prompt_token_ids"], *trace]
-    (scored,) = on_v2.generate(
+    (scored,) = engine.generate(
         [{"prompt_token_ids": prompt}],
         SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0),
     )
@@ -88,7 +84,7 @@ def test_a_trace_takes_the_place_of_what_is_sampled(on_v2: EngineProcess):
         found = traced.outputs[0].logprobs[place][token].logprob
         expected = scored.prompt_logprobs[3 + place][token].logprob
         assert math.isclose(found, expected, abs_tol=1e-4)
-    assert tokens_of([other]) == tokens_of(on_v2.generate(given[1:], asking()))
+    assert tokens_of([other]) == tokens_of(engine.generate(given[1:], asking()))
 
 
 def test_a_sampled_token_comes_with_the_tokens_that_were_allowed(
@@ -96,7 +92,7 @@ def test_a_sampled_token_comes_with_the_tokens_that_were_allowed(
 ):
     with start_engine(
         zoo(MODEL),
-        environment=ON_V2,
+        environment=RACES,
         return_sampling_mask=True,
         logprobs_mode="processed_logprobs",
     ) as engine:

@@ -1,95 +1,126 @@
-"""Captures a runner's model once per size, as far as device resources allow."""
+"""Captures a runner's steps once per size, as far as device resources allow."""
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch_npu
 import vllm.envs as envs
 from vllm.compilation.counter import compilation_counter
 from vllm.compilation.monitor import set_cudagraph_capturing_enabled
-from vllm.config import CUDAGraphMode
-from vllm.distributed.parallel_state import is_global_first_rank
-from vllm.forward_context import BatchDescriptor
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed.parallel_state import get_pp_group, is_global_first_rank
 from vllm.platforms import current_platform
-from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.workspace import lock_workspace
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.memory import format_bytes
 from vllm_davinci.core.device.soc import GraphLimits
 from vllm_davinci.core.errors import DeviceError
-from vllm_davinci.core.graph.plan import CapturePlan, GraphMemory, LayerCounts, plan_capture
+from vllm_davinci.core.fused_moe.layer_counts import layer_counts
+from vllm_davinci.core.graph.plan import CapturePlan, GraphMemory, plan_capture
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
-from vllm_davinci.core.graph.small_kv_cache import RunnerWithCache, small_kv_cache
-from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
+from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.runner.graphs import NPUDraftGraphManager, NPUGraphManager
 
 logger = init_logger(__name__)
 
 
-class CapturableRunner(RunnerWithCache, Protocol):
-    """The members of vLLM's runner that a capture uses; its methods are called in this order.
+class DraftPassGraphs:
+    """Graphs of a drafter model, by kind of pass.
 
-    cudagraph_dispatcher:     lists requested sizes and chooses one for each step
-    uniform_decode_query_len: tokens of a decoding request
+    managers:  of the kinds of passes with graphs
+    drafter:   captures them
+    query_len: tokens per request in the target's step
+    run_step:  tokens -> runs a decode step without requests, and its drafter
     """
 
-    cudagraph_dispatcher: CudagraphDispatcher
-    uniform_decode_query_len: int
-
-    def _warmup_and_capture(self, desc: BatchDescriptor, **options: Any) -> None: ...
-    def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
-
-
-class DrafterGraphs(Protocol):
-    """Graphs of a drafter's passes, in addition to those of the target's steps."""
+    def __init__(
+        self,
+        managers: list[NPUDraftGraphManager],
+        drafter: BaseSpeculator,
+        query_len: int,
+        run_step: Callable[[int], Any],
+    ) -> None:
+        self._managers = managers
+        self._drafter = drafter
+        self._query_len = query_len
+        self._run_step = run_step
 
     @property
     def graphs_per_size(self) -> int:
-        """Kinds of passes: the first of a step, and later ones with two or more drafts."""
+        return len(self._managers)
 
     def capture(self, sizes: list[int]) -> dict[int, str]:
-        """Captures the passes of these numbers of requests; a size that fails is eager.
+        self._use(sizes)
+        self._drafter.capture()
+        failures = {count: self._failure(count) for count in sizes}
+        failed = {count: why for count, why in failures.items() if why is not None}
+        if failed:
+            self._use([count for count in sizes if count not in failed])
+        for manager in self._managers:
+            manager.replays.clear()  # replays so far were no steps
+        return {count * self._query_len: f"of the drafter, {why}" for count, why in failed.items()}
 
-        Returns tokens of the first pass -> why it could not be captured.
-        """
+    def _use(self, counts: list[int]) -> None:
+        for manager in self._managers:
+            manager.use_requests(counts)
+
+    def _failure(self, count: int) -> str | None:
+        """The reason why some rank has no graph for this number of requests; None if all have."""
+        for manager in self._managers:
+            if count * manager.decode_query_len in manager.failed:
+                return manager.failed[count * manager.decode_query_len]
+        failure: str | None = None
+        try:
+            self._run_step(count * self._query_len)
+            torch.accelerator.synchronize()
+        except RuntimeError as error:
+            logger.exception("A drafter's graph of %d requests was not replayed.", count)
+            failure = f"{type(error).__name__}: {error}"
+        if not least_of_all_ranks(failure is None):
+            return failure or "another rank could not; see its log"
+        if any(not each.replays[count * each.decode_query_len] for each in self._managers):
+            return "its passes never reached a graph"
+        return None
 
     def replays(self) -> dict[int, int]:
-        """Tokens of a graph -> passes that replayed it."""
+        return dict(sum((manager.replays for manager in self._managers), Counter()))
 
     def clear(self) -> None:
-        """Drops the graphs; none of them may be running."""
+        for manager in self._managers:
+            manager.clear()
 
 
-class GraphCapture:
-    """The graphs of one runner: sizes, resources and numbers of replays.
+class StepGraphs:
+    """The graphs of one runner's steps: sizes, resources and numbers of replays.
 
-    runner: runs the steps that are captured
+    runner: ours, which creates a new graph manager for each KV cache
     limits: of the device
     """
 
-    def __init__(self, runner: CapturableRunner, limits: GraphLimits) -> None:
+    def __init__(self, runner: Any, vllm_config: VllmConfig, limits: GraphLimits) -> None:
         self._runner = runner
-        self._vllm_config = runner.vllm_config
-        self._compilation = runner.vllm_config.compilation_config
-        self._dispatcher = runner.cudagraph_dispatcher
-        self._query_len = runner.uniform_decode_query_len
+        self._vllm_config = vllm_config
+        self._compilation = vllm_config.compilation_config
         self._limits = limits
-        self._wrapper: NPUGraphWrapper | None = None  # without graphs
-        self.of_drafter: DrafterGraphs | None = None  # without a drafter that can be captured
+        self.of_drafter: DraftPassGraphs | None = None  # without a drafter that can be captured
         self._memory: GraphMemory | None = None  # measured by `profile_memory`
         self._workspace_bytes = 0
         self.plan: CapturePlan | None = None  # of the captured graphs
         self.captured_bytes = 0  # bytes of device memory that they take
 
-    def wrap(self, model: Any, forward: Callable[..., Any]) -> NPUGraphWrapper:
-        """Wraps the model for full graphs. forward: the part of a step that a graph holds"""
-        self._wrapper = NPUGraphWrapper(model, self._vllm_config, forward=forward)
-        return self._wrapper
+    @property
+    def _manager(self) -> NPUGraphManager | None:
+        manager: NPUGraphManager | None = self._runner.cudagraph_manager
+        return manager
 
     def measure_workspaces(self) -> None:
         """Records the most workspace bytes that torch_npu has allocated per stream since.
@@ -119,12 +150,11 @@ class GraphCapture:
         set_cudagraph_capturing_enabled(True)
         try:
             with self._own_pool():
-                for mode, descriptors in self._descriptors():
-                    for descriptor in descriptors[:2]:
-                        before = _free_bytes()
-                        if self._capture_on_all_ranks(descriptor, mode) is None:
-                            workspaces = max(workspaces, release_workspaces())
-                            taken.append(before - _free_bytes())
+                for descriptor in self._descriptors()[:2]:
+                    before = _free_bytes()
+                    if self._capture_on_all_ranks(descriptor) is None:
+                        workspaces = max(workspaces, release_workspaces())
+                        taken.append(before - _free_bytes())
         finally:
             set_cudagraph_capturing_enabled(False)
             compilation_counter.num_cudagraph_captured = captured_before
@@ -133,46 +163,41 @@ class GraphCapture:
     @contextmanager
     def _own_pool(self) -> Iterator[None]:
         """Captures graphs inside into a separate pool and drops them afterwards."""
-        model = self._wrapper
-        assert model is not None
-        pool, model.graph_pool = model.graph_pool, current_platform.graph_pool_handle()
+        manager, runner = self._manager, self._runner
+        assert manager is not None
+        pool, manager.pool = manager.pool, current_platform.graph_pool_handle()
         try:
-            with without_garbage_collection():
+            with without_garbage_collection(), runner.maybe_setup_dummy_loras(runner.lora_config):
+                manager.take_forward(runner)
                 yield
         finally:
-            model.clear_graphs()
-            model.graph_pool = pool
-            for keys in self._dispatcher.cudagraph_keys.values():
-                keys.clear()
-            self._dispatcher.keys_initialized = False
+            manager.clear()
+            manager.pool = pool
 
-    def _descriptors(self) -> Iterable[tuple[CUDAGraphMode, list[Any]]]:
-        """The requested graphs by mode, largest first."""
-        descriptors: Iterable[tuple[CUDAGraphMode, list[Any]]] = (
-            self._dispatcher.get_capture_descs()
-        )
-        return descriptors
+    def _descriptors(self) -> list[BatchExecutionDescriptor]:
+        """The requested graphs, largest first."""
+        asked = {} if self._manager is None else self._manager._capture_descs
+        return list(asked.get(CUDAGraphMode.FULL, []))
 
-    def capture(
-        self,
-        layers: LayerCounts,
-        ubatches_of: Callable[[int], int],
-        drafter: DrafterGraphs | None = None,
-    ) -> int:
+    def capture(self) -> int:
         """Captures every size, the largest first. Returns the bytes of device memory it took.
 
-        layers:      of this rank
-        ubatches_of: tokens -> number of ubatches in the graph of that size
-        drafter:     graphs of its passes, captured afterwards; None if they run eagerly
         All ranks capture the same sizes: a size that one rank cannot capture is dropped by all.
         Raises DeviceError in that case if the options require it.
         """
-        if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
+        runner, manager = self._runner, self._manager
+        if manager is None or not manager.needs_capture():
             return 0
+        self._query_len = manager.decode_query_len
+        with runner.maybe_setup_dummy_loras(runner.lora_config):
+            manager.take_forward(runner)
+            return self._capture_sizes(manager)
+
+    def _capture_sizes(self, manager: NPUGraphManager) -> int:
         begin = time.perf_counter()
-        self.of_drafter = drafter
+        self.of_drafter = self._drafter_to_capture()
         before = _free_bytes()
-        self.plan = plan = self._plan(before, layers, ubatches_of)
+        self.plan = plan = self._plan(before)
         logger.info_once("Graph mode, plan of a rank: %s.", plan.told())
         if not plan.sizes and (asked := self._sizes()):
             self._give_up(dict.fromkeys(asked, plan.notes[-1]))
@@ -181,13 +206,12 @@ class GraphCapture:
         failed: dict[int, str] = {}
         set_cudagraph_capturing_enabled(True)
         with without_garbage_collection():
-            for mode, descriptors in self._descriptors():
-                for descriptor in descriptors:
-                    failure = self._capture_on_all_ranks(descriptor, mode)
-                    if failure is None:
-                        captured.append(descriptor.num_tokens)
-                    else:
-                        failed[descriptor.num_tokens] = failure
+            for descriptor in self._descriptors():
+                failure = self._capture_on_all_ranks(descriptor)
+                if failure is None:
+                    captured.append(descriptor.num_tokens)
+                else:
+                    failed[descriptor.num_tokens] = failure
             if self.of_drafter is not None:
                 sizes = dict.fromkeys(size // self._query_len for size in captured)
                 failed |= self.of_drafter.capture(list(sizes))
@@ -196,7 +220,7 @@ class GraphCapture:
             self._give_up(failed)
             self.use_sizes(captured)
         self.captured_bytes = before - _free_bytes()
-        self._count_from_here()
+        manager.replays.clear()  # replays so far were no steps
         lock_workspace()
         logger.info_once(
             "Graph mode: %d graphs captured in %.1f s, %s of device memory.",
@@ -206,21 +230,27 @@ class GraphCapture:
         )
         return self.captured_bytes
 
-    def _count_from_here(self) -> None:
-        """Excludes replays so far, which were no steps, from the count."""
-        if self._wrapper is not None:
-            self._wrapper.replays.clear()
-
     def _sizes(self) -> list[int]:
         """Token counts of the requested graphs, ascending."""
-        descriptors = (of for _, of in self._descriptors())
-        return sorted({each.num_tokens for of_mode in descriptors for each in of_mode})
+        return sorted({each.num_tokens for each in self._descriptors()})
 
-    def _plan(
-        self, available_bytes: int, layers: LayerCounts, ubatches_of: Callable[[int], int]
-    ) -> CapturePlan:
+    def _drafter_to_capture(self) -> DraftPassGraphs | None:
+        """The graphs of the drafter's passes; None if they run eagerly."""
+        drafter, asked = self._runner.speculator, self._vllm_config.speculative_config
+        managers = getattr(drafter, "graph_managers", [])
+        if not managers or asked is None or asked.enforce_eager:
+            return None
+        return DraftPassGraphs(managers, drafter, self._query_len, self._run_decodes)
+
+    def _run_decodes(self, num_tokens: int) -> None:
+        self._runner._dummy_run(num_tokens, uniform_decode=True, skip_eplb=True)
+
+    def _plan(self, available_bytes: int) -> CapturePlan:
         """Plans the same sizes on all ranks. available_bytes: device memory left on this rank"""
-        sizes = self._sizes()
+        runner, sizes = self._runner, self._sizes()
+        is_first = get_pp_group().is_first_rank
+        layers = layer_counts(runner.get_model(), runner.kv_cache_config, is_first)
+        ubatches_of = runner.splitter.ubatches_of_graph
         split = {size: count for size in sizes if (count := ubatches_of(size)) > 1}
         plan = plan_capture(self._vllm_config, sizes, layers, split, self._memory)
         if self.of_drafter is not None:
@@ -231,50 +261,41 @@ class GraphCapture:
 
     def use_sizes(self, sizes: list[int]) -> None:
         """Pads steps only to these sizes; without sizes, all steps are eager."""
-        compilation, dispatcher = self._compilation, self._dispatcher
+        compilation = self._compilation
         compilation.cudagraph_capture_sizes = sorted(sizes)
         compilation.max_cudagraph_capture_size = max(sizes, default=0)
         if not sizes:
             compilation.cudagraph_mode = CUDAGraphMode.NONE
-        for keys in dispatcher.cudagraph_keys.values():
-            keys.clear()
-        dispatcher.initialize_cudagraph_keys(compilation.cudagraph_mode, self._query_len)
+        assert self._manager is not None
+        self._manager.use_sizes()
 
-    def _capture_on_all_ranks(self, descriptor: Any, mode: CUDAGraphMode) -> str | None:
+    def _capture_on_all_ranks(self, descriptor: BatchExecutionDescriptor) -> str | None:
         """The reason why some rank could not capture or replay the size; None if all could.
 
         A device allocates a graph's streams and events at the first replay.
         """
+        manager = self._manager
+        assert manager is not None
         failure: str | None = None
-        for attempt in (self._capture_size, self._replay_size):
+        for attempt in (manager.capture_size, self._replay_size):
             try:
-                attempt(descriptor, mode)
+                attempt(descriptor)
                 torch.accelerator.synchronize()
             except RuntimeError as error:
                 failure = f"{type(error).__name__}: {error}"
                 logger.exception("The graph of %d tokens was not captured.", descriptor.num_tokens)
             if not least_of_all_ranks(failure is None):
-                self._forget(descriptor)
+                manager.forget(descriptor)
                 return failure or "another rank could not; see its log"
         return None
 
-    def _capture_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
-        self._runner._warmup_and_capture(descriptor, cudagraph_runtime_mode=mode)
-
-    def _replay_size(self, descriptor: Any, mode: CUDAGraphMode) -> None:
-        self._runner._dummy_run(
-            descriptor.num_tokens,
-            cudagraph_runtime_mode=mode,
-            uniform_decode=descriptor.uniform,
-            skip_eplb=True,
-            remove_lora=False,
-            num_active_loras=descriptor.num_active_loras,
-        )
-
-    def _forget(self, descriptor: Any) -> None:
-        """Drops a graph that not all ranks have."""
-        assert self._wrapper is not None
-        self._wrapper.forget(descriptor)
+    def _replay_size(self, descriptor: BatchExecutionDescriptor) -> None:
+        assert self._manager is not None
+        self._manager.on_trial = descriptor
+        try:
+            self._run_decodes(descriptor.num_tokens)
+        finally:
+            self._manager.on_trial = None
 
     def _give_up(self, failed: dict[int, str]) -> None:
         """Logs the sizes that failed, or raises an error. failed: tokens -> reason"""
@@ -295,13 +316,13 @@ class GraphCapture:
 
     def replays(self) -> dict[int, int]:
         """Tokens of a graph -> steps that replayed it; empty without graphs."""
-        return {} if self._wrapper is None else dict(self._wrapper.replays)
+        return {} if self._manager is None else dict(self._manager.replays)
 
     def destroy(self) -> None:
         """Drops the graphs; none of them may be running."""
-        if self._wrapper is not None:
+        if self._manager is not None and self._manager.graphs:
             torch_npu.npu.synchronize()
-            self._wrapper.clear_graphs()
+            self._manager.clear()
         if self.of_drafter is not None:
             self.of_drafter.clear()
 

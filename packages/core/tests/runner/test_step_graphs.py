@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from vllm_davinci.core.errors import DeviceError
-from vllm_davinci.core.graph import capture
-from vllm_davinci.core.graph.capture import GraphCapture, without_garbage_collection
+from vllm_davinci.core.runner import step_graphs
+from vllm_davinci.core.runner.step_graphs import StepGraphs, without_garbage_collection
 
 FAILED = {8: "RuntimeError: no memory", 16: "another rank could not; see its log"}
 
 
 def give_up(**options: Any) -> None:
     config = SimpleNamespace(additional_config={"torchair_graph_config": options})
-    GraphCapture._give_up(SimpleNamespace(_vllm_config=config), FAILED)
+    StepGraphs._give_up(SimpleNamespace(_vllm_config=config), FAILED)
 
 
 def test_the_start_ends_with_the_reasons_where_that_is_asked_for():
@@ -29,8 +29,10 @@ def test_the_start_ends_with_the_reasons_where_that_is_asked_for():
 
 def test_otherwise_it_continues_without_them_and_logs_it(monkeypatch: pytest.MonkeyPatch):
     told: list[str] = []
-    monkeypatch.setattr(capture, "is_global_first_rank", lambda: True)
-    monkeypatch.setattr(capture.logger, "warning", lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(step_graphs, "is_global_first_rank", lambda: True)
+    monkeypatch.setattr(
+        step_graphs.logger, "warning", lambda text, *values: told.append(text % values)
+    )
     give_up()
     (line,) = told
     assert line.startswith("Graph mode continues without some sizes")

@@ -1,9 +1,8 @@
-"""Pipeline stages with steps scheduled ahead, which only vLLM's V2 runner supports."""
+"""Pipeline stages with steps scheduled ahead, with the tokens of one device."""
 
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
@@ -16,10 +15,6 @@ from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 40
-pytestmark = pytest.mark.skipif(
-    os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0", reason="V1 has none of it"
-)
-ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
 GRAMMARS = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
 SMALL = {"max_num_batched_tokens": 224, "max_num_seqs": 16}
@@ -39,7 +34,7 @@ def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
 def stages(zoo: Zoo, start_engine: StartEngine, environment: dict[str, str], **options: Any) -> Any:
     return start_engine(
         zoo(MODEL),
-        environment={**ON_V2, **environment},
+        environment=environment,
         **STAGES,
         **options,
     )

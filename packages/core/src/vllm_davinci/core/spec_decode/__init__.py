@@ -1,1 +1,0 @@
-"""Speculative decoding: drafters, verification of drafts, and the resulting lengths."""
