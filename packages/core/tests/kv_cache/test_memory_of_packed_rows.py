@@ -38,6 +38,14 @@ def planned(config: VllmConfig) -> tuple[dict[str, RowCacheLayer], KVCacheConfig
     return layers, get_kv_cache_config_from_groups(config, groups, MEMORY_BYTES)
 
 
+def allocated(
+    config: KVCacheConfig, device: torch.device
+) -> tuple[torch.Tensor, KVCacheConfig, list[int]]:
+    size = config.kv_cache_tensors[0].size
+    block_sizes = [BLOCK_SIZE] * len(config.kv_cache_groups)
+    return torch.zeros(size, dtype=torch.int8, device=device), config, block_sizes
+
+
 def rows_of(cache: RowCache, layer: RowCacheLayer, block: int, block_size: int) -> slice:
     first = cache.first_row + block * cache.rows_per_block
     return slice(first, first + block_size // layer.kind.tokens_per_row)
@@ -49,7 +57,7 @@ def test_rows_of_a_group_lie_apart_and_in_their_block(
     layers, config = planned(vllm_config)
     parts: list[torch.Tensor] = []
     memory = KVCacheMemory(device, layers, parts)
-    caches: Any = memory.allocate(config, [BLOCK_SIZE] * len(config.kv_cache_groups), {})
+    caches: Any = memory.bind(*allocated(config, device), {})
     (pool,) = parts
     assert pool.shape[0] == config.num_blocks
     views = {(cache.rows.dtype, cache.rows.shape[1]): cache.rows for cache in caches.values()}
@@ -73,7 +81,7 @@ def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(
     layers, config = planned(vllm_config)
     parts: list[torch.Tensor] = []
     memory = KVCacheMemory(device, layers, parts)
-    memory.allocate(config, [BLOCK_SIZE] * len(config.kv_cache_groups), {})
+    memory.bind(*allocated(config, device), {})
     parts[0][1].fill_(7)
     parts[0][2].copy_(parts[0][1])  # as vLLM copies blocks with parts
     memory.zero_block_ids([1])

@@ -10,7 +10,7 @@ import pytest
 from vllm.config import DeviceConfig, VllmConfig
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from vllm_davinci.core.spec_decode import acceptance
+from vllm_davinci.core.ubatch import acceptance
 from vllm_davinci.core.ubatch.acceptance import AcceptanceWatch
 from vllm_davinci.core.ubatch.metrics import OverlapStatLogger
 

@@ -359,7 +359,10 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         model = self.get_model()
         return BatchFacts(
             can_be_cut=getattr(model, "splits_multimodal_steps", False)
-            or not any(features.get(name) for name in batch.req_ids),
+            or not (
+                self.model_config.is_encoder_decoder  # an encoder's output is a whole step's input
+                or any(features.get(name) for name in batch.req_ids)
+            ),
             prefixes=self.block_tables.prefixes(batch.idx_mapping_np, batch.num_computed_tokens_np),
         )
 
