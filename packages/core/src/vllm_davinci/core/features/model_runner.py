@@ -17,7 +17,7 @@ def choose_model_runner(environment: MutableMapping[str, str]) -> None:
 
 
 def has_triton() -> bool:
-    """Whether vLLM finds a usable Triton."""
+    """True if vLLM finds a usable Triton."""
     from vllm.triton_utils import HAS_TRITON  # asks the platform, which imports this module
 
     return bool(HAS_TRITON)
