@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "kernels": {"torch", "torch_npu"},
     "core": {"vllm", "torch", "torch_npu", "transformers", "vllm_davinci.operators"},
     "models": {"vllm", "torch", "vllm_davinci.core", "transformers"},
-    "vnpu": {"torch"},  # in its folder `hosts`, called by the device if torch is present
+    # in its folders `hosts`, called by the device if torch is present, and `triton_backend`
+    "vnpu": {"torch", "torch_npu"},
     "meta": {
         "vllm",
         "torch",

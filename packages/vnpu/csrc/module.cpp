@@ -12,6 +12,7 @@
 #include "device/system.h"
 #include "interface/status.h"
 #include "module_timing.h"
+#include "module_triton.h"
 #include "race/detector.h"
 #include "timing/model.h"
 #include "trace/recorder.h"
@@ -83,4 +84,5 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
   vnpu::bind_timing(m);
+  vnpu::bind_triton(m);
 }

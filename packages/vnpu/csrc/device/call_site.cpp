@@ -57,7 +57,9 @@ constexpr int kFrames = 3;
 
 bool belongs_to_torch(std::string_view file) {
   return file.find("/torch/") != std::string_view::npos ||
-         file.find("/torch_npu/") != std::string_view::npos;
+         file.find("/torch_npu/") != std::string_view::npos ||
+         file.find("/triton/runtime/") != std::string_view::npos ||
+         file.find("/vnpu/triton_backend/") != std::string_view::npos;
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "device/call_site.h"
+#include "device/touched.h"
 
 namespace vnpu {
 
@@ -59,6 +61,11 @@ class Observer {
   // The host gives pinned memory back.
   virtual void on_host_free(const void* /*begin*/, size_t /*bytes*/,
                             const std::string& /*call_site*/) {}
+
+  // Programs of one kernel use the same memory in no order; the text says which and where.
+  virtual void on_race(const std::string& /*text*/) {}
+  // A task that tells its accesses (Task::tells_accesses) has ended, or failed, with these.
+  virtual void on_accessed(const Task&, const std::vector<Access>&) {}
 
   // --- the course of a task, on the thread that runs it ----------------------------------------
   // Before each step(), and after it.

@@ -52,6 +52,8 @@ class Task {
   std::shared_ptr<const timing::Work> work;
   // An operator's; nothing where it may take all of the chip's.
   std::optional<Cores> cores;
+  // True if what the task accesses is known only when it ends, by Observer::on_accessed.
+  bool tells_accesses = false;
 
  protected:
   virtual Progress advance() = 0;

@@ -20,6 +20,10 @@ struct Access {
   uintptr_t end;
   bool write;
   Layout layout = {};
+  // Of a kernel that tells what it accessed: the line, which lives as long as the process, and the
+  // program (x, y, z) of its grid.
+  const char* line = nullptr;
+  uint32_t program[3] = {};
 };
 
 struct MemoryRange {

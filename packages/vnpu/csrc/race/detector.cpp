@@ -68,9 +68,10 @@ void Detector::on_launch(const Stream& stream, const Task& task, const std::stri
   Scope& scope = scope_of(stream);
   VectorClock& now = scope.streams[stream.id];
   now.join(scope.host);
+  now.set(static_cast<size_t>(stream.id), ++scope.launched[stream.id]);
   const auto launch = std::make_shared<const Launch>(
-      Launch{task.name, stream.id, ++scope.launched[stream.id], call_site});
-  now.set(static_cast<size_t>(stream.id), launch->number);
+      Launch{task.name, stream.id, scope.launched[stream.id], call_site, now});
+  if (task.tells_accesses) untold_[&task] = launch;
   for (const Access& access : task.touched.accesses()) check(scope, now, Use{access, launch});
   if (const Access* const workspace = task.touched.workspace()) {
     check(scope, now, Use{*workspace, launch});
@@ -81,6 +82,14 @@ void Detector::on_launch(const Stream& stream, const Task& task, const std::stri
       use_host_memory(access, launch);
     }
   }
+}
+
+void Detector::on_accessed(const Task& task, const std::vector<Access>& accesses) {
+  const auto found = untold_.find(&task);
+  if (found == untold_.end()) return;
+  const LaunchPtr launch = found->second;
+  untold_.erase(found);
+  for (const Access& access : accesses) check(process_, launch->known, Use{access, launch});
 }
 
 void Detector::use_host_memory(const Access& access, const LaunchPtr& launch) {
@@ -101,23 +110,27 @@ void Detector::check(Scope& scope, const VectorClock& now, const Use& use) {
     std::vector<Use>& uses = scope.uses[bucket];
     std::erase_if(uses, [&](const Use& earlier) {
       if (earlier.launch == use.launch) return false;
-      const bool ordered =
+      const bool is_before =
           earlier.launch->number <= now.of(static_cast<size_t>(earlier.launch->stream));
+      const bool ordered =
+          is_before ||
+          use.launch->number <= earlier.launch->known.of(static_cast<size_t>(use.launch->stream));
       if (!ordered && (earlier.access.write || use.access.write) &&
           overlap(earlier.access, use.access)) {
         report(earlier, use);
       }
       // A later launch that conflicts with the earlier use conflicts with this one as well, or is
       // ordered behind both: when this write covers the earlier use it stands for it.
-      return ordered && use.access.write && use.access.layout.dims == 0 &&
+      return untold_.empty() && is_before && use.access.write && use.access.layout.dims == 0 &&
              use.access.begin <= earlier.access.begin && use.access.end >= earlier.access.end;
     });
     // A newer use of the same kind and elements by the same stream stands for the older one.
     std::erase_if(uses, [&](const Use& earlier) {
-      return earlier.launch->stream == use.launch->stream &&
+      return untold_.empty() && earlier.launch->stream == use.launch->stream &&
+             earlier.launch->number < use.launch->number &&
              earlier.access.write == use.access.write && earlier.access.begin == use.access.begin &&
              earlier.access.end == use.access.end &&
-             same_layout(earlier.access.layout, use.access.layout) && earlier.launch != use.launch;
+             same_layout(earlier.access.layout, use.access.layout);
     });
     uses.push_back(use);
   }
@@ -203,7 +216,13 @@ void Detector::on_capture_end(const Graph& graph) { captures_.erase(&graph); }
 
 void Detector::report(const Use& earlier, const Use& later) {
   const auto side = [](const Use& use) {
-    return std::string(use.access.write ? "write" : "read") + " by " + use.launch->describe();
+    std::string text = std::string(use.access.write ? "write" : "read") + " by ";
+    if (use.access.line != nullptr) {
+      const uint32_t* const program = use.access.program;
+      text += "program (" + std::to_string(program[0]) + ", " + std::to_string(program[1]) + ", " +
+              std::to_string(program[2]) + "), " + use.access.line + ", of ";
+    }
+    return text + use.launch->describe();
   };
   const uintptr_t begin = std::max(earlier.access.begin, later.access.begin);
   const uintptr_t end = std::min(earlier.access.end, later.access.end);

@@ -45,6 +45,8 @@ class Detector final : public Observer {
   void on_event_synchronized(const Event& event, const std::string& call_site) override;
   void on_device_free(const void* begin, const size_t& bytes, const char* function,
                       const std::string& call_site) override;
+  void on_race(const std::string& text) override { say(text, text); }
+  void on_accessed(const Task& task, const std::vector<Access>& accesses) override;
   void on_host_free(const void* begin, size_t bytes, const std::string& call_site) override;
   // Printed in every mode: not every error of a wait reaches the program with its text.
   void on_deadlock(const std::string& text) override;
@@ -85,6 +87,9 @@ class Detector final : public Observer {
   // What libraries' own threads have waited for, by which the program learns nothing.
   std::map<std::thread::id, VectorClock> library_threads_;
   HostMemory host_memory_;  // of what runs, which captured launches do only when they are replayed
+  // Launches that will tell their accesses. Until then uses are kept which later ones stand for, so
+  // that what is found does not depend on when they tell.
+  std::map<const Task*, LaunchPtr> untold_;
   std::set<std::string> said_;
   uint64_t found_ = 0;
 };

@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "race/vector_clock.h"
+
 namespace vnpu::race {
 
 // What a report says about one side of a race.
@@ -12,6 +14,7 @@ struct Launch {
   int stream;
   uint64_t number;  // on its stream, from 1
   std::string call_site;
+  VectorClock known;  // what was known to have finished when it was launched, itself included
 
   // "memory copy on stream 3, launched at ..."
   std::string describe() const {

@@ -106,6 +106,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="inject faults, as in 'rank=1;alloc@17=oom'; count:DIRECTORY counts the points for "
         "them",
     )
+    run.add_argument("--triton", action="store_true", help="run Triton kernels on the devices")
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
@@ -131,6 +132,7 @@ def _run(options: argparse.Namespace) -> int:
         topology=options.topology,
         paced=options.paced,
         faults=options.faults,
+        triton=options.triton,
     )
     if options.faults is not None:
         _C.check_fault_plan(options.faults)

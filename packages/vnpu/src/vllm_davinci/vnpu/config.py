@@ -42,6 +42,7 @@ class VirtualDeviceConfig:
     paced:      host seconds per modelled second: waits for the device take that long
     phantom_ranks: collectives do not wait for other ranks; needs compute=False
     faults:     plan of faults, as in VNPU_FAULTS
+    triton:     True: Triton kernels run on the devices
     """
 
     devices: int | None = None
@@ -63,6 +64,7 @@ class VirtualDeviceConfig:
     paced: float | None = None
     phantom_ranks: bool = False
     faults: str | None = None
+    triton: bool = False
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 1 <= self.devices <= 64:
@@ -132,6 +134,7 @@ class VirtualDeviceConfig:
             env.VNPU_PACED: self.paced,
             env.VNPU_FAULTS: self.faults,
             env.VNPU_PHANTOM_RANKS: 1 if self.phantom_ranks else None,
+            env.VNPU_TRITON: 1 if self.triton else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -76,6 +76,9 @@ VNPU_PACED = "VNPU_PACED"
 """With VNPU_TIMING: host seconds per modelled second. The host's waits for the device take that
 long; if the host is too slow, a line on stderr says so. Default: no pacing."""
 
+VNPU_TRITON = "VNPU_TRITON"
+"""1: Triton kernels run on virtual NPUs. Default 0: no Triton backend of vnpu's is active."""
+
 VNPU_PHANTOM_RANKS = "VNPU_PHANTOM_RANKS"
 """1, with VNPU_COMPUTE=0: the other ranks of all groups are phantoms. Groups need no other rank,
 and collectives neither wait nor move data. Default 0."""

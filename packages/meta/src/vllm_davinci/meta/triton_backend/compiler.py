@@ -9,7 +9,7 @@ from typing import Any
 
 from triton.backends.compiler import BaseBackend, GPUTarget
 
-from vllm_davinci.meta.triton_backend.driver import NAME
+from vllm_davinci.meta.triton_backend.driver import ARCHITECTURE, NAME
 
 # Part of a kernel file's path -> the feature that launches its kernels.
 OPTIONS = {
@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "debug": False,
     "sanitize_overflow": False,
     "backend_name": NAME,
-    "arch": "none",
+    "arch": ARCHITECTURE,
     "extern_libs": (),
     "supported_fp8_dtypes": (),
     "deprecated_fp8_dot_operand_dtypes": (),
@@ -63,7 +63,7 @@ class NPUBackend(BaseBackend):  # type: ignore[misc]
 
     @staticmethod
     def supports_target(target: GPUTarget) -> bool:
-        return bool(target.backend == NAME)
+        return bool(target.backend == NAME and target.arch == ARCHITECTURE)
 
     def hash(self) -> str:
         return NAME

@@ -10,6 +10,7 @@ from triton.backends.driver import DriverBase
 from vllm_davinci.meta import device_library
 
 NAME = "npu"
+ARCHITECTURE = "none"  # vnpu's own backend has another
 
 
 def another_is_active() -> bool:
@@ -34,7 +35,7 @@ class NPUDriver(DriverBase):  # type: ignore[misc]
         raise NotImplementedError("The backend for NPUs makes no launchers.")
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget(NAME, "none", 1)
+        return GPUTarget(NAME, ARCHITECTURE, 1)
 
     def get_current_device(self) -> int:
         import torch  # loads torch_npu, which Triton need not

@@ -1,8 +1,7 @@
-"""Runs vLLM's Triton kernels in Triton's interpreter, and writes their arguments and results.
+"""Runs vLLM's Triton kernels on a virtual NPU, and writes their arguments and results.
 
-`python interpreted.py FILE`, in a process of its own with TRITON_INTERPRET=1 and no device: every
-kernel of the V2 runner that has a stand-in and that the interpreter supports, on random inputs.
-FILE gets a list of cases per kernel.
+`vnpu run --triton -- python kernels_of_vllm.py FILE`: every kernel of the V2 runner that has a
+stand-in, on random inputs. FILE gets a list of cases per kernel.
 """
 
 from __future__ import annotations
@@ -348,6 +347,16 @@ def ngram_scan(draw: Draw) -> Iterator[Launch]:
         yield Launch((draw.num_reqs, 4), given, {})
 
 
+def ngram_finalize(draw: Draw) -> Iterator[Launch]:
+    for best in (0, 4):  # words that occur again, of up to this many tokens
+        found, places = draw.longs(0, best + 1, SLOTS, 4), draw.longs(0, 30, SLOTS, 4)
+        scores = torch.where(found > 0, found * (LONGEST + 1) + places + 1, 0)
+        given = (draw.tokens, LONGEST, draw.slots, draw.ints(1, LONGEST + 1, SLOTS))
+        given += (draw.ints(0, 2, draw.num_reqs), draw.longs(0, 99, SLOTS), scores, 4)
+        given += (draw.longs(0, 99, SLOTS, DRAFTS), LONGEST, 4, DRAFTS, 4, 4)
+        yield Launch((draw.num_reqs,), given, {})
+
+
 def gather_draft_sampled(draw: Draw) -> Iterator[Launch]:
     rows = draw.longs(0, ROWS, draw.num_rows)
     given = (torch.zeros_like(rows, dtype=torch.int32), torch.zeros_like(rows))
@@ -500,6 +509,7 @@ OF_DRAFTS: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{MODULES}._shift_input_ids_kernel": shifted_ids,
     "spec_decode.standalone_ar.speculator._prepare_prefill_inputs_kernel": rows_of_a_draft_model,
     "spec_decode.ngram.speculator._ngram_scan_kernel": ngram_scan,
+    "spec_decode.ngram.speculator._ngram_finalize_kernel": ngram_finalize,
     "spec_decode.rejection_sampler._gather_draft_sampled_kernel": gather_draft_sampled,
     "spec_decode.rejection_sampler._flatten_sampled_kernel": flatten_sampled,
     f"{VERIFIED}._compute_local_logits_stats_kernel": local_logits_stats,
@@ -597,6 +607,23 @@ def compact_sampling_mask(draw: Draw) -> Iterator[Launch]:
         yield Launch((num_rows,), given, options)
 
 
+def apply_grammar_bitmask(draw: Draw) -> Iterator[Launch]:
+    mask_stride, words = DRAFTS + 2, -(-VOCABULARY // 32)  # one place more than rows
+    rows = [slot * mask_stride + n for slot in range(draw.num_reqs) for n in range(mask_stride)]
+    masks = draw.ints(-(2**31), 2**31 - 1, len(rows), words)
+    given = (draw.logits(), VOCABULARY, torch.tensor(rows, dtype=torch.int32), draw.cu_num_logits)
+    given += (masks, words, VOCABULARY)
+    options = {"MASK_STRIDE": mask_stride, "BLOCK_SIZE": 8192}
+    yield Launch((len(rows), 1), given, options)
+
+
+def num_nans(draw: Draw) -> Iterator[Launch]:
+    logits = draw.logits().masked_fill(draw.uniform(draw.num_rows, VOCABULARY) < 0.01, torch.nan)
+    logits[:, 7] = torch.inf
+    given = (logits, VOCABULARY, torch.zeros(draw.num_rows, dtype=torch.int32), VOCABULARY)
+    yield Launch((draw.num_rows,), given, {"BLOCK_SIZE": 8192})
+
+
 # Kernel -> function that draws its launches.
 CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{RUNNER}.{module}._{draws.__name__}_kernel": draws
@@ -621,14 +648,18 @@ CASES: dict[str, Callable[[Draw], Iterator[Launch]]] = {
         "sample.trace_replay": [trace_replay],
         "model_states.mamba_hybrid": [scatter_num_accepted, fill_num_accepted],
         "sample.output": [compact_sampling_mask],
+        "structured_outputs": [apply_grammar_bitmask],
+        "metrics.logits": [num_nans],
         "sample.thinking_budget": [update_committed_marker_cache, thinking_budget],
     }.items()
     for draws in of_module
 } | {f"{RUNNER}.{name}": draws for name, draws in OF_DRAFTS.items()}
 
 
-def copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in arguments)
+def moved(arguments: tuple[Any, ...], device: str) -> tuple[Any, ...]:
+    return tuple(
+        each.to(device, copy=True) if isinstance(each, torch.Tensor) else each for each in arguments
+    )
 
 
 def run(name: str) -> list[Case]:
@@ -637,9 +668,9 @@ def run(name: str) -> list[Case]:
     cases = []
     for seed in SEEDS:
         for launch in CASES[name](Draw(seed)):
-            written = copied(launch.given)
+            written = moved(launch.given, "npu")
             kernel[launch.grid](*written, **launch.options)
-            cases.append(Case(copied(launch.given), launch.options, written))
+            cases.append(Case(moved(launch.given, "cpu"), launch.options, moved(written, "cpu")))
     return cases
 
 

@@ -1,0 +1,58 @@
+"""Races and mends a Triton kernel: `vnpu run --triton --races report -- python triton_kernel.py`.
+
+It divides a vector by its root mean square. In the first version each program of the grid adds its
+part of the sum and divides by what the sum is by then; the mended version sums in a launch of its
+own. `--mended` runs that one alone, for timing.
+"""
+
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+SIZE, BLOCK = 100_000, 4096
+
+
+@triton.jit
+def racing_kernel(x_ptr, out_ptr, sum_ptr, size, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + lanes, mask=lanes < size, other=0.0)
+    tl.atomic_add(sum_ptr, tl.sum(x * x))
+    mean = tl.load(sum_ptr) / size  # other programs may not have added their part
+    tl.store(out_ptr + lanes, x * tl.rsqrt(mean), mask=lanes < size)
+
+
+@triton.jit
+def sum_kernel(x_ptr, sum_ptr, size, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + lanes, mask=lanes < size, other=0.0)
+    tl.atomic_add(sum_ptr, tl.sum(x * x))
+
+
+@triton.jit
+def scale_kernel(x_ptr, out_ptr, sum_ptr, size, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + lanes, mask=lanes < size, other=0.0)
+    mean = tl.load(sum_ptr) / size
+    tl.store(out_ptr + lanes, x * tl.rsqrt(mean), mask=lanes < size)
+
+
+def error_of(x: torch.Tensor, racing: bool) -> float:
+    """Largest difference from torch's result."""
+    out, total = torch.empty_like(x), torch.zeros(1, device="npu")
+    grid = (triton.cdiv(SIZE, BLOCK),)
+    if racing:
+        racing_kernel[grid](x, out, total, SIZE, BLOCK=BLOCK)
+    else:
+        sum_kernel[grid](x, total, SIZE, BLOCK=BLOCK)
+        scale_kernel[grid](x, out, total, SIZE, BLOCK=BLOCK)
+    exact = x.cpu().double()
+    return float((out.cpu() - exact * exact.square().mean().rsqrt()).abs().max())
+
+
+if __name__ == "__main__":
+    values = torch.randn(SIZE, device="npu")
+    if "--mended" not in sys.argv:
+        print(f"racing: wrong by {error_of(values, racing=True):.1e}")
+    print(f"mended: wrong by {error_of(values, racing=False):.1e}")

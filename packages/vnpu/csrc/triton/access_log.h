@@ -1,0 +1,48 @@
+#pragma once
+
+// What the programs of one launch read and wrote, for the race detector.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/touched.h"
+#include "triton/program.h"
+
+namespace vnpu::triton {
+
+class AccessLog {
+ public:
+  struct Entry {
+    uintptr_t begin;
+    uintptr_t end;
+    uint32_t program;  // its number in the grid
+    bool write;
+    bool is_atomic;
+    bool changes;  // a write of other bytes than there were
+    const Instruction* instruction;
+  };
+
+  void add(const Entry& entry) { entries_.push_back(entry); }
+
+  // For the detector: neighbours of one line merged, rows at a constant distance as one layout.
+  std::vector<Access> accesses(const std::array<uint32_t, 3>& grid) const;
+
+  // Two programs of which one wrote what the other used, not both by atomic operations: their order
+  // is not defined. Writes of the bytes that were there do not count.
+  struct Conflict {
+    Entry first;
+    Entry second;
+  };
+  std::optional<Conflict> conflict() const;
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+// Coordinates of a program in the grid, x first.
+std::array<uint32_t, 3> coordinates(uint32_t program, const std::array<uint32_t, 3>& grid);
+
+}  // namespace vnpu::triton
