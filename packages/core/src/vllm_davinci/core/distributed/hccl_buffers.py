@@ -12,6 +12,7 @@ from vllm.distributed.parallel_state import (
     get_dp_group,
     get_ep_group,
     get_eplb_group,
+    get_pcp_group,
     get_pp_group,
     get_tp_group,
 )
@@ -37,7 +38,7 @@ def make_communicators(
     """
     model = vllm_config.model_config
     is_moe = model is not None and model.is_moe
-    groups: list[GroupCoordinator] = [get_tp_group(), get_pp_group()]
+    groups: list[GroupCoordinator] = [get_tp_group(), get_pp_group(), get_pcp_group()]
     if is_moe:
         groups += [get_dp_group(), get_ep_group()]
     if vllm_config.parallel_config.eplb_config.communicator == "torch_nccl":

@@ -1,9 +1,16 @@
-"""Context parallelism of decodes: a request's KV cache is divided among ranks."""
+"""Context parallelism: ranks divide a request's KV cache, or the tokens of its prefill."""
 
 from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 FLAG = "--decode-context-parallel-size"
 MOST_RANKS = 16  # whose partial results CANN's AttentionUpdate merges
+
+
+PREFILL = "--prefill-context-parallel-size"
+
+
+def _ranks_of_prefills(engine: Engine) -> int:
+    return engine.parallel.prefill_context_parallel_size
 
 
 def _size(engine: Engine) -> int:
@@ -28,6 +35,41 @@ FEATURES = (
             ),
             "",
         ),
+    ),
+    Feature(
+        PREFILL,
+        "context parallelism of prefills",
+        lambda e: _ranks_of_prefills(e) > 1,
+        excludes=dict.fromkeys(
+            (
+                FLAG,
+                "dbo.enabled",
+                "--data-parallel-size",
+                "--enable-lora",
+                "--speculative-config",
+                "--kv-transfer-config",
+                "--kv-offloading-size",
+                "images, videos or sound",
+                "an encoder and a decoder",
+                "recurrent states",
+                "sparse attention",
+            ),
+            "",
+        ),
+    ),
+    refused(
+        f"{PREFILL} without latent attention",
+        "prefills divided among ranks",
+        lambda e: _ranks_of_prefills(e) > 1 and not getattr(e.model, "use_mla", False),
+        because="vLLM divides prefills of latent attention (DeepSeek) alone",
+        as_given=lambda e: f"{PREFILL} {_ranks_of_prefills(e)}",
+        instead="Use --tensor-parallel-size.",
+    ),
+    refused(
+        f"{PREFILL} with --enable-expert-parallel",
+        "whole experts beside divided prefills",
+        lambda e: _ranks_of_prefills(e) > 1 and e.parallel.enable_expert_parallel,
+        instead="Remove --enable-expert-parallel: each expert is divided among all ranks.",
     ),
     refused(
         f"{FLAG} above {MOST_RANKS}",

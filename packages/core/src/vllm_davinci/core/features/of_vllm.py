@@ -69,11 +69,6 @@ FEATURES = (
         lambda e: e.config.enable_weight_nz_layout,
     ),
     refused(
-        "--prefill-context-parallel-size",
-        "context parallelism of prefills",
-        lambda e: e.parallel.prefill_context_parallel_size > 1,
-    ),
-    refused(
         "--cpu-offload-gb",
         "weights in host memory",
         lambda e: e.vllm.offload_config.uva.cpu_offload_gb > 0,

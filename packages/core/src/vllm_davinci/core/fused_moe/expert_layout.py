@@ -55,7 +55,9 @@ def expert_layout(parallel: "ParallelConfig", config: "DavinciConfig") -> Expert
     experts whole or expert_tensor_parallel_size is set.
     Raises ConfigurationError for options that contradict each other or do not divide the ranks.
     """
-    world_size = parallel.data_parallel_size * parallel.tensor_parallel_size
+    # Of one data-parallel rank; ranks that divide prefills hold different tokens of a step.
+    ranks = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+    world_size = parallel.data_parallel_size * ranks
     asked = config.expert_tensor_parallel_size
     if parallel.enable_expert_parallel:
         if asked > 1:
@@ -65,7 +67,7 @@ def expert_layout(parallel: "ParallelConfig", config: "DavinciConfig") -> Expert
                 "Remove one of them."
             )
         return ExpertLayout(world_size, 1)
-    etp_size = asked or parallel.tensor_parallel_size
+    etp_size = asked or ranks
     if world_size % etp_size:
         raise ConfigurationError(
             f"additional_config key 'expert_tensor_parallel_size' is {etp_size} and does not "

@@ -1,5 +1,6 @@
 """Block tables of the V2 runner, stored and read on the host."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,15 +95,20 @@ class NPUBlockTables(BlockTables):
         now = slots.tobytes(), num_padded, self._version
         tables = self.input_block_tables
         if now != self._gathered:
-            for rows, table in zip(self.rows, tables, strict=True):
-                gathered = torch.empty(
-                    (num_padded, rows.shape[1]), dtype=torch.int32, pin_memory=True
-                )
-                np.take(rows, slots, axis=0, out=gathered.numpy()[: len(slots)])
-                gathered[len(slots) :] = 0
-                table[:num_padded].copy_(gathered, non_blocking=True)
             self._gathered = now
             self._num_dirty_rows = max(self._num_dirty_rows, num_padded)
+            return self.gather_into(tables, slots, num_padded)
+        return tuple(table[:num_padded] for table in tables)
+
+    def gather_into(
+        self, tables: Sequence[torch.Tensor], slots: np.ndarray, num_padded: int
+    ) -> tuple[torch.Tensor, ...]:
+        """`gather` into other tables, always with a copy. tables: by group, [rows, blocks] int32"""
+        for rows, table in zip(self.rows, tables, strict=True):
+            gathered = torch.empty((num_padded, rows.shape[1]), dtype=torch.int32, pin_memory=True)
+            np.take(rows, slots, axis=0, out=gathered.numpy()[: len(slots)])
+            gathered[len(slots) :] = 0
+            table[:num_padded].copy_(gathered, non_blocking=True)
         return tuple(table[:num_padded] for table in tables)
 
     def slots_of(self, slots: np.ndarray, positions: np.ndarray, num_padded: int) -> torch.Tensor:

@@ -146,14 +146,16 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
 
     def take_forward(self, runner: Any) -> None:
         """Gets the content of each size's graph from vLLM. runner: vLLM's"""
+        ranks = runner.pcp_manager
         self.capture(
             runner.model,
             runner.model_state,
-            runner.input_buffers,
+            runner.input_buffers if ranks is None else ranks.input_buffers,
             runner.intermediate_tensors,
             runner.block_tables,
             runner.attn_groups,
             runner.kv_cache_config,
+            pcp_manager=ranks,
             has_lora=runner.lora_config is not None,
             use_aux_hidden_state_outputs=runner.use_aux_hidden_state_outputs,
             lora_capture_hook=create_lora_capture_hook(runner.lora_config, runner),

@@ -54,6 +54,7 @@ from vllm_davinci.core.runner.graphs import NPUGraphManager
 from vllm_davinci.core.runner.host_drafts import HostDrafter
 from vllm_davinci.core.runner.model_state import NPUModelState
 from vllm_davinci.core.runner.plain_steps import NPURequestState, PlainSteps
+from vllm_davinci.core.runner.prefill_context import NPUPCPManager
 from vllm_davinci.core.runner.prompt_logprobs import AdaptersPromptLogprobs
 from vllm_davinci.core.runner.sampler import (
     NPURejectionSampler,
@@ -171,6 +172,10 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             address_pages(self.kv_cache_config, groups, *limits)
             self.block_tables.keep_slots_per_token(SLOTS_PER_KEY)
         return parts
+
+    @property
+    def pcp_manager_cls(self) -> type[NPUPCPManager]:
+        return NPUPCPManager
 
     # --- the start: weights, KV cache ----------------------------------------------------------
 
@@ -342,6 +347,12 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         """Blocks and slots of the step, computed on the host."""
         slots, lengths = input_batch.idx_mapping_np, input_batch.num_scheduled_tokens
         self._slots_of_step = slots
+        if self.pcp_manager is not None:
+            self._slots_of_step = self.pcp_manager.global_batch.idx_mapping_np
+            divided: tuple[tuple[torch.Tensor, ...], torch.Tensor] = self.pcp_manager.prepare_attn(
+                input_batch
+            )
+            return divided
         if self.splitter.is_needed:
             self.plans.take_batch(self._facts_of(input_batch))
         tables = self.block_tables.gather(slots, input_batch.num_reqs_after_padding)

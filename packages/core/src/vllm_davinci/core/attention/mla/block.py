@@ -99,6 +99,8 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         if metadata is None:
             return self._without_batch(hidden_states, attention.project)
         num_tokens = metadata.num_actual_tokens
+        if not attention.is_sparse and metadata.all_ranks is not None:
+            return self._in_divided_prefills(positions, hidden_states, metadata)
         tokens = _without_padding(hidden_states, num_tokens)
         if attention.is_sparse:
             out = attention.attend_to_chosen(positions[:num_tokens], tokens, metadata)
@@ -106,6 +108,19 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
             cache = attention.bound_cache
             stage = attention.preprocess(positions[:num_tokens], tokens, cache, metadata)
             out = attention.attend(stage, metadata)
+        return self._output(out, metadata, hidden_states.shape[0])
+
+    def _in_divided_prefills(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: NPUMLAMetadata
+    ) -> torch.Tensor:
+        """`forward` if ranks divide prefills, of which this one may have no token."""
+        attention: NPUMLAAttention = self.mla_attn
+        stage = attention.preprocess(positions, hidden_states, attention.bound_cache, metadata)
+        if metadata.num_actual_tokens:
+            out = attention.attend(stage, metadata)
+        else:
+            size = self.num_heads * self.v_head_dim
+            out = torch.empty(0, size, dtype=stage.q_pe.dtype, device=stage.q_pe.device)
         return self._output(out, metadata, hidden_states.shape[0])
 
     def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:

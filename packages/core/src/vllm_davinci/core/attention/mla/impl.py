@@ -44,6 +44,8 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
     value_bias: torch.Tensor | None
     adapters: UpProjectionAdapters | None = None  # adapters of kv_b_proj, if it has any
 
+    supports_pcp = True
+
     def __init__(
         self,
         num_heads: int,

@@ -73,6 +73,18 @@ class MLAPrefillMetadata:
 
 
 @dataclass
+class GatheredRows(StepRope):
+    """Rows of all ranks among which a step's prefills are divided, with each rank's padding.
+
+    slot_mapping: [ranks * rows], int64, on the device; each token has one slot, of one row.
+    positions:    [ranks * rows], int64, on the device; the step's first layer gathers them.
+    """
+
+    slot_mapping: torch.Tensor
+    positions: torch.Tensor | None = None
+
+
+@dataclass
 class NPUMLAMetadata(StepRope, AttentionMetadata):
     """MLA's inputs of one step and one KV cache group.
 
@@ -82,6 +94,7 @@ class NPUMLAMetadata(StepRope, AttentionMetadata):
     decode, prefill:   None if the step has no such requests.
     others_prefill:    whether another data-parallel rank has prefills in this step.
     host_lengths:      records the attention's launches while a graph is captured; else None.
+    all_ranks:         rows of all ranks among which prefills are divided; else None.
     """
 
     num_actual_tokens: int
@@ -93,6 +106,7 @@ class NPUMLAMetadata(StepRope, AttentionMetadata):
     prefill: MLAPrefillMetadata | None
     others_prefill: bool = False
     host_lengths: HostLengths | None = None
+    all_ranks: GatheredRows | None = None
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
         """Cumulative query lengths and total tokens, both per request of a decode step."""
@@ -141,6 +155,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.context_chunk_rows = CONTEXT_CHUNK_ROWS
         self._stripes = stripes_of(vllm_config)
+        self._divides_prefills = vllm_config.parallel_config.prefill_context_parallel_size > 1
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         threshold = self.reorder_batch_threshold or 1
         if threshold > MAX_DECODE_QUERY_LEN:
@@ -156,7 +171,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> NPUMLAMetadata:
-        common = common_attn_metadata
+        common, num_tokens = common_attn_metadata, common_attn_metadata.num_actual_tokens
         if common.causal is not True:
             raise UnsupportedFeatureError(
                 "This model wants bidirectional MLA, which "
@@ -179,7 +194,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             num_decodes=num_decodes,
             num_decode_tokens=num_decode_tokens,
             num_prefills=num_prefills,
-            slot_mapping=common.slot_mapping[: common.num_actual_tokens],
+            slot_mapping=common.slot_mapping[:num_tokens],
             decode=MLADecodeMetadata(
                 actual_seq_lengths_q=ends[:num_decodes],
                 seq_lens=kept,
@@ -196,6 +211,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             )
             if num_prefills
             else None,
+            all_ranks=GatheredRows(common.slot_mapping) if self._divides_prefills else None,
         )
 
     def _prefill(

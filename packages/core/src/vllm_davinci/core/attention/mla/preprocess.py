@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch_npu
+from vllm.distributed.parallel_state import get_pcp_group
 from vllm.model_executor.layers.mla import MLAModules
 
 from vllm_davinci.core.attention.mla.adapters import StepAdapters
@@ -96,6 +97,8 @@ class MLAPreprocess:
         positions:     [num_actual_tokens], int64
         hidden_states: [num_actual_tokens, hidden_size]
         """
+        if metadata.all_ranks is not None:
+            return self._of_divided_prefills(positions, hidden_states, cache, metadata)
         scheduler = self.scheduler_of(metadata)
         if scheduler is None:
             fused = self._fused(positions, hidden_states, cache, metadata, None)
@@ -199,6 +202,42 @@ class MLAPreprocess:
             k_pe[num_decode_tokens:],
         )
 
+    def _of_divided_prefills(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        cache: MLACache,
+        metadata: NPUMLAMetadata,
+    ) -> Preprocessed:
+        """The stage if ranks divide prefills: each writes the rows of all ranks to its cache.
+
+        positions, hidden_states: with padding, so that all ranks have equally many rows
+        """
+        gathered, ranks = metadata.all_ranks, get_pcp_group()
+        assert gathered is not None
+        if gathered.positions is None:
+            gathered.positions = ranks.all_gather(positions, dim=0)
+        q, kv = self.project(hidden_states)
+        rows = ranks.all_gather(kv.contiguous(), dim=0)
+        cos, sin = self.cos_sin(gathered.positions, rows, gathered)
+        kv_c_normed, k_pe = self._write_rows(
+            rows, cos, sin, cache, gathered.slot_mapping, is_output_kv=True
+        )
+        first, num_decode_tokens = ranks.rank_in_group * len(positions), metadata.num_decode_tokens
+        own = slice(first + num_decode_tokens, first + metadata.num_actual_tokens)
+        num_tokens = metadata.num_actual_tokens
+        q_nope, q_pe = q[:num_tokens].split(self.head_dims, dim=-1)
+        if num_tokens:
+            cos, sin = self.cos_sin(positions[:num_tokens], q, metadata)
+            q_pe = torch_npu.npu_interleave_rope(q_pe.unsqueeze(2), cos, sin).squeeze(2)
+        return Preprocessed(
+            self.impl.absorb(q_nope[:num_decode_tokens]) if num_decode_tokens else None,
+            q_pe,
+            q_nope[num_decode_tokens:],
+            kv_c_normed[own],
+            k_pe[own],
+        )
+
     def _on_two_streams(
         self,
         positions: torch.Tensor,
@@ -269,17 +308,30 @@ class MLAPreprocess:
         cos, sin: [num_tokens, 1, 1, qk_rope_head_dim]
         Returns the written rows, kv_c and k_pe, which are filled only if the step has prefills.
         """
+        return self._write_rows(
+            kv, cos, sin, cache, metadata.slot_mapping, metadata.prefill is not None
+        )
+
+    def _write_rows(
+        self,
+        kv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: MLACache,
+        slot_mapping: torch.Tensor,
+        is_output_kv: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         norm = self.modules.kv_a_layernorm
         _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
             kv[:, None, None, :],
             norm.weight,
             cos,
             sin,
-            metadata.slot_mapping,
+            slot_mapping,
             cache.k_pe,
             cache.kv_c,
             epsilon=norm.variance_epsilon,
             cache_mode="PA_BNSD",
-            is_output_kv=metadata.prefill is not None,
+            is_output_kv=is_output_kv,
         )
         return kv_c_normed.flatten(1), k_pe.flatten(1)
