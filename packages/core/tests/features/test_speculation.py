@@ -67,6 +67,7 @@ def asked(method: str, pipeline: int = 1, **changes: Any) -> VllmConfig:
     config: Any = SimpleNamespace(
         speculative_config=SimpleNamespace(**options | changes),
         parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline),
+        scheduler_config=SimpleNamespace(async_scheduling=True),
     )
     return config
 
@@ -74,16 +75,13 @@ def asked(method: str, pipeline: int = 1, **changes: Any) -> VllmConfig:
 @pytest.mark.parametrize(
     ("method", "named"), [("suffix", "suffix"), ("custom_class", "a.Drafter"), ("ngram", "ngram")]
 )
-@pytest.mark.parametrize("is_v2", [False, True])
-def test_methods_of_the_host_take_the_place_of_ngrams_on_v2(method: str, named: str, is_v2: bool):
+def test_methods_of_the_host_take_the_place_of_ngrams(method: str, named: str):
     config: Any = asked(method, model=named, prompt_lookup_min=3, prompt_lookup_max=5)
-    config.use_v2_model_runner = is_v2
-    config.scheduler_config = SimpleNamespace(async_scheduling=True)
     for _ in range(2):
         check_speculation(config)
         found = config.speculative_config
-        replaced = is_v2 and method != "ngram"
-        assert found.method == ("ngram" if replaced else method)
+        replaced = method != "ngram"
+        assert found.method == "ngram"
         assert method_on_host(found) == (method if replaced else None)
         assert (found.prompt_lookup_min, found.prompt_lookup_max) == (
             (1, 1) if replaced else (3, 5)
