@@ -38,6 +38,7 @@ def test_on_the_virtual_npu_it_exits_zero_and_says_whose_libraries_are_used(run_
     assert found["libopapi.so"]["seen"].startswith("vnpu: ")
     assert found["one operator"]["seen"] == "equal to the CPU's result"
     assert found["vLLM's platform"]["seen"] == "vllm_davinci.core.platform.NPUPlatform"
+    assert found["Triton, active backends"]["seen"] == "npu"
     assert found["virtual NPU"]["seen"].endswith(", active")
 
 

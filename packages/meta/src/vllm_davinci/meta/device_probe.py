@@ -66,14 +66,26 @@ def probe_device() -> dict[str, object]:
 
 
 def probe_platform() -> dict[str, object]:
-    """Prints the platform class that vLLM chose, and its device."""
+    """Prints the platform class that vLLM chose, its device, and whether Triton is usable."""
     from vllm.platforms import current_platform  # the stage is about whether this works
+    from vllm.triton_utils import HAS_TRITON
 
     chosen = type(current_platform)
     return {
         "class": f"{chosen.__module__}.{chosen.__qualname__}",
         "device": current_platform.device_type,
+        "triton": bool(HAS_TRITON),
+        "triton_backends": active_backends(),
     }
+
+
+def active_backends() -> list[str]:
+    """Names of Triton's backends that drive this device; vLLM requires exactly one."""
+    if find_spec("triton") is None:
+        return []
+    from triton.backends import backends
+
+    return sorted(name for name, backend in backends.items() if backend.driver.is_active())
 
 
 STAGES = {"libraries": probe_libraries, "device": probe_device, "platform": probe_platform}

@@ -32,6 +32,8 @@ from vllm_davinci.meta.report_table import print_report
 # limit counts as dead.
 PROBE_LIMIT_S = 120.0
 DISTRIBUTION = "vllm-davinci"
+# Nothing that vLLM requires installs it on hosts without x86-64 processors.
+INSTALL_TRITON = "pip install 'triton>=3.6,<3.10'"
 # Package -> the role that it provides to core, and what happens without it.
 OPTIONAL_COMPONENTS = {
     "vllm-davinci-kernels": ("vllm_davinci.op_providers", "torch_npu's operators are used"),
@@ -240,6 +242,21 @@ def _device(probe: _Probe) -> Iterator[Check]:
         )
     else:
         yield Check(area, "vLLM's platform", Status.OK, platform["class"])
+        active = ", ".join(platform["triton_backends"]) or "none"
+        yield Check(
+            area,
+            "Triton, active backends",
+            Status.OK if platform["triton"] else Status.PROBLEM,
+            active,
+            "" if platform["triton"] else _triton_remedy(platform["triton_backends"]),
+        )
+
+
+def _triton_remedy(active: list[str]) -> str:
+    """active: backends, of which vLLM requires exactly one"""
+    if len(active) > 1:
+        return "vLLM's model runner needs exactly one: remove the other packages"
+    return f"vLLM's model runner needs Triton: {INSTALL_TRITON}"
 
 
 @dataclass(frozen=True)
