@@ -18,11 +18,7 @@ LAYERS = 48
 
 @dataclass(frozen=True)
 class Launches:
-    """Calls of the host for one layer of a decode step, by a release's sources.
-
-    graphs: replays; operators: launches beside graphs; events: calls that launch nothing
-    collectives: beside graphs
-    """
+    """Calls of the host for one layer of a decode step; operators and collectives beside graphs."""
 
     told: str
     graphs: int = 0
