@@ -61,6 +61,8 @@ def end():
     os.write(1, b"survived ")
     atexit.register(os.write, 1, b"handled ")
     threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b"joined "))).start()
+    if "signalled" in sys.argv:
+        atexit.register(engine_exit.leave_after_exit_handlers)
     if "status" in sys.argv:
         sys.exit(int(sys.argv[-1]))
     if "fails" in sys.argv:
@@ -91,6 +93,8 @@ if __name__ == "__main__":
         (["VllmWorker-1", "fails"], "survived joined handled collected ", 1),
         (["program"], "told survived joined handled ", 0),
         (["program", "lists"], "told survived joined handled collected ", 0),
+        (["program", "lists", "signalled"], "told survived joined handled ", 0),
+        (["program", "lists", "signalled", "fails"], "told survived joined handled ", 1),
         (["program", "lists", "interrupted"], "told survived joined handled ", -signal.SIGINT),
         (
             ["program", "lists", "prompt", "interrupted"],

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import psutil
 
-from vllm_davinci.core.process.engine_exit import ENGINE_PROCESSES
+from vllm_davinci.core.process.engine_exit import ENGINE_PROCESSES, leave_after_exit_handlers
 
 # --- a server and a program: signals --------------------------------------------------------
 
@@ -94,6 +94,7 @@ class SignalledEnd:
             if self._begin is None:
                 self._leave(128 + number, "The server was still starting, and ends.")
             self._remains = Remains(psutil.Process().children())
+            atexit.register(leave_after_exit_handlers)
             _after(self._limit_s, self._leave_late)
             self._begin()
         elif number == signal.SIGINT and now_s - self._began_s >= REPEATED_AFTER_S:
