@@ -185,6 +185,20 @@ def test_reductions_scans_and_shapes():
 
 
 @triton.jit
+def pairs_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    even, odd = tl.split(tl.reshape(tl.load(x_ptr + lanes), (BLOCK // 2, 2)))
+    tl.store(out_ptr + lanes, tl.interleave(odd, even))
+
+
+def test_pairs_are_split_and_joined():
+    x = torch.randn(64)
+    out = torch.zeros(64).npu()
+    pairs_kernel[(1,)](x.npu(), out, BLOCK=64)
+    assert torch.equal(out.cpu(), x.view(-1, 2).flip(1).reshape(-1))
+
+
+@triton.jit
 def product_kernel(a_ptr, b_ptr, out_ptr, K: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr):
     rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     sums = tl.zeros((N, N), dtype=tl.float32)

@@ -63,7 +63,7 @@ SAME = {
 # Hints, and barriers among threads of a program, which is one thread here.
 NOTHING = {
     *("ttg.barrier", "gpu.barrier", "llvm.intr.assume", "ttng.fence_async_shared"),
-    *("nvg.griddepcontrol_wait", "nvg.griddepcontrol_launch_dependents"),
+    *("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"),
 }
 # Functions of CUDA's library, without the prefix __nv_ and the f of float32.
 _UNARY = ("exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "expm1", "log1p", "sqrt")

@@ -14,16 +14,14 @@ from typing import NoReturn
 
 NAME = re.compile(r"%[\w$.-]+")
 OPERAND = re.compile(r"%[\w$.-]+(?:#\d+)?")
-RESULTS = re.compile(r"^(%[\w$.-]+)(?::(\d+))? = ")
+RESULTS = re.compile(r"^(%[\w$.-]+(?::\d+)?(?:, %[\w$.-]+(?::\d+)?)*) = ")
 LOCATION = re.compile(r"^#(loc\d*) = loc\((.*)\)$")
 FILE = re.compile(r'"([^"]+)":(\d+)')
 REFERENCE = re.compile(r"#(loc\d*)")
 TENSOR = re.compile(r"^tensor<((?:\d+x)*)(.*)>$")
 BLOCK = re.compile(r"^\^(\w+)(?:\((.*)\))?:")
 OPERATION = re.compile(r'"?([\w.$]+)"? ?')
-FUNCTION = re.compile(
-    r"^tt\.func (public|private) @(\"[^\"]+\"|[\w.$]+)\((.*)\)(?: -> (.*?))? *attributes"
-)
+FUNCTION = re.compile(r"^tt\.func (public|private) @(\"[^\"]+\"|[\w.$]+)(?=\()")
 
 
 class UnsupportedOperationError(NotImplementedError):
@@ -74,7 +72,6 @@ class Operation:
 class Function:
     name: str
     parameters: list[tuple[str, Value]]
-    results: list[Type]
     blocks: list[Block]
 
 
@@ -118,6 +115,16 @@ def split_list(text: str, separator: str = ",") -> list[str]:
             start = place + 1
     last = text[start:].strip()
     return [*parts, last] if last or parts else []
+
+
+def bracketed(text: str, start: int) -> str:
+    """Text within the bracket that opens at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return text[start + 1 : place]
+    return text[start + 1 :]
 
 
 def without_location(line: str) -> tuple[str, str]:
@@ -212,13 +219,12 @@ class Parser:
         if match[1] == "public":
             self.kernel = name
         parameters = []
-        for each in split_list(match[3]):
+        for each in split_list(bracketed(line, match.end())):
             parameter, _, described = without_location(each)[0].partition(": ")
             parameters.append((parameter[1:], Value(self.type(line, described.split(" {")[0]))))
-        results = [self.type(line, each) for each in split_list((match[4] or "").strip("()"))]
         scope = {f"%{each}": value for each, value in parameters}
         blocks, _ = self.region(scope)
-        return Function(name, parameters, results, blocks), match[1] == "public"
+        return Function(name, parameters, blocks), match[1] == "public"
 
     def type(self, line: str, text: str) -> Type:
         try:
@@ -254,10 +260,10 @@ class Parser:
     def operation(self, line: str, scope: dict[str, Value]) -> Operation:
         body, location = without_location(line)
         names: list[str] = []
-        count = 0
         if match := RESULTS.match(body):
-            count = int(match[2] or 1)
-            names = [match[1]] if match[2] is None else [f"{match[1]}#{i}" for i in range(count)]
+            for each in match[1].split(", "):
+                name, _, several = each.partition(":")
+                names += [f"{name}#{i}" for i in range(int(several))] if several else [name]
             body = body[match.end() :]
         named = OPERATION.match(body)
         assert named is not None, line
@@ -268,7 +274,7 @@ class Parser:
         else:
             operation.operands = self.operands(line, text, scope)
         operation.place = self.place(location)
-        for each, of in zip(names, self.result_types(line, operation, count), strict=True):
+        for each, of in zip(names, self.result_types(line, operation, len(names)), strict=True):
             operation.results.append(self.define(scope, each, of))
         return operation
 
@@ -332,7 +338,8 @@ class Parser:
         if "->" in types:
             listed = types.rsplit("->", 1)[1].strip()
             listed = listed[1:-1] if listed.startswith("(") else listed
-            return iter([self.type(line, each) for each in split_list(listed)])
+            results = [self.type(line, each) for each in split_list(listed)]
+            return iter(results * count if len(results) == 1 else results)  # of a split: once
         if " to " in types:
             return iter([self.type(line, types.rsplit(" to ", 1)[1])])
         listed_types = split_list(types)
