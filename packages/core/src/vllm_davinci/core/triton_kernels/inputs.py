@@ -217,7 +217,7 @@ def post_update(
     change = (tokens.view(-1).to(known.dtype) - known.index_select(0, places)) * is_token.view(-1)
     known.index_add_(0, places, change.to(known.dtype))
     if output_bin_counts is not None:
-        counts = (slot.unsqueeze(1) * output_bin_counts_stride + tokens.clamp(min=0)).view(-1)
+        counts = (slot.unsqueeze(1) * output_bin_counts_stride + tokens * is_token).view(-1)
         output_bin_counts.view(-1).index_add_(0, counts, is_token.view(-1).to(torch.int32))
     total_len.index_add_(0, slot, count)
     if draft_tokens is not None:
