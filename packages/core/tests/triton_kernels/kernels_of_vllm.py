@@ -123,8 +123,12 @@ def get_num_sampled_and_rejected(draw: Draw) -> Iterator[Launch]:
     yield Launch((draw.num_reqs,), given, {})
 
 
+UNDEFINED = 10**9  # in columns of drafts without a sampled token
+
+
 def post_update(draw: Draw) -> Iterator[Launch]:
     sampled = draw.ints(0, DRAFTS + 2, draw.num_reqs)
+    is_undefined = torch.arange(DRAFTS + 1) >= sampled.unsqueeze(1)
     left_out = draw.slots.clone()
     left_out[0] = -1
     for slots in (draw.slots, left_out):
@@ -138,7 +142,9 @@ def post_update(draw: Draw) -> Iterator[Launch]:
                         draw.longs(0, 99, SLOTS, 1),
                         counts,
                         0 if counts is None else VOCABULARY,
-                        draw.longs(0, 99, draw.num_reqs, DRAFTS + 1),
+                        draw.longs(0, 99, draw.num_reqs, DRAFTS + 1).masked_fill(
+                            is_undefined, UNDEFINED
+                        ),
                         DRAFTS + 1,
                         sampled,
                         DRAFTS + 1 - sampled,

@@ -194,7 +194,11 @@ def _run(rows: list[Deployment], options: argparse.Namespace) -> int:
 
 def _print(rows: list[Deployment], console: Console) -> None:
     """Prints four columns in 80 characters, more in a wider terminal."""
-    table = Table(title=f"{len(rows)} deployments", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=f"{len(rows)} deployment{'' if len(rows) == 1 else 's'}",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     wide = console.width >= _WIDE
     for column in ("name", "for", "chip", "hosts", *(("checkpoint", "topology") if wide else ())):
         table.add_column(column, no_wrap=True)
