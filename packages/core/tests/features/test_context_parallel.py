@@ -18,6 +18,7 @@ def engine(ranks: int = 2, prefill_ranks: int = 1, overlap: bool = False, **chan
     parallel = {
         "dcp_q_replicate": False,
         "data_parallel_size": 1,
+        "pipeline_parallel_size": 1,
         "enable_expert_parallel": False,
     }
     cache = {"kv_offloading_size": changes.pop("kv_offloading_size", None)}
@@ -77,6 +78,7 @@ def test_it_is_refused_by_name(changes: dict[str, Any], named: str):
         ({"enable_expert_parallel": True}, "Remove --enable-expert-parallel"),
         ({"ranks": 2}, "--decode-context-parallel-size"),
         ({"data_parallel_size": 2}, "--data-parallel-size"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({"overlap": True}, "dbo.enabled"),
         ({"speculative_config": object()}, "--speculative-config"),
         ({"lora_config": object()}, "--enable-lora"),

@@ -253,7 +253,7 @@ def _device(probe: _Probe) -> Iterator[Check]:
 
 
 def _triton_remedy(active: list[str]) -> str:
-    """active: backends, of which vLLM requires exactly one"""
+    """Advice if the number of active backends is not one."""
     if len(active) > 1:
         return "vLLM's model runner needs exactly one: remove the other packages"
     return f"vLLM's model runner needs Triton: {INSTALL_TRITON}"

@@ -1,5 +1,6 @@
 """Context parallelism: ranks divide a request's KV cache, or the tokens of its prefill."""
 
+from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, PREFETCH
 from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 FLAG = "--decode-context-parallel-size"
@@ -45,6 +46,10 @@ FEATURES = (
                 FLAG,
                 "dbo.enabled",
                 "--data-parallel-size",
+                "--pipeline-parallel-size",
+                ATTENTION,
+                EXPERTS,
+                PREFETCH,
                 "--enable-lora",
                 "--speculative-config",
                 "--kv-transfer-config",

@@ -18,6 +18,8 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if parallel.tensor_parallel_size == 1:
         return "there is one tensor-parallel rank"
+    if parallel.prefill_context_parallel_size > 1:
+        return "ranks divide the tokens of prefills already"
     providers = components.find(components.MODELS).values()
     if not providers:
         return f"{components.MODELS.package} is not installed"

@@ -171,7 +171,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> NPUMLAMetadata:
-        common, num_tokens = common_attn_metadata, common_attn_metadata.num_actual_tokens
+        common = common_attn_metadata
         if common.causal is not True:
             raise UnsupportedFeatureError(
                 "This model wants bidirectional MLA, which "
@@ -194,7 +194,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             num_decodes=num_decodes,
             num_decode_tokens=num_decode_tokens,
             num_prefills=num_prefills,
-            slot_mapping=common.slot_mapping[:num_tokens],
+            slot_mapping=common.slot_mapping[: common.num_actual_tokens],
             decode=MLADecodeMetadata(
                 actual_seq_lengths_q=ends[:num_decodes],
                 seq_lens=kept,
