@@ -57,6 +57,33 @@ def test_every_private_method_of_vllm_that_is_overridden_has_a_row():
     assert overridden - NAMED == set()
 
 
+def test_methods_that_vllm_runs_without_autograd_do_so_here():
+    """Else each step's tensors stay allocated for a backward pass."""
+    exempt = {
+        "core.runner.graphs:_OnNPU.capture",  # runs no model
+        "core.worker:NPUWorker.determine_available_memory",  # its private half is decorated
+    }
+    with_autograd = set()
+    for name, _ in sources():
+        module = import_module(f"vllm_davinci.{name.removesuffix('.__init__')}")
+        for cls in vars(module).values():
+            if not inspect.isclass(cls) or cls.__module__ != module.__name__:
+                continue
+            for method, value in vars(cls).items():
+                if method.startswith("__") or not inspect.isfunction(value):
+                    continue
+                bases = [vars(base).get(method) for base in cls.__mro__[1:] if is_vllms(base)]
+                bases = [base for base in bases if inspect.isfunction(base)]
+                if not bases:
+                    continue
+                own = inspect.getsource(value)
+                if "@torch.inference_mode" in inspect.getsource(bases[0]) and not (
+                    "@torch.inference_mode" in own or f"super().{method}" in own
+                ):
+                    with_autograd.add(f"{name}:{cls.__name__}.{method}")
+    assert with_autograd - exempt == set()
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 

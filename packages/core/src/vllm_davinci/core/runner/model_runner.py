@@ -287,6 +287,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         """Does nothing: vLLM's method searches caches for tensors, and ours are not there."""
         self.kv_block_zeroer = self._kv_cache_memory
 
+    @torch.inference_mode()
     def capture_model(self, **kwargs: Any) -> int:
         with self.eplb.suppress():
             if self._output_plan is not None:
