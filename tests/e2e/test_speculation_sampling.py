@@ -127,6 +127,5 @@ def test_the_host_waits_no_more_often_than_without_drafts(speculating: EnginePro
     (steps,) = speculating.on_workers("waits_of_steps")
     decodes = [step for step in steps if step.tokens == REQUESTS * (1 + DRAFTS)][1:-1]
     assert len(decodes) > 4
-    assert all(step.in_forward == 0 and step.for_inputs <= 1 for step in decodes)
-    waits = [step.all - step.for_inputs for step in decodes]
-    assert sum(waits) <= len(waits) + 2, decodes
+    assert all(step.in_forward == 0 for step in decodes)
+    assert sum(step.all for step in decodes) <= len(decodes) + 2, decodes

@@ -18,11 +18,7 @@ class CacheWorker:
         """
         runner = self.model_runner
         # Copied in the newest step, because the host's copy drops an ended request.
-        if hasattr(runner, "block_tables"):  # vLLM's V2 runner
-            table = runner.block_tables.input_block_tables[0]
-        else:
-            table = runner.input_batch.block_table[0].block_table.gpu
-        blocks = table[0, :num_blocks].tolist()
+        blocks = runner.block_tables.input_block_tables[0][0, :num_blocks].tolist()
         context = runner.compilation_config.static_forward_context
         caches = [context[name].kv_cache for name in sorted(context)]
         return [[_rows(part[blocks]) for part in cache.parts] for cache in caches]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -126,15 +125,11 @@ class StepCountingWorker:
     model_runner: Any
 
     def count_waits_of_steps(self) -> None:
-        """Starts counting, on either of vLLM's runners."""
+        """Starts counting."""
         runner = self.model_runner
-        self._counted_steps: list[tuple[int, int, int, int, int]] = []
-        self._waits_in_forward = self._waits_for_inputs = self._launches_of_inputs = 0
-        is_v2 = hasattr(runner, "prepare_inputs")
-        forwards = (runner.model, "forward") if is_v2 else (runner, "_model_forward")
-        preparations = ("prepare_inputs", "prepare_attn") if is_v2 else ("_prepare_inputs",)
-        execute, forward = runner.execute_model, getattr(*forwards)
-        keep_inputs = getattr(runner, "synchronize_input_prep", nullcontext)
+        self._counted_steps: list[tuple[int, int, int, int]] = []
+        self._waits_in_forward = self._launches_of_inputs = 0
+        execute, forward = runner.execute_model, runner.model.forward
 
         def counting_execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             tokens = scheduler_output.total_num_scheduled_tokens
@@ -143,7 +138,6 @@ class StepCountingWorker:
                     tokens,
                     _host_count("synchronizations"),
                     self._waits_in_forward,
-                    self._waits_for_inputs,
                     self._launches_of_inputs,
                 )
             )
@@ -164,18 +158,10 @@ class StepCountingWorker:
 
             return counting_prepare
 
-        @contextmanager
-        def counting_inputs() -> Iterator[None]:
-            before = _host_count("synchronizations")
-            with keep_inputs():
-                self._waits_for_inputs += _host_count("synchronizations") - before
-                yield
-
         runner.execute_model = counting_execute  # only for this object
-        setattr(*forwards, counting_forward)
-        for name in preparations:
+        runner.model.forward = counting_forward
+        for name in ("prepare_inputs", "prepare_attn"):
             setattr(runner, name, counting(getattr(runner, name)))
-        runner.synchronize_input_prep = counting_inputs  # V2 calls none
 
     def waits_of_steps(self) -> list[StepWaits]:
         """Waits of each step but the last."""
@@ -195,15 +181,12 @@ class StepWaits(NamedTuple):
 
     all:             outputs that are taken on another thread included
     in_forward:      during the model's forward
-    for_inputs:      until the inputs of the step before were copied, which they are unless a device
-                     is a step behind
     input_launches:  no waits: copies and operators that prepared the step's inputs
     """
 
     tokens: int
     all: int
     in_forward: int
-    for_inputs: int
     input_launches: int
 
 

@@ -59,16 +59,8 @@ class FailingWorker:
             setattr(*method, partial(failing, each))
 
     def _methods(self, part: str) -> list[tuple[Any, str]]:
-        """Methods of which a step calls one, on either of vLLM's runners."""
+        """Methods of which a step calls one."""
         runner = self.model_runner
-        if not hasattr(runner, "prepare_inputs"):
-            names = {
-                "model": "_model_forward",
-                "sampling": "_sample",
-                "encoder": "_execute_mm_encoder",
-                "drafter": "propose_draft_token_ids",
-            }
-            return [(runner, names[part])]
         methods = {
             "sampling": (runner, "sample"),
             "encoder": (runner.model_state, "execute_mm_encoder"),
