@@ -87,16 +87,20 @@ class PhantomWorker(NPUWorker):
             set_routed_share(*self._layout.routed_share(layout.ep_size))
 
     def compile_or_warm_up_model(self) -> Any:
-        self._run_largest_steps()
         runner: Any = self.model_runner
         count, stack = _WARMED_LAYERS.get(), stack_of(runner.get_model(), runner.prefetches)
         with nullcontext() if count is None or stack is None else stack.only(count):
-            return super().compile_or_warm_up_model()
+            times = super().compile_or_warm_up_model()
+        self._run_largest_steps(runner.graphs.captured_bytes)
+        return times
 
-    def _run_largest_steps(self) -> None:
-        """Runs them with the cache allocated and room reserved for graphs. Raises DryRunError."""
+    def _run_largest_steps(self, captured_bytes: int) -> None:
+        """Runs them with cache, graphs, and room for planned graphs that were not captured.
+
+        Raises DryRunError if one does not fit.
+        """
         # Steps allocate the workspaces themselves.
-        graph_bytes = self.graph_bytes - self.workspace_bytes
+        graph_bytes = max(0, self.graph_bytes - self.workspace_bytes - captured_bytes)
         graphs = torch.empty(graph_bytes, dtype=torch.uint8, device=self.device)
         before = torch.accelerator.memory_allocated()
         slots = self.num_kv_cache_blocks() * self.cache_config.block_size
