@@ -116,9 +116,17 @@ class SharedExpertsOverlap:
         begun: Callable[[], torch.Tensor] = communicator.begin_all_reduce(part)
         return begun
 
+    def decide_by_names(self) -> None:
+        """Decides without results, which a dry-run has none of, whether the layer is its stages."""
+        self._has_stages = self._names_stages
+
+    @property
+    def _names_stages(self) -> bool:
+        return {name for name, _ in self._layer.named_children()} == STAGES
+
     def _is_its_stages(self, x: torch.Tensor) -> bool:
         """True if the stages compute the same as the layer. Waits: not for served steps."""
-        if {name for name, _ in self._layer.named_children()} != STAGES:
+        if not self._names_stages:
             return False
         if torch.equal(_in_stages(self._layer, x), self._layer(x)):
             return True

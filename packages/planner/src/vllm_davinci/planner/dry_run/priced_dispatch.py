@@ -86,6 +86,8 @@ def price_dispatch(model: torch.nn.Module, layout: Layout) -> TriedMethod:
         method = getattr(module, "quant_method", None)
         if not isinstance(method, NPUFusedMoEMethodBase) or method.moe_forward is None:
             continue
+        if (shared := method.moe_forward.shared) is not None:
+            shared.decide_by_names()
         selector = method.moe_forward.dispatchers
         if selector is None:
             continue
