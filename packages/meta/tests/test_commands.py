@@ -39,6 +39,30 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]):
     assert "invalid choice: 'dry-rum'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config", "x", "--zzz=1"], "unknown argument --zzz=1."),
+        (["compare", "x", "--promts=p"], "unknown argument --promts=p. Did you mean --prompts?"),
+        (
+            ["config", "x", "--max-model-len", "9"],
+            "unknown argument --max-model-len. Options of vllm serve come after `--`.",
+        ),
+        (["deployments", "--mdel=x"], "unknown argument --mdel=x. Did you mean --model?"),
+        (["quantize", "a", "b", "c"], "unknown argument c."),
+    ],
+    ids=["none is near", "near", "of vLLM", "another package", "too many"],
+)
+def test_an_unknown_argument_is_refused_with_the_nearest_option(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        program.main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"vllm-davinci {arguments[0]}: error: {message}"
+
+
 def test_no_command_imports_torch_before_it_runs():
     code = (
         "import sys; from vllm_davinci.meta.commands import installed_commands; "

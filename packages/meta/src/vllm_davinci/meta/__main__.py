@@ -4,7 +4,9 @@ quantize, score; with their packages: dry-run, plan pools, list deployments, ver
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
+from typing import Any
 
 from vllm_davinci.meta import (
     check_model,
@@ -22,6 +24,7 @@ from vllm_davinci.meta.commands import (
     installed_commands,
     missing_command,
 )
+from vllm_davinci.meta.given_arguments import unknown_option
 
 AFTER_DASHES = EngineOptions.AFTER_DASHES
 COMMANDS = {
@@ -44,11 +47,38 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser of one command. Refuses an argument that it does not know with the nearest option.
+
+    takes: place of an engine's options
+    """
+
+    takes = EngineOptions.NONE
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        options, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown and self.takes is not EngineOptions.UNKNOWN:
+            self.error(f"unknown argument {unknown[0]}.{self._hint(unknown[0])}")
+        return options, unknown
+
+    def _hint(self, argument: str) -> str:
+        option = argument.partition("=")[0]
+        if not option.startswith("--"):
+            return ""
+        if self.takes is EngineOptions.AFTER_DASHES and unknown_option([option]) is None:
+            return " Options of vllm serve come after `--`."
+        own = [name for action in self._actions for name in action.option_strings]
+        nearest = difflib.get_close_matches(option, own, n=1)
+        return f" Did you mean {nearest[0]}?" if nearest else ""
+
+
 def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vllm-davinci", description=__doc__)
-    subparsers = parser.add_subparsers(dest="command", required=True)
+    subparsers = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     for name, command in commands.items():
-        command.module.add_arguments(subparsers.add_parser(name, help=command.question))
+        subparser = subparsers.add_parser(name, help=command.question)
+        subparser.takes = command.engine_options
+        command.module.add_arguments(subparser)
     return parser
 
 
