@@ -6,7 +6,7 @@ import pathlib
 import sys
 import tempfile
 
-from vllm_davinci.vnpu import _C, coverage, host_counts, refusals, timeline
+from vllm_davinci.vnpu import _C, coverage, host_counts, refusals, timeline, triton_check
 from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
@@ -29,6 +29,17 @@ def _parser() -> argparse.ArgumentParser:
 
     refused = commands.add_parser("refusals", help="print what `vnpu run --refusals` recorded")
     refused.add_argument("directory", type=pathlib.Path)
+
+    checked = commands.add_parser(
+        "triton-check", help="list what a chip's compiler refuses in a program's Triton kernels"
+    )
+    checked.add_argument(
+        "--adapter",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="triton-adapter-opt of a wheel of triton-ascend (default: the one on the path)",
+    )
+    checked.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
     drawing = commands.add_parser("picture", help="draw modelled timelines below each other")
     drawing.add_argument("sources", nargs="+", type=pathlib.Path, metavar="TIMELINE")
@@ -107,17 +118,17 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "them",
     )
     run.add_argument("--triton", action="store_true", help="run Triton kernels on the devices")
+    run.add_argument(
+        "--triton-limits",
+        action="store_true",
+        help="like --triton, and refuse kernels that a chip's compiler is known to refuse",
+    )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
 
 def _run(options: argparse.Namespace) -> int:
-    command = options.arguments
-    if command[:1] == ["--"]:
-        command = command[1:]
-    if not command:
-        print("vnpu run: name a command, as in `vnpu run -- python script.py`.", file=sys.stderr)
-        return 2
+    command = _command(options)
     config = VirtualDeviceConfig(
         devices=options.devices,
         soc=options.soc,
@@ -132,7 +143,8 @@ def _run(options: argparse.Namespace) -> int:
         topology=options.topology,
         paced=options.paced,
         faults=options.faults,
-        triton=options.triton,
+        triton=options.triton or options.triton_limits,
+        triton_limits=options.triton_limits,
     )
     if options.faults is not None:
         _C.check_fault_plan(options.faults)
@@ -158,11 +170,40 @@ def _run(options: argparse.Namespace) -> int:
             return _run_command(command, options, {})
         os.execvp(command[0], command)
     except FileNotFoundError:
-        print(f"vnpu run: no such command: {command[0]}", file=sys.stderr)
-        return 127
+        return _not_started(options, command, "no such command", 127)
     except PermissionError:
-        print(f"vnpu run: not executable: {command[0]}", file=sys.stderr)
-        return 126
+        return _not_started(options, command, "not executable", 126)
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """The command to start. Raises SystemExit(2) if there is none."""
+    command: list[str] = options.arguments
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        name = f"vnpu {options.command}"
+        print(f"{name}: name a command, as in `{name} -- python script.py`.", file=sys.stderr)
+        raise SystemExit(2)
+    return command
+
+
+def _not_started(options: argparse.Namespace, command: list[str], why: str, status: int) -> int:
+    print(f"vnpu {options.command}: {why}: {command[0]}", file=sys.stderr)
+    return status
+
+
+def _triton_check(options: argparse.Namespace) -> int:
+    command = _command(options)
+    if options.adapter is not None and not os.access(options.adapter, os.X_OK):
+        print(f"vnpu triton-check: --adapter {options.adapter} is no program.", file=sys.stderr)
+        return 2
+    prepare_environment(os.environ, VirtualDeviceConfig(triton=True))
+    try:
+        return triton_check.check(command, options.adapter)
+    except FileNotFoundError:
+        return _not_started(options, command, "no such command", 127)
+    except PermissionError:
+        return _not_started(options, command, "not executable", 126)
 
 
 def _run_command(command: list[str], options: argparse.Namespace, variables: dict[str, str]) -> int:
@@ -199,6 +240,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command == "run":
             return _run(options)
+        if options.command == "triton-check":
+            return _triton_check(options)
         if options.command == "trace":
             return _merge(options.sources, options.output)
         if options.command == "refusals":

@@ -65,6 +65,7 @@ class VirtualDeviceConfig:
     phantom_ranks: bool = False
     faults: str | None = None
     triton: bool = False
+    triton_limits: bool = False
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 1 <= self.devices <= 64:
@@ -135,6 +136,7 @@ class VirtualDeviceConfig:
             env.VNPU_FAULTS: self.faults,
             env.VNPU_PHANTOM_RANKS: 1 if self.phantom_ranks else None,
             env.VNPU_TRITON: 1 if self.triton else None,
+            env.VNPU_TRITON_LIMITS: "raise" if self.triton_limits else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -79,6 +79,10 @@ long; if the host is too slow, a line on stderr says so. Default: no pacing."""
 VNPU_TRITON = "VNPU_TRITON"
 """1: Triton kernels run on virtual NPUs. Default 0: no Triton backend of vnpu's is active."""
 
+VNPU_TRITON_LIMITS = "VNPU_TRITON_LIMITS"
+"""raise: a Triton kernel that exceeds a known limit of a chip's compiler is refused;
+record:DIRECTORY: limits that kernels exceed are written there. Default: not checked."""
+
 VNPU_PHANTOM_RANKS = "VNPU_PHANTOM_RANKS"
 """1, with VNPU_COMPUTE=0: the other ranks of all groups are phantoms. Groups need no other rank,
 and collectives neither wait nor move data. Default 0."""

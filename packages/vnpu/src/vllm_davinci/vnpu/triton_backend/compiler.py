@@ -10,6 +10,7 @@ from typing import Any
 
 from triton.backends.compiler import BaseBackend, GPUTarget
 
+from vllm_davinci.vnpu.triton_backend import chip_limits
 from vllm_davinci.vnpu.triton_backend.driver import ARCHITECTURE, NAME
 
 # Fields of a launch that Triton reads. Precisions of products that a kernel may ask for are all
@@ -61,7 +62,7 @@ class VirtualBackend(BaseBackend):  # type: ignore[misc]
         return bool(target.backend == NAME and target.arch == ARCHITECTURE)
 
     def hash(self) -> str:
-        return f"{ARCHITECTURE}-{version()}"
+        return f"{ARCHITECTURE}-{version()}-{chip_limits.mode()}"
 
     def parse_options(self, options: dict[str, Any]) -> Options:
         return Options(**{**DEFAULTS, **options})
@@ -108,7 +109,9 @@ def lower(module: Any, metadata: dict[str, Any]) -> bytes:
     from vllm_davinci.vnpu.triton_backend.program import write_program
     from vllm_davinci.vnpu.triton_backend.ttir import parse
 
-    parsed = parse(module.str() if hasattr(module, "str") else str(module))
+    text = module.str() if hasattr(module, "str") else str(module)
+    parsed = parse(text)
+    chip_limits.check_kernel(parsed, text)
     metadata["name"] = parsed.kernel.name
     metadata["shared"] = 0
     return write_program(parsed)

@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from vllm_davinci.vnpu.environment_variables import VNPU_ACTIVE, VNPU_TRITON
+from vllm_davinci.vnpu.triton_backend import chip_limits
 
 NAME = "npu"  # also that of torch's module: vLLM's delta rules read it as such
 ARCHITECTURE = "vnpu"
@@ -50,6 +51,7 @@ class Launcher:
         self.passed = list(flattened(tuple(map(is_passed, types))))
         self.places = [place for place, passed in enumerate(self.passed) if passed]
         self.launch = _C.launch_triton_kernel
+        self.name = metadata.name
 
     def __call__(
         self,
@@ -65,6 +67,7 @@ class Launcher:
         *arguments: Any,
     ) -> None:
         """Raises RuntimeError naming kernel, program and source line if the kernel fails."""
+        chip_limits.check_grid(self.name, (grid_x, grid_y, grid_z))
         if enter_hook is not None:
             enter_hook(launch_metadata)
         given = tuple(flattened(arguments)) if self.has_tuples else arguments
