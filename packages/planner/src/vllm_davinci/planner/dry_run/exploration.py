@@ -152,6 +152,12 @@ class Exploration:
         found = sorted({min(size, most) for size in asked})
         return self._chain.sizes_with_room(found)
 
+    def meet_ranks(self) -> None:
+        """Runs a step by each dispatch method, so that no later one has an engine's first waits:
+        collectives wait longer for ranks that none has brought together before."""
+        for method in self.methods("whole"):
+            self.prefill_ps(1, Schedule(method))
+
     def prefill_ps(self, num_tokens: int, schedule: Schedule) -> int:
         """Modelled time of a prefill step of num_tokens tokens."""
         return self.prefill_on_each(num_tokens, schedule)[OWN]

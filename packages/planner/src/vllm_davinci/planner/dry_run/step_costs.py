@@ -71,7 +71,9 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
     # Graphs are captured later, for each comparison.
     with few_layers_warm_up():
         engine, engine_args = start_engine(options.model, room, options.routing, arguments, machine)
-    return Exploration(engine, engine_args, machine)
+    explored = Exploration(engine, engine_args, machine)
+    explored.meet_ranks()
+    return explored
 
 
 def _against(machine: Machine) -> dict[str, int]:

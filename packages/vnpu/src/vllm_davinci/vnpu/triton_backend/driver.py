@@ -87,6 +87,18 @@ def load_binary(
     return function, function, 0, 0, MAX_THREADS
 
 
+def device_properties(device: int) -> dict[str, int]:
+    """Properties by Triton's and Triton-Ascend's names; shared memory is no limit."""
+    import torch_npu
+
+    cores = torch_npu.npu.get_device_properties(device)
+    return {
+        "max_shared_mem": 1 << 62,
+        "num_aicore": cores.cube_core_num,
+        "num_vectorcore": cores.vector_core_num,
+    }
+
+
 class FirstConfiguration:
     """Triton's interface to measure a kernel: all calls are said to take the same time.
 
@@ -112,7 +124,7 @@ class VirtualDriver(DriverBase):  # type: ignore[misc]
         self.utils = SimpleNamespace(
             load_binary=load_binary,
             unload_module=lambda module: None,  # programs stay loaded
-            get_device_properties=lambda device: {"max_shared_mem": 1 << 62},
+            get_device_properties=device_properties,
         )
         self.benchmarker = FirstConfiguration()
 
