@@ -1,4 +1,4 @@
-"""What a chip's compiler refuses is refused on request, or listed by `vnpu triton-check`."""
+"""Kernels beyond a chip's limits are refused on request, or listed by `vnpu triton-check`."""
 
 from __future__ import annotations
 

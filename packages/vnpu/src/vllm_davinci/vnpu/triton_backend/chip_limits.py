@@ -1,4 +1,4 @@
-"""What Triton-Ascend's compiler refuses in a kernel, as far as it is known without that compiler.
+"""Limits of Triton-Ascend's compiler that a kernel exceeds, as far as they are known without it.
 
 Sources: Triton-Ascend's migration guide (its errors "coreDim=... can't be greater than UINT16_MAX"
 and "ub overflow, requires ... bits while 1572864 bits available") and its table of operations by
