@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm import LLM, SamplingParams
@@ -29,6 +30,19 @@ def runner_of(llm: LLM) -> Any:
     """The model runner of an engine in this process."""
     worker = llm.llm_engine.model_executor.driver_worker
     return getattr(worker, "worker", worker).model_runner
+
+
+def wrap_forwards(runner: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wraps what a step calls to run the model: its forward, or a graph's replay."""
+    graphs = getattr(runner, "cudagraph_manager", None)  # vLLM's CPU backend has none
+    for owner, name in ((runner.get_model(), "forward"), (graphs, "run_fullgraph")):
+        if owner is not None:
+            setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def replay_graphs(runner: Any, are_replayed: bool) -> None:
+    """Makes steps replay graphs, or eager: vLLM's manager then knows of none."""
+    runner.cudagraph_manager._graphs_captured = are_replayed
 
 
 def decode_requests(num_requests: int, num_steps: int) -> tuple[list[Any], SamplingParams]:

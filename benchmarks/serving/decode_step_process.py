@@ -10,13 +10,20 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import decode_engine, decode_requests, runner_of
+from decode_engine import (
+    decode_engine,
+    decode_requests,
+    replay_graphs,
+    runner_of,
+    wrap_forwards,
+)
 
 from vllm_davinci.vnpu import _C
 
@@ -32,8 +39,9 @@ class StepTimer:
         self.seconds: list[float] = []
         self.elapsed: list[float] = []
         self.launches: list[int] = []
-        forward = runner._model_forward
+        wrap_forwards(runner, self._timed)
 
+    def _timed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             torch.npu.synchronize()
             launches = _C.host_counts()["launches"]
@@ -45,7 +53,7 @@ class StepTimer:
             self.launches.append(_C.host_counts()["launches"] - launches)
             return output
 
-        runner._model_forward = timed
+        return timed
 
     def take(self) -> dict[str, float]:
         """Medians of the steps since the last call; times in seconds."""
@@ -67,12 +75,10 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     runner = runner_of(llm)
     prompts, sampling = decode_requests(num_requests, options["steps"])
     timer = StepTimer(runner)
-    dispatcher = runner.cudagraph_dispatcher
     found: dict[str, list[dict[str, float]]] = {"graph": [], "eager": []}
     for _ in range(options["rounds"]):
         for name, rounds in found.items():
-            # Without keys vLLM's dispatcher answers that no graph holds the step.
-            dispatcher.keys_initialized = name == "graph"
+            replay_graphs(runner, name == "graph")
             llm.generate(prompts, sampling, use_tqdm=False)
             rounds.append(timer.take())
     assert sum(runner.graphs.replays().values()) >= options["rounds"] * (options["steps"] - 2)

@@ -16,7 +16,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import decode_engine, decode_requests, runner_of
+from decode_engine import decode_engine, decode_requests, replay_graphs, runner_of
 from decode_step_process import StepTimer
 from vllm.lora.request import LoRARequest
 
@@ -80,12 +80,10 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         for name, of_request in options["cases"].items():
             found[name].append(generate(of_request))
     timer, steps = StepTimer(runner), WholeSteps(runner)
-    dispatcher = runner.cudagraph_dispatcher
     for number in range(options["rounds"]):
         for name, of_request in options["cases"].items():
             for kind in ("graph", "eager"):
-                # Without keys vLLM's dispatcher answers that no graph holds the step.
-                dispatcher.keys_initialized = kind == "graph"
+                replay_graphs(runner, kind == "graph")
                 generate(of_request)
                 of = timer.take()
                 seconds = steps.take()

@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,21 @@ class StepTimingWorker:
 
     def time_steps(self) -> None:
         """From now on."""
+        from decode_engine import wrap_forwards
+
         runner = self.model_runner
         self.steps: list[float] = []
         self.forwards: list[float] = []
-        forward, execute, sample = (
-            runner._model_forward,
-            runner.execute_model,
-            runner.sample_tokens,
-        )
+        execute, sample = runner.execute_model, runner.sample_tokens
 
-        def timed_forward(*args: Any, **kwargs: Any) -> Any:
-            begin = time.thread_time()
-            output = forward(*args, **kwargs)
-            self.forwards.append(time.thread_time() - begin)
-            return output
+        def timed(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def timed_forward(*args: Any, **kwargs: Any) -> Any:
+                begin = time.thread_time()
+                output = forward(*args, **kwargs)
+                self.forwards.append(time.thread_time() - begin)
+                return output
+
+            return timed_forward
 
         def timed_execute(*args: Any, **kwargs: Any) -> Any:
             _synchronize()  # a waiting thread of the host runs tasks of the virtual device
@@ -60,7 +61,7 @@ class StepTimingWorker:
             self.steps[-1] += time.thread_time() - begin
             return output
 
-        runner._model_forward = timed_forward
+        wrap_forwards(runner, timed)
         runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def taken_times(self) -> tuple[float, float]:
@@ -73,15 +74,19 @@ class StepTimingWorker:
     def split_decodes(self, is_split: bool) -> None:
         """Switches the split on or off; graphs are captured again."""
         runner = self.model_runner
-        decisions = runner.splitter._decisions
-        decisions._policy = replace(decisions._policy, decode=is_split)
+        runner.splitter._decisions.revise(decode=is_split)
         runner.splitter._graph_decisions.clear()
-        runner.model.clear_graphs()
+        sizes = list(runner.compilation_config.cudagraph_capture_sizes)
+        runner.graphs.destroy()
+        runner.graphs.use_sizes(sizes)
         runner.capture_model()
+        self.forwards.clear()  # captures are no steps
 
     def replay_steps(self, are_replayed: bool) -> None:
-        """Makes steps replay graphs, or eager: without keys vLLM's dispatcher finds no graph."""
-        self.model_runner.cudagraph_dispatcher.keys_initialized = are_replayed
+        """Makes steps replay graphs, or eager."""
+        from decode_engine import replay_graphs
+
+        replay_graphs(self.model_runner, are_replayed)
 
 
 def _synchronize() -> None:

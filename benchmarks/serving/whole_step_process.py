@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import runner_of
+from decode_engine import runner_of, wrap_forwards
 from vllm import LLM, SamplingParams
 
 ON_NPU = hasattr(torch, "npu")
@@ -48,7 +48,7 @@ class ForwardTimer:
     def __init__(self, runner: Any) -> None:
         self.total = Times(0.0, 0.0)
         model = runner.get_model()
-        runner._model_forward = self._timed(runner._model_forward)
+        wrap_forwards(runner, self._timed)
         model.compute_logits = self._timed(model.compute_logits)
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
