@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -29,7 +30,7 @@ from vllm_davinci.core.process.middleware import (
     add_to_server,
 )
 
-TOLD = str(EngineDeadError())
+TOLD = create_error_response(EngineDeadError()).error.message
 CAUSE = 'rank 1 failed: "no memory"\n'
 ESCAPED = 'rank 1 failed: \\"no memory\\"\\n'
 

@@ -71,7 +71,7 @@ class CauseInErrors:
         from vllm.v1.engine.exceptions import EngineDeadError  # vLLM imports this module first
 
         self._app = app
-        self._words = str(EngineDeadError()).encode()
+        self._words = EngineDeadError.CLIENT_MESSAGE.encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         held: list[Message] = []  # the start of an error response, which includes its length
