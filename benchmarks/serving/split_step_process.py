@@ -16,6 +16,9 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
+import torch
+from decode_engine import decode_engine, decode_requests, replay_graphs, wrap_forwards
+
 SPLIT = {"enabled": True, "decode": True, "min_decode_tokens_to_split": 2}
 
 
@@ -32,8 +35,6 @@ class StepTimingWorker:
 
     def time_steps(self) -> None:
         """From now on."""
-        from decode_engine import wrap_forwards
-
         runner = self.model_runner
         self.steps: list[float] = []
         self.forwards: list[float] = []
@@ -49,7 +50,7 @@ class StepTimingWorker:
             return timed_forward
 
         def timed_execute(*args: Any, **kwargs: Any) -> Any:
-            _synchronize()  # a waiting thread of the host runs tasks of the virtual device
+            torch.npu.synchronize()  # a waiting thread of the host runs tasks of the virtual device
             begin = time.thread_time()
             output = execute(*args, **kwargs)
             self.steps.append(time.thread_time() - begin)
@@ -84,20 +85,10 @@ class StepTimingWorker:
 
     def replay_steps(self, are_replayed: bool) -> None:
         """Makes steps replay graphs, or eager."""
-        from decode_engine import replay_graphs
-
         replay_graphs(self.model_runner, are_replayed)
 
 
-def _synchronize() -> None:
-    import torch
-
-    torch.npu.synchronize()
-
-
 def measure(options: dict[str, Any]) -> dict[str, Any]:
-    from decode_engine import decode_engine, decode_requests
-
     num_requests = options["requests"]
     llm = decode_engine(
         options["model"],
