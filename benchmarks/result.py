@@ -90,16 +90,19 @@ class Result:
     ours, baseline: descriptions of the two sides, for the table's head
     device: the device under test and, on the virtual NPU, its execution policy
     settings: every option that changes the figures
+    benchmark: GROUP/NAME, from run.py
     """
 
-    benchmark: str
     ours: str
     baseline: str
     rows: list[Row]
     settings: dict[str, Any]
     seed: int
-    device: str
+    device: str = field(
+        default_factory=lambda: f"vnpu, policy {os.environ.get('VNPU_SCHEDULE', 'eager')}"
+    )
     bounded_by: str = ""
+    benchmark: str = ""
     versions: dict[str, str] = field(default_factory=lambda: installed_versions())
     host: dict[str, Any] = field(default_factory=lambda: host_facts())
     finished_at: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))

@@ -11,6 +11,7 @@ import ast
 import difflib
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog=f"run.py {options.name}", description=benchmark.__doc__
     )
     benchmark.add_arguments(own_parser)
-    result: Result = benchmark.run(own_parser.parse_args(["-h"] if options.help else rest))
+    given = own_parser.parse_args(["-h"] if options.help else rest)
+    result: Result = replace(benchmark.run(given), benchmark=options.name)
     print_result(result, console)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> Result:
                 for name, unit, ours, baseline in figures["counts"]
             ]
     return Result(
-        benchmark="kernels/launch",
         ours="torch.ops.vllm_davinci",
         baseline="composed torch_npu calls",
         rows=rows,

@@ -172,7 +172,6 @@ def run(args: argparse.Namespace) -> Result:
     )
     inputs = [torch.randn(rows, args.hidden).to(device, torch.bfloat16) for _ in range(UBATCHES)]
     return Result(
-        benchmark="multistream/copy_engine",
         ours="ubatches in turn (vllm_davinci.multistream)",
         baseline="the same ubatches one after the other",
         rows=list(_rows(_measure(model, inputs, args.repetitions))),

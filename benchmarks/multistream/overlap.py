@@ -134,7 +134,6 @@ def run(args: argparse.Namespace) -> Result:
                 )
             rows += _rows(name, sides["whole"], sides["split"])
     return Result(
-        benchmark="multistream/overlap",
         ours="two ubatches in turn (dbo.enabled)",
         baseline="whole steps",
         rows=rows,

@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> Result:
     found["beyond_both"] = [2 * time for time in found["beyond_collective"]]
 
     return Result(
-        benchmark="multistream/switch",
         ours="greenlets (vllm_davinci.multistream)",
         baseline="vLLM's threads (UBatchContext); for steps: see the row",
         rows=_rows(found, args.layers),

@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> Result:
         runs = Runs(args, Path(directory))
         rows = [row for name in args.rows for row in ROWS[name](runs)]
     return Result(
-        benchmark="published/deepseek_r1_w8a8",
         ours="steps as they are decided, on the modelled clock with contention",
         baseline="the better of whole and split steps, on the same machine",
         rows=rows,

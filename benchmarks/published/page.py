@@ -299,7 +299,6 @@ def run(args: argparse.Namespace) -> Result:
         for each in compared
     ]  # fmt: skip
     return Result(
-        benchmark="published/page",
         ours="the timing model",
         baseline="",
         rows=rows,

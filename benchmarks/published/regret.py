@@ -99,7 +99,6 @@ def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
         ),
     ]  # fmt: skip
     return Result(
-        benchmark="published/regret",
         ours="steps decided by costs, on the modelled clock",
         baseline="one schedule for all steps",
         seed=SEEDS[0],

@@ -80,13 +80,11 @@ def run(args: argparse.Namespace) -> Result:
         for (name, place), figures in found.items()
     ]
     return Result(
-        benchmark="quantization/loading",
         ours="quantized",
         baseline="bf16, or one of its shards",
         rows=rows,
         settings={"hidden": args.hidden, "experts": args.experts, "shards": NUM_SHARDS},
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="reading files, and copying into the device's memory",
     )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -101,7 +100,6 @@ def run(args: argparse.Namespace) -> Result:
                 )
             )
     return Result(
-        benchmark="quantization/perplexity",
         ours="int8",
         baseline="bf16",
         rows=rows,
@@ -113,7 +111,6 @@ def run(args: argparse.Namespace) -> Result:
             "calibration_tokens": args.calibration_tokens,
         },
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="weights rounded to 255 levels per channel, activations per token or once",
     )
 

@@ -80,14 +80,12 @@ def run(args: argparse.Namespace) -> Result:
             found = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
             rows += _split_rows(f"{args.layers} layers", found)
     return Result(
-        benchmark="serving/decode_step",
         ours="replayed from a graph",
         baseline="eager",
         rows=rows,
         settings={key: getattr(args, key) for key in ("requests", "steps", "rounds", "layers")}
         | {"side_streams": args.side_streams, **HOST_ALONE},
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="the host: one update of each layer's attention, and one launch",
     )
 

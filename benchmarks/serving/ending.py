@@ -265,12 +265,10 @@ def run(args: argparse.Namespace) -> Result:
             )
         )
     return Result(
-        benchmark="serving/ending",
         ours="seconds from the signal",
         baseline="none: vLLM waits without a limit for such requests",
         rows=rows,
         settings={"model": args.model.name, "ends": args.ends},
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="vLLM's limits for its processes",
     )

@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> Result:
         run_child([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, dict(os.environ))
         found = json.loads(result.read_text(encoding="utf-8"))
     return Result(
-        benchmark="serving/kv_offload",
         ours="blocks that come from the host",
         baseline="the prompt computed again; for the rate: one copy of as many bytes",
         rows=[
@@ -75,6 +74,5 @@ def run(args: argparse.Namespace) -> Result:
             "rounds": args.rounds,
         },
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="copies from host to device, and the rest of a step",
     )

@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> Result:
             found = measure(Path(scratch), carrier, args.prompt_tokens, args.rounds)
         rows += rows_of(carrier, found)
     return Result(
-        benchmark="serving/kv_transfer",
         ours="blocks that come from another engine: read, checked, and copied to the device",
         baseline="as many bytes through one socket between the same processes; for the time to "
         "the first token: the prompt computed again",
@@ -49,7 +48,6 @@ def run(args: argparse.Namespace) -> Result:
             "rounds": args.rounds,
         },
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="copies from process to process, from host to device, and sums over the bytes",
     )
 

@@ -64,7 +64,6 @@ def run(args: argparse.Namespace) -> Result:
         rows = _host_rows(found(CHECKPOINT, {}, True), found(CHECKPOINT, lora, True), layers)
         rows += _whole_rows(found(merged, {}, False), found(CHECKPOINT, lora, False))
     return Result(
-        benchmark="serving/lora",
         ours="an engine with --enable-lora",
         baseline="a plain engine; for tokens per second, of merged weights",
         rows=rows,
@@ -73,7 +72,6 @@ def run(args: argparse.Namespace) -> Result:
         }
         | HOST_ALONE,
         seed=1,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="four launches of each linear layer; the products with all slots",
     )
 

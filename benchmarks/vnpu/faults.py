@@ -60,7 +60,6 @@ def run(args: argparse.Namespace) -> Result:
             )
         )
     return Result(
-        benchmark="vnpu/faults",
         ours="each point looks a rule up",
         baseline="no plan: one branch",
         rows=rows,

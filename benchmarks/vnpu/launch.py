@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> Result:
                 )
             )
     return Result(
-        benchmark="vnpu/launch",
         ours="torch_npu on vnpu",
         baseline="torch on the CPU",
         rows=rows,

@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> Result:
                     )
                 )
     return Result(
-        benchmark="vnpu/matmul",
         ours="torch.mm on npu over vnpu",
         baseline="torch.mm on the CPU",
         rows=rows,
@@ -73,7 +72,6 @@ def run(args: argparse.Namespace) -> Result:
             "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         },
         seed=args.seed,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="the processor's matrix instructions; for few rows, memory and the launch",
     )
 

@@ -64,7 +64,6 @@ def run(args: argparse.Namespace) -> Result:
             rows += _rows(steps, batches, options)
         found = refusals.read(counted)
     return Result(
-        benchmark="vnpu/strictness",
         ours="calls held against CANN's documents",
         baseline="the same without checks",
         rows=[*rows, _refused_row(found)],
@@ -75,7 +74,6 @@ def run(args: argparse.Namespace) -> Result:
             "rounds": args.rounds,
         },
         seed=args.seed,
-        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="the checks of a call's sizes, dtypes and numbers, before its launch, and "
         "torch_npu's allocation of its workspace",
     )  # fmt: skip

@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> Result:
         for name, time_us in here.items()
     ]
     return Result(
-        benchmark="vnpu/triton_kernels",
         ours="on the virtual NPU",
         baseline="torch.add; of vLLM's kernels: Triton's interpreter",
         rows=rows,
