@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ activate()
 import torch  # noqa: E402 - with torch_npu
 import transformers  # noqa: E402
 
-from vllm_davinci_testing.engines import model_zoo  # noqa: E402
+from vllm_davinci_testing.engines import model_zoo, speculating  # noqa: E402
 from vllm_davinci_testing.engines.engine_process import EngineProcess  # noqa: E402
+from vllm_davinci_testing.engines.fixture_types import Engines  # noqa: E402
+from vllm_davinci_testing.engines.generating import assert_generates  # noqa: E402
 from vllm_davinci_testing.engines.int8_checkpoint import write_int8  # noqa: E402
 from vllm_davinci_testing.engines.likelihood import likelihood  # noqa: E402
 from vllm_davinci_testing.engines.server_process import ServerProcess  # noqa: E402
@@ -79,6 +82,62 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     yield start
     for engine in started:
         engine.close()
+
+
+@pytest.fixture(scope="module")
+def exact_engine(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+) -> Engines:
+    """An engine of a model of the zoo, after it continued the prompts as transformers does."""
+
+    @contextmanager
+    def start(
+        model: str, prompts: list[list[int]], max_tokens: int, **options: Any
+    ) -> Iterator[EngineProcess]:
+        with start_engine(zoo(model), **options) as engine:
+            assert_generates(engine, reference(model), prompts, max_tokens)
+            yield engine
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def undrafted(start_engine: Callable[..., EngineProcess]) -> Callable[[Path], list[list[int]]]:
+    """Tokens of `speculating`'s requests without drafts; once per checkpoint."""
+
+    @cache
+    def tokens(checkpoint: Path) -> list[list[int]]:
+        with start_engine(checkpoint, **speculating.SMALL) as engine:
+            return speculating.generate(engine)
+
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def drafting_engine(
+    start_engine: Callable[..., EngineProcess], undrafted: Callable[[Path], list[list[int]]]
+) -> Engines:
+    """An engine with drafts, checked for races, after it generated the tokens of one without.
+
+    plain: the checkpoint of the engine without drafts, if it is another one
+    """
+
+    @contextmanager
+    def start(
+        checkpoint: Path,
+        options: dict[str, Any],
+        plain: Path | None = None,
+        **environment: str,
+    ) -> Iterator[EngineProcess]:
+        expected = undrafted(plain or checkpoint)
+        environment = {**speculating.RACES, **environment}
+        with start_engine(checkpoint, environment=environment, **options) as engine:
+            assert speculating.generate(engine) == expected
+            yield engine
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.family_zoo import write_family
 from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.generating import assert_generates
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 MAX_TOKENS = 16
 THOROUGH = pytest.mark.thorough
@@ -45,8 +45,4 @@ def test_every_path_gives_the_tokens_of_transformers(
 ) -> None:
     checkpoint, prompts = write_family(family, tmp_path / "model"), prompts[:12]
     with start_engine(checkpoint, environment=environment, **options) as engine:
-        outputs = engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
-        )
-    assert_greedy(TransformersReference(checkpoint), prompts, outputs, MAX_TOKENS)
+        assert_generates(engine, TransformersReference(checkpoint), prompts, MAX_TOKENS)

@@ -21,14 +21,9 @@ from vllm_davinci_testing.engines.compressed_zoo import (
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.generating import (
-    COUNTED,
-    IN_PARTS,
-    RACES,
-    TWO_RANKS,
-    assert_generates,
-)
+from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
+from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 from vllm_davinci_testing.engines.speculating import speculation, told
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -225,26 +220,18 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
     with start_engine(
         zoo(MODEL),
         environment=RACES,
-        num_gpu_blocks_override=100,
-        kv_cache_memory_bytes=None,
-        gpu_memory_utilization=0.02,
-        disable_log_stats=False,
-        worker_extension_cls=COUNTED,
+        **COUNTED,
         max_num_batched_tokens=64,
         max_num_seqs=16,
+        **few_blocks(100),
         **LONG,
     ) as engine:
-        engine.on_workers("count_waits_of_steps")
-        assert_generates(engine, reference(MODEL), prompts_of([100] * 8, seed=3), MAX_TOKENS)
-        (steps,) = engine.on_workers("waits_of_steps")
-        preemptions = engine.metrics()["vllm:num_preemptions"]
+        crowd = prompts_of([100] * 8, seed=3)
+        assert_no_layer_waits(engine, reference(MODEL), crowd, MAX_TOKENS)
         hits = engine.metrics()["vllm:prefix_cache_hits"]
         for each in sharing:
             assert_generates(engine, reference(MODEL), [each], MAX_TOKENS)
         hits = engine.metrics()["vllm:prefix_cache_hits"] - hits
-    assert preemptions > 0
-    waits = [step.in_forward for step in steps[1:]]
-    assert waits == [0] * len(waits)
     # Two blocks of 128 tokens each time; the second is a hit only if more tokens follow.
     assert hits >= 128 * (len(sharing) - 1)
 

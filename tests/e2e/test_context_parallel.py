@@ -53,7 +53,23 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "options"), CASES)
+PREFILLS = [
+    pytest.param(
+        model,
+        {**SIZES, "prefill_context_parallel_size": 2, **options},
+        id=f"prefills_{name}",
+        marks=[] if name == "graphs" else [pytest.mark.thorough],
+    )
+    for name, (model, options) in {
+        "graphs": ("deepseek_v3_moe", GRAPHS),
+        "dense": (LATENT, {"enforce_eager": True}),
+        "tensor_parallel": ("deepseek_v3_moe", {"tensor_parallel_size": 2, "enforce_eager": True}),
+        "four_ranks": ("deepseek_v3_moe", {"prefill_context_parallel_size": 4, **GRAPHS}),
+    }.items()
+]
+
+
+@pytest.mark.parametrize(("model", "options"), [*CASES, *PREFILLS])
 def test_tokens_are_those_of_transformers(
     model: str, options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
@@ -66,47 +82,9 @@ def test_tokens_are_those_of_transformers(
         # Blocks are cached from this size on: as many tokens in each as all ranks hold.
         again = engine.generate(inputs, greedy)
         assert_greedy(reference(model), prompts, again, NUM_TOKENS)
-        block = 128 * options["decode_context_parallel_size"]
+        block = 128 * options.get("decode_context_parallel_size", 1)
         hits = [output.num_cached_tokens for output in again]
         assert hits == [(length - 1) // block * block for length in LENGTHS]
-
-
-PREFILLS = [
-    pytest.param("deepseek_v3_moe", {"prefill_context_parallel_size": 2, **GRAPHS}, id="graphs"),
-    pytest.param(
-        LATENT,
-        {"prefill_context_parallel_size": 2, "enforce_eager": True},
-        id="dense",
-        marks=pytest.mark.thorough,
-    ),
-    pytest.param(
-        "deepseek_v3_moe",
-        {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2, "enforce_eager": True},
-        id="tensor_parallel",
-        marks=pytest.mark.thorough,
-    ),
-    pytest.param(
-        "deepseek_v3_moe",
-        {"prefill_context_parallel_size": 4, **GRAPHS},
-        id="four_ranks",
-        marks=pytest.mark.thorough,
-    ),
-]
-
-
-@pytest.mark.parametrize(("model", "options"), PREFILLS)
-def test_divided_prefills_give_the_tokens_of_transformers(
-    model: str, options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
-):
-    greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    prompts = [prompt_of(length) for length in LENGTHS]
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    with start_engine(zoo(model), environment=RACES, **SIZES, **options) as engine:
-        assert_greedy(reference(model), prompts, engine.generate(inputs, greedy), NUM_TOKENS)
-        again = engine.generate(inputs, greedy)
-        assert_greedy(reference(model), prompts, again, NUM_TOKENS)
-        hits = [output.num_cached_tokens for output in again]
-        assert hits == [(length - 1) // 128 * 128 for length in LENGTHS]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from vllm import SamplingParams
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
-from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fixture_types import Engines, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -34,10 +35,6 @@ ON_ONE_DEVICE_AND_TWO = pytest.mark.parametrize(
         ),
     ],
 )
-
-
-def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +94,12 @@ def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
 def test_tokens_are_the_same_with(
     options: dict[str, Any],
     environment: dict[str, str],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
+    exact_engine: Engines,
     batch: list[list[int]],
 ):
-    with start_engine(
-        zoo(PATHS_MODEL), environment=environment, enable_prefix_caching=False, **options
-    ) as engine:
-        outputs = engine.generate(as_inputs(batch), GREEDY)
-    assert_greedy(reference(PATHS_MODEL), batch, outputs, MAX_TOKENS)
+    more = {"environment": environment, "enable_prefix_caching": False}
+    with exact_engine(PATHS_MODEL, batch, MAX_TOKENS, **more, **options):
+        pass
 
 
 def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
@@ -142,6 +135,17 @@ MULTISTREAM = {
     "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True},
     "weight_prefetch_config": {"enabled": True, "min_bytes": 0},
 }
+COUNTED: dict[str, Any] = {
+    "max_num_seqs": 8,
+    "worker_extension_cls": "vllm_davinci_testing.engines.counting_worker.CallCountingWorker",
+}
+
+
+def with_calls(engine: EngineProcess, prompts: list[list[int]]) -> tuple[list[Any], list[Any]]:
+    """Outputs, and each worker's numbers of calls of compiled operators."""
+    engine.on_workers("count_compiled_calls")
+    outputs = engine.generate(as_inputs(prompts), GREEDY)
+    return outputs, engine.on_workers("compiled_calls")
 
 
 @ON_ONE_DEVICE_AND_TWO
@@ -163,13 +167,10 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
         tiny_deepseek,
         environment=environment,
         additional_config=MULTISTREAM,
-        max_num_seqs=8,
-        worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CallCountingWorker",
+        **COUNTED,
         **options,
     ) as engine:
-        engine.on_workers("count_compiled_calls")
-        outputs = engine.generate(as_inputs(batch[:8]), GREEDY)
-        calls = engine.on_workers("compiled_calls")
+        outputs, calls = with_calls(engine, batch[:8])
     # Every decode of every layer, and no step with a prefill.
     assert all(counts["mla_preprocess beside"] >= 60 * 4 for counts in calls)
     trace = timeline.read([traces])
@@ -197,13 +198,10 @@ def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
             dtype="bfloat16",
             environment=environment,
             additional_config=streams,
-            max_num_seqs=8,
-            worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CallCountingWorker",
+            **COUNTED,
             **options,
         ) as engine:
-            engine.on_workers("count_compiled_calls")
-            outputs = engine.generate(as_inputs(batch[:8]), GREEDY)
-            calls = engine.on_workers("compiled_calls")
+            outputs, calls = with_calls(engine, batch[:8])
         found.append([list(output.outputs[0].token_ids) for output in outputs])
         name = "mla_preprocess_w8a8 beside" if streams else "mla_preprocess_w8a8"
         # Every decode of every layer.

@@ -16,19 +16,18 @@ import torch
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.disaggregated import Answer, Pair, metric
 from vllm_davinci_testing.engines.disaggregated_checks import (
+    FAILURES,
     LENGTHS,
     NUM_TOKENS,
-    RACES,
     answers_of_one,
     assert_bits_of_one_engine,
     assert_computed_again,
-    assert_ends_with_an_error,
-    assert_sizes_are_refused,
+    pair_with_bits_of_one_engine,
     pairs_of,
     prompt_of,
     prompts_that_share_blocks,
 )
-from vllm_davinci_testing.engines.engine_process import EngineProcess, chip_for
+from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.server_process import ForkedServer
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -182,28 +181,23 @@ def test_every_kind_of_engine_gives_the_bits_of_one(
     alone: Callable[..., Answer],
 ):
     model = models(name)
-    environment = {**RACES, **chip_for(of_one.get("dtype", "float32"))}
-    pair = start_pair(model, f"-tp={ranks}", *options, environment=environment)
-    of_one = {"tensor_parallel_size": ranks, **of_one}
-    assert_bits_of_one_engine(pair, partial(alone, model, **of_one))
+    pair = pair_with_bits_of_one_engine(
+        *(start_pair, alone, model), *options, ranks=ranks, **of_one
+    )
     assert metric(pair.decodes, TRANSFERS) == 2 * ranks
     pair.close()
 
 
 @THOROUGH
-def test_a_request_whose_blocks_do_not_come_ends_with_an_error_where_that_is_asked_for(
-    tiny_llama: Path, start_pair: Callable[..., Pair], alone: Callable[..., Answer]
+@pytest.mark.parametrize(("settings", "assert_fails"), FAILURES)
+def test_pairs_that_cannot_transfer_say_so(
+    settings: dict[str, Any],
+    assert_fails: Callable[..., None],
+    tiny_llama: Path,
+    start_pair: Callable[..., Pair],
+    alone: Callable[..., Answer],
 ):
-    pair = start_pair(tiny_llama, policy="fail")
-    assert_ends_with_an_error(pair, partial(alone, tiny_llama))
-
-
-@THOROUGH
-def test_engines_of_other_sizes_are_refused_by_name(
-    tiny_llama: Path, start_pair: Callable[..., Pair], alone: Callable[..., Answer]
-):
-    pair = start_pair(tiny_llama, of_prefills=("-tp=2",))
-    assert_sizes_are_refused(pair, partial(alone, tiny_llama))
+    assert_fails(start_pair(tiny_llama, **settings), partial(alone, tiny_llama))
 
 
 @THOROUGH

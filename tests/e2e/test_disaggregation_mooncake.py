@@ -14,6 +14,7 @@ import pytest
 
 from vllm_davinci_testing.engines.disaggregated import Answer, MooncakePair, metric
 from vllm_davinci_testing.engines.disaggregated_checks import (
+    FAILURES,
     LENGTHS,
     NUM_TOKENS,
     RACES,
@@ -21,13 +22,12 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     answers_of_one,
     assert_bits_of_one_engine,
     assert_computed_again,
-    assert_ends_with_an_error,
-    assert_sizes_are_refused,
+    pair_with_bits_of_one_engine,
     pairs_of,
     prompt_of,
     prompts_that_share_blocks,
 )
-from vllm_davinci_testing.engines.engine_process import EngineProcess, chip_for
+from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytestmark = pytest.mark.nightly("hosts")
@@ -129,19 +129,15 @@ def test_a_worker_that_ends_while_it_is_waited_for_is_noticed_at_once(
 
 
 @THOROUGH
-def test_a_request_whose_blocks_do_not_come_ends_with_an_error_where_that_is_asked_for(
-    tiny_llama: Path, start_pair: Callable[..., MooncakePair], alone: Callable[..., Answer]
+@pytest.mark.parametrize(("settings", "assert_fails"), FAILURES)
+def test_pairs_that_cannot_transfer_say_so(
+    settings: dict[str, Any],
+    assert_fails: Callable[..., None],
+    tiny_llama: Path,
+    start_pair: Callable[..., MooncakePair],
+    alone: Callable[..., Answer],
 ):
-    pair = start_pair(tiny_llama, policy="fail")
-    assert_ends_with_an_error(pair, partial(alone, tiny_llama))
-
-
-@THOROUGH
-def test_engines_of_other_sizes_are_refused_by_name(
-    tiny_llama: Path, start_pair: Callable[..., MooncakePair], alone: Callable[..., Answer]
-):
-    pair = start_pair(tiny_llama, of_prefills=("-tp=2",))
-    assert_sizes_are_refused(pair, partial(alone, tiny_llama))
+    assert_fails(start_pair(tiny_llama, **settings), partial(alone, tiny_llama))
 
 
 @THOROUGH
@@ -166,10 +162,9 @@ def test_bits_are_those_of_one_engine(
     alone: Callable[..., Answer],
 ):
     model: Path = request.getfixturevalue(name)
-    environment = {**RACES, **chip_for(of_one.get("dtype", "float32"))}
-    pair = start_pair(model, f"-tp={ranks}", *options, environment=environment)
-    of_one = {"tensor_parallel_size": ranks, **of_one}
-    assert_bits_of_one_engine(pair, partial(alone, model, **of_one))
+    pair = pair_with_bits_of_one_engine(
+        *(start_pair, alone, model), *options, ranks=ranks, **of_one
+    )
     assert came(pair) == sum(WHOLE_BLOCKS_AND_ONE)
     pair.close()
 

@@ -13,6 +13,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.model_zoo import ZOO, ZooModel, write_checkpoint
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -68,10 +69,6 @@ PATHS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "tensor4": ({"tensor_parallel_size": 4, "distributed_executor_backend": "mp"}, {}),
     "pipeline2": ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, {}),
 }
-
-
-def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])

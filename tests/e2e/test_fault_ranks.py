@@ -19,6 +19,7 @@ from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.failing_start import FAILING_METHOD
 from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -39,10 +40,6 @@ FAILS_AT_TOKEN = 5
 LIMIT_S = 30
 # An engine's, on a busy machine.
 START_S = 120
-
-
-def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
 
 
 ASYNCHRONOUS = {"async_scheduling": True}

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import as_inputs
+from vllm_davinci_testing.engines.preemption import few_blocks
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 pytestmark = pytest.mark.nightly("layouts")
@@ -27,10 +29,6 @@ MODELS = (
     "qwen3_norm_head128_gqa2",
     "mistral_window32_head80_gqa2",
 )
-
-
-def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
 
 
 def tokens_of(outputs: list[Any]) -> list[list[int]]:
@@ -71,53 +69,29 @@ def test_greedy_tokens_equal_those_of_transformers(
 def test_tokens_are_the_same_with(
     options: dict[str, Any],
     environment: dict[str, str],
-    zoo: Zoo,
-    start_engine: StartEngine,
+    exact_engine: Engines,
     prompts: Prompts,
-    reference: Reference,
 ):
-    with start_engine(
-        zoo(PATHS_MODEL), environment=environment, enable_prefix_caching=False, **options
-    ) as other:
+    more = {"environment": environment, "enable_prefix_caching": False}
+    with exact_engine(PATHS_MODEL, prompts, MAX_TOKENS, **more, **options) as other:
         assert other.scheduler_settings().items() >= options.items()
         assert other.schedule() == environment.get("VNPU_SCHEDULE", "eager")
-        outputs = other.generate(as_inputs(prompts), GREEDY)
-    assert_greedy(reference(PATHS_MODEL), prompts, outputs, MAX_TOKENS)
 
 
-def test_tokens_are_the_same_after_preemption(
-    zoo: Zoo, start_engine: StartEngine, prompts: Prompts, reference: Reference
-):
+def test_tokens_are_the_same_after_preemption(exact_engine: Engines, prompts: Prompts):
     # Requests outgrow their first block at different times, and half of the needed blocks exist.
     chosen = [prompt for prompt in prompts if 70 <= len(prompt) <= 127][:12]
     assert len(chosen) == 12
-    with start_engine(
-        zoo(PATHS_MODEL),
-        enable_prefix_caching=False,
-        num_gpu_blocks_override=15,
-        kv_cache_memory_bytes=None,
-        gpu_memory_utilization=0.02,
-        disable_log_stats=False,
-    ) as engine:
-        outputs = engine.generate(as_inputs(chosen), GREEDY)
-        preemptions = engine.metrics()["vllm:num_preemptions"]
-    assert preemptions > 0
-    assert_greedy(reference(PATHS_MODEL), chosen, outputs, MAX_TOKENS)
+    options = {"enable_prefix_caching": False, **few_blocks(15)}
+    with exact_engine(PATHS_MODEL, chosen, MAX_TOKENS, **options) as engine:
+        assert engine.metrics()["vllm:num_preemptions"] > 0
 
 
 @pytest.mark.parametrize("seed", range(1))  # test_exactness takes 20
-def test_tokens_are_the_same_under_fuzz_seed(
-    seed: int, zoo: Zoo, start_engine: StartEngine, prompts: Prompts, reference: Reference
-):
-    with start_engine(
-        zoo(PATHS_MODEL),
-        environment={"VNPU_SCHEDULE": f"fuzz:{seed}"},
-        max_num_batched_tokens=128,
-    ) as engine:
-        sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+def test_tokens_are_the_same_under_fuzz_seed(seed: int, exact_engine: Engines, prompts: Prompts):
+    options = {"environment": {"VNPU_SCHEDULE": f"fuzz:{seed}"}, "max_num_batched_tokens": 128}
+    with exact_engine(PATHS_MODEL, prompts[:8], 12, **options) as engine:
         assert engine.schedule() == f"fuzz:{seed}"
-        outputs = engine.generate(as_inputs(prompts[:8]), sampling)
-    assert_greedy(reference(PATHS_MODEL), prompts[:8], outputs, 12)
 
 
 def test_the_shipped_checkpoint_completes_python_in_bfloat16(

@@ -11,6 +11,7 @@ import pytest
 
 from vllm_davinci_testing.engines.drafters import GUESSING, TEXTS, WRONG
 from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
+from vllm_davinci_testing.engines.preemption import few_blocks
 from vllm_davinci_testing.engines.speculating import (
     RACES,
     generate,
@@ -80,12 +81,7 @@ def test_requests_that_were_preempted_go_on_with_the_states_of_what_was_kept(
 ):
     """Preempted requests are recomputed in chunks, the last as long as a verification."""
     asked = {**speculation("custom_class", 3, model=WRONG), **GRAPHS, "max_num_batched_tokens": 36}
-    memory = {
-        "num_gpu_blocks_override": 40,
-        "kv_cache_memory_bytes": None,
-        "gpu_memory_utilization": 0.02,
-    }
-    with start_engine(zoo(DENSE), environment=RACES, **asked, **memory) as engine:
+    with start_engine(zoo(DENSE), environment=RACES, **{**asked, **few_blocks(40)}) as engine:
         found = generate(engine)
         drafted, _ = told(engine)
         preemptions = engine.metrics()["vllm:num_preemptions"]

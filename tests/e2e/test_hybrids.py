@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
-from vllm_davinci_testing.engines.generating import (
-    COUNTED,
-    IN_PARTS,
-    RACES,
-    TWO_RANKS,
-    assert_generates,
-)
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
+from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 from vllm_davinci_testing.engines.refusals import refusal_of
 
 # Three layers with state per attention layer; experts beside a dense layer.
@@ -73,55 +68,27 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     model: str,
     options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
+    exact_engine: Engines,
     prompts: Prompts,
 ):
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
-    with start_engine(zoo(model), environment=environment, **options) as engine:
-        assert_generates(engine, reference(model), prompts[:16], MAX_TOKENS)
+    with exact_engine(model, prompts[:16], MAX_TOKENS, environment=environment, **options):
+        pass
 
 
-@pytest.mark.parametrize(
-    ("model", "blocks"),
-    [
-        (NEXT, 22),
-        pytest.param(NEMOTRON, 22, marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize("model", [NEXT, pytest.param(NEMOTRON, marks=pytest.mark.thorough)])
 def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
-    model: str,
-    blocks: int,
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     # Requests outgrow their first block at different times, and half of the needed blocks exist.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
-    with start_engine(
-        zoo(model),
-        environment=RACES,
-        num_gpu_blocks_override=blocks,
-        kv_cache_memory_bytes=None,
-        gpu_memory_utilization=0.02,
-        disable_log_stats=False,
-        worker_extension_cls=COUNTED,
-    ) as engine:
-        engine.on_workers("count_waits_of_steps")
-        assert_generates(engine, reference(model), chosen, MAX_TOKENS)
-        (steps,) = engine.on_workers("waits_of_steps")
-        preemptions = engine.metrics()["vllm:num_preemptions"]
+    with start_engine(zoo(model), environment=RACES, **COUNTED, **few_blocks(22)) as engine:
+        steps = assert_no_layer_waits(engine, reference(model), chosen, MAX_TOKENS)
         # Blocks that held states now hold keys.
         assert_generates(engine, reference(model), prompts[:8], MAX_TOKENS)
         said = engine.log_text()
-    assert preemptions > 0
     assert any(step.tokens > 8 for step in steps) and any(step.tokens <= 8 for step in steps)
-    # The first step creates shared tensors, such as the attention mask.
-    waits = [step.in_forward for step in steps[1:]]
-    assert waits == [0] * len(waits)
     assert "enable_prefix_caching = false" in said and "states of prefixes" in said
 
 

@@ -23,6 +23,7 @@ from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
 from vllm_davinci.kernels import HOST_OPERATORS
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import as_inputs, tokens_and_logprobs
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 from vllm_davinci_testing.plugin import EXACT_SOC
@@ -35,17 +36,7 @@ COUNTING = "vllm_davinci_testing.engines.counting_worker.CallCountingWorker"
 
 def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
     """Tokens of each prompt with the exact probabilities of the likeliest ones."""
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
-    return [
-        (
-            list(output.outputs[0].token_ids),
-            [
-                {token: entry.logprob for token, entry in step.items()}
-                for step in output.outputs[0].logprobs
-            ],
-        )
-        for output in outputs
-    ]
+    return tokens_and_logprobs(engine.generate(as_inputs(prompts), GREEDY))
 
 
 MLA_ATTENTION = {"mla_decode_attention", "prefill_attention"}

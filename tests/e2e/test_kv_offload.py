@@ -12,6 +12,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.generating import as_inputs, tokens_and_logprobs
 from vllm_davinci_testing.engines.refusals import refusal_of
 
 NIGHTLY = pytest.mark.nightly("weights")
@@ -42,17 +43,7 @@ def prompts() -> list[list[int]]:
 
 def answers(engine: EngineProcess, asked: list[list[int]]) -> list[tuple[list[int], Any]]:
     """Tokens, and the logprobs of the three best at each position."""
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in asked], SAMPLING)
-    return [
-        (
-            list(output.outputs[0].token_ids),
-            [
-                {token: entry.logprob for token, entry in place.items()}
-                for place in output.outputs[0].logprobs
-            ],
-        )
-        for output in outputs
-    ]
+    return tokens_and_logprobs(engine.generate(as_inputs(asked), SAMPLING))
 
 
 def loaded_tokens(before: Mapping[str, float], after: Mapping[str, float]) -> float:

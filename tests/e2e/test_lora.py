@@ -13,6 +13,7 @@ from vllm.lora.request import LoRARequest
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -58,13 +59,24 @@ def requests(written: dict[str, Path]) -> dict[str, LoRARequest]:
 
 
 @pytest.fixture(scope="module")
+def differences(
+    written: dict[str, Path], requests: dict[str, LoRARequest], reference: Reference
+) -> Callable[..., Any]:
+    """Generates with an adapter per prompt, or None; where tokens differ from transformers'."""
+
+    def found(engine: EngineProcess, names: list[str | None], prompts: Prompts) -> Any:
+        asked = [requests.get(name) for name in names]
+        outputs = engine.generate(as_inputs(prompts), GREEDY, lora_request=asked)
+        of_request = [written.get(name) for name in names]
+        return adapters.first_differences(reference(MODEL), of_request, prompts, outputs)
+
+    return found
+
+
+@pytest.fixture(scope="module")
 def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
     """Captured graphs, asynchronous scheduling, prefix cache, chunked prefill."""
     return start_engine(zoo(MODEL), disable_log_stats=False, **LORA, **GRAPHS)
-
-
-def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
 
 
 def numbers(output: Any) -> list[tuple[int, dict[int, float]]]:
@@ -165,18 +177,13 @@ def test_every_tensor_of_an_adapter_is_in_its_slot(
 
 
 def test_cached_prefixes_are_those_of_the_same_adapter(
-    engine: EngineProcess,
-    written: dict[str, Path],
-    requests: dict[str, LoRARequest],
-    reference: Reference,
+    engine: EngineProcess, differences: Callable[..., Any]
 ):
     prompt = [*range(60, 200)]  # longer than a cache block, and in no other test
     hits = []
     for name in ("rank8", "rank64", None, "rank8", None):
         before = engine.metrics()["vllm:prefix_cache_hits"]
-        outputs = engine.generate(as_inputs([prompt]), GREEDY, lora_request=requests.get(name))
-        path = written.get(name)
-        assert not adapters.first_differences(reference(MODEL), [path], [prompt], outputs)
+        assert not differences(engine, [name], [prompt])
         hits.append(engine.metrics()["vllm:prefix_cache_hits"] - before)
     assert hits == [0, 0, 0, 128, 128]
 
@@ -208,45 +215,27 @@ def test_graphs_of_any_specialization_give_the_same_numbers(
 
 
 def test_more_adapters_than_slots_on_two_ranks(
-    zoo: Zoo,
-    start_engine: StartEngine,
-    written: dict[str, Path],
-    requests: dict[str, LoRARequest],
-    reference: Reference,
-    prompts: Prompts,
+    zoo: Zoo, start_engine: StartEngine, differences: Callable[..., Any], prompts: Prompts
 ):
-    names = [None, *requests] * 2
+    names = [None, *RANKS, "zero"] * 2
     given = [prompts[30 + index % 3] for index in range(len(names))]
     options = {**LORA, "max_loras": 2, "max_cpu_loras": 3, "tensor_parallel_size": 2}
     with start_engine(zoo(MODEL), **options) as engine:
-        outputs = engine.generate(
-            as_inputs(given), GREEDY, lora_request=[requests.get(name) for name in names]
-        )
+        assert not differences(engine, names, given)
         slots = engine.on_workers("slots")
         layers = engine.on_workers("wrapped_layers")
-    of_request = [written.get(name) for name in names]
-    assert not adapters.first_differences(reference(MODEL), of_request, given, outputs)
     assert slots[0] == slots[1]
     assert layers[0] == layers[1]
 
 
 def test_no_step_races_and_none_waits_under_a_fuzzed_schedule(
-    zoo: Zoo,
-    start_engine: StartEngine,
-    written: dict[str, Path],
-    requests: dict[str, LoRARequest],
-    reference: Reference,
-    prompts: Prompts,
+    zoo: Zoo, start_engine: StartEngine, differences: Callable[..., Any], prompts: Prompts
 ):
     names = [None, "rank8", "rank64", "rank32"] * 2
     given = [prompts[50 + index] for index in range(len(names))]
     checked = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(zoo(MODEL), environment=checked, **{**LORA, "max_loras": 2}) as engine:
-        outputs = engine.generate(
-            as_inputs(given), GREEDY, lora_request=[requests.get(name) for name in names]
-        )
-    of_request = [written.get(name) for name in names]
-    assert not adapters.first_differences(reference(MODEL), of_request, given, outputs)
+        assert not differences(engine, names, given)
 
 
 # --- adapters that do not fit ---------------------------------------------------------------------

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.family_zoo import write_family
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import assert_generates
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 THOROUGH = pytest.mark.thorough
@@ -35,26 +36,10 @@ EXPERT2 = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 OTHERS = [pytest.param(model, marks=THOROUGH) for model in (TOP2, V2, EXAONE, HUNYUAN, MINIMAX)]
 
 
-def assert_tokens(
-    engine: EngineProcess,
-    reference: TransformersReference,
-    prompts: list[list[int]],
-    max_tokens: int = MAX_TOKENS,
-) -> None:
-    prompts = prompts[:NUM_PROMPTS]
-    outputs = engine.generate(
-        [{"prompt_token_ids": prompt} for prompt in prompts],
-        SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
-    )
-    assert_greedy(reference, prompts, outputs, max_tokens)
-
-
 @pytest.mark.parametrize("model", [*OTHERS, TOP3, V3])
-def test_tokens_are_those_of_transformers(
-    model: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
-):
-    with start_engine(zoo(model)) as engine:
-        assert_tokens(engine, reference(model), prompts, max_tokens=2 * MAX_TOKENS)
+def test_tokens_are_those_of_transformers(model: str, exact_engine: Engines, prompts: Prompts):
+    with exact_engine(model, prompts[:NUM_PROMPTS], 2 * MAX_TOKENS):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -75,15 +60,11 @@ def test_tokens_are_those_of_transformers(
     ],
 )
 def test_tokens_of_several_ranks_are_those_of_transformers(
-    model: str,
-    ranks: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model: str, ranks: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
-    with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
-        assert_tokens(engine, reference(model), prompts)
+    options = {"distributed_executor_backend": "mp", **ranks}
+    with exact_engine(model, prompts[:NUM_PROMPTS], MAX_TOKENS, **options):
+        pass
 
 
 @pytest.mark.nightly("layouts")
@@ -115,7 +96,8 @@ def test_families_whose_experts_are_chosen_or_stored_otherwise(
         **named,
         **EXPERT2,
     ) as engine:
-        assert_tokens(engine, TransformersReference(model), prompts)
+        chosen = prompts[:NUM_PROMPTS]
+        assert_generates(engine, TransformersReference(model), chosen, MAX_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -147,19 +129,17 @@ def test_any_order_that_events_allow_gives_the_same_tokens(
     model: str,
     schedule: str,
     options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
+    exact_engine: Engines,
     prompts: Prompts,
 ):
-    environment = {"VNPU_SCHEDULE": schedule}
-    with start_engine(zoo(model), environment=environment, **options) as engine:
-        assert_tokens(engine, reference(model), prompts)
+    options = {"environment": {"VNPU_SCHEDULE": schedule}, **options}
+    with exact_engine(model, prompts[:NUM_PROMPTS], MAX_TOKENS, **options):
+        pass
 
 
 @pytest.mark.nightly("weights")
 def test_experts_placed_by_a_file_give_the_same_tokens(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts, tmp_path: Path
+    exact_engine: Engines, prompts: Prompts, tmp_path: Path
 ):
     places = {0: [[7, 0, 2, 5], [1, 3, 4, 6]], 1: [[3, 2, 1, 0], [4, 7, 5, 6]]}
     layers = [
@@ -174,14 +154,13 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
     ]
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"moe_layer_count": 2, "layer_list": layers}))
-    with start_engine(
-        zoo(TOP2),
+    with exact_engine(
+        *(TOP2, prompts[:NUM_PROMPTS], MAX_TOKENS),
         distributed_executor_backend="mp",
         tensor_parallel_size=2,
         enable_expert_parallel=True,
         additional_config={"expert_map_path": str(path)},
     ) as engine:
-        assert_tokens(engine, reference(TOP2), prompts)
         assert "3->0, 2->1, 1->2, 0->3" in engine.log_text()
 
 

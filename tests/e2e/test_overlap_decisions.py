@@ -16,13 +16,12 @@ import pytest
 from vllm_davinci.meta.server_metrics import decision_counts, metrics_text
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
-from vllm_davinci_testing.engines.generating import TWO_RANKS
+from vllm_davinci_testing.engines.generating import TWO_RANKS, as_inputs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
 from vllm_davinci_testing.engines.split_engines import (
     FIRST_TOKEN,
     GREEDY,
     MAX_TOKENS,
-    as_inputs,
     decisions,
     overlapped,
     random_prompts,

@@ -8,10 +8,9 @@ import pytest
 
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
-from vllm_davinci_testing.engines.generating import TWO_RANKS
+from vllm_davinci_testing.engines.generating import TWO_RANKS, as_inputs
 from vllm_davinci_testing.engines.split_engines import (
     FIRST_TOKEN,
-    as_inputs,
     decisions,
     overlapped,
     random_prompts,

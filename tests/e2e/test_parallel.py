@@ -9,11 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, Zoo
+from vllm_davinci_testing.engines.generating import assert_generates
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, shared_memory
-from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MAX_TOKENS = 64
 
@@ -44,23 +43,14 @@ MODEL = "llama_head64_gqa4"
     ],
 )
 def test_tokens_are_those_of_one_device(
-    model: str,
-    ranks: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model: str, ranks: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
-    with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
-        outputs = engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
-        )
+    # test_generate compares one device with the same reference.
+    options = {"distributed_executor_backend": "mp", **ranks}
+    with exact_engine(model, prompts, MAX_TOKENS, **options) as engine:
         ranks_seen = engine.log_text().count("backend=hccl")
         held = shared_memory(engine.processes())
     assert ranks_seen == next(iter(ranks.values()))
-    # test_generate compares one device with the same reference.
-    assert_greedy(reference(model), prompts, outputs, MAX_TOKENS)
     # The workers' queues are there while they run, and gone afterwards.
     assert held
     assert not [path for path in held if path.exists()]
@@ -121,15 +111,15 @@ def test_two_dp_ranks_give_the_tokens_of_one(
 
 
 def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine
+    exact_engine: Engines, reference: Reference
 ):
     """Only the last stage waits for its device; runs with a schedule in which copies are late."""
     model = "qwen3_moe_softmax_top2_of_8"
     generator = random.Random(2)
     lengths = (5, 80, 150, 31, 1, 64, 129, 17)
     prompts = [[generator.randrange(256) for _ in range(length)] for length in lengths]
-    with start_engine(
-        zoo(model),
+    with exact_engine(
+        *(model, prompts, 12),
         environment={"VNPU_SCHEDULE": "fuzz:52", "VNPU_RACES": "raise"},
         pipeline_parallel_size=2,
         distributed_executor_backend="mp",
@@ -137,9 +127,4 @@ def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(
         max_num_batched_tokens=224,
         max_num_seqs=16,
     ) as engine:
-        for _ in range(2):
-            outputs = engine.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts],
-                SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
-            )
-            assert_greedy(reference(model), prompts, outputs, 12)
+        assert_generates(engine, reference(model), prompts, 12)

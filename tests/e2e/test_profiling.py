@@ -6,19 +6,15 @@ import gzip
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.processes.forked import output_of
 
 pytestmark = pytest.mark.nightly("planning")
-
-
-def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
 
 
 def test_virtual_devices_compute_with_the_threads_that_there_were(tiny_llama: Path):

@@ -7,8 +7,6 @@ unchanged, except those that vLLM no longer has (docs/guides/published_commands.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,18 +65,11 @@ DBO_CLIENT = (
 class PublishedServer(ServerProcess):
     """Starts the API server's module, as the published commands do."""
 
-    def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
+    def _command(self, arguments: list[str]) -> list[str]:
         serve, model, *options = arguments
         assert serve == "serve"
-        module = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}")
-        with self.log.open("wb") as file:
-            return subprocess.Popen(
-                [*module, *options],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                start_new_session=True,
-            )
+        module = "vllm.entrypoints.openai.api_server"
+        return [sys.executable, "-m", module, f"--model={model}", *options]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci_testing.engines.engine_process import ON_910C
 from vllm_davinci_testing.engines.fixture_types import StartEngine
-from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
+from vllm_davinci_testing.engines.int8_checkpoint import compressed_int8, rewrite, tensors_of
 from vllm_davinci_testing.engines.likelihood import CLOSE, likelihood
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
@@ -29,6 +29,18 @@ Quantize = Callable[..., Path]
 @pytest.fixture(scope="module")
 def of_floats(likelihood_of: Callable[..., float]) -> Callable[[Path], float]:
     return cache(likelihood_of)
+
+
+@pytest.fixture(scope="module")
+def assert_close(
+    of_floats: Callable[[Path], float], likelihood_of: Callable[..., float]
+) -> Callable[..., None]:
+    """Compares a model's likelihood of the text with that of its float source."""
+
+    def compare(model: Path, source: Path, **options: Any) -> None:
+        assert abs(likelihood_of(model, **options) - of_floats(source)) < CLOSE
+
+    return compare
 
 
 def test_the_description_alone_selects_the_method(
@@ -59,23 +71,17 @@ def test_static_layers_run_in_both_dtypes(
     chip: dict[str, str],
     quantize: Quantize,
     tiny_llama: Path,
-    of_floats: Callable[[Path], float],
-    likelihood_of: Callable[..., float],
+    assert_close: Callable[..., None],
 ):
     model = quantize(tiny_llama, "W8A8", getattr(torch, dtype))
-    value = likelihood_of(model, dtype=dtype, quantization="ascend", environment=chip)
-    assert abs(value - of_floats(tiny_llama)) < CLOSE
+    assert_close(model, tiny_llama, dtype=dtype, quantization="ascend", environment=chip)
 
 
 def test_ranks_add_a_static_bias_once(
-    quantize: Quantize,
-    tiny_llama: Path,
-    of_floats: Callable[[Path], float],
-    likelihood_of: Callable[..., float],
+    quantize: Quantize, tiny_llama: Path, assert_close: Callable[..., None]
 ):
     # The bias holds the offset's share of every sum: applying it twice destroys the text.
-    value = likelihood_of(quantize(tiny_llama, "W8A8"), tensor_parallel_size=2)
-    assert abs(value - of_floats(tiny_llama)) < CLOSE
+    assert_close(quantize(tiny_llama, "W8A8"), tiny_llama, tensor_parallel_size=2)
 
 
 @pytest.mark.thorough
@@ -111,21 +117,15 @@ def test_latent_attention_and_experts_run_quantized(
     options: dict[str, Any],
     quantize: Quantize,
     tiny_deepseek: Path,
-    of_floats: Callable[[Path], float],
-    likelihood_of: Callable[..., float],
+    assert_close: Callable[..., None],
 ):
-    value = likelihood_of(quantize(tiny_deepseek, kind), **options)
-    assert abs(value - of_floats(tiny_deepseek)) < CLOSE
+    assert_close(quantize(tiny_deepseek, kind), tiny_deepseek, **options)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_experts_with_input_scales_of_their_own_run(
-    ranks: int,
-    quantize: Quantize,
-    tiny_deepseek: Path,
-    of_floats: Callable[[Path], float],
-    likelihood_of: Callable[..., float],
+    ranks: int, quantize: Quantize, tiny_deepseek: Path, assert_close: Callable[..., None]
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name=f"static-experts-{ranks}")
     tensors = tensors_of(directory)
@@ -145,8 +145,7 @@ def test_experts_with_input_scales_of_their_own_run(
                 description[f"{prefix}.{part}"] = "W8A8"
     rewrite(directory, tensors, description)
     assert check_checkpoint(directory).can_load
-    value = likelihood_of(directory, tensor_parallel_size=ranks)
-    assert abs(value - of_floats(tiny_deepseek)) < CLOSE
+    assert_close(directory, tiny_deepseek, tensor_parallel_size=ranks)
 
 
 def test_layers_that_stayed_floats_run_among_quantized_ones(
@@ -204,22 +203,8 @@ def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
         if not name.endswith(("weight_offset", "deq_scale", "quant_bias"))
     }
     rewrite(directory, renamed)
-    int8 = {"num_bits": 8, "type": "int", "symmetric": True}
-    dynamic = {**int8, "strategy": "token", "dynamic": True}
-    static = {**int8, "strategy": "tensor", "dynamic": False, "symmetric": False}
     config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "ignore": ["lm_head"],
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {**int8, "strategy": "channel", "dynamic": False},
-                "input_activations": static if kind == "W8A8" else dynamic,
-            }
-        },
-    }
+    config["quantization_config"] = compressed_int8(is_static=kind == "W8A8")
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
@@ -237,11 +222,10 @@ def test_a_compressed_tensors_checkpoint_runs(
     kind: str,
     request: pytest.FixtureRequest,
     quantize: Quantize,
-    of_floats: Callable[[Path], float],
-    likelihood_of: Callable[..., float],
+    assert_close: Callable[..., None],
 ):
     source = request.getfixturevalue(model)
     directory = quantize(source, kind, name=f"compressed-{model}")
     as_compressed_tensors(directory, source, kind)
     assert check_checkpoint(directory).can_load
-    assert abs(likelihood_of(directory) - of_floats(source)) < CLOSE
+    assert_close(directory, source)

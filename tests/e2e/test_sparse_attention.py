@@ -14,15 +14,10 @@ from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
-from vllm_davinci_testing.engines.generating import (
-    COUNTED,
-    IN_PARTS,
-    RACES,
-    TWO_RANKS,
-    assert_generates,
-)
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
+from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -58,14 +53,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     model: str,
     options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
+    exact_engine: Engines,
     prompts: Prompts,
 ):
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
-    with start_engine(zoo(model), environment=environment, **options) as engine:
-        assert_generates(engine, reference(model), prompts[:16], MAX_TOKENS)
+    with exact_engine(model, prompts[:16], MAX_TOKENS, environment=environment, **options):
+        pass
 
 
 def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_waits(
@@ -77,25 +70,16 @@ def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_wait
     with start_engine(
         zoo(DEEPSEEK),
         environment=RACES,
-        num_gpu_blocks_override=10,
-        kv_cache_memory_bytes=None,
-        gpu_memory_utilization=0.02,
         kv_offloading_size=0.1,
-        disable_log_stats=False,
-        worker_extension_cls=COUNTED,
+        **COUNTED,
+        **few_blocks(10),
     ) as engine:
-        engine.on_workers("count_waits_of_steps")
-        assert_generates(engine, reference(DEEPSEEK), chosen, MAX_TOKENS)
-        (steps,) = engine.on_workers("waits_of_steps")
-        preemptions = engine.metrics()["vllm:num_preemptions"]
+        assert_no_layer_waits(engine, reference(DEEPSEEK), chosen, MAX_TOKENS)
         longer = [[*prompts[4], *prompts[i][:70]] for i in (3, 5)]  # they share a full block
         for _ in range(2):
             assert_generates(engine, reference(DEEPSEEK), longer, MAX_TOKENS)
             assert_generates(engine, reference(DEEPSEEK), prompts[:8], MAX_TOKENS)
         loaded = engine.metrics()
-    assert preemptions > 0
-    waits = [step.in_forward for step in steps[1:]]
-    assert waits == [0] * len(waits)
     hits = {name: value for name, value in loaded.items() if "external_prefix_cache_hits" in name}
     assert sum(hits.values()) > 0
 

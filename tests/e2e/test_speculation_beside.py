@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine, Undrafted
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
+from vllm_davinci_testing.engines.preemption import few_blocks
 from vllm_davinci_testing.engines.speculating import (
     RACES,
     REQUESTS,
@@ -36,7 +36,6 @@ from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 pytestmark = pytest.mark.nightly("layouts")
 
 THOROUGH = pytest.mark.thorough
-Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 # For the random MTP layer with three drafts: measured, and independent of other features.
@@ -46,12 +45,6 @@ ACCEPTED = (951, 66)
 @pytest.fixture(scope="module")
 def mtp(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_random_mtp(tiny_deepseek, tmp_path_factory.mktemp("mtp") / "checkpoint")
-
-
-@pytest.fixture(scope="module")
-def expected(start_engine: Engines, mtp: Path) -> list[list[int]]:
-    with start_engine(mtp, **SMALL) as engine:
-        return generate(engine)
 
 
 # --- data parallelism --------------------------------------------------------------------------
@@ -84,14 +77,14 @@ def test_ranks_without_requests_draft_along(
     options: dict[str, Any],
     start_engine: StartEngine,
     mtp: Path,
-    expected: list[list[int]],
+    undrafted: Undrafted,
 ):
     """Both ranks are busy, then one ends after its first token and joins all passes as idle."""
     asked = {**speculation("mtp", count), **options}
     with DPEngines(start_engine, mtp, 2, RACES, **asked) as engines:
         for counts in ([REQUESTS, REQUESTS], [1, REQUESTS]):
             found = generate_on(engines, counts)
-            assert found == [expected[:many] for many in counts]
+            assert found == [undrafted(mtp)[:many] for many in counts]
         drafted, accepted = told(engines.engines[0])
         replays = engines.on_workers("graph_replays")
     assert 0 < accepted < drafted
@@ -114,13 +107,9 @@ def dbo(**options: Any) -> dict[str, Any]:
         pytest.param(dbo(num_ubatches=3, split="token"), id="thirds", marks=THOROUGH),
     ],
 )
-def test_steps_with_drafts_are_split(
-    options: dict[str, Any], start_engine: StartEngine, mtp: Path, expected: list[list[int]]
-):
+def test_steps_with_drafts_are_split(options: dict[str, Any], drafting_engine: Engines, mtp: Path):
     """Verification is split between requests; the drafter reads the states of whole steps."""
-    asked = {**speculation("mtp", 3), **options}
-    with start_engine(mtp, environment=RACES, **asked) as engine:
-        assert generate(engine) == expected
+    with drafting_engine(mtp, {**speculation("mtp", 3), **options}) as engine:
         assert told(engine) == ACCEPTED
         decisions = engine.on_workers("overlap_decisions")[0]
     is_graph = options.get("enforce_eager") is False
@@ -130,34 +119,24 @@ def test_steps_with_drafts_are_split(
 
 @THOROUGH
 def test_auxiliary_states_of_split_steps_are_whole(
-    start_engine: StartEngine, repository: Path, tiny_llama: Path
+    drafting_engine: Engines, repository: Path, tiny_llama: Path
 ):
     head = {"model": str(repository / "checkpoints" / "tiny_llama_eagle3")}
-    with start_engine(tiny_llama, **SMALL) as engine:
-        expected = generate(engine)
     found = []
     for options in (TP2, dbo()):
         asked = {**speculation("eagle3", 3, **head), **options}
-        with start_engine(tiny_llama, environment=RACES, **asked) as engine:
-            assert generate(engine) == expected
+        with drafting_engine(tiny_llama, asked) as engine:
             found.append(told(engine))
     assert found[0] == found[1]
 
 
 @THOROUGH
 def test_drafts_continue_on_blocks_from_the_hosts_memory(
-    start_engine: StartEngine, mtp: Path, expected: list[list[int]]
+    drafting_engine: Engines, undrafted: Undrafted, mtp: Path
 ):
-    memory = {
-        "num_gpu_blocks_override": 12,
-        "kv_offloading_size": 0.25,
-        "kv_cache_memory_bytes": None,
-        "gpu_memory_utilization": 0.02,
-    }
-    asked = {**speculation("mtp", 3), **memory}
-    with start_engine(mtp, environment=RACES, **asked) as engine:
-        for _ in range(2):
-            assert generate(engine) == expected
+    asked = {**speculation("mtp", 3), **few_blocks(12), "kv_offloading_size": 0.25}
+    with drafting_engine(mtp, asked) as engine:
+        assert generate(engine) == undrafted(mtp)
         assert engine.metrics()["vllm:external_prefix_cache_hits"] > 0
         drafted, accepted = told(engine)
     assert abs(accepted / drafted - ACCEPTED[1] / ACCEPTED[0]) < 0.01
@@ -165,15 +144,15 @@ def test_drafts_continue_on_blocks_from_the_hosts_memory(
 
 @THOROUGH
 def test_drafters_sleep_and_wake_with_their_model(
-    start_engine: StartEngine, mtp: Path, expected: list[list[int]]
+    drafting_engine: Engines, undrafted: Undrafted, mtp: Path
 ):
+    expected = undrafted(mtp)
     options = {
         "enable_sleep_mode": True,
         "worker_extension_cls": "vllm_davinci_testing.engines.sleeping_worker.SleepingWorker",
     }
     asked = {**speculation("mtp", 3), **GRAPHS, **options}
-    with start_engine(mtp, environment=RACES, **asked) as engine:
-        assert generate(engine) == expected
+    with drafting_engine(mtp, asked) as engine:
         engine.sleep(level=1)
         engine.wake_up()
         assert generate(engine) == expected

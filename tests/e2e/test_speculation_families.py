@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vllm_davinci.core.features.speculation import MTP_SERVED
-from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.fixture_types import Engines
 from vllm_davinci_testing.engines.mtp_families import FAMILIES, write_mtp_family
-from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
+from vllm_davinci_testing.engines.speculating import speculation, told
 
 pytestmark = pytest.mark.nightly("layouts")
 
@@ -31,14 +31,10 @@ def test_every_family_has_a_case():
         for name in FAMILIES
     ],
 )
-def test_mtp_of_a_family_changes_no_token(name: str, start_engine: StartEngine, tmp_path: Path):
+def test_mtp_of_a_family_changes_no_token(name: str, drafting_engine: Engines, tmp_path: Path):
     checkpoint = write_mtp_family(name, tmp_path / "model")
-    with start_engine(checkpoint, **SMALL) as engine:
-        expected = generate(engine)
     for options in ({}, GRAPHS):
-        asked = {**speculation("mtp", 2), **options}
-        with start_engine(checkpoint, environment=RACES, **asked) as engine:
-            assert generate(engine) == expected
+        with drafting_engine(checkpoint, {**speculation("mtp", 2), **options}) as engine:
             drafted, accepted = told(engine)
             replays = engine.on_workers("draft_replays")[0]
         print(f"{name}: {accepted} of {drafted}")

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import StartEngine
-from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
+from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine, Undrafted
+from vllm_davinci_testing.engines.speculating import generate, speculation, told
 
 THOROUGH = pytest.mark.thorough
-Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 NEEDS_ARCTIC = pytest.mark.skipif(
     find_spec("arctic_inference") is None,
     reason="suffix trees need arctic-inference: docs/guides/speculative_decoding.md",
 )
-
-
-@pytest.fixture(scope="module")
-def expected(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
-    with start_engine(tiny_llama, **SMALL) as engine:
-        return generate(engine)
 
 
 @NEEDS_ARCTIC
@@ -38,15 +29,12 @@ def expected(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
     ],
 )
 def test_suffix_trees_change_no_token(
-    options: dict[str, Any], start_engine: StartEngine, tiny_llama: Path, expected: list[list[int]]
+    options: dict[str, Any], drafting_engine: Engines, undrafted: Undrafted, tiny_llama: Path
 ):
     """Runs twice, so that the second run finds the first one's texts in its tree."""
-    with start_engine(
-        tiny_llama, environment=RACES, **speculation("suffix", 4), **options
-    ) as engine:
-        assert generate(engine) == expected
+    with drafting_engine(tiny_llama, {**speculation("suffix", 4), **options}) as engine:
         first = told(engine)
-        assert generate(engine) == expected
+        assert generate(engine) == undrafted(tiny_llama)
         both = told(engine)
     assert first[1] > 0
     # Text that was generated once is drafted unchanged.

@@ -6,22 +6,19 @@ drafts were accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
-from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine
 from vllm_davinci_testing.engines.mtp_checkpoint import with_copied_mtp, with_random_mtp
-from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
+from vllm_davinci_testing.engines.speculating import generate, speculation, told
 
 pytestmark = pytest.mark.nightly("layouts")
 
 THOROUGH = pytest.mark.thorough
-Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 # Another plugin's option, which a drafter's configuration inherits.
 SIZES = {
@@ -43,18 +40,6 @@ def modules(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return with_copied_mtp(tiny_deepseek, tmp_path_factory.mktemp("modules") / "it", count=3)
 
 
-@pytest.fixture(scope="module")
-def of_deepseek(start_engine: Engines, mtp: Path) -> list[list[int]]:
-    with start_engine(mtp, **SMALL) as engine:
-        return generate(engine)
-
-
-@pytest.fixture(scope="module")
-def of_llama(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
-    with start_engine(tiny_llama, **SMALL) as engine:
-        return generate(engine)
-
-
 @pytest.mark.parametrize(
     ("count", "options"),
     [
@@ -68,17 +53,11 @@ def of_llama(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
     ],
 )
 def test_mtp_changes_no_token(
-    count: int,
-    options: dict[str, Any],
-    start_engine: StartEngine,
-    mtp: Path,
-    of_deepseek: list[list[int]],
+    count: int, options: dict[str, Any], drafting_engine: Engines, mtp: Path
 ):
-    asked = {**speculation("mtp", count), **options}
-    with start_engine(mtp, environment=RACES, **asked) as engine:
+    with drafting_engine(mtp, {**speculation("mtp", count), **options}) as engine:
         is_async = engine.scheduler_settings()["async_scheduling"]
         assert is_async == options.get("async_scheduling", True)
-        assert generate(engine) == of_deepseek
         drafted, accepted = told(engine)
         replays = engine.on_workers("graph_replays")[0]
         of_drafter = engine.on_workers("draft_replays")[0]
@@ -99,15 +78,10 @@ def test_mtp_changes_no_token(
     ],
 )
 def test_mtp_of_several_modules_changes_no_token(
-    count: int,
-    options: dict[str, Any],
-    start_engine: StartEngine,
-    modules: Path,
-    of_deepseek: list[list[int]],
+    count: int, options: dict[str, Any], drafting_engine: Engines, modules: Path, mtp: Path
 ):
     asked = {**speculation("mtp", count), **options}
-    with start_engine(modules, environment=RACES, **asked) as engine:
-        assert generate(engine) == of_deepseek
+    with drafting_engine(modules, asked, plain=mtp) as engine:
         drafted, accepted = told(engine)
         by_place = engine.metric_vectors()["vllm:spec_decode_num_accepted_tokens_per_pos"]
         of_drafter = engine.on_workers("draft_replays")[0]
@@ -139,9 +113,8 @@ def test_heads_change_no_token(
     method: str,
     count: int,
     options: dict[str, Any],
-    start_engine: StartEngine,
+    drafting_engine: Engines,
     tiny_llama: Path,
-    of_llama: list[list[int]],
     tmp_path: Path,
 ):
     write = random_eagle3 if method == "eagle3" else random_eagle
@@ -149,8 +122,7 @@ def test_heads_change_no_token(
     options = dict(options)
     padded = {k: options.pop(k) for k in ("disable_padded_drafter_batch",) if k in options}
     asked = {**speculation(method, count, model=str(head), **padded), **options}
-    with start_engine(tiny_llama, environment=RACES, **asked) as engine:
-        assert generate(engine) == of_llama
+    with drafting_engine(tiny_llama, asked) as engine:
         # With one draft per step there is at most one for each of 381 tokens.
         assert told(engine)[0] > min(500, 300 * count)
         replayed = sum(engine.on_workers("draft_replays")[0].values())
@@ -168,14 +140,13 @@ def test_heads_change_no_token(
     ],
 )
 def test_all_drafts_of_the_model_itself_are_accepted(
-    options: dict[str, Any], start_engine: StartEngine, tiny_llama: Path, of_llama: list[list[int]]
+    options: dict[str, Any], drafting_engine: Engines, tiny_llama: Path
 ):
     draft = {"model": str(tiny_llama)}
     if "tensor_parallel_size" in options:
         draft["draft_tensor_parallel_size"] = options["tensor_parallel_size"]
     asked = {**speculation("draft_model", 3, **draft), **options}
-    with start_engine(tiny_llama, environment=RACES, **asked) as engine:
-        assert generate(engine) == of_llama
+    with drafting_engine(tiny_llama, asked) as engine:
         drafted, accepted = told(engine)
         of_drafter = engine.on_workers("draft_replays")[0]
     assert drafted == accepted > 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,11 @@ from typing import Any
 import pytest
 
 from vllm_davinci_testing.engines.drafters import KNOWING, TEXTS, WRONG
-from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.fixture_types import Engines, Undrafted
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
-from vllm_davinci_testing.engines.speculating import (
-    RACES,
-    SMALL,
-    generate,
-    speculation,
-    texts,
-    told,
-)
+from vllm_davinci_testing.engines.speculating import speculation, told, write_texts
 
 THOROUGH = pytest.mark.thorough
-Engines = Callable[..., EngineProcess]
 DEEPSEEK, SHARED = "deepseek_v32", "glm_dsa_shared"
 GRAPHS = {"enforce_eager": False}
 SYNCHRONOUS = {"async_scheduling": False}
@@ -38,15 +28,6 @@ def checkpoints(
     """Each model with a random MTP layer."""
     directory = tmp_path_factory.mktemp("sparse_mtp")
     return {name: with_random_mtp(zoo(name), directory / name) for name in (DEEPSEEK, SHARED)}
-
-
-@pytest.fixture(scope="module")
-def expected(start_engine: Engines, checkpoints: dict[str, Path]) -> dict[str, list[list[int]]]:
-    found = {}
-    for name, checkpoint in checkpoints.items():
-        with start_engine(checkpoint, **SMALL) as engine:
-            found[name] = generate(engine)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -64,13 +45,11 @@ def test_mtp_changes_no_token(
     model: str,
     count: int,
     options: dict[str, Any],
-    start_engine: StartEngine,
+    drafting_engine: Engines,
     checkpoints: dict[str, Path],
-    expected: dict[str, list[list[int]]],
 ):
     asked = {**speculation("mtp", count), **options}
-    with start_engine(checkpoints[model], environment=RACES, **asked) as engine:
-        assert generate(engine) == expected[model]
+    with drafting_engine(checkpoints[model], asked) as engine:
         drafted, accepted = told(engine)
         replays = engine.on_workers("draft_replays")[0]
     print(f"{model}: {accepted} of {drafted} drafts accepted")
@@ -80,18 +59,14 @@ def test_mtp_changes_no_token(
 
 @THOROUGH
 def test_drafts_of_one_who_knows_are_all_accepted(
-    start_engine: StartEngine,
+    drafting_engine: Engines,
+    undrafted: Undrafted,
     checkpoints: dict[str, Path],
-    expected: dict[str, list[list[int]]],
     tmp_path: Path,
 ):
-    pairs = zip(texts(), expected[SHARED], strict=True)
-    known = tmp_path / "texts.json"
-    known.write_text(json.dumps([text["prompt_token_ids"] + tokens for text, tokens in pairs]))
+    known = write_texts(tmp_path / "texts.json", undrafted(checkpoints[SHARED]))
     asked = {**speculation("custom_class", 3, model=KNOWING), **GRAPHS}
-    environment = {**RACES, TEXTS: str(known)}
-    with start_engine(checkpoints[SHARED], environment=environment, **asked) as engine:
-        assert generate(engine) == expected[SHARED]
+    with drafting_engine(checkpoints[SHARED], asked, **{TEXTS: str(known)}) as engine:
         drafted, accepted = told(engine)
     assert drafted == accepted > 200
 
@@ -104,11 +79,9 @@ def test_drafts_of_one_who_knows_are_all_accepted(
 def test_drafts_out_of_the_text_change_no_token(
     method: str,
     options: dict[str, Any],
-    start_engine: StartEngine,
+    drafting_engine: Engines,
     checkpoints: dict[str, Path],
-    expected: dict[str, list[list[int]]],
 ):
     asked = {**speculation(method, 3, **options), **GRAPHS}
-    with start_engine(checkpoints[DEEPSEEK], environment=RACES, **asked) as engine:
-        assert generate(engine) == expected[DEEPSEEK]
+    with drafting_engine(checkpoints[DEEPSEEK], asked) as engine:
         assert told(engine)[0] > 30

@@ -19,6 +19,7 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import deepseek_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
+from vllm_davinci_testing.engines.int8_checkpoint import compressed_int8
 from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, write_pooling
 from vllm_davinci_testing.engines.routing_worker import RoutingWorker, routed_by
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -150,21 +151,6 @@ def with_numbers(**numbers: Any) -> dict[str, Any]:
     return {**options_of(torch.bfloat16, A2), "hf_overrides": numbers}
 
 
-_INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
-COMPRESSED_INT8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {**_INT8, "strategy": "channel"},
-            "input_activations": {**_INT8, "strategy": "token", "dynamic": True},
-        }
-    },
-}
-
-
 @pytest.mark.refused_calls
 @pytest.mark.parametrize(
     ("model", "options", "said"),
@@ -217,7 +203,7 @@ COMPRESSED_INT8 = {
         ),
         pytest.param(
             "llama_head64_gqa4",
-            with_numbers(intermediate_size=33024, quantization_config=COMPRESSED_INT8),
+            with_numbers(intermediate_size=33024, quantization_config=compressed_int8()),
             (
                 "gate_up_proj has an int8 weight of 256 x 66048 on each rank",
                 "Start with a larger --tensor-parallel-size",

@@ -26,6 +26,7 @@ from vllm_davinci.core.quantization.config import DESCRIPTION, NAME, AscendQuant
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
 from vllm_davinci.core.quantization.vllm_methods import choose_quantization
 from vllm_davinci.operators.quantization import dynamic_quant, static_quant
+from vllm_davinci_testing.engines.int8_checkpoint import compressed_int8
 
 
 @pytest.fixture(autouse=True)
@@ -107,31 +108,6 @@ def test_the_description_goes_before_what_the_source_left_in_its_configuration(t
 
 # --- compressed-tensors --------------------------------------------------------------------------
 
-COMPRESSED = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "channel",
-                "dynamic": False,
-            },
-            "input_activations": {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "token",
-                "dynamic": True,
-            },
-        }
-    },
-}
-
 
 def integers_of(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight of 64 columns and its scales."""
@@ -146,7 +122,7 @@ def load(layer: torch.nn.Module, **tensors: torch.Tensor) -> None:
 
 
 def compressed(**activations: Any) -> CompressedTensorsConfig:
-    changed = json.loads(json.dumps(COMPRESSED))
+    changed = compressed_int8()
     changed["config_groups"]["group_0"]["input_activations"] |= activations
     made: CompressedTensorsConfig = get_quantization_config("compressed-tensors").from_config(
         changed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.disaggregated import Answer, Pair
-from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineProcess, chip_for
 from vllm_davinci_testing.engines.server_process import SMALL
 
 P = TypeVar("P", bound=Pair)
@@ -85,6 +86,22 @@ def assert_bits_of_one_engine(pair: Pair, alone: Callable[[list[int]], Answer]) 
         assert pair.complete(prompt, NUM_TOKENS) == alone(prompt)
 
 
+def pair_with_bits_of_one_engine(
+    start_pair: Callable[..., P],
+    alone: Callable[..., Answer],
+    model: Path,
+    *options: str,
+    ranks: int = 1,
+    **of_one: Any,
+) -> P:
+    """Starts a pair that passes `assert_bits_of_one_engine`. of_one: options of the one engine"""
+    environment = {**RACES, **chip_for(of_one.get("dtype", "float32"))}
+    pair = start_pair(model, f"-tp={ranks}", *options, environment=environment)
+    of_one = {"tensor_parallel_size": ranks, **of_one}
+    assert_bits_of_one_engine(pair, partial(alone, model, **of_one))
+    return pair
+
+
 def assert_computed_again(
     pair: Pair,
     alone: Callable[[list[int]], Answer],
@@ -139,3 +156,10 @@ def assert_sizes_are_refused(pair: Pair, alone: Callable[[list[int]], Answer]) -
     assert pair.complete(prompt, NUM_TOKENS).tokens == alone(prompt).tokens
     assert "has --tensor-parallel-size 2, and this one 1" in pair.decodes.log_text()
     pair.close()
+
+
+# What a pair of these settings does instead of serving.
+FAILURES = [
+    pytest.param({"policy": "fail"}, assert_ends_with_an_error, id="blocks_that_do_not_come"),
+    pytest.param({"of_prefills": ("-tp=2",)}, assert_sizes_are_refused, id="other_sizes"),
+]

@@ -1,6 +1,7 @@
 """Types of the fixtures that tests of engines take."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
@@ -9,4 +10,6 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 Zoo = Callable[[str], Path]  # directory of a small model, by its name
 Reference = Callable[[str], TransformersReference]
 StartEngine = Callable[..., EngineProcess]
+Engines = Callable[..., AbstractContextManager[EngineProcess]]  # whose tokens are compared
+Undrafted = Callable[[Path], list[list[int]]]  # a checkpoint's tokens without drafts
 Prompts = list[list[int]]

@@ -12,7 +12,6 @@ from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 RACES = {"VNPU_RACES": "raise"}
-COUNTED = "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
 TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
 # Chunked prompts of any length, with decodes, in graphs if all decode.
 IN_PARTS = {
@@ -23,6 +22,10 @@ IN_PARTS = {
 }
 
 
+def as_inputs(prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+
+
 def assert_generates(
     engine: EngineProcess,
     reference: TransformersReference,
@@ -31,7 +34,7 @@ def assert_generates(
 ) -> None:
     """The engine continues all prompts as transformers does."""
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    outputs = engine.generate([{"prompt_token_ids": list(each)} for each in prompts], greedy)
+    outputs = engine.generate(as_inputs(prompts), greedy)
     assert_greedy(reference, prompts, outputs, max_tokens)
 
 
@@ -41,9 +44,11 @@ def bits(
     """16 greedy tokens per prompt and their logprobs; every other request has the adapter."""
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
     asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
-    outputs = engine.generate(
-        [{"prompt_token_ids": list(each)} for each in prompts], greedy, **asked
-    )
+    return tokens_and_logprobs(engine.generate(as_inputs(prompts), greedy, **asked))
+
+
+def tokens_and_logprobs(outputs: Sequence[Any]) -> list[Any]:
+    """Each output's tokens, and the logprobs of the likeliest at each position."""
     return [
         (
             list(output.outputs[0].token_ids),

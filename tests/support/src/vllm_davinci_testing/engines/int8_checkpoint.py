@@ -21,6 +21,26 @@ from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 
 WRITTEN = "quant_model_weights-*.safetensors"  # one for each file of the source
 
+_INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+
+
+def compressed_int8(is_static: bool = False) -> dict[str, Any]:
+    """compressed-tensors' section of config.json. is_static: one input scale per layer"""
+    dynamic = {**_INT8, "strategy": "token", "dynamic": True}
+    static = {**_INT8, "strategy": "tensor", "dynamic": False, "symmetric": False}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**_INT8, "strategy": "channel", "dynamic": False},
+                "input_activations": static if is_static else dynamic,
+            }
+        },
+    }
+
 
 def input_ranges(source: Path, windows: list[torch.Tensor]) -> dict[str, InputRange]:
     """Linear layer -> the range of its input, without smoothing. windows: each int64 [1, tokens]"""

@@ -65,12 +65,15 @@ class ServerProcess:
         """The server's process, which begins a session: pid, poll(), wait(limit_s), returncode."""
         with self.log.open("wb") as file:
             return subprocess.Popen(
-                [*VLLM, *arguments],
+                self._command(arguments),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
+
+    def _command(self, arguments: list[str]) -> list[str]:
+        return [*VLLM, *arguments]
 
     def wait_until_ready(self) -> ServerProcess:
         if becomes_true(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -21,6 +23,13 @@ def texts() -> list[dict[str, Any]]:
         {"prompt_token_ids": [3 + (token * (7 + number)) % (20 + number) for token in range(n)]}
         for number, n in enumerate(lengths)
     ]
+
+
+def write_texts(path: Path, tokens: list[list[int]]) -> Path:
+    """Writes the requests with these tokens after their prompts, for a drafter that knows them."""
+    pairs = zip(texts(), tokens, strict=True)
+    path.write_text(json.dumps([text["prompt_token_ids"] + after for text, after in pairs]))
+    return path
 
 
 def greedy(number: int, **options: Any) -> SamplingParams:

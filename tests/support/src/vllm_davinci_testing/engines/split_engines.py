@@ -21,10 +21,6 @@ def overlapped(**options: Any) -> dict[str, Any]:
     return {"additional_config": {"dbo": {**SPLIT_ALWAYS, **options}}}
 
 
-def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
-
-
 def decisions(engine: EngineProcess) -> Counter[str]:
     """Reason -> number of steps; all ranks decide alike."""
     first, *others = engine.on_workers("overlap_decisions")

@@ -22,13 +22,6 @@ def balance(runner: Any) -> None:
 class NPUEPLBController(EPLBController):
     """vLLM's expert balancing in the V2 runner. Suppressed steps count nothing."""
 
-    @classmethod
-    def taking_over(cls, controller: EPLBController) -> "NPUEPLBController":
-        """Converts the object to this class, in place."""
-        controller.__class__ = cls
-        assert isinstance(controller, cls)
-        return controller
-
     def prepare_forward(
         self,
         model_config: ModelConfig,

@@ -20,10 +20,7 @@ class NPUNixlConnector(NixlPullConnector):
     """A decode engine reads its prompts' blocks from the engine that computed them."""
 
     def __init__(
-        self,
-        vllm_config: "VllmConfig",
-        role: KVConnectorRole,
-        kv_cache_config: "KVCacheConfig",
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
     ) -> None:
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         made = (vllm_config, self.engine_id, kv_cache_config)

@@ -19,10 +19,7 @@ class NPUMooncakeConnector(MooncakeConnector):
     """A prefill engine writes a prompt's blocks to the decode engine that asks for them."""
 
     def __init__(
-        self,
-        vllm_config: "VllmConfig",
-        role: KVConnectorRole,
-        kv_cache_config: "KVCacheConfig",
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
     ) -> None:
         KVConnectorBase_V1.__init__(self, vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config

@@ -38,6 +38,13 @@ class adopted(Generic[Component]):  # noqa: N801  a decorator
             raise AttributeError(f"{type(runner).__name__} has no {self._name} to delete.")
 
 
+def converted(component: Any, ours: type[Component]) -> Component:
+    """Changes the object's class, in place."""
+    component.__class__ = ours
+    assert isinstance(component, ours)
+    return component
+
+
 def behind(ours: type[Any], theirs: type[Any]) -> type[Any]:
     """A class that inherits from ours first, then from the class that vLLM has chosen."""
     return type(f"NPU{theirs.__name__}", (ours, theirs), {})

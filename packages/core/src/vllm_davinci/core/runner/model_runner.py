@@ -47,7 +47,7 @@ from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages
 from vllm_davinci.core.lora.runner import AdapterRunner
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
-from vllm_davinci.core.runner.adoption import adopted
+from vllm_davinci.core.runner.adoption import adopted, converted
 from vllm_davinci.core.runner.block_tables import NPUBlockTables
 from vllm_davinci.core.runner.buffers import leave_out_uva
 from vllm_davinci.core.runner.graphs import NPUGraphManager
@@ -123,7 +123,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @adopted
     def rejection_sampler(self, sampler: RejectionSampler) -> NPURejectionSampler:
-        return NPURejectionSampler.taking_over(sampler)
+        return converted(sampler, NPURejectionSampler)
 
     @adopted
     def speculator(self, speculator: BaseSpeculator) -> BaseSpeculator:
@@ -132,7 +132,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @adopted
     def eplb(self, controller: EPLBController) -> NPUEPLBController:
-        return NPUEPLBController.taking_over(controller)
+        return converted(controller, NPUEPLBController)
 
     @adopted
     def prompt_logprobs_worker(self, worker: PromptLogprobsWorker) -> PromptLogprobsWorker:

@@ -125,13 +125,6 @@ class NPURejectionSampler(RejectionSampler):
     Then a draft is accepted if it is the greatest logit, which is the token in any case.
     """
 
-    @classmethod
-    def taking_over(cls, sampler: RejectionSampler) -> "NPURejectionSampler":
-        """Converts the object to this class."""
-        sampler.__class__ = cls
-        assert isinstance(sampler, cls)
-        return sampler
-
     def _verify(
         self,
         logits: torch.Tensor,

@@ -27,6 +27,7 @@ from vllm_davinci.core.config.registered_names import HCCL_ENGINE
 from vllm_davinci.core.weight_transfer.group import SENDER, TransferGroup
 from vllm_davinci.core.weight_transfer.packing import (
     DEFAULT_BUFFER_BYTES,
+    announced,
     buffers,
     empty_buffer,
     filled,
@@ -87,13 +88,7 @@ class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
         if update_info.names:
             self._last_update_info[self.model] = update_info
         update_info = self._last_update_info.get(self.model, update_info)
-        tensors = [
-            ParamMeta(name, getattr(torch, dtype), tuple(shape))
-            for name, dtype, shape in zip(
-                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
-            )
-        ]
-        for group in buffers(tensors, self.packed_buffer_size_bytes):
+        for group in buffers(announced(update_info), self.packed_buffer_size_bytes):
             buffer = empty_buffer(group, self.device)
             self.model_update_group.broadcast(buffer)
             with disable_mtp_completeness_check():

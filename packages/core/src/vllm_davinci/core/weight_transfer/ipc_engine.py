@@ -13,7 +13,6 @@ import torch_npu
 from torch.multiprocessing.reductions import reduce_tensor
 from torch_npu.multiprocessing.reductions import rebuild_npu_tensor
 from vllm.distributed.weight_transfer.base import (
-    ParamMeta,
     TrainerInitInfo,
     VLLMWeightSyncClient,
     WeightSource,
@@ -30,6 +29,7 @@ from vllm.platforms import current_platform
 from vllm_davinci.core.config.registered_names import IPC_ENGINE
 from vllm_davinci.core.weight_transfer.packing import (
     DEFAULT_BUFFER_BYTES,
+    announced,
     buffers,
     empty_buffer,
     filled,
@@ -61,19 +61,13 @@ class NPUIPCWeightTransferEngine(IPCWeightTransferEngine):
                 f"The trainer shares memory of {', '.join(handles or ()) or 'no device'}, and this "
                 f"worker is on {device}: start a rank of the trainer on each worker's device."
             )
-        tensors = [
-            ParamMeta(name, getattr(torch, dtype), tuple(shape))
-            for name, dtype, shape in zip(
-                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
-            )
-        ]
         arguments = list(handles[device])
         arguments[_DEVICE_ARGUMENT] = self.device.index
         # Layers hold the tensors until they are complete. The trainer's torch counts the users of
         # its buffer and gives the next one other memory until all are done.
         buffer = rebuild_npu_tensor(*arguments)
         with disable_mtp_completeness_check():
-            self.model.load_weights(views(buffer, tensors))
+            self.model.load_weights(views(buffer, announced(update_info)))
         torch.accelerator.synchronize()
 
 

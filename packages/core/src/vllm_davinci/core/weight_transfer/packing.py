@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import ParamMeta
@@ -9,6 +10,12 @@ from vllm.distributed.weight_transfer.base import ParamMeta
 # Tensors begin at addresses that every operator accepts.
 ALIGNMENT_BYTES = 512
 DEFAULT_BUFFER_BYTES = 256 << 20
+
+
+def announced(update: Any) -> list[ParamMeta]:
+    """The tensors that an update's names, dtype_names and shapes list."""
+    rows = zip(update.names, update.dtype_names, update.shapes, strict=True)
+    return [ParamMeta(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in rows]
 
 
 def buffers(tensors: Sequence[ParamMeta], limit_bytes: int) -> list[list[ParamMeta]]:

@@ -5,9 +5,9 @@ each with its own metadata.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -15,7 +15,6 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
-from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_davinci.core.attention.metadata import host_seq_lens, padded_lengths
 from vllm_davinci.core.attention.mla.context import (
@@ -145,17 +144,11 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+    def __init__(self, *args: Any) -> None:  # abstract in vLLM
+        super().__init__(*args)
         self.context_chunk_rows = CONTEXT_CHUNK_ROWS
-        self._stripes = stripes_of(vllm_config)
-        self._divides_prefills = vllm_config.parallel_config.prefill_context_parallel_size > 1
+        self._stripes = stripes_of(self.vllm_config)
+        self._divides_prefills = self.vllm_config.parallel_config.prefill_context_parallel_size > 1
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         threshold = self.reorder_batch_threshold or 1
         if threshold > MAX_DECODE_QUERY_LEN:

@@ -215,22 +215,13 @@ class Int8LinearMethod(CompressedTensorsLinearMethod):
         layer: torch.nn.Module,
         input_size_per_partition: int,
         output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Raises UnsupportedFeatureError for weights that the product does not support."""
         require_sizes(self.prefix, input_size_per_partition, sum(output_partition_sizes))
-        super().create_weights(
-            layer,
-            input_size_per_partition,
-            output_partition_sizes,
-            input_size,
-            output_size,
-            params_dtype,
-            **extra_weight_attrs,
-        )
+        sizes = input_size_per_partition, output_partition_sizes
+        super().create_weights(layer, *sizes, *args, **kwargs)
 
 
 @register_weight_loader_v2_supported_method

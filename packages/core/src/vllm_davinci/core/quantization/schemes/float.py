@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES, LayerSettings, Scheme
 from vllm_davinci.core.quantization.tensors import Extent, TensorSpec
 
 if TYPE_CHECKING:
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+    pass
 
 
 @SCHEMES.register
@@ -21,11 +21,5 @@ class Float(Scheme):
     def linear(self, prefix: str, settings: LayerSettings) -> NPUUnquantizedLinearMethod:
         return NPUUnquantizedLinearMethod()
 
-    def experts(
-        self,
-        moe: FusedMoEConfig,
-        prefix: str,
-        settings: LayerSettings,
-        tensors: tuple[TensorSpec, ...] | None = None,
-    ) -> None:
+    def experts(self, *args: Any, **kwargs: Any) -> None:
         """Returns None: vLLM then uses its method of unquantized experts."""
