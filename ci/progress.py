@@ -24,6 +24,14 @@ LINES_SHOWN_ON_FAILURE = 40
 _COUNTED = re.compile(r"\[(\d+)/(\d+)\]")
 
 
+def print_problems(problems: Sequence[str], checked: str) -> int:
+    """Prints each problem, and how many there are in what was checked. Returns the exit status."""
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"{checked}, {len(problems)} problems")
+    return 1 if problems else 0
+
+
 class StepFailedError(Exception):
     """A step's command failed or ran past its limit."""
 

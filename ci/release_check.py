@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from prepare_environment import present_packages
+from progress import print_problems
 from versions import read_toml
 
 SOURCES = ("src", "csrc", "include", "soc", "CMakeLists.txt", "pyproject.toml")
@@ -43,10 +44,7 @@ def _git(package: Path, *arguments: str) -> str:
 def main() -> int:
     packages = present_packages()
     found = [problem for package in packages for problem in package_problems(package)]
-    for problem in found:
-        print(problem, file=sys.stderr)
-    print(f"{len(packages)} packages, {len(found)} problems")
-    return 1 if found else 0
+    return print_problems(found, f"{len(packages)} packages")
 
 
 if __name__ == "__main__":

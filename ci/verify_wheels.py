@@ -8,6 +8,8 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from progress import print_problems
+
 # Licence files of a wheel (PEP 639).
 LICENCE_FILES = ("LICENSE", "NOTICE")
 NAMESPACE_INIT = "vllm_davinci/__init__.py"
@@ -65,10 +67,7 @@ def main() -> int:
         return 1
     found = problems({wheel.name: wheel_files(wheel) for wheel in wheels})
     found += [problem for wheel in wheels for problem in wheel_problems(wheel)]
-    for problem in found:
-        print(problem, file=sys.stderr)
-    print(f"{len(wheels)} wheels, {len(found)} problems")
-    return 1 if found else 0
+    return print_problems(found, f"{len(wheels)} wheels")
 
 
 if __name__ == "__main__":

@@ -157,6 +157,23 @@ def chosen_experts(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, to
     return weights.to(layer.x.dtype), ids
 
 
+def rows_by_expert(
+    layer: Layer, x: torch.Tensor, ids: torch.Tensor, **quantization: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows sorted by expert, the row of each choice, rows per expert, and scales of int8 rows."""
+    experts = layer.sizes.experts
+    return torch_npu.npu_moe_init_routing_v2(
+        x,
+        ids,
+        active_num=ids.numel(),
+        expert_num=experts,
+        expert_tokens_num_type=1,
+        expert_tokens_num_flag=True,
+        active_expert_range=[0, experts],
+        **quantization,
+    )
+
+
 def sum_by_token(
     rows: torch.Tensor, weights: torch.Tensor, row_of_assignment: torch.Tensor
 ) -> torch.Tensor:
@@ -178,15 +195,7 @@ def composed(layer: Layer) -> Stages:
 
     def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         weights, ids = chosen_experts(layer, logits)
-        rows, row_of_assignment, counts, _ = torch_npu.npu_moe_init_routing_v2(
-            x,
-            ids,
-            active_num=ids.numel(),
-            expert_num=s.experts,
-            expert_tokens_num_type=1,
-            expert_tokens_num_flag=True,
-            active_expert_range=[0, s.experts],
-        )
+        rows, row_of_assignment, counts, _ = rows_by_expert(layer, x, ids)
         for weight in (layer.gate_up, layer.down):
             if weight is layer.down:
                 rows = torch_npu.npu_swiglu(rows)

@@ -23,6 +23,7 @@ from kernels.decode_layer import (
     norm_of_sum,
     prepare_attention,
     preprocess_at_once,
+    rows_by_expert,
     sum_by_token,
 )
 
@@ -72,16 +73,7 @@ def composed(layer: W8A8Layer) -> Stages:
 
     def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         weights, ids = chosen_experts(layer, logits)
-        rows, row_of_assignment, counts, scales = torch_npu.npu_moe_init_routing_v2(
-            x,
-            ids,
-            active_num=ids.numel(),
-            expert_num=s.experts,
-            expert_tokens_num_type=1,
-            expert_tokens_num_flag=True,
-            active_expert_range=[0, s.experts],
-            quant_mode=1,
-        )
+        rows, row_of_assignment, counts, scales = rows_by_expert(layer, x, ids, quant_mode=1)
         split = {"group_list": counts, "split_item": 2, "group_type": 0, "group_list_type": 1}
         sums = torch_npu.npu_grouped_matmul(
             [rows], [layer.gate_up], output_dtype=torch.int32, **split

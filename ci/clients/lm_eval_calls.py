@@ -17,11 +17,13 @@ LINES = (
     *(("def __init__(", "self"), ("import os.", "path"), ("len(", "self")),
     *(("isinstance(value", ", str"), ("return self", ".value")),
 )
-CHOICES = """\
-task: local_choices
+TASK = """\
+task: {task}
 dataset_path: json
 dataset_kwargs: {{data_files: {{validation: {path}}}}}
 validation_split: validation
+"""
+CHOICES = """\
 output_type: multiple_choice
 doc_to_text: "{{{{start}}}}"
 doc_to_choice: "{{{{choices}}}}"
@@ -30,20 +32,12 @@ target_delimiter: ""
 metric_list: [{{metric: acc}}]
 """
 LIKELIHOOD = """\
-task: local_likelihood
-dataset_path: json
-dataset_kwargs: {{data_files: {{validation: {path}}}}}
-validation_split: validation
 output_type: loglikelihood_rolling
 doc_to_text: ""
 doc_to_target: "{{{{text}}}}"
 metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}]
 """
 UNTIL = """\
-task: local_until
-dataset_path: json
-dataset_kwargs: {{data_files: {{validation: {path}}}}}
-validation_split: validation
 output_type: generate_until
 doc_to_text: "{{{{start}}}}"
 doc_to_target: "{{{{text}}}}"
@@ -66,7 +60,7 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
         ]
         data = directory / "rows.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (directory / f"{task}.yaml").write_text(text.format(path=data))
+        (directory / f"{task}.yaml").write_text((TASK + text).format(task=task, path=data))
         found = simple_evaluate(
             model="local-completions",
             model_args={

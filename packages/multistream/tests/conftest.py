@@ -7,26 +7,22 @@ import pytest
 from vllm_davinci.multistream import Interleave, StreamPool
 
 
-class RecordingStream:
+class Recording:
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self._log = name, log
 
+    def synchronize(self) -> None:
+        self._log.append(f"host waits for {self.name}")
+
+
+class RecordingStream(Recording):
     def wait_event(self, event: RecordingEvent) -> None:
         self._log.append(f"{self.name} waits for {event.name}")
 
-    def synchronize(self) -> None:
-        self._log.append(f"host waits for {self.name}")
 
-
-class RecordingEvent:
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self._log = name, log
-
+class RecordingEvent(Recording):
     def record(self, stream: RecordingStream) -> None:
         self._log.append(f"{self.name} marks {stream.name}")
-
-    def synchronize(self) -> None:
-        self._log.append(f"host waits for {self.name}")
 
     def query(self) -> bool:
         return True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import partial
 
 import pytest
 import torch
 from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
 from vllm_davinci.core.linear_attention.delta_rule import (
     Heads,
     chunked_delta_rule,
@@ -17,8 +16,10 @@ from vllm_davinci.core.linear_attention.delta_rule import (
     recurrent_delta_rule,
 )
 from vllm_davinci_testing.layers.chunked_recurrence import (
+    assert_chunks_are_defined,
     assert_parts_are_the_whole,
     assert_steps_are_a_chunk,
+    computed_in_chunks,
 )
 
 KEY_HEADS, REPEATS, KEY_SIZE, VALUE_SIZE = 2, 2, 32, 48
@@ -61,20 +62,7 @@ def defined(heads: Heads, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return torch.stack(outputs), state
 
 
-def in_chunks(
-    heads: Heads, states: torch.Tensor, lengths: list[int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of all tokens, and the final states, both in the order of requests."""
-    plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
-    padded = Heads(
-        *(
-            torch.cat([each, torch.zeros_like(each[:1])]).to(device).index_select(0, plan.tokens)
-            for each in heads
-        )
-    )
-    own = states.to(device).index_select(0, plan.order)
-    outputs = chunked_delta_rule(padded, own, plan).index_select(0, plan.places)
-    return outputs.cpu(), torch.empty_like(states).index_copy_(0, plan.order.cpu(), own.cpu())
+in_chunks = partial(computed_in_chunks, chunked_delta_rule)
 
 
 @pytest.mark.parametrize("lengths", [[1], [64], [65], [200], [3, 130, 64, 1, 200]])
@@ -84,13 +72,7 @@ def test_chunks_are_the_rule_token_by_token(
 ):
     heads = random_heads(sum(lengths), 0, alike, channels)
     states = random_states(len(lengths))
-    outputs, after = in_chunks(heads, states, lengths, device)
-    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    for request, (begin, end) in enumerate(pairwise(ends)):
-        own = Heads(*(each[begin:end] for each in heads))
-        expected, state = defined(own, states[request])
-        torch.testing.assert_close(outputs[begin:end].double(), expected, atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(after[request].double(), state, atol=2e-5, rtol=1e-4)
+    assert_chunks_are_defined(heads, states, lengths, in_chunks, defined, device, 2e-5)
 
 
 def test_equal_keys_lose_no_digits(device: torch.device):

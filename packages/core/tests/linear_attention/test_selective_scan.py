@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import partial
 
 import pytest
 import torch
 from transformers.models.nemotron_h import modeling_nemotron_h
 
-from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
 from vllm_davinci.core.linear_attention.selective_scan import Scan, chunked_scan, recurrent_scan
 from vllm_davinci_testing.layers.chunked_recurrence import (
+    assert_chunks_are_defined,
     assert_parts_are_the_whole,
     assert_steps_are_a_chunk,
+    computed_in_chunks,
 )
 
 GROUPS, REPEATS, HEAD_SIZE, STATE_SIZE = 2, 3, 16, 24
@@ -49,32 +50,13 @@ def defined(scan: Scan, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return torch.stack(outputs), state
 
 
-def in_chunks(
-    scan: Scan, states: torch.Tensor, lengths: list[int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of all tokens, and the final states, both in the order of requests."""
-    plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
-    padded = Scan(
-        *(
-            torch.cat([each, torch.zeros_like(each[:1])]).to(device).index_select(0, plan.tokens)
-            for each in scan
-        )
-    )
-    own = states.to(device).index_select(0, plan.order)
-    outputs = chunked_scan(padded, own, plan).index_select(0, plan.places)
-    return outputs.cpu(), torch.empty_like(states).index_copy_(0, plan.order.cpu(), own.cpu())
+in_chunks = partial(computed_in_chunks, chunked_scan)
 
 
 @pytest.mark.parametrize("lengths", [[1], [65], [3, 130, 64, 1, 200]])
 def test_chunks_are_the_scan_token_by_token(lengths: list[int], device: torch.device):
     scan, states = random_scan(sum(lengths), 0), random_states(len(lengths))
-    outputs, after = in_chunks(scan, states, lengths, device)
-    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    for request, (begin, end) in enumerate(pairwise(ends)):
-        own = Scan(*(each[begin:end] for each in scan))
-        expected, state = defined(own, states[request])
-        torch.testing.assert_close(outputs[begin:end].double(), expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(after[request].double(), state, atol=1e-4, rtol=1e-4)
+    assert_chunks_are_defined(scan, states, lengths, in_chunks, defined, device, 1e-4)
 
 
 def test_tokens_one_by_one_are_a_chunk_of_them(device: torch.device):

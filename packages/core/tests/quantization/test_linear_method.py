@@ -39,6 +39,15 @@ from vllm_davinci_testing.layers.quantized_linear import (
 pytestmark = pytest.mark.usefixtures("registered")
 
 
+def loaded(
+    kind: str, dtype: torch.dtype, layer: type[LinearBase] = ReplicatedLinear
+) -> tuple[LinearBase, Exported]:
+    """A layer that is ready to compute, and the export in it."""
+    made, export = single(kind, dtype, layer), Exported.make(kind, OUT, IN, dtype)
+    fill(made, export)
+    return prepare(made), export
+
+
 LAYERS = pytest.mark.parametrize(
     "layer", [ReplicatedLinear, ColumnParallelLinear, RowParallelLinear]
 )
@@ -47,10 +56,7 @@ LAYERS = pytest.mark.parametrize(
 @DTYPES
 @LAYERS
 def test_static_layers_equal_the_integer_definition(layer: type[LinearBase], dtype: torch.dtype):
-    export = Exported.make("W8A8", OUT, IN, dtype)
-    made = single("W8A8", dtype, layer)
-    fill(made, export)
-    prepare(made)
+    made, export = loaded("W8A8", dtype, layer)
     x = inputs(dtype) * 3  # some values exceed the range
     assert torch.equal(made(x.npu()).cpu(), export.static(x))
 
@@ -58,10 +64,7 @@ def test_static_layers_equal_the_integer_definition(layer: type[LinearBase], dty
 @DTYPES
 @LAYERS
 def test_dynamic_layers_equal_the_integer_definition(layer: type[LinearBase], dtype: torch.dtype):
-    export = Exported.make("W8A8_DYNAMIC", OUT, IN, dtype)
-    made = single("W8A8_DYNAMIC", dtype, layer)
-    fill(made, export)
-    prepare(made)
+    made, export = loaded("W8A8_DYNAMIC", dtype, layer)
     x = inputs(dtype)
     assert torch.equal(made(x.npu()).cpu(), export.dynamic(x))
     batched = x.view(3, 3, IN)
@@ -107,9 +110,7 @@ def test_fused_projections_equal_their_parts(kind: str):
 @TYPES
 def test_tokens_do_not_depend_on_their_neighbours(kind: str):
     dtype = torch.bfloat16
-    made = single(kind, dtype)
-    fill(made, Exported.make(kind, OUT, IN, dtype))
-    prepare(made)
+    made, _ = loaded(kind, dtype)
     x = inputs(dtype)
     sane = made(x.npu()).cpu()
     x[3, 7], x[5] = float("nan"), float("inf")
@@ -260,10 +261,7 @@ def test_norms_of_other_checkpoints_have_no_bias(vllm_config: VllmConfig):
 
 def test_the_nz_layout_gives_the_same_products(vllm_config: VllmConfig):
     vllm_config.additional_config = {"enable_weight_nz_layout": True}
-    export = Exported.make("W8A8_DYNAMIC", OUT, IN, torch.bfloat16)
-    made = single("W8A8_DYNAMIC", torch.bfloat16)
-    fill(made, export)
-    prepare(made)
+    made, export = loaded("W8A8_DYNAMIC", torch.bfloat16)
     x = inputs(torch.bfloat16)
     assert torch.equal(made(x.npu()).cpu(), export.dynamic(x))
 

@@ -9,7 +9,6 @@ from vllm_davinci import operators
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.operators.mla_stage import IntegerBlock, near
 from vllm_davinci_testing.processes import programs
-from vllm_davinci_testing.processes.forked import output_of
 
 ops = torch.ops.vllm_davinci
 THOROUGH = pytest.mark.thorough
@@ -123,32 +122,6 @@ def test_a_side_stream_changes_no_bit(
         *other.arguments(), num_decode_tokens, side_stream=torch.npu.Stream()
     )
     check_equal((*alone, *block.caches), (*beside, *other.caches))
-
-
-BESIDE = """
-import torch
-import vllm_davinci.kernels
-from vllm_davinci_testing.operators.mla_stage import IntegerBlock
-
-side = torch.npu.Stream()
-for is_dynamic in (True, False):
-    expected = None
-    for turn in range(5):
-        block = IntegerBlock(torch.bfloat16, 48, 7, is_dynamic)
-        results = torch.ops.vllm_davinci.mla_preprocess_w8a8(
-            *block.arguments(), 3, side_stream=side
-        )
-        found = [t.cpu() for t in (*results, *block.caches)]
-        expected = expected or found
-        assert all(torch.equal(a, b) for a, b in zip(found, expected))
-print("equal")
-"""
-
-
-@pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2", "fuzz:3"])
-def test_streams_of_the_stage_wait_for_each_other(schedule: str) -> None:
-    """Any order that the stage's events allow gives the same result, without a race."""
-    assert output_of(BESIDE, VNPU_SCHEDULE=schedule, VNPU_RACES="raise")[-1] == "equal"
 
 
 @pytest.mark.parametrize("num_decode_tokens", [0, 3, 7])

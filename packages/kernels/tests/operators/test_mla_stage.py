@@ -10,9 +10,9 @@ from vllm_davinci_testing.operators.mla_stage import (
     EPSILON,
     HEADS,
     KV_LORA,
-    NOPE,
     ROPE,
     Block,
+    after_projections,
     near,
 )
 from vllm_davinci_testing.processes.forked import output_of
@@ -23,24 +23,13 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
     """The stage as torch_npu calls."""
-    num_tokens = block.x.shape[0]
     joint = torch.mm(block.x, block.a_weight)
     if block.q_a_norm is None:
         q, kv = torch.mm(block.x, block.q_b_weight), joint
     else:
         normed = torch_npu.npu_rms_norm(joint[:, : block.q_lora_rank], block.q_a_norm, EPSILON)[0]
         q, kv = torch.mm(normed, block.q_b_weight), joint[:, block.q_lora_rank :]
-    q = q.view(num_tokens, HEADS, NOPE + ROPE)
-    _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
-        kv[:, None, None, :], block.kv_a_norm, block.cos, block.sin, block.slots,
-        block.caches[1], block.caches[0], epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
-    )  # fmt: skip
-    q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), block.cos, block.sin)
-    ql_nope = torch_npu.npu_transpose_batchmatmul(
-        q[:num_decode_tokens, :, :NOPE], block.W_UK,
-        perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
-    )  # fmt: skip
-    return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
+    return after_projections(block, q, kv, num_decode_tokens)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,16 +76,13 @@ def test_a_side_stream_changes_nothing(
 BESIDE = """
 import torch
 import vllm_davinci.kernels
-from vllm_davinci_testing.operators.mla_stage import Block
+from vllm_davinci_testing.operators.mla_stage import Block, IntegerBlock, assert_repeats
 
-expected = None
-side = torch.npu.Stream()
-for turn in range(6):
-    block = Block(torch.float32, 48, 7)
-    results = torch.ops.vllm_davinci.mla_preprocess(*block.arguments(), 3, side_stream=side)
-    found = [t.cpu() for t in (*results, *block.caches)]
-    expected = expected or found
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+ops = torch.ops.vllm_davinci
+assert_repeats(lambda: Block(torch.float32, 48, 7), ops.mla_preprocess, 6)
+for is_dynamic in (True, False):
+    make = lambda: IntegerBlock(torch.bfloat16, 48, 7, is_dynamic)
+    assert_repeats(make, ops.mla_preprocess_w8a8, 5)
 print("equal")
 """
 

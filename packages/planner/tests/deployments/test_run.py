@@ -152,24 +152,23 @@ def test_rows_are_found_by_their_names_models_and_chips(
 
 
 def test_wrong_commands_say_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deployments", "qwen3-8b-a3"]) == 1
-    assert "Did you mean 'qwen3-8b-a2'?" in capsys.readouterr().err
-    assert main(["deployments", "--page=x"]) == 2
-    assert "--page needs --run DIRECTORY" in capsys.readouterr().err
-    assert main(["deployments", "--also=--enable-dbo"]) == 2
-    assert "--also needs --run DIRECTORY" in capsys.readouterr().err
-    assert main(["deployments", "--limit=60"]) == 2
-    assert "with --run or --step-costs" in capsys.readouterr().err
-    assert main(["deployments", "--run=x", "--limit=nan"]) == 2
-    assert "seconds above 0" in capsys.readouterr().err
-    assert main(["deployments", "--model=deepseek", "--chip=910b7"]) == 1
-    assert "no row matches all of these options. Models: DeepSeek" in capsys.readouterr().err
-    assert main(["dry-run", "--deployment=qwen3-8b-a3"]) == 1
-    assert "Did you mean 'qwen3-8b-a2'?" in capsys.readouterr().err
-    assert main(["dry-run", "--chip=ascend910b2"]) == 2
-    assert "or --deployment NAME" in capsys.readouterr().err
-    assert main(["dry-run", "some/model", "--chip=ascend910b2"]) == 2
-    assert "did you mean --model some/model?" in capsys.readouterr().err
+    for arguments, status, said in (
+        (["deployments", "qwen3-8b-a3"], 1, "Did you mean 'qwen3-8b-a2'?"),
+        (["deployments", "--page=x"], 2, "--page needs --run DIRECTORY"),
+        (["deployments", "--also=--enable-dbo"], 2, "--also needs --run DIRECTORY"),
+        (["deployments", "--limit=60"], 2, "with --run or --step-costs"),
+        (["deployments", "--run=x", "--limit=nan"], 2, "seconds above 0"),
+        (
+            ["deployments", "--model=deepseek", "--chip=910b7"],
+            1,
+            "no row matches all of these options. Models: DeepSeek",
+        ),
+        (["dry-run", "--deployment=qwen3-8b-a3"], 1, "Did you mean 'qwen3-8b-a2'?"),
+        (["dry-run", "--chip=ascend910b2"], 2, "or --deployment NAME"),
+        (["dry-run", "some/model", "--chip=ascend910b2"], 2, "did you mean --model some/model?"),
+    ):
+        assert main(arguments) == status
+        assert said in capsys.readouterr().err
 
 
 def test_time_limits_grow_with_the_work_and_the_load(

@@ -18,6 +18,7 @@ from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
+from vllm_davinci_testing.engines import deepseek_zoo
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.layers.mla_layer import (
     CHUNKED,
@@ -33,11 +34,7 @@ from vllm_davinci_testing.layers.mla_layer import (
 )
 
 YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
+    **deepseek_zoo.YARN,
     "mscale": 0.7,
     "mscale_all_dim": 1.3,
     "original_max_position_embeddings": 256,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,10 +161,8 @@ def test_a_quantized_block_is_prepared_in_one_call(
 ):  # fmt: skip
     kinds = projections(q_lora_rank, kind, kind, kind)
 
-    def make() -> QuantizedBlock:
-        return QuantizedBlock(vllm_config, device, kinds, dtype=dtype, q_lora_rank=q_lora_rank)
-
-    calls, _ = check_equal(make)
+    make = partial(QuantizedBlock, vllm_config, device, kinds, dtype=dtype)
+    calls, _ = check_equal(partial(make, q_lora_rank=q_lora_rank))
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
     assert not calls["rms_norm"] and not calls["mla_preprocess"]
 
@@ -193,9 +192,7 @@ def test_biases_of_both_norms_are_in_the_one_call(
 ):
     kinds = projections(48, kind, kind)
 
-    def make() -> QuantizedBlock:
-        return QuantizedBlock(vllm_config, device, kinds, q_bias=0.7, kv_bias=0.7)
-
+    make = partial(QuantizedBlock, vllm_config, device, kinds, q_bias=0.7, kv_bias=0.7)
     calls, block = check_equal(make)
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
     assert block.wrapper.q_a_layernorm.loaded_bias.any()
@@ -208,12 +205,8 @@ def test_on_two_streams_it_is_one_call_in_decodes(
 ):  # fmt: skip
     kinds = projections(q_lora_rank, kind, kind)
 
-    def make() -> QuantizedBlock:
-        return QuantizedBlock(
-            vllm_config, device, kinds, q_lora_rank=q_lora_rank, on_two_streams=True
-        )
-
-    calls, _ = check_equal(make)
+    make = partial(QuantizedBlock, vllm_config, device, kinds, on_two_streams=True)
+    calls, _ = check_equal(partial(make, q_lora_rank=q_lora_rank))
     assert calls["mla_preprocess_w8a8 beside"] == 2
     assert calls["mla_preprocess_w8a8"] == len(STEPS) - 2
 

@@ -19,8 +19,6 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
-    parser.usage = "%(prog)s MODEL [options] [-- OPTIONS OF VLLM SERVE]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     local_engine.add_model_arguments(parser, max_tokens=32)
     parser.add_argument(
         "--prompt",

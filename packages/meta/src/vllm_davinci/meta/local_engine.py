@@ -30,6 +30,8 @@ EXACT_CHIP = "reference"  # takes float32 and any size; a chip's operators do no
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    parser.usage = "%(prog)s MODEL [options] [-- OPTIONS OF VLLM SERVE]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "model", type=Path, help="a checkpoint's directory, or a GGUF file (Llama, Qwen, SmolLM)"
     )

@@ -1,5 +1,6 @@
 """Qwen3-VL: splittable steps, and videos with newer releases of transformers."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -34,11 +35,15 @@ class NPUQwen3VLProcessingInfo(qwen3_vl.Qwen3VLProcessingInfo):
         return processor
 
 
-@MULTIMODAL_REGISTRY.register_processor(
+# Decorators of models with Qwen3-VL's inputs; info: their processing information
+with_processor = partial(
+    MULTIMODAL_REGISTRY.register_processor,
     qwen3_vl.Qwen3VLMultiModalProcessor,
-    info=NPUQwen3VLProcessingInfo,
     dummy_inputs=qwen3_vl.Qwen3VLDummyInputsBuilder,
 )
+
+
+@with_processor(info=NPUQwen3VLProcessingInfo)
 class NPUQwen3VLForConditionalGeneration(qwen3_vl.Qwen3VLForConditionalGeneration):
     """vLLM's model; its first layers get rows of the images (DeepStack), separately per ubatch."""
 

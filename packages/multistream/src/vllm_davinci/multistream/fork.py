@@ -1,7 +1,6 @@
 """A side stream inside a layer: fork, work beside the main stream, join."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -41,12 +40,7 @@ class Fork:
     def __enter__(self) -> "Fork":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.join()
 
     def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:

@@ -127,22 +127,18 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
 
+# Options of `vnpu run` that are fields of VirtualDeviceConfig.
+OF_DEVICE = (
+    *("devices", "soc", "cann", "memory", "schedule", "wait_limit", "races", "refusals", "chip"),
+    *("topology", "paced", "faults"),
+)
+
+
 def _run(options: argparse.Namespace) -> int:
     command = _command(options)
     config = VirtualDeviceConfig(
-        devices=options.devices,
-        soc=options.soc,
-        cann=options.cann,
-        memory=options.memory,
-        schedule=options.schedule,
+        **{name: getattr(options, name) for name in OF_DEVICE},
         compute=False if options.no_compute else None,
-        wait_limit=options.wait_limit,
-        races=options.races,
-        refusals=options.refusals,
-        chip=options.chip,
-        topology=options.topology,
-        paced=options.paced,
-        faults=options.faults,
         triton=options.triton or options.triton_limits,
         triton_limits=options.triton_limits,
     )

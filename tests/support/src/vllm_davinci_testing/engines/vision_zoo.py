@@ -97,12 +97,12 @@ _TOKENS_OF_GLM = {
     "video_end_token_id": VOCAB_SIZE + 1,
     "video_token_id": VOCAB_SIZE + 2,
 }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
 
 
 def _qwen2_5_vl() -> transformers.PretrainedConfig:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
     return transformers.Qwen2_5_VLConfig(
-        text_config=_text(rope_parameters=rope),
+        text_config=_text(rope_parameters=dict(_ROPE)),
         vision_config={
             "depth": 4,
             "hidden_size": 160,  # heads of 80
@@ -142,9 +142,8 @@ def _qwen3_vl() -> transformers.PretrainedConfig:
 
 
 def _qwen2_vl() -> transformers.PretrainedConfig:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
     return transformers.Qwen2VLConfig(
-        text_config=_text(rope_parameters=rope),
+        text_config=_text(rope_parameters=dict(_ROPE)),
         vision_config={
             "depth": 3,
             "embed_dim": 128,

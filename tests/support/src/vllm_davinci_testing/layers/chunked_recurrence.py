@@ -8,7 +8,51 @@ from typing import Any
 
 import torch
 
+from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
+
 Chunked = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def computed_in_chunks(
+    compute: Callable[..., torch.Tensor],
+    tensors: Any,
+    states: torch.Tensor,
+    lengths: list[int],
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs of all tokens, and the final states, both in the order of requests.
+
+    compute: (tensors, states, written in place, plan) to outputs
+    """
+    plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
+    padded = type(tensors)(
+        *(
+            torch.cat([each, torch.zeros_like(each[:1])]).to(device).index_select(0, plan.tokens)
+            for each in tensors
+        )
+    )
+    own = states.to(device).index_select(0, plan.order)
+    outputs = compute(padded, own, plan).index_select(0, plan.places)
+    return outputs.cpu(), torch.empty_like(states).index_copy_(0, plan.order.cpu(), own.cpu())
+
+
+def assert_chunks_are_defined(
+    tensors: Any,
+    states: torch.Tensor,
+    lengths: list[int],
+    in_chunks: Chunked,
+    defined: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    device: torch.device,
+    atol: float,
+) -> None:
+    """Compares each request with the definition: (its tensors, its state) to output and state."""
+    outputs, after = in_chunks(tensors, states, lengths, device)
+    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    for request, (begin, end) in enumerate(pairwise(ends)):
+        own = type(tensors)(*(each[begin:end] for each in tensors))
+        expected, state = defined(own, states[request])
+        torch.testing.assert_close(outputs[begin:end].double(), expected, atol=atol, rtol=1e-4)
+        torch.testing.assert_close(after[request].double(), state, atol=atol, rtol=1e-4)
 
 
 def assert_steps_are_a_chunk(

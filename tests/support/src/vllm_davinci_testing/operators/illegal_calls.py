@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from vllm_davinci_testing.operators.legal_calls import (
@@ -58,8 +59,11 @@ class Case:
         return f"{self.operator}-{self.argument}-{self.rule[:40]}-{changed}-{self.soc}-{self.cann}"
 
 
-def _attention(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("FusedInferAttentionScoreV3", argument, rule, changes, code)
+def _case(operator: str, argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case(operator, argument, rule, changes, code)
+
+
+_attention = partial(_case, "FusedInferAttentionScoreV3")
 
 
 def _decode(argument: str, rule: str, **changes: Any) -> Case:
@@ -234,20 +238,10 @@ ATTENTION = [
 # fmt: on
 
 
-def _scatter(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("ScatterPaKvCache", argument, rule, changes, code)
-
-
-def _gather(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("GatherPaKvCache", argument, rule, changes, code)
-
-
-def _norm_rope(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("KvRmsNormRopeCache", argument, rule, changes, code)
-
-
-def _rotary(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("RopeWithSinCosCache", argument, rule, changes, code)
+_scatter = partial(_case, "ScatterPaKvCache")
+_gather = partial(_case, "GatherPaKvCache")
+_norm_rope = partial(_case, "KvRmsNormRopeCache")
+_rotary = partial(_case, "RopeWithSinCosCache")
 
 
 # fmt: off
@@ -330,16 +324,9 @@ NORMS = [
 # fmt: on
 
 
-def _transposed(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("TransposeBatchMatMul", argument, rule, changes, code)
-
-
-def _quantized(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("QuantMatmulV5", argument, rule, changes, code)
-
-
-def _grouped(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("GroupedMatmulV5", argument, rule, changes, code)
+_transposed = partial(_case, "TransposeBatchMatMul")
+_quantized = partial(_case, "QuantMatmulV5")
+_grouped = partial(_case, "GroupedMatmulV5")
 
 
 # 8-bit rows with 4-bit weights with groups along the depth, and block scales of both.
@@ -386,8 +373,7 @@ def _halved(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> 
     return _grouped(argument, rule, code, **{**_HALVED, **changes})
 
 
-def _weight_only(argument: str, rule: str, **changes: Any) -> Case:
-    return Case("WeightQuantBatchMatmulV2", argument, rule, changes)
+_weight_only = partial(_case, "WeightQuantBatchMatmulV2")
 
 
 # fmt: off
@@ -576,8 +562,7 @@ PRODUCTS = [
 # fmt: on
 
 
-def _swiglu(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("DequantSwigluQuant", argument, rule, changes, code)
+_swiglu = partial(_case, "DequantSwigluQuant")
 
 
 def _wide(columns: int) -> dict[str, Any]:
@@ -620,12 +605,8 @@ QUANTIZATION = [
 # fmt: on
 
 
-def _init(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("MoeInitRoutingV3", argument, rule, changes, code)
-
-
-def _gate(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
-    return Case("MoeGatingTopK", argument, rule, changes, code)
+_init = partial(_case, "MoeInitRoutingV3")
+_gate = partial(_case, "MoeGatingTopK")
 
 
 # fmt: off

@@ -1,6 +1,8 @@
 """The stage before MLA: weights, and tokens for its cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch_npu
@@ -49,6 +51,24 @@ class Block:
             self.q_b_weight,
             *self.key_arguments(),
         ]
+
+
+def after_projections(
+    block: Block, q: Tensor, kv: Tensor, num_decode_tokens: int
+) -> tuple[Tensor, ...]:
+    """The rest of the stage as torch_npu calls, from queries and compressed keys and values."""
+    q = q.view(len(q), HEADS, NOPE + ROPE)
+    _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
+        kv[:, None, None, :], block.kv_a_norm, block.cos, block.sin, block.slots,
+        block.caches[1], block.caches[0],
+        epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
+    )  # fmt: skip
+    q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), block.cos, block.sin)
+    ql_nope = torch_npu.npu_transpose_batchmatmul(
+        q[:num_decode_tokens, :, :NOPE], block.W_UK,
+        perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
+    )  # fmt: skip
+    return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
 
 
 @dataclass
@@ -132,7 +152,6 @@ class IntegerBlock(Block):
 
     def composed(self, num_decode_tokens: int) -> tuple[Tensor, ...]:
         """The stage as torch_npu calls."""
-        num_tokens = self.rows.shape[0]
         kv = joint = self.a.of(self.rows, self.row_scale, self.dtype)
         queries, query_scale = self.rows, self.row_scale
         if self.q_lora_rank is not None:
@@ -146,18 +165,19 @@ class IntegerBlock(Block):
                 )
             else:
                 queries, query_scale = torch_npu.npu_dynamic_quant(normed)
-        q = self.b.of(queries, query_scale, self.dtype).view(num_tokens, HEADS, NOPE + ROPE)
-        _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
-            kv[:, None, None, :], self.kv_a_norm, self.cos, self.sin, self.slots,
-            self.caches[1], self.caches[0],
-            epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
-        )  # fmt: skip
-        q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), self.cos, self.sin)
-        ql_nope = torch_npu.npu_transpose_batchmatmul(
-            q[:num_decode_tokens, :, :NOPE], self.W_UK,
-            perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
-        )  # fmt: skip
-        return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
+        q = self.b.of(queries, query_scale, self.dtype)
+        return after_projections(self, q, kv, num_decode_tokens)
+
+
+def assert_repeats(make: Callable[[], Block], stage: Callable[..., Any], turns: int) -> None:
+    """Runs the stage with three decodes beside a stream: every turn gives the same bits."""
+    expected, side = None, torch.npu.Stream()
+    for _ in range(turns):
+        block = make()
+        results = stage(*block.arguments(), 3, side_stream=side)
+        found = [t.cpu() for t in (*results, *block.caches)]
+        expected = expected or found
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def near(npu: torch.Tensor, expected: torch.Tensor) -> None:

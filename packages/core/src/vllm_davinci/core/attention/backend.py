@@ -23,6 +23,8 @@ class NPUAttentionBackend(AttentionBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
     forward_includes_kv_cache_update: bool = True
+    masks_more: ClassVar[bool] = True
+    """Supports sliding windows, sinks, and images that attend to themselves."""
 
     @staticmethod
     def get_supported_kernel_block_sizes(
@@ -55,15 +57,15 @@ class NPUAttentionBackend(AttentionBackend):
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
-        return True
+        return cls.masks_more
 
     @classmethod
     def supports_sink(cls) -> bool:
-        return True
+        return cls.masks_more
 
     @classmethod
     def supports_mm_prefix(cls) -> bool:
-        return True
+        return cls.masks_more
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:

@@ -40,19 +40,11 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
     _own_choice: OwnChoice | None = None
     _factor_of_sum = 1.0
 
-    @property
-    def is_monolithic(self) -> bool:
-        return True
-
-    @property
-    def supports_internal_mk(self) -> bool:
-        """True: tokens of other DP ranks are fetched here, not by vLLM's runner."""
-        return True
-
-    @property
-    def supports_eplb(self) -> bool:
-        """True if experts may move between ranks; see `NPURoutedExperts.get_expert_weights`."""
-        return True
+    is_monolithic = True
+    supports_internal_mk = True
+    """Tokens of other DP ranks are fetched here, not by vLLM's runner."""
+    supports_eplb = True
+    """Experts may move between ranks; see `NPURoutedExperts.get_expert_weights`."""
 
     @property
     def mk_can_overlap_shared_experts(self) -> bool:

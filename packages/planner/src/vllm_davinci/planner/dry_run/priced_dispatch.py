@@ -6,7 +6,7 @@ layer therefore passes that share, by the step's dispatch method, to the timing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -93,11 +93,7 @@ def price_dispatch(model: torch.nn.Module, layout: Layout) -> TriedMethod:
             continue
         tried.rule = selector.rule
         priced = PricedSelector(
-            rule=selector.rule,
-            sequence_parallel=selector.sequence_parallel,
-            tp_rank=selector.tp_rank,
-            counts_wait=selector.counts_wait,
-            num_ubatches=selector.num_ubatches,
+            **{each.name: getattr(selector, each.name) for each in fields(selector)},
             layout=layout,
             top_k=module.moe_config.experts_per_token,
             num_local=module.local_num_experts,

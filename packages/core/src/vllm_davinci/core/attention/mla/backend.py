@@ -1,6 +1,6 @@
 """The attention backend of MLA layers."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.v1.attention.backend import AttentionImplBase, AttentionMetadataBuilder, AttentionType
 
@@ -11,6 +11,8 @@ from vllm_davinci.core.attention.stripes import divides_context
 
 class NPUMLABackend(NPUAttentionBackend):
     """MLA over a paged cache of kv_c and k_pe rows."""
+
+    masks_more: ClassVar[bool] = False
 
     @staticmethod
     def get_impl_cls() -> type[AttentionImplBase[Any]]:
@@ -32,18 +34,6 @@ class NPUMLABackend(NPUAttentionBackend):
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         return [KV_LORA_RANK + QK_ROPE_HEAD_DIM]
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return False
-
-    @classmethod
-    def supports_sink(cls) -> bool:
-        return False
-
-    @classmethod
-    def supports_mm_prefix(cls) -> bool:
-        return False
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
