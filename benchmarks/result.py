@@ -89,18 +89,18 @@ class Result:
 
     ours, baseline: descriptions of the two sides, for the table's head
     device: the device under test and, on the virtual NPU, its execution policy
-    settings: every option that changes the figures
+    settings: what changes the figures; run.py adds the benchmark's options, and their seed
     benchmark: GROUP/NAME, from run.py
     """
 
     ours: str
     baseline: str
     rows: list[Row]
-    settings: dict[str, Any]
-    seed: int
     device: str = field(
         default_factory=lambda: f"vnpu, policy {os.environ.get('VNPU_SCHEDULE', 'eager')}"
     )
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
     bounded_by: str = ""
     benchmark: str = ""
     versions: dict[str, str] = field(default_factory=lambda: installed_versions())

@@ -34,6 +34,13 @@ def available() -> dict[str, str]:
     return found
 
 
+def with_options(result: Result, name: str, given: argparse.Namespace) -> Result:
+    """The result under the benchmark's name, with its options among the settings."""
+    asked = dict(vars(given))
+    seed = asked.pop("seed", result.seed)
+    return replace(result, benchmark=name, seed=seed, settings={**asked, **result.settings})
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
     parser.add_argument("name", nargs="?", metavar="GROUP/NAME")
@@ -63,11 +70,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     benchmark.add_arguments(own_parser)
     given = own_parser.parse_args(["-h"] if options.help else rest)
-    result: Result = replace(benchmark.run(given), benchmark=options.name)
+    result = with_options(benchmark.run(given), options.name, given)
     print_result(result, console)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result.to_json(), indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps(result.to_json(), indent=2, default=str) + "\n", encoding="utf-8"
+        )
         console.print(f"written to {options.json}", markup=False)
     missed = [row.name for row in result.rows if row.is_met is False]
     return 1 if options.check and missed else 0

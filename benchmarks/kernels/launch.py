@@ -76,8 +76,6 @@ def run(args: argparse.Namespace) -> Result:
         ours="torch.ops.vllm_davinci",
         baseline="composed torch_npu calls",
         rows=rows,
-        settings={"tokens": args.tokens, "rounds": args.rounds, "layers": args.layers},
-        seed=0,
         device="vnpu, policy eager, VNPU_COMPUTE=0",
         bounded_by=BOUND,
     )

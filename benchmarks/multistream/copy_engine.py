@@ -175,7 +175,7 @@ def run(args: argparse.Namespace) -> Result:
         ours="ubatches in turn (vllm_davinci.multistream)",
         baseline="the same ubatches one after the other",
         rows=list(_rows(_measure(model, inputs, args.repetitions))),
-        settings={**vars(args), "ubatches": UBATCHES, "dtype": "bfloat16"},
+        settings={"ubatches": UBATCHES, "dtype": "bfloat16"},
         seed=SEED,
         device=torch.get_device_module(device).get_device_name(),
         bounded_by="the longer of all products and all copies, each alone, in the same run",

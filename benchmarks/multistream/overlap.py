@@ -138,12 +138,9 @@ def run(args: argparse.Namespace) -> Result:
         baseline="whole steps",
         rows=rows,
         settings={
-            **{key: getattr(args, key) for key in ("layers", "requests", "tokens", "repetitions")},
-            "is_all_reduce": args.all_reduce,
             "artificial_durations": {name: args.pace or CASES[name].pace for name in args.models},
             "ranks": 2,
         },
-        seed=args.seed,
         device="vnpu, policy threads, artificial durations",
         bounded_by=(
             "the longer of computation and communication of the same run, and the part of the step "

@@ -47,14 +47,10 @@ def run(args: argparse.Namespace) -> Result:
         baseline="vLLM's threads (UBatchContext); for steps: see the row",
         rows=_rows(found, args.layers),
         settings={
-            "hand_overs": args.hand_overs,
-            "steps": args.steps,
-            "layers": args.layers,
             "collectives_per_layer": 2,
             "launches_per_layer": found["launches_per_layer"],
             "frames_below_a_hand_over": found["depth"],
         },
-        seed=0,
         device="vnpu, policy eager, operators do no work",
         bounded_by=(
             "at a collective, the look for a torch operator on the stack and six calls of Python; "

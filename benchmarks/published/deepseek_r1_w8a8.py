@@ -59,13 +59,9 @@ def run(args: argparse.Namespace) -> Result:
         baseline="the better of whole and split steps, on the same machine",
         rows=rows,
         settings={
-            "chip": args.chip,
-            "topology": args.topology,
-            "routing": args.routing,
             "rows": " ".join(args.rows),
             "figures": runs.machine["hash"],
             "assumed figures": len(runs.machine["assumptions"]),
         },
-        seed=0,
         device=f"modelled, no NPU: {runs.machine['title']}",
     )

@@ -303,7 +303,6 @@ def run(args: argparse.Namespace) -> Result:
         baseline="",
         rows=rows,
         settings={"figures": steps.machine, "fitted": "links of slow all-to-alls"},
-        seed=0,
         device="modelled, no NPU",
     )
 

@@ -104,9 +104,7 @@ def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
         seed=SEEDS[0],
         device="modelled, no NPU",
         settings={
-            "deployment": args.deployment,
             "machine": described["machine"],
-            "layers": args.layers,
             "workloads": len(workloads),
             "seeds": json.dumps(SEEDS),
             "options": json.dumps(content["options"]),

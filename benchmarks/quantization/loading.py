@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> Result:
         ours="quantized",
         baseline="bf16, or one of its shards",
         rows=rows,
-        settings={"hidden": args.hidden, "experts": args.experts, "shards": NUM_SHARDS},
-        seed=0,
+        settings={"shards": NUM_SHARDS},
         bounded_by="reading files, and copying into the device's memory",
     )
 

@@ -104,13 +104,10 @@ def run(args: argparse.Namespace) -> Result:
         baseline="bf16",
         rows=rows,
         settings={
-            "model": args.model,
             "held_out_texts": len(unseen),
             "predicted_tokens": count,
             "window_tokens": args.window,
-            "calibration_tokens": args.calibration_tokens,
         },
-        seed=0,
         bounded_by="weights rounded to 255 levels per channel, activations per token or once",
     )
 

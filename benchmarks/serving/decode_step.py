@@ -83,9 +83,7 @@ def run(args: argparse.Namespace) -> Result:
         ours="replayed from a graph",
         baseline="eager",
         rows=rows,
-        settings={key: getattr(args, key) for key in ("requests", "steps", "rounds", "layers")}
-        | {"side_streams": args.side_streams, **HOST_ALONE},
-        seed=0,
+        settings={**HOST_ALONE},
         bounded_by="the host: one update of each layer's attention, and one launch",
     )
 

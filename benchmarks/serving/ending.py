@@ -268,7 +268,6 @@ def run(args: argparse.Namespace) -> Result:
         ours="seconds from the signal",
         baseline="none: vLLM waits without a limit for such requests",
         rows=rows,
-        settings={"model": args.model.name, "ends": args.ends},
-        seed=0,
+        settings={"model": args.model.name},
         bounded_by="vLLM's limits for its processes",
     )

@@ -70,9 +70,6 @@ def run(args: argparse.Namespace) -> Result:
         ],
         settings={
             "model": args.model.name,
-            "prompt_tokens": args.prompt_tokens,
-            "rounds": args.rounds,
         },
-        seed=0,
         bounded_by="copies from host to device, and the rest of a step",
     )

@@ -42,12 +42,6 @@ def run(args: argparse.Namespace) -> Result:
         baseline="as many bytes through one socket between the same processes; for the time to "
         "the first token: the prompt computed again",
         rows=rows,
-        settings={
-            "carriers": args.carriers,
-            "prompt_tokens": args.prompt_tokens,
-            "rounds": args.rounds,
-        },
-        seed=0,
         bounded_by="copies from process to process, from host to device, and sums over the bytes",
     )
 

@@ -81,9 +81,7 @@ def run(args: argparse.Namespace) -> Result:
             "weight_bytes": weight_bytes,
             **{key: options[key] for key in ("requests", "prompt_tokens", "output_tokens",
                                              "kv_cache_bytes", "repetitions")},
-            "rounds": args.rounds,
         },
-        seed=args.seed,
         bounded_by=(
             "one engine process on the host's cores: scheduling, about ten operator launches per "
             "layer and step, sampling, and the arithmetic itself in ATen"

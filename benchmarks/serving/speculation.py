@@ -64,7 +64,6 @@ def run(args: argparse.Namespace) -> Result:
         baseline="the same engine without",
         rows=rows,
         settings=settings,
-        seed=0,
         bounded_by="the drafter's passes; the rows of drafts that are not kept",
     )
 

@@ -78,9 +78,6 @@ def run(args: argparse.Namespace) -> Result:
                 )
             ),
         ],
-        settings={key: getattr(args, key)
-                  for key in ("blocks", "images", "side", "rounds", "pace")},
-        seed=0,
         device="vnpu, policy threads, operators without work",
         bounded_by="the slower of host and device",
     )  # fmt: skip

@@ -70,9 +70,6 @@ def run(args: argparse.Namespace) -> Result:
         ours="lengths from the host",
         baseline="a blocking copy per block",
         rows=_rows(found),
-        settings={key: getattr(args, key) for key in
-                  ("requests", "rate", "rounds", "blocks", "side", "output_tokens", "pace")},
-        seed=args.seed,
         device="vnpu, policy threads",
         bounded_by=(
             "server, engine, device and client on the host's cores, which also decode images and "

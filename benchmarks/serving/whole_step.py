@@ -86,8 +86,6 @@ def run(args: argparse.Namespace) -> Result:
                 ("npu, --no-async-scheduling", 0, "host time with --no-async-scheduling", None),
             )
         ],
-        settings={key: getattr(args, key) for key in ("batches", "steps", "rounds", "sampling")},
-        seed=0,
         bounded_by="Python of vLLM's scheduler, runner and output processor",
     )
 

@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> Result:
         ours="each point looks a rule up",
         baseline="no plan: one branch",
         rows=rows,
-        settings={"blocks": args.blocks, "calls per block": BLOCK_CALLS},
-        seed=0,
+        settings={"calls per block": BLOCK_CALLS},
         device="vnpu, policy eager",
         bounded_by="the call itself: see vnpu/launch",
     )

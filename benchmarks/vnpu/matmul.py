@@ -67,11 +67,9 @@ def run(args: argparse.Namespace) -> Result:
         baseline="torch.mm on the CPU",
         rows=rows,
         settings={
-            "batch_ms": args.batch_ms,
             "threads": torch.get_num_threads(),
             "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         },
-        seed=args.seed,
         bounded_by="the processor's matrix instructions; for few rows, memory and the launch",
     )
 

@@ -71,9 +71,7 @@ def run(args: argparse.Namespace) -> Result:
             "model": args.model.name if args.model else {"llama": random_llama.SHAPE},
             **{key: options[key] for key in ("requests", "prompt_tokens", "output_tokens",
                                              "kv_cache_bytes", "repetitions")},
-            "rounds": args.rounds,
         },
-        seed=args.seed,
         bounded_by="the checks of a call's sizes, dtypes and numbers, before its launch, and "
         "torch_npu's allocation of its workspace",
     )  # fmt: skip

@@ -47,8 +47,7 @@ def run(args: argparse.Namespace) -> Result:
         ours="on the virtual NPU",
         baseline="torch.add; of vLLM's kernels: Triton's interpreter",
         rows=rows,
-        settings={"calls": args.calls, "threads": 1},
-        seed=0,
+        settings={"threads": 1},
         device="vnpu, policy eager",
         bounded_by="a launch: Triton's own dispatch; large kernels: their loops, in one thread",
     )

@@ -28,7 +28,9 @@ def write(path: Path, tokens_per_second: float, seed: int = 0) -> Path:
     row = result.Row(
         "throughput", "tokens/s", tokens_per_second, result.Kind.MEASURED, baseline=1000.0
     )
-    record = result.Result("npu", "cpu", [row], {"batch": 4}, seed, benchmark="serving/x")
+    record = result.Result(
+        "npu", "cpu", [row], settings={"batch": 4}, seed=seed, benchmark="serving/x"
+    )
     path.write_text(json.dumps(record.to_json()))
     return path
 
@@ -142,7 +144,7 @@ def test_a_table_of_80_columns_cuts_no_figure_and_no_name():
         at_least=0.85,
         quartiles=(123_456.7, 1_234_567.8),
     )
-    record = result.Result("ours", "baseline", [wide], {}, 0, benchmark="group/name")
+    record = result.Result("ours", "baseline", [wide], benchmark="group/name")
     output = io.StringIO()
     console = Console(file=output, width=80)
     import_module("result_table").print_result(record, console)

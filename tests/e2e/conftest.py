@@ -104,6 +104,14 @@ def exact_engine(
 
 
 @pytest.fixture(scope="module")
+def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Any]:
+    """Answers of one engine, with which those of a disaggregated pair are compared."""
+    from vllm_davinci_testing.engines.disaggregated_checks import answers_of_one  # starts servers
+
+    return answers_of_one(start_engine)
+
+
+@pytest.fixture(scope="module")
 def undrafted(start_engine: Callable[..., EngineProcess]) -> Callable[[Path], list[list[int]]]:
     """Tokens of `speculating`'s requests without drafts; once per checkpoint."""
 
@@ -126,10 +134,7 @@ def drafting_engine(
 
     @contextmanager
     def start(
-        checkpoint: Path,
-        options: dict[str, Any],
-        plain: Path | None = None,
-        **environment: str,
+        checkpoint: Path, options: dict[str, Any], plain: Path | None = None, **environment: str
     ) -> Iterator[EngineProcess]:
         expected = undrafted(plain or checkpoint)
         environment = {**speculating.RACES, **environment}

@@ -19,7 +19,6 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     FAILURES,
     LENGTHS,
     NUM_TOKENS,
-    answers_of_one,
     assert_bits_of_one_engine,
     assert_computed_again,
     pair_with_bits_of_one_engine,
@@ -27,7 +26,6 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     prompt_of,
     prompts_that_share_blocks,
 )
-from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.server_process import ForkedServer
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -48,11 +46,6 @@ def usage(server: ForkedServer) -> float:
 def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Pair]]:
     with pairs_of(Pair, tmp_path_factory.mktemp) as start:
         yield start
-
-
-@pytest.fixture(scope="module")
-def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
-    return answers_of_one(start_engine)
 
 
 @pytest.fixture(scope="module")

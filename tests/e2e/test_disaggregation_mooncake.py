@@ -19,7 +19,6 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     NUM_TOKENS,
     RACES,
     WHOLE_BLOCKS_AND_ONE,
-    answers_of_one,
     assert_bits_of_one_engine,
     assert_computed_again,
     pair_with_bits_of_one_engine,
@@ -27,7 +26,6 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     prompt_of,
     prompts_that_share_blocks,
 )
-from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytestmark = pytest.mark.nightly("hosts")
@@ -47,11 +45,6 @@ FAILED = re.compile("pulling kv_caches for .* failed|checksum mismatch")
 def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., MooncakePair]]:
     with pairs_of(MooncakePair, tmp_path_factory.mktemp) as start:
         yield start
-
-
-@pytest.fixture(scope="module")
-def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
-    return answers_of_one(start_engine)
 
 
 @pytest.fixture(scope="module")

@@ -67,10 +67,7 @@ def test_greedy_tokens_equal_those_of_transformers(
     ],
 )
 def test_tokens_are_the_same_with(
-    options: dict[str, Any],
-    environment: dict[str, str],
-    exact_engine: Engines,
-    prompts: Prompts,
+    options: dict[str, Any], environment: dict[str, str], exact_engine: Engines, prompts: Prompts
 ):
     more = {"environment": environment, "enable_prefix_caching": False}
     with exact_engine(PATHS_MODEL, prompts, MAX_TOKENS, **more, **options) as other:

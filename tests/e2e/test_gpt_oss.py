@@ -51,10 +51,7 @@ COMPOSED = {"additional_config": {"enable_compiled_operators": False}}
     ],
 )
 def test_every_path_gives_the_tokens_of_transformers(
-    options: dict[str, Any],
-    environment: dict[str, str],
-    exact_engine: Engines,
-    prompts: Prompts,
+    options: dict[str, Any], environment: dict[str, str], exact_engine: Engines, prompts: Prompts
 ) -> None:
     asked = MODEL, prompts[:NUM_PROMPTS], MAX_TOKENS
     with exact_engine(*asked, environment=environment, **options):

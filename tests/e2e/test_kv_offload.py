@@ -121,9 +121,7 @@ def test_evicted_blocks_come_back_bit_by_bit(
     ],
 )
 def test_what_cannot_be_kept_on_the_host_ends_the_start(
-    options: dict[str, Any],
-    message: str,
-    tiny_llama: Path,
+    options: dict[str, Any], message: str, tiny_llama: Path
 ) -> None:
     assert re.search(message, refusal_of(tiny_llama, **OPTIONS, **FEW_BLOCKS, **options))
 

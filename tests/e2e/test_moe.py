@@ -126,11 +126,7 @@ def test_families_whose_experts_are_chosen_or_stored_otherwise(
     ],
 )
 def test_any_order_that_events_allow_gives_the_same_tokens(
-    model: str,
-    schedule: str,
-    options: dict[str, Any],
-    exact_engine: Engines,
-    prompts: Prompts,
+    model: str, schedule: str, options: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
     options = {"environment": {"VNPU_SCHEDULE": schedule}, **options}
     with exact_engine(model, prompts[:NUM_PROMPTS], MAX_TOKENS, **options):

@@ -72,10 +72,7 @@ MODEL = "llama_head64_gqa4"
     ],
 )
 def test_tokens_are_those_of_whole_steps(
-    model: str,
-    options: dict[str, Any],
-    exact_engine: Engines,
-    prompts: Prompts,
+    model: str, options: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
     with exact_engine(model, prompts[:32], MAX_TOKENS, **TWO_RANKS, **options) as engine:
         counts = decisions(engine)

@@ -46,10 +46,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     ],
 )
 def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
-    environment: dict[str, str],
-    options: dict[str, Any],
-    exact_engine: Engines,
-    prompts: Prompts,
+    environment: dict[str, str], options: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
     options = {**STAGES, **options, "environment": environment}
     with exact_engine(MODEL, prompts[:24], MAX_TOKENS, **options) as engine:

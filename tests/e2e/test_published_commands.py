@@ -17,6 +17,7 @@ import torch
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, VLLM_MODULE, ServerProcess
+from vllm_davinci_testing.engines.split_settings import PUBLISHED
 from vllm_davinci_testing.processes.forked import run_command
 
 pytestmark = pytest.mark.nightly("planning")
@@ -43,14 +44,6 @@ MLA_CLIENT = (
     "--random-input-len=128", "--random-output-len=48", "--max-concurrency=24",
     "--metric-percentiles=50,90,99",
 )  # fmt: skip
-DBO_CONFIG: dict[str, Any] = {
-    "expert_tensor_parallel_size": 1,
-    "enable_inter_dp_scheduling": True,
-    "init_torchair_graph_batch_sizes": True,
-    "trace_recompiles": True,
-    "ascend_scheduler_config": {},
-    "enable_graph_mode": False,
-}
 DBO_SERVER = (
     "--served-model-name=auto", "--trust-remote-code", "--distributed-executor-backend=mp",
     "--max-num-seqs=390", "--max-model-len=1024", "--max-num-batched-tokens=2048",
@@ -155,7 +148,7 @@ def test_the_server_for_dual_batch_overlap(
         tiny_deepseek,
         f"-tp={ranks}",
         *DBO_SERVER,
-        f"--additional-config={json.dumps(DBO_CONFIG)}",
+        f"--additional-config={json.dumps(PUBLISHED)}",
         VLLM_ASCEND_ENABLE_DBO="1",
     )
     result = bench(server, tiny_deepseek, prompts, DBO_CLIENT)

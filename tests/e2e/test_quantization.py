@@ -87,10 +87,7 @@ def test_ranks_add_a_static_bias_once(
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
 def test_the_nz_layout_changes_no_bit(
-    kind: str,
-    quantize: Quantize,
-    tiny_deepseek: Path,
-    likelihood_of: Callable[..., float],
+    kind: str, quantize: Quantize, tiny_deepseek: Path, likelihood_of: Callable[..., float]
 ):
     model, nz = quantize(tiny_deepseek, kind), {"enable_weight_nz_layout": True}
     plain = likelihood_of(model, environment=ON_910C)

@@ -42,11 +42,7 @@ THOROUGH = pytest.mark.thorough
     ],
 )
 def test_tokens_are_those_of_transformers(
-    model: str,
-    min_tokens: int,
-    engine: dict[str, Any],
-    exact_engine: Engines,
-    prompts: Prompts,
+    model: str, min_tokens: int, engine: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
     with exact_engine(
         *(model, prompts[:16], MAX_TOKENS),

@@ -15,7 +15,13 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
-from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
+from vllm_davinci_testing.engines.generating import (
+    FUZZED,
+    IN_PARTS,
+    RACES,
+    TWO_RANKS,
+    assert_generates,
+)
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 from vllm_davinci_testing.engines.refusals import refusal_of
@@ -51,13 +57,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     ],
 )
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
-    model: str,
-    options: dict[str, Any],
-    exact_engine: Engines,
-    prompts: Prompts,
+    model: str, options: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
-    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
-    with exact_engine(model, prompts[:16], MAX_TOKENS, environment=environment, **options):
+    with exact_engine(model, prompts[:16], MAX_TOKENS, environment=FUZZED, **options):
         pass
 
 

@@ -38,10 +38,7 @@ THOROUGH = pytest.mark.thorough
     ],
 )
 def test_ngrams_change_no_token(
-    count: int,
-    options: dict[str, Any],
-    drafting_engine: Engines,
-    tiny_llama: Path,
+    count: int, options: dict[str, Any], drafting_engine: Engines, tiny_llama: Path
 ):
     with drafting_engine(tiny_llama, {**speculation("ngram", count), **options}) as engine:
         drafted, accepted = told(engine)

@@ -73,11 +73,7 @@ def generate_on(engines: DPEngines, counts: list[int]) -> list[list[list[int]]]:
     ],
 )
 def test_ranks_without_requests_draft_along(
-    count: int,
-    options: dict[str, Any],
-    start_engine: StartEngine,
-    mtp: Path,
-    undrafted: Undrafted,
+    count: int, options: dict[str, Any], start_engine: StartEngine, mtp: Path, undrafted: Undrafted
 ):
     """Both ranks are busy, then one ends after its first token and joins all passes as idle."""
     asked = {**speculation("mtp", count), **options}

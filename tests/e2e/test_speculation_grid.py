@@ -29,12 +29,7 @@ def drafter(method: str, target: Path, place: Path) -> dict[str, Any]:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "method", "count"), CASES)
 def test_no_token_changes(
-    name: str,
-    method: str,
-    count: int,
-    drafting_engine: Engines,
-    repository: Path,
-    tmp_path: Path,
+    name: str, method: str, count: int, drafting_engine: Engines, repository: Path, tmp_path: Path
 ):
     target = repository / "checkpoints" / name
     asked = speculation(method, count, **drafter(method, target, tmp_path / "drafter"))

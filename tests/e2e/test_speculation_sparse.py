@@ -59,10 +59,7 @@ def test_mtp_changes_no_token(
 
 @THOROUGH
 def test_drafts_of_one_who_knows_are_all_accepted(
-    drafting_engine: Engines,
-    undrafted: Undrafted,
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
+    drafting_engine: Engines, undrafted: Undrafted, checkpoints: dict[str, Path], tmp_path: Path
 ):
     known = write_texts(tmp_path / "texts.json", undrafted(checkpoints[SHARED]))
     asked = {**speculation("custom_class", 3, model=KNOWING), **GRAPHS}
@@ -77,10 +74,7 @@ def test_drafts_of_one_who_knows_are_all_accepted(
     [("ngram", {"prompt_lookup_min": 1}), ("custom_class", {"model": WRONG})],
 )
 def test_drafts_out_of_the_text_change_no_token(
-    method: str,
-    options: dict[str, Any],
-    drafting_engine: Engines,
-    checkpoints: dict[str, Path],
+    method: str, options: dict[str, Any], drafting_engine: Engines, checkpoints: dict[str, Path]
 ):
     asked = {**speculation(method, 3, **options), **GRAPHS}
     with drafting_engine(checkpoints[DEEPSEEK], asked) as engine:

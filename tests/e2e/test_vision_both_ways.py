@@ -19,6 +19,7 @@ from vllm_davinci_testing.engines.gemma3_checkpoint import (
     gemma3_prompt,
     write_gemma3,
 )
+from vllm_davinci_testing.engines.generating import FUZZED
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
 from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
@@ -27,7 +28,6 @@ from vllm_davinci_testing.engines.rounding import first_wrong_token
 
 MAX_TOKENS = 12
 THOROUGH = pytest.mark.thorough
-RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 # Gemma3: text with an image between each two words: before and after text, adjacent, none.
 GEMMA3_WORDS = [
     ("look: ", " what is this"),
@@ -107,7 +107,7 @@ def assert_chosen(
     ("options", "environment"),
     [
         # Gemma3's prompts are chunked before and after images, but not inside.
-        pytest.param(GRAPHS, RACES, id="graphs_races"),
+        pytest.param(GRAPHS, FUZZED, id="graphs_races"),
         pytest.param({}, {}, id="whole", marks=THOROUGH),
         pytest.param(
             {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
@@ -160,7 +160,7 @@ def test_a_preempted_prompt_is_whole_again(
     ]
     options = {**LIMITS["paligemma"], "kv_cache_memory_bytes": 6 * (128 << 10)}
     with start_engine(
-        checkpoint("paligemma"), environment=RACES, disable_log_stats=False, **options
+        checkpoint("paligemma"), environment=FUZZED, disable_log_stats=False, **options
     ) as engine:
         outputs = engine.generate(asked, greedy(60))
         preempted = engine.metrics()["vllm:num_preemptions"]

@@ -16,6 +16,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.generating import FUZZED
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.model_zoo import write_tokenizer
 from vllm_davinci_testing.engines.refusals import refusal_of
@@ -32,7 +33,6 @@ from vllm_davinci_testing.engines.whisper_checkpoint import (
 
 MAX_TOKENS = 12
 THOROUGH = pytest.mark.thorough
-RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 GRAPHS = decode_graphs(2, 8)
 TENSOR2: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 OPTIONS = {"max_model_len": 448, "limit_mm_per_prompt": {"audio": 1}}
@@ -104,11 +104,11 @@ def requests() -> list[dict[str, Any]]:
     [
         # Prompts of several steps beside decodes, some of them from graphs.
         pytest.param(
-            {**GRAPHS, "max_num_batched_tokens": 448, "max_num_seqs": 4}, RACES, id="graphs_races"
+            {**GRAPHS, "max_num_batched_tokens": 448, "max_num_seqs": 4}, FUZZED, id="graphs_races"
         ),
         pytest.param({}, {}, id="eager", marks=THOROUGH),
-        pytest.param({**TENSOR2, **GRAPHS}, RACES, id="tensor2_graphs_races", marks=THOROUGH),
-        pytest.param({"async_scheduling": False}, RACES, id="synchronous", marks=THOROUGH),
+        pytest.param({**TENSOR2, **GRAPHS}, FUZZED, id="tensor2_graphs_races", marks=THOROUGH),
+        pytest.param({"async_scheduling": False}, FUZZED, id="synchronous", marks=THOROUGH),
         pytest.param(
             {"additional_config": {"enable_compiled_operators": False}},
             {},
@@ -146,7 +146,7 @@ def test_a_preempted_request_answers_as_one_that_was_not(
     """Its encoder runs again, beside those of new requests, in any order."""
     asked = [request(number, 3.0, 100 + 5 * (number % 6)) for number in range(12)]
     few_blocks = {"kv_cache_memory_bytes": 24 * (256 << 10), "disable_log_stats": False}
-    with start_engine(whisper, environment=RACES, **OPTIONS, **few_blocks) as engine:
+    with start_engine(whisper, environment=FUZZED, **OPTIONS, **few_blocks) as engine:
         outputs = engine.generate(asked, greedy(60))
         preempted = engine.metrics()["vllm:num_preemptions"]
     assert preempted > 0

@@ -15,6 +15,7 @@ from vllm_davinci.core.config.parsing import (
 from vllm_davinci.core.config.row import Refused, Row
 from vllm_davinci.core.config.table import json_schema, table
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci_testing.engines.split_settings import PUBLISHED
 
 REFUSED = [row for row in OTHER_KEYS if isinstance(row.fate, Refused)]
 ALL_KEYS = [row.key for row in table() if row not in REFUSED]
@@ -219,14 +220,7 @@ def notes_of(options: dict[str, object]) -> dict[str, str]:
 
 
 def test_sizes_of_graphs_without_graph_mode_are_a_note_under_the_older_name():
-    published = {
-        "expert_tensor_parallel_size": 1,
-        "enable_inter_dp_scheduling": True,
-        "init_torchair_graph_batch_sizes": True,
-        "trace_recompiles": True,
-        "ascend_scheduler_config": {},
-        "enable_graph_mode": False,
-    }
+    published = dict(PUBLISHED)
     assert parse_config(published) == DavinciConfig(expert_tensor_parallel_size=1)
     assert notes_of(published)["init_torchair_graph_batch_sizes"] == (
         "has no effect: torchair_graph_config.enabled is false"

@@ -53,16 +53,7 @@ RELEASED: dict[str, Any] = {
     "rope_scaling": YARN,
 }
 COMPRESSED = (
-    ZooModel(
-        "deepseek_v4",
-        "deepseek_v4",
-        num_heads=8,
-        num_kv_heads=1,
-        head_size=64,
-        hidden_size=128,
-        num_layers=5,
-        options=RELEASED,
-    ),
+    ZooModel("deepseek_v4", "deepseek_v4", 8, 1, 64, 128, num_layers=5, options=RELEASED),
 )
 # transformers' name of a tensor in a file -> the released one.
 _RELEASED_NAMES = {

@@ -12,6 +12,7 @@ from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 RACES = {"VNPU_RACES": "raise"}
+FUZZED = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
 TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
 # Chunked prompts of any length, with decodes, in graphs if all decode.
 IN_PARTS = {

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+# Options of a published command that enables `dbo`.
+PUBLISHED: dict[str, Any] = {
+    "expert_tensor_parallel_size": 1,
+    "enable_inter_dp_scheduling": True,
+    "init_torchair_graph_batch_sizes": True,
+    "trace_recompiles": True,
+    "ascend_scheduler_config": {},
+    "enable_graph_mode": False,
+}
 SPLIT_ALWAYS: dict[str, Any] = {
     "enabled": True,
     "decode": True,

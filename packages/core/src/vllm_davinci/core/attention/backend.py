@@ -17,6 +17,16 @@ from vllm_davinci.core.attention.stripes import divides_context
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
 
+class LayersOwnBackend(AttentionBackend):
+    """A cache group whose layers compute themselves."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+
+    @staticmethod
+    def get_impl_cls() -> type[AttentionImplBase[Any]]:
+        raise NotImplementedError("The layers of this cache compute themselves.")
+
+
 class NPUAttentionBackend(AttentionBackend):
     """Paged attention over separate key and value caches."""
 

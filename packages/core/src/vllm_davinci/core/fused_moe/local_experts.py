@@ -126,12 +126,7 @@ class Experts(ABC):
         sums: torch.Tensor = operator(
             x=x,
             router_logits=router_logits,
-            correction_bias=rule.correction_bias,
-            top_k=rule.top_k,
-            num_groups=rule.num_expert_group,
-            num_chosen_groups=rule.topk_group,
-            is_sigmoid=rule.scoring == "sigmoid",
-            scaling_factor=rule.scaling_factor,
+            **rule.arguments,
             first_expert=self.first,
             num_experts=self.num_experts,
             **self._weights,

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch_npu
@@ -52,6 +53,18 @@ class RoutingRule:
     correction_bias: torch.Tensor | None = None
     custom: CustomRouting | None = None
     is_decided: bool = False
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the compiled operators that choose experts."""
+        return {
+            "correction_bias": self.correction_bias,
+            "top_k": self.top_k,
+            "num_groups": self.num_expert_group,
+            "num_chosen_groups": self.topk_group,
+            "is_sigmoid": self.scoring == "sigmoid",
+            "scaling_factor": self.scaling_factor,
+        }
 
     @classmethod
     def of_layer(cls, layer: "RoutedExperts") -> "RoutingRule":

@@ -1,14 +1,12 @@
 """Inputs of one step's linear attention, and the backend that builds them."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
-    AttentionBackend,
     AttentionCGSupport,
-    AttentionImplBase,
     AttentionMetadata,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
@@ -17,6 +15,7 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vllm_davinci.core.attention.backend import LayersOwnBackend
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.graph.host_lengths import HostLengths
 from vllm_davinci.core.linear_attention.chunk_plan import ChunkPlan, plan_chunks
@@ -152,18 +151,12 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
         return replace(metadata, blocks=blk_table[:num_reqs, :pages], host_lengths=None)
 
 
-class LinearAttentionBackend(AttentionBackend):
+class LinearAttentionBackend(LayersOwnBackend):
     """Recurrent states instead of keys and values: one page per request."""
-
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 
     @staticmethod
     def get_name() -> str:
         return "GDN_ATTN"  # vLLM looks the name up in its own enumeration of backends
-
-    @staticmethod
-    def get_impl_cls() -> type[AttentionImplBase[Any]]:
-        raise NotImplementedError("A layer of linear attention computes itself.")
 
     @staticmethod
     def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:

@@ -40,8 +40,22 @@ DESCRIPTION = "quant_model_description.json"
 DESCRIPTIONS = "quant_model_description*.json"
 
 
-class AscendQuantizationConfig(QuantizationConfig):
+class NPUQuantizationConfig(QuantizationConfig):
+    """A method for every device, described by config.json."""
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return -1
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+
+class AscendQuantizationConfig(NPUQuantizationConfig):
     """Selects layers by the checkpoint's format. vLLM makes one per engine.
+
+    `maybe_update_config` reads the format's file: it knows the model and can name what is missing.
 
     format: the checkpoint's description, with checkpoint names; None: read with the model's
             configuration
@@ -62,14 +76,6 @@ class AscendQuantizationConfig(QuantizationConfig):
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return [torch.int8, torch.float16, torch.bfloat16]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return -1
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []  # read by maybe_update_config, which knows the model and can name what is missing
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AscendQuantizationConfig:

@@ -9,7 +9,7 @@ docs/decisions/0017-rows-in-packed-pages.md.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
-    AttentionImplBase,
     AttentionMetadata,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
@@ -33,6 +32,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vllm_davinci.core.attention.backend import LayersOwnBackend
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
@@ -260,18 +260,12 @@ class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
         )
 
 
-class RowCacheBackend(AttentionBackend):
+class RowCacheBackend(LayersOwnBackend):
     """Rows in packed pages, read by the model's own attention."""
-
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 
     @staticmethod
     def get_name() -> str:
         return "CUSTOM"  # vLLM looks the name up in its own enumeration of backends
-
-    @staticmethod
-    def get_impl_cls() -> type[AttentionImplBase[Any]]:
-        raise NotImplementedError("A model's own attention reads these rows.")
 
     @staticmethod
     def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:

@@ -20,7 +20,6 @@ import torch
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import (
-    QuantizationConfig,
     QuantizeMethodBase,
 )
 
@@ -28,6 +27,7 @@ from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization.config import NAME as ASCEND
+from vllm_davinci.core.quantization.config import NPUQuantizationConfig
 from vllm_davinci.core.quantization.format import FORMATS, Checkpoint, Format, Weights
 from vllm_davinci.core.quantization.fp8 import (
     DTYPE,
@@ -244,7 +244,7 @@ def integer_types(names: Iterable[str]) -> dict[str, str]:
 
 @register_quantization_config(OF_DEEPSEEK_V4)
 @register_quantization_config(NAME)
-class NPUFp8Config(QuantizationConfig):
+class NPUFp8Config(NPUQuantizationConfig):
     """An fp8 checkpoint whose layers compute in floats: the loader converts its weights."""
 
     def __init__(self, format: Fp8Weights | None = None) -> None:
@@ -256,14 +256,6 @@ class NPUFp8Config(QuantizationConfig):
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return -1
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> NPUFp8Config:
