@@ -8,7 +8,7 @@ from pathlib import Path
 
 import wheel_cache
 from prepare_environment import present_packages
-from progress import StepFailedError, Steps
+from progress import Steps, exit_status
 from versions import ROOT
 
 DIST = ROOT / "dist"
@@ -21,17 +21,16 @@ def main() -> int:
     packages = [package for package in present_packages() if not names or package.name in names]
     steps = Steps(len(packages), DIST / "logs")
     python = Path(sys.executable)
-    try:
+
+    def build() -> None:
         for package in packages:
             steps.start(f"packages/{package.name}")
             steps.run(
                 [python, "-m", "build", "--no-isolation", "--outdir", DIST, package],
                 environment=wheel_cache.build_environment(python),
             )
-    except StepFailedError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_status(build)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from installer import (
     locked_requirements,
     options_without_build,
 )
-from progress import StepFailedError, Steps
+from progress import StepFailedError, Steps, exit_status
 from versions import ROOT, read_toml
 
 # Core-seconds of a new environment without caches, on a processor without AVX-512.
@@ -312,18 +312,13 @@ def main() -> int:
         return 1
     directory = arguments.directory.resolve()
     lock = directory.parent / f"{directory.name}.lock"
-    try:
+    groups, editable = arguments.group, arguments.editable
+
+    def work() -> None:
         with wheel_cache.locked(lock, f"another session that prepares {directory}"):
-            prepare(
-                directory,
-                groups=arguments.group,
-                editable=arguments.editable,
-                vllm_version=arguments.vllm,
-            )
-    except StepFailedError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    return 0
+            prepare(directory, groups=groups, editable=editable, vllm_version=arguments.vllm)
+
+    return exit_status(work)
 
 
 if __name__ == "__main__":

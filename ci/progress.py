@@ -24,6 +24,16 @@ LINES_SHOWN_ON_FAILURE = 40
 _COUNTED = re.compile(r"\[(\d+)/(\d+)\]")
 
 
+def exit_status(work: Callable[[], object]) -> int:
+    """Runs steps; 1 if one fails, which it prints."""
+    try:
+        work()
+    except StepFailedError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def print_problems(problems: Sequence[str], checked: str) -> int:
     """Prints each problem, and how many there are in what was checked. Returns the exit status."""
     for problem in problems:

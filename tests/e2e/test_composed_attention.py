@@ -18,7 +18,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 MAX_TOKENS = 16
 THOROUGH = pytest.mark.thorough
-RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
+RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}}
 CHUNKS = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 GRAPHS: dict[str, Any] = {
@@ -28,21 +28,20 @@ GRAPHS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "environment"),
+    ("family", "options"),
     [
         # Graphs are requested, and vLLM turns them off, because no graph holds the attention.
-        pytest.param("gemma2", {**GRAPHS, **CHUNKS}, RACES, id="capped_graphs_chunks_races"),
-        pytest.param("gemma2", TP2, {}, id="capped_tensor2", marks=THOROUGH),
+        pytest.param("gemma2", {**GRAPHS, **CHUNKS, **RACES}, id="capped_graphs_chunks_races"),
+        pytest.param("gemma2", TP2, id="capped_tensor2", marks=THOROUGH),
     ],
 )
 def test_every_path_gives_the_tokens_of_transformers(
     family: str,
     options: dict[str, Any],
-    environment: dict[str, str],
     start_engine: StartEngine,
     prompts: Prompts,
     tmp_path: Path,
 ) -> None:
     checkpoint, prompts = write_family(family, tmp_path / "model"), prompts[:12]
-    with start_engine(checkpoint, environment=environment, **options) as engine:
+    with start_engine(checkpoint, **options) as engine:
         assert_generates(engine, TransformersReference(checkpoint), prompts, MAX_TOKENS)

@@ -20,7 +20,8 @@ from vllm_davinci_testing.engines.compressed_zoo import (
 )
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.drafters import WRONG
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
@@ -60,10 +61,7 @@ def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
     ],
 )
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
-    options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(zoo(MODEL), environment=environment, **LONG, **options) as engine:
@@ -73,7 +71,7 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
 
 
 @pytest.fixture(scope="module")
-def predicting(zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def predicting(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_mtp(zoo(MODEL), tmp_path_factory.mktemp("mtp") / "checkpoint")
 
 
@@ -93,8 +91,8 @@ def test_drafts_change_no_token(
     count: int,
     options: dict[str, Any],
     predicting: Path,
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    reference: Reference,
+    start_engine: StartEngine,
 ):
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     drafter = {} if method == "mtp" else {"model": WRONG}
@@ -109,10 +107,7 @@ def test_drafts_change_no_token(
 
 @pytest.mark.thorough
 def test_drafts_are_those_of_transformers_modules(
-    predicting: Path,
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    tmp_path: Path,
+    predicting: Path, reference: Reference, start_engine: StartEngine, tmp_path: Path
 ):
     """One draft a step: which of them are accepted follows from the text."""
     drafting = PredictingReference(predicting, tmp_path / "layer")
@@ -142,10 +137,10 @@ def _drafted_and_accepted(drafts: list[int], text: list[int], newest: int) -> tu
 @pytest.mark.thorough
 def test_an_int8_export_gives_the_tokens_of_its_integers(
     predicting: Path,
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
+    zoo: Zoo,
+    reference: Reference,
     quantize: Callable[..., Path],
-    start_engine: Callable[..., EngineProcess],
+    start_engine: StartEngine,
 ):
     directory = quantize(predicting, "W8A8_DYNAMIC")
     asked = {"dtype": "bfloat16", **speculation("mtp", 2), **IN_PARTS, **LONG}
@@ -168,10 +163,7 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
 @pytest.mark.thorough
 @pytest.mark.parametrize("quantization", [None, "ascend"])
 def test_released_types_become_floats_or_integers(
-    quantization: str | None,
-    predicting: Path,
-    start_engine: Callable[..., EngineProcess],
-    tmp_path: Path,
+    quantization: str | None, predicting: Path, start_engine: StartEngine, tmp_path: Path
 ):
     native, floats = tmp_path / "native", tmp_path / "floats"
     write_native(predicting, native, floats)
@@ -194,9 +186,7 @@ def test_released_types_become_floats_or_integers(
 
 @pytest.mark.thorough
 def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     prompts = prompts_of([259, 3, 10, 17])
@@ -211,9 +201,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 
 @pytest.mark.thorough
 def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     common = prompts_of([256], seed=1)[0]
     sharing = [[*common, *more] for more in prompts_of([1, 30, 7], seed=2)]
@@ -238,9 +226,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
 
 @pytest.mark.thorough
 def test_logprobs_in_16_bits_on_a_chip_stay_close(
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
+    zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     """Checks that it is as close to fp32 as transformers' own model in bfloat16."""
     greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -262,7 +248,7 @@ def _in_16_bits(checkpoint: Path) -> TransformersReference:
 
 @pytest.mark.thorough
 def test_ranks_that_do_not_divide_the_groups_of_heads_are_refused_by_name(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+    zoo: Zoo, start_engine: StartEngine
 ):
     with pytest.raises(EngineError, match="--tensor-parallel-size 8 does not divide the 4 groups"):
         start_engine(zoo(MODEL), **TWO_RANKS | {"tensor_parallel_size": 8}, **LONG)

@@ -14,6 +14,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.generating import COMPOSED, TWO_STAGES
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
@@ -29,7 +30,6 @@ GRAPHS = decode_graphs(2, 8, 16)
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 EP2 = {**TP2, "enable_expert_parallel": True}
 SPLIT = {"additional_config": {"dbo": SPLIT_ALWAYS}}
-COMPOSED = {"additional_config": {"enable_compiled_operators": False}}
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,7 @@ COMPOSED = {"additional_config": {"enable_compiled_operators": False}}
         pytest.param({**EP2, **CHUNKS}, RACES, id="expert2_chunks_races", marks=THOROUGH),
         pytest.param({**TP2, **SPLIT}, RACES, id="tensor2_overlap_races", marks=THOROUGH),
         pytest.param({**GRAPHS, **COMPOSED}, {}, id="composed_graphs", marks=THOROUGH),
-        pytest.param(
-            {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
-            {},
-            id="pipeline2",
-            marks=THOROUGH,
-        ),
+        pytest.param(TWO_STAGES, {}, id="pipeline2", marks=THOROUGH),
     ],
 )
 def test_every_path_gives_the_tokens_of_transformers(

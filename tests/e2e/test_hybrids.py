@@ -13,6 +13,7 @@ from vllm_davinci_testing.engines.generating import (
     IN_PARTS,
     RACES,
     TWO_RANKS,
+    TWO_STAGES,
     assert_generates,
 )
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
@@ -51,10 +52,7 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
             for name, options in {
                 "whole": {},
                 "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
-                "pipeline2": {
-                    "distributed_executor_backend": "mp",
-                    "pipeline_parallel_size": 2,
-                },
+                "pipeline2": TWO_STAGES,
             }.items()
             for model in (NEXT, LARGE, DENSE, *OTHERS)
             # vLLM's loader for Granite looks up the layers of all stages.

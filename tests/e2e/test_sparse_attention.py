@@ -20,6 +20,7 @@ from vllm_davinci_testing.engines.generating import (
     IN_PARTS,
     RACES,
     TWO_RANKS,
+    TWO_STAGES,
     assert_generates,
 )
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
@@ -48,12 +49,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
             }.items()
             for model in (DEEPSEEK, SHARED)
         ),
-        pytest.param(
-            DEEPSEEK,
-            {"distributed_executor_backend": "mp", "pipeline_parallel_size": 2},
-            id="pipeline2",
-            marks=pytest.mark.thorough,
-        ),
+        pytest.param(DEEPSEEK, TWO_STAGES, id="pipeline2", marks=pytest.mark.thorough),
     ],
 )
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(

@@ -19,7 +19,7 @@ from vllm_davinci_testing.engines.gemma3_checkpoint import (
     gemma3_prompt,
     write_gemma3,
 )
-from vllm_davinci_testing.engines.generating import FUZZED
+from vllm_davinci_testing.engines.generating import COMPOSED, FUZZED, TWO_RANKS
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
 from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
@@ -109,18 +109,8 @@ def assert_chosen(
         # Gemma3's prompts are chunked before and after images, but not inside.
         pytest.param(GRAPHS, FUZZED, id="graphs_races"),
         pytest.param({}, {}, id="whole", marks=THOROUGH),
-        pytest.param(
-            {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
-            {},
-            id="tensor2",
-            marks=THOROUGH,
-        ),
-        pytest.param(
-            {"additional_config": {"enable_compiled_operators": False}},
-            {},
-            id="composed",
-            marks=THOROUGH,
-        ),
+        pytest.param(TWO_RANKS, {}, id="tensor2", marks=THOROUGH),
+        pytest.param(COMPOSED, {}, id="composed", marks=THOROUGH),
     ],
 )
 def test_tokens_are_those_of_transformers(

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.fixture_types import StartEngine
-from vllm_davinci_testing.engines.generating import FUZZED
+from vllm_davinci_testing.engines.generating import COMPOSED, FUZZED
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.model_zoo import write_tokenizer
 from vllm_davinci_testing.engines.refusals import refusal_of
@@ -109,12 +109,7 @@ def requests() -> list[dict[str, Any]]:
         pytest.param({}, {}, id="eager", marks=THOROUGH),
         pytest.param({**TENSOR2, **GRAPHS}, FUZZED, id="tensor2_graphs_races", marks=THOROUGH),
         pytest.param({"async_scheduling": False}, FUZZED, id="synchronous", marks=THOROUGH),
-        pytest.param(
-            {"additional_config": {"enable_compiled_operators": False}},
-            {},
-            id="composed",
-            marks=THOROUGH,
-        ),
+        pytest.param(COMPOSED, {}, id="composed", marks=THOROUGH),
     ],
 )
 def test_tokens_are_those_of_transformers(

@@ -1,5 +1,7 @@
 """The expert stage equals torch_npu's launches bit for bit, and its definition."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch_npu
@@ -40,14 +42,24 @@ def composed(
     )
 
 
+class Rule(NamedTuple):
+    """How experts are chosen. groups: of experts, and those that tokens choose from"""
+
+    groups: tuple[int, int]
+    is_sigmoid: bool
+    factor: float
+    with_bias: bool
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        return TOP_K, *self.groups, self.is_sigmoid, self.factor
+
+
 def chosen(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    groups: tuple[int, int],
-    is_sigmoid: bool,
-    factor: float,
+    logits: torch.Tensor, bias: torch.Tensor | None, rule: Rule
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights and experts of each token, as torch_npu calls."""
+    groups, is_sigmoid, factor, _ = rule
     scored = logits if bias is None else logits.float()
     if not is_sigmoid and groups == (1, 1):
         return torch_npu.npu_moe_gating_top_k_softmax_v2(scored, k=TOP_K, renorm=1)[:2]
@@ -91,10 +103,14 @@ def test_experts_of_a_rank_equal_their_composition(
 
 
 RULES = pytest.mark.parametrize(
-    ("is_sigmoid", "groups", "with_bias", "factor"),
-    [(True, (4, 2), True, 2.5), (True, (1, 1), True, 1.0), (False, (1, 1), False, 1.0),
-     (False, (4, 1), False, 16.0)],
-)  # fmt: skip
+    "rule",
+    [
+        Rule((4, 2), is_sigmoid=True, factor=2.5, with_bias=True),
+        Rule((1, 1), is_sigmoid=True, factor=1.0, with_bias=True),
+        Rule((1, 1), is_sigmoid=False, factor=1.0, with_bias=False),
+        Rule((4, 1), is_sigmoid=False, factor=16.0, with_bias=False),
+    ],
+)
 LOGITS = pytest.mark.parametrize(
     "are_logits_wide", [True, False], ids=["fp32_logits", "own_logits"]
 )
@@ -113,29 +129,21 @@ def tokens(
 @RULES
 @LOGITS
 def test_routing_and_experts_equal_their_composition(
-    dtype: torch.dtype,
-    is_sigmoid: bool,
-    groups: tuple[int, int],
-    with_bias: bool,
-    factor: float,
-    are_logits_wide: bool,
+    dtype: torch.dtype, rule: Rule, are_logits_wide: bool
 ) -> None:
-    x, logits, bias = tokens(dtype, are_logits_wide, with_bias)
+    x, logits, bias = tokens(dtype, are_logits_wide, rule.with_bias)
     gate_up, down = weights(dtype, EXPERTS)
     inputs = [t.npu() for t in (x, logits, gate_up, down)]
     device_bias = None if bias is None else bias.npu()
     found = ops.routed_experts(
-        inputs[0], inputs[1], device_bias, *inputs[2:], TOP_K, *groups, is_sigmoid, factor, 0,
-        EXPERTS,
+        inputs[0], inputs[1], device_bias, *inputs[2:], *rule.arguments, 0, EXPERTS
     )  # fmt: skip
-    topk_weights, topk_ids = chosen(inputs[1], device_bias, groups, is_sigmoid, factor)
+    topk_weights, topk_ids = chosen(inputs[1], device_bias, rule)
     expected = composed(inputs[0], topk_weights.to(dtype), topk_ids, *inputs[2:], 0)
     assert torch.equal(found, expected)
     near(
         found,
-        operators.routed_experts(
-            x, logits, bias, gate_up, down, TOP_K, *groups, is_sigmoid, factor, 0, EXPERTS
-        ),
+        operators.routed_experts(x, logits, bias, gate_up, down, *rule.arguments, 0, EXPERTS),
     )
 
 
@@ -215,24 +223,19 @@ def test_int8_experts_equal_their_composition(
 @RULES
 @LOGITS
 def test_routing_and_int8_experts_equal_their_composition(
-    dtype: torch.dtype,
-    is_sigmoid: bool,
-    groups: tuple[int, int],
-    with_bias: bool,
-    factor: float,
-    are_logits_wide: bool,
+    dtype: torch.dtype, rule: Rule, are_logits_wide: bool
 ) -> None:
     first = 4
-    x, logits, bias = tokens(dtype, are_logits_wide, with_bias)
+    x, logits, bias = tokens(dtype, are_logits_wide, rule.with_bias)
     weights = int8_weights(dtype, 8)
-    rule = (TOP_K, *groups, is_sigmoid, factor, first, EXPERTS)
+    given = (*rule.arguments, first, EXPERTS)
     on_device = [t.npu() for t in weights]
     device_bias = None if bias is None else bias.npu()
-    found = ops.routed_experts_w8a8(x.npu(), logits.npu(), device_bias, *on_device, *rule)
-    topk_weights, topk_ids = chosen(logits.npu(), device_bias, groups, is_sigmoid, factor)
+    found = ops.routed_experts_w8a8(x.npu(), logits.npu(), device_bias, *on_device, *given)
+    topk_weights, topk_ids = chosen(logits.npu(), device_bias, rule)
     expected = composed_w8a8(x.npu(), topk_weights.to(dtype), topk_ids, on_device, first)
     assert torch.equal(found, expected)
-    near_integers(found, operators.routed_experts_w8a8(x, logits, bias, *weights, *rule))
+    near_integers(found, operators.routed_experts_w8a8(x, logits, bias, *weights, *given))
 
 
 def test_a_nan_token_affects_no_other() -> None:

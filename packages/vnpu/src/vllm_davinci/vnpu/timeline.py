@@ -144,14 +144,19 @@ def _events(sources: Iterable[pathlib.Path]) -> Iterator[dict[str, Any]]:
         )
 
 
-def _events_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Each line holds an event; a killed process may leave its last line cut off."""
+def lines_of(file: pathlib.Path, kind: str) -> list[str]:
+    """The lines of a file that vnpu wrote. kind: of file, for the message of the TraceError"""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(
-            f"{file} cannot be read: {error}. Name a trace that vnpu wrote."
+            f"{file} cannot be read: {error}. Name a {kind} that vnpu wrote."
         ) from error
+
+
+def _events_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """Each line holds an event; a killed process may leave its last line cut off."""
+    lines = lines_of(file, "trace")
     for number, line in enumerate(lines):
         text = line.rstrip(",")
         if not text.startswith('{"ph"'):

@@ -13,6 +13,8 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 RACES = {"VNPU_RACES": "raise"}
 FUZZED = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
+COMPOSED = {"additional_config": {"enable_compiled_operators": False}}
+TWO_STAGES = {"distributed_executor_backend": "mp", "pipeline_parallel_size": 2}
 TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
 # Chunked prompts of any length, with decodes, in graphs if all decode.
 IN_PARTS = {

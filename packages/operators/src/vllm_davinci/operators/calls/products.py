@@ -122,26 +122,16 @@ def _batched(model: ModelSizes, tokens: int) -> Iterator[OperatorCall]:
     """MLA's up-projections: absorbed into queries, and of values."""
     assert model.latent is not None
     latent, heads = model.latent, model.heads
-    name, launches = "npu_transpose_batchmatmul", "TransposeBatchMatMul"
-    yield OperatorCall(
-        name, launches, f"{tokens} tokens, queries",
-        {
-            "x": normal(tokens, heads, latent.nope),
-            "weight": weight(heads, latent.nope, latent.rank),
-        },
-        lambda x, weight: npu.npu_transpose_batchmatmul(
-            x, weight, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
-        ),
-        lambda x, weight: product(x.transpose(0, 1), weight).transpose(0, 1).contiguous(),
-    )  # fmt: skip
-    yield OperatorCall(
-        name, launches, f"{tokens} tokens, values",
-        {
-            "x": normal(heads, tokens, latent.rank),
-            "weight": weight(heads, latent.rank, latent.value),
-        },
-        lambda x, weight: npu.npu_transpose_batchmatmul(
-            x, weight, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
-        ),
-        lambda x, weight: product(x, weight).transpose(0, 1).contiguous(),
-    )  # fmt: skip
+    for kind, x, sizes, perm_x1 in (
+        ("queries", (tokens, heads, latent.nope), (latent.nope, latent.rank), (1, 0, 2)),
+        ("values", (heads, tokens, latent.rank), (latent.rank, latent.value), (0, 1, 2)),
+    ):
+        perms = {"perm_x1": perm_x1, "perm_x2": (0, 1, 2), "perm_y": (1, 0, 2)}
+        yield OperatorCall(
+            "npu_transpose_batchmatmul", "TransposeBatchMatMul", f"{tokens} tokens, {kind}",
+            {"x": normal(*x), "weight": weight(heads, *sizes)},
+            lambda x, weight, perms=perms: npu.npu_transpose_batchmatmul(x, weight, **perms),
+            lambda x, weight, perm=perm_x1: (
+                product(x.permute(perm), weight).transpose(0, 1).contiguous()
+            ),
+        )  # fmt: skip

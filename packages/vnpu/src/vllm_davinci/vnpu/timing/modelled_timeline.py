@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from vllm_davinci.vnpu.errors import TraceError
+from vllm_davinci.vnpu.timeline import lines_of
 
 SUFFIX = ".timeline.json"
 
@@ -37,12 +38,7 @@ def merge(sources: Sequence[pathlib.Path], destination: pathlib.Path) -> int:
 
 def _events_of(file: pathlib.Path) -> list[str]:
     """The lines with events, unparsed."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{file} cannot be read: {error}. Name a timeline written by vnpu."
-        ) from error
+    lines = lines_of(file, "timeline")
     return [line.rstrip(",") for line in lines if line.startswith("{")]
 
 
