@@ -29,11 +29,7 @@ EXPERTS_OF_QWEN: dict[str, Any] = {
 }
 HYBRIDS = (
     ZooModel(
-        "qwen3_next_moe",
-        "qwen3_next",
-        4,
-        2,
-        64,
+        *("qwen3_next_moe", "qwen3_next", 4, 2, 64),
         hidden_size=128,
         num_layers=4,
         options={
@@ -46,11 +42,7 @@ HYBRIDS = (
     ),
     # States larger than a block of keys and values: blocks grow.
     ZooModel(
-        "qwen3_next_large_state",
-        "qwen3_next",
-        4,
-        1,
-        64,
+        *("qwen3_next_large_state", "qwen3_next", 4, 1, 64),
         hidden_size=128,
         num_layers=2,
         seed=1,
@@ -70,11 +62,7 @@ HYBRIDS = (
     ),
     # Without interleaved projections; states are fp32 in any model dtype.
     ZooModel(
-        "qwen3_5_dense",
-        "qwen3_5_text",
-        4,
-        2,
-        64,
+        *("qwen3_5_dense", "qwen3_5_text", 4, 2, 64),
         hidden_size=128,
         num_layers=4,
         seed=2,
@@ -82,11 +70,7 @@ HYBRIDS = (
         options=GATED_DELTA_NET,
     ),
     ZooModel(
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-        4,
-        2,
-        64,
+        *("qwen3_5_moe", "qwen3_5_moe_text", 4, 2, 64),
         hidden_size=128,
         num_layers=4,
         seed=3,
@@ -94,11 +78,7 @@ HYBRIDS = (
     ),
     # Mamba2 with two groups, attention, and separate MLP layers.
     ZooModel(
-        "nemotron_h",
-        "nemotron_h",
-        4,
-        2,
-        64,
+        *("nemotron_h", "nemotron_h", 4, 2, 64),
         hidden_size=128,
         num_layers=5,
         seed=4,
@@ -115,11 +95,7 @@ HYBRIDS = (
     ),
     # Experts without gates, chosen in groups with a bias, and a shared expert.
     ZooModel(
-        "nemotron_h_moe",
-        "nemotron_h",
-        4,
-        2,
-        64,
+        *("nemotron_h_moe", "nemotron_h", 4, 2, 64),
         hidden_size=128,
         num_layers=4,
         seed=7,
@@ -135,11 +111,7 @@ HYBRIDS = (
     ),
     # Mamba2 with one group, whole on every rank; experts and a shared expert; no positions.
     ZooModel(
-        "granite_hybrid_moe",
-        "granitemoehybrid",
-        4,
-        2,
-        32,
+        *("granite_hybrid_moe", "granitemoehybrid", 4, 2, 32),
         hidden_size=128,
         num_layers=3,
         seed=5,
@@ -163,11 +135,7 @@ HYBRIDS = (
     # Kimi delta attention, MLA without positions; experts in every layer: transformers writes dense
     # layers under experts' names.
     ZooModel(
-        "kimi_linear",
-        "kimi_linear",
-        4,
-        4,
-        64,
+        *("kimi_linear", "kimi_linear", 4, 4, 64),
         hidden_size=128,
         num_layers=4,
         seed=6,
@@ -194,11 +162,7 @@ HYBRIDS = (
     ),
     # Rates up to 2; norms over all heads, after attention.
     ZooModel(
-        "olmo_hybrid",
-        "olmo_hybrid",
-        4,
-        4,
-        64,
+        *("olmo_hybrid", "olmo_hybrid", 4, 4, 64),
         hidden_size=256,
         num_layers=4,
         seed=7,

@@ -8,11 +8,7 @@ from vllm_davinci_testing.engines.zoo_model import ZooModel
 # Routed experts: softmax over all or over the chosen ones, more experts than ranks in any run.
 MIXTURES = (
     ZooModel(
-        "qwen3_moe_softmax_top2_of_8",
-        "qwen3_moe",
-        4,
-        2,
-        64,
+        *("qwen3_moe_softmax_top2_of_8", "qwen3_moe", 4, 2, 64),
         hidden_size=128,
         options={
             "num_experts": 8,
@@ -23,11 +19,7 @@ MIXTURES = (
         },
     ),
     ZooModel(
-        "qwen3_moe_unnormalized_top3_of_16",
-        "qwen3_moe",
-        4,
-        2,
-        64,
+        *("qwen3_moe_unnormalized_top3_of_16", "qwen3_moe", 4, 2, 64),
         hidden_size=128,
         seed=1,
         options={
@@ -41,11 +33,7 @@ MIXTURES = (
     ),
     # Fused launches of experts require at least this hidden size.
     ZooModel(
-        "qwen3_moe_hidden1024",
-        "qwen3_moe",
-        4,
-        2,
-        64,
+        *("qwen3_moe_hidden1024", "qwen3_moe", 4, 2, 64),
         hidden_size=1024,
         seed=2,
         options={
@@ -58,11 +46,7 @@ MIXTURES = (
     ),
     # Windows beside full attention without positions; a selection bias without MLA; shared experts.
     ZooModel(
-        "exaone_moe_window32_sigmoid_top2_of_8",
-        "exaone_moe",
-        4,
-        2,
-        64,
+        *("exaone_moe_window32_sigmoid_top2_of_8", "exaone_moe", 4, 2, 64),
         hidden_size=128,
         seed=3,
         options={
@@ -81,11 +65,7 @@ MIXTURES = (
     ),
     # vLLM's names of the experts differ from the checkpoint's; norms over all heads' channels.
     ZooModel(
-        "minimax_m2_sigmoid_top2_of_8",
-        "minimax_m2",
-        4,
-        2,
-        64,
+        *("minimax_m2_sigmoid_top2_of_8", "minimax_m2", 4, 2, 64),
         hidden_size=128,
         seed=4,
         options={
@@ -99,22 +79,14 @@ MIXTURES = (
     ),
     # vLLM runs it with transformers' code, and its own experts.
     ZooModel(
-        "hunyuan_moe_top2_of_8",
-        "hunyuan_v1_moe",
-        4,
-        2,
-        64,
+        *("hunyuan_moe_top2_of_8", "hunyuan_v1_moe", 4, 2, 64),
         hidden_size=128,
         seed=5,
         options={"num_experts": 8, "moe_topk": [2, 2]},
     ),
     # Sinks in every softmax; windows beside full attention; experts with biases, clipped SwiGLU.
     ZooModel(
-        "gpt_oss_sinks_window32_top2_of_8",
-        "gpt_oss",
-        8,
-        2,
-        64,
+        *("gpt_oss_sinks_window32_top2_of_8", "gpt_oss", 8, 2, 64),
         hidden_size=128,
         seed=4,
         options={

@@ -41,11 +41,7 @@ ZOO = (
     ZooModel("llama_head64_gqa4", "llama", 8, 2, 64),
     ZooModel("llama_head128_mha_tied", "llama", 2, 2, 128, tied=True),
     ZooModel(
-        "llama3_rope_head80_gqa4",
-        "llama",
-        4,
-        1,
-        80,
+        *("llama3_rope_head80_gqa4", "llama", 4, 1, 80),
         hidden_size=320,
         options={
             "rope_parameters": {
@@ -63,20 +59,12 @@ ZOO = (
     ZooModel("qwen3_norm_head128_gqa2", "qwen3", 4, 2, 128),
     ZooModel("qwen3_norm_head64_gqa8_tied", "qwen3", 8, 1, 64, tied=True),
     ZooModel(
-        "mistral_window32_head80_gqa2",
-        "mistral",
-        4,
-        2,
-        80,
+        *("mistral_window32_head80_gqa2", "mistral", 4, 2, 80),
         hidden_size=320,
         options={"sliding_window": 32},
     ),
     ZooModel(
-        "mistral_window48_head64_gqa4_tied",
-        "mistral",
-        8,
-        2,
-        64,
+        *("mistral_window48_head64_gqa4_tied", "mistral", 8, 2, 64),
         tied=True,
         options={"sliding_window": 48},
     ),
