@@ -23,7 +23,6 @@ from vllm_davinci_testing.layers.chunked_recurrence import (
 )
 
 KEY_HEADS, REPEATS, KEY_SIZE, VALUE_SIZE = 2, 2, 32, 48
-VALUE_HEADS = KEY_HEADS * REPEATS
 
 
 def random_heads(num_tokens: int, seed: int, alike: float = 0.0, channels: int = 1) -> Heads:

@@ -23,7 +23,6 @@ from vllm_davinci.vnpu.hosts.rank_table import read_rank_table
 Point = tuple[str, int, bytes]
 """Address, port and secret."""
 
-_RETRY_INTERVAL_S = 0.2
 # Each store serves the groups of which this process has rank 0, until the process ends.
 _stores: list[TCPStore] = []
 
