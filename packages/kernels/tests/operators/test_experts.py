@@ -43,7 +43,7 @@ def composed(
 
 
 class Rule(NamedTuple):
-    """How experts are chosen. groups: of experts, and those that tokens choose from"""
+    """A rule for choosing experts. groups: of experts, and those that tokens choose from"""
 
     groups: tuple[int, int]
     is_sigmoid: bool
