@@ -79,15 +79,18 @@ def test_methods_are_interpolated_before_the_fastest_is_found() -> None:
 def test_each_step_has_the_first_share_of_its_size() -> None:
     costs = StepCosts([256, 1024], {"only": [9.0, 9.0]}, {"only": [8.0, 8.0]}, [None, 0.75])
 
-    def cuts(policy: SplitPolicy, *query_lens: int) -> tuple[int, ...]:
-        split = policy.decide(StepFacts(query_lens)).split
+    def cuts(policy: SplitPolicy, *query_lens: int, cached: int = 0) -> tuple[int, ...]:
+        split = policy.decide(StepFacts(query_lens, num_cached_tokens=cached)).split
         assert split is not None
         return split.cuts
 
     policy = SplitPolicy(mode="token", costs=costs)
     assert cuts(policy, 1000) == (500,)
     assert cuts(policy, 1200, 800) == (1500,)
-    assert cuts(SplitPolicy(mode="token", costs=costs, first_share=0.25), 2000) == (500,)
+    assert cuts(policy, 2000, cached=1000) == (1500,)
+    assert cuts(policy, 2000, cached=1001) == (1000,)  # all tokens attend to many
+    set_share = SplitPolicy(mode="token", costs=costs, first_share=0.25)
+    assert cuts(set_share, 2000) == cuts(set_share, 2000, cached=4000) == (500,)
 
 
 @pytest.mark.parametrize("shares", [[0.5], [0.5, 1.0]])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes, is_in_order
+from vllm_davinci.core.ubatch.step_facts import BatchFacts
 
 BLOCK = 4
 
@@ -61,3 +62,9 @@ def test_every_cache_group_is_looked_at():
     computed, lens = np.array([4, 0]), np.array([4, 8])
     assert is_in_order(CachedPrefixes([apart], computed), lens, [4])
     assert not is_in_order(CachedPrefixes([apart, shared], computed), lens, [4])
+
+
+def test_cached_tokens_are_those_of_the_chosen_requests():
+    facts = BatchFacts(True, CachedPrefixes([], np.array([5, 100, 7])))
+    assert facts.cached_tokens(np.array([True, False, True])) == 12
+    assert BatchFacts(True).cached_tokens(np.array([True])) == 0

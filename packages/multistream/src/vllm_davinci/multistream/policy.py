@@ -34,11 +34,13 @@ class StepFacts:
 
     query_lens:       new tokens of each request, in batch order
     decode_query_len: maximum new tokens of a decode
+    num_cached_tokens: tokens of its prefills that are in the cache before the step
     is_split_in_graph: True if the step replays a graph captured as ubatches
     """
 
     query_lens: Sequence[int]
     decode_query_len: int = 1
+    num_cached_tokens: int = 0
     is_real: bool = True
     is_graph_replay: bool = False
     is_split_in_graph: bool = False
@@ -79,7 +81,8 @@ class SplitPolicy:
     alignment: cuts inside requests are multiples of it, in tokens
     first_share: first part's share of a step's tokens; None: equal parts
     costs:    step times, if known; for steps with a prefill they replace the thresholds, and
-              first_share unless it is set
+              first_share unless it is set or much is cached: a first part is larger because
+              tokens at the begin of a prompt attend to few others
     """
 
     enabled: bool = True
@@ -116,7 +119,7 @@ class SplitPolicy:
         elif self.costs is not None:
             if step.num_tokens < self.num_ubatches or not self.costs.gains(step.num_tokens):
                 return Decision(Reason.NO_GAIN)
-            if first_share is None:
+            if first_share is None and 2 * step.num_cached_tokens <= step.num_tokens:
                 first_share = self.costs.first_share(step.num_tokens)
         else:
             if step.num_tokens < max(self.min_total_tokens, self.num_ubatches):

@@ -188,6 +188,9 @@ class StepSplitter:
         return decisions.facts(
             step.query_lens.tolist(),
             decode_query_len=self.decode_query_len,
+            num_cached_tokens=0
+            if facts is None
+            else facts.cached_tokens(step.query_lens > self.decode_query_len),
             is_real=step.is_real,
             is_graph_replay=replays,
             is_split_in_graph=replays and self._split_in_graph(num_tokens) is not None,

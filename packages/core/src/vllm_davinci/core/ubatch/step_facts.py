@@ -31,3 +31,7 @@ class BatchFacts:
 
     can_be_cut: bool
     prefixes: CachedPrefixes | None = None
+
+    def cached_tokens(self, chosen: np.ndarray) -> int:
+        """Tokens in the cache of the chosen requests. chosen: [num_reqs], bool"""
+        return 0 if self.prefixes is None else int(self.prefixes.num_computed_tokens[chosen].sum())
