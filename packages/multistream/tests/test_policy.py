@@ -87,8 +87,8 @@ def test_each_step_has_the_first_share_of_its_size() -> None:
     policy = SplitPolicy(mode="token", costs=costs)
     assert cuts(policy, 1000) == (500,)
     assert cuts(policy, 1200, 800) == (1500,)
-    assert cuts(policy, 2000, cached=1000) == (1500,)
-    assert cuts(policy, 2000, cached=1001) == (1000,)  # all tokens attend to many
+    assert cuts(policy, 2000, cached=500) == (1500,)
+    assert cuts(policy, 2000, cached=501) == (1000,)  # all tokens attend to many
     set_share = SplitPolicy(mode="token", costs=costs, first_share=0.25)
     assert cuts(set_share, 2000) == cuts(set_share, 2000, cached=4000) == (500,)
 

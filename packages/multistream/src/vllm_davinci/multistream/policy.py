@@ -119,7 +119,7 @@ class SplitPolicy:
         elif self.costs is not None:
             if step.num_tokens < self.num_ubatches or not self.costs.gains(step.num_tokens):
                 return Decision(Reason.NO_GAIN)
-            if first_share is None and 2 * step.num_cached_tokens <= step.num_tokens:
+            if first_share is None and 4 * step.num_cached_tokens <= step.num_tokens:
                 first_share = self.costs.first_share(step.num_tokens)
         else:
             if step.num_tokens < max(self.min_total_tokens, self.num_ubatches):
