@@ -17,7 +17,7 @@ from vllm_davinci.core.attention.stripes import divides_context
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
 
-class LayersOwnBackend(AttentionBackend):
+class LayersOwnBackendBase(AttentionBackend):
     """A cache group whose layers compute themselves."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]

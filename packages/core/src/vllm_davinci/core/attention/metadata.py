@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -124,8 +123,14 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
     prompt_lens: Callable[[], Sequence[int]] | None = None
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(self, *args: Any) -> None:  # abstract in vLLM
-        super().__init__(*args)
+    def __init__(  # abstract in vLLM
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._stripes = stripes_of(self.vllm_config)
 
     @classmethod

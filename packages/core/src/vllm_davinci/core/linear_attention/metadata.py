@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from vllm_davinci.core.attention.backend import LayersOwnBackend
+from vllm_davinci.core.attention.backend import LayersOwnBackendBase
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.graph.host_lengths import HostLengths
 from vllm_davinci.core.linear_attention.chunk_plan import ChunkPlan, plan_chunks
@@ -151,7 +151,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
         return replace(metadata, blocks=blk_table[:num_reqs, :pages], host_lengths=None)
 
 
-class LinearAttentionBackend(LayersOwnBackend):
+class LinearAttentionBackend(LayersOwnBackendBase):
     """Recurrent states instead of keys and values: one page per request."""
 
     @staticmethod

@@ -40,7 +40,7 @@ DESCRIPTION = "quant_model_description.json"
 DESCRIPTIONS = "quant_model_description*.json"
 
 
-class NPUQuantizationConfig(QuantizationConfig):
+class NPUQuantizationConfigBase(QuantizationConfig):
     """A method for every device, described by config.json."""
 
     @classmethod
@@ -52,7 +52,7 @@ class NPUQuantizationConfig(QuantizationConfig):
         return []
 
 
-class AscendQuantizationConfig(NPUQuantizationConfig):
+class AscendQuantizationConfig(NPUQuantizationConfigBase):
     """Selects layers by the checkpoint's format. vLLM makes one per engine.
 
     `maybe_update_config` reads the format's file: it knows the model and can name what is missing.

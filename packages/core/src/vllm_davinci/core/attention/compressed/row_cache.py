@@ -32,7 +32,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from vllm_davinci.core.attention.backend import LayersOwnBackend
+from vllm_davinci.core.attention.backend import LayersOwnBackendBase
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
@@ -232,8 +232,14 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
     """Uses block tables as they are. Never reads from the device."""
 
-    def __init__(self, *args: Any) -> None:  # abstract in vLLM
-        super().__init__(*args)
+    def __init__(  # abstract in vLLM
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     @classmethod
     def get_cudagraph_support(
@@ -260,7 +266,7 @@ class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
         )
 
 
-class RowCacheBackend(LayersOwnBackend):
+class RowCacheBackend(LayersOwnBackendBase):
     """Rows in packed pages, read by the model's own attention."""
 
     @staticmethod

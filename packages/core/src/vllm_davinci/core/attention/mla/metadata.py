@@ -5,9 +5,9 @@ each with its own metadata.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -15,6 +15,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_davinci.core.attention.metadata import host_seq_lens, padded_lengths
 from vllm_davinci.core.attention.mla.context import (
@@ -144,8 +145,14 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(self, *args: Any) -> None:  # abstract in vLLM
-        super().__init__(*args)
+    def __init__(  # abstract in vLLM
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.context_chunk_rows = CONTEXT_CHUNK_ROWS
         self._stripes = stripes_of(self.vllm_config)
         self._divides_prefills = self.vllm_config.parallel_config.prefill_context_parallel_size > 1

@@ -1,15 +1,16 @@
 """Inputs of one step's sparse MLA: lengths on the device, prefills and decodes alike."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
+from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_davinci.core.attention.mla.step_rope import StepRope
 from vllm_davinci.core.graph.host_lengths import HostLengths
@@ -63,8 +64,14 @@ class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(self, *args: Any) -> None:  # abstract in vLLM
-        super().__init__(*args)
+    def __init__(  # abstract in vLLM
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def build(

@@ -27,7 +27,7 @@ from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization.config import NAME as ASCEND
-from vllm_davinci.core.quantization.config import NPUQuantizationConfig
+from vllm_davinci.core.quantization.config import NPUQuantizationConfigBase
 from vllm_davinci.core.quantization.format import FORMATS, Checkpoint, Format, Weights
 from vllm_davinci.core.quantization.fp8 import (
     DTYPE,
@@ -244,7 +244,7 @@ def integer_types(names: Iterable[str]) -> dict[str, str]:
 
 @register_quantization_config(OF_DEEPSEEK_V4)
 @register_quantization_config(NAME)
-class NPUFp8Config(NPUQuantizationConfig):
+class NPUFp8Config(NPUQuantizationConfigBase):
     """An fp8 checkpoint whose layers compute in floats: the loader converts its weights."""
 
     def __init__(self, format: Fp8Weights | None = None) -> None:
