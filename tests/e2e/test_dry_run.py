@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, answers
-from vllm_davinci_testing.processes.forked import Ended, run_command
+from vllm_davinci_testing.processes.forked import Ended, run_alone, run_command
 from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -29,7 +30,10 @@ ALL_TO_ALL_IN_UBATCHES = {
     "moe_communication": "all_to_all",
     "dbo": {"enabled": True, "split": "token", "min_total_tokens_to_split": 100},
 }
-PREFETCH = {"weight_prefetch_config": {"enabled": True, "min_bytes": 0}}
+BESIDE = {
+    "weight_prefetch_config": {"enabled": True, "min_bytes": 0},
+    "torchair_graph_config": {"enable_multistream_moe": True},
+}
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
 UTILIZATION = 0.92  # vLLM's default
 LARGE_VOCABULARY = '--hf-overrides={"vocab_size": 1000000000}'
@@ -106,7 +110,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     for run, start in (("first", first), ("second", dry_run)):
         files = [f"--json={tmp_path / run}.json", f"--trace={tmp_path / run}.timeline"]
         files += ["--sensitivity"] if run == "second" else []  # which changes nothing else
-        done = start(config_only, *RANKS, *files, f"--additional-config={json.dumps(PREFETCH)}")
+        done = start(config_only, *RANKS, *files, f"--additional-config={json.dumps(BESIDE)}")
         assert done.status == 0, done.stderr[-3000:]
         assert "All times are modelled" in done.stdout
         assert ("machines: each of" in " ".join(done.stdout.split())) == (run == "second")
@@ -138,16 +142,39 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
         assert step["overlap_bound_ps"] <= found["host_ps"]
     tasks = [event for event in json.loads(timelines[0]) if event["ph"] == "X"]
     assert any("FusedInferAttention" in task["name"] for task in tasks)
-    # Weights are fetched on their own stream, so that no other work waits for them.
-    streams = {
-        is_fetch: {
-            task["tid"]
-            for task in tasks
-            if task["cat"] != "event" and (task["name"] == "prefetch") == is_fetch
-        }
-        for is_fetch in (True, False)
-    }
-    assert streams[True] and streams[True].isdisjoint(streams[False])
+    streams = {task["tid"]: Counter[str]() for task in tasks}
+    for task in tasks:
+        streams[task["tid"]][task["name"]] += task["cat"] != "event" or "event wait" in task["name"]
+    main = [found for found in streams.values() if any("FusedInfer" in name for name in found)]
+    shared = [found for found in streams.values() if found["aclnnSwiGlu"] and found not in main]
+    # Each stage of the shared experts waits for the routed experts' stage that it overlaps with.
+    assert shared and all(found["event wait"] == 3 * found["aclnnSwiGlu"] for found in shared)
+    # Other weights are fetched on their own stream, so that no other work waits for them.
+    assert not any(found["prefetch"] for found in main)
+    beside = [found for found in streams.values() if found not in [*main, *shared]]
+    assert any(set(+found) == {"event wait", "prefetch"} for found in beside)
+
+
+def test_the_largest_steps_run_beside_the_captured_graphs(config_only: Path) -> None:
+    source = f"""
+        import runpy, sys
+        from vllm_davinci.planner.dry_run.executor import PhantomWorker
+
+        run = PhantomWorker._run_largest_steps
+
+        def told(worker, captured_bytes):
+            print("captured:", captured_bytes, worker.model_runner.graphs.captured_bytes)
+            run(worker, captured_bytes)
+
+        PhantomWorker._run_largest_steps = told
+        sys.argv = {[COMMAND, *arguments_of(config_only)]!r}
+        runpy.run_module({COMMAND!r}, run_name="__main__", alter_sys=True)
+        """
+    done = run_alone(source)
+    assert done.status == 0, done.output[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("captured:")]
+    _, passed, captured = line.split()
+    assert int(passed) == int(captured) > 0
 
 
 @pytest.mark.nightly("planning")

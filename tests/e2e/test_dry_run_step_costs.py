@@ -31,6 +31,21 @@ def test_a_file_of_data_parallel_ranks_is_for_such_engines(tmp_path: Path):
     assert told.status == 0, told.stderr
 
 
+def test_a_first_step_takes_the_time_of_a_later_one(tmp_path: Path):
+    times = []
+    for sizes in ("64", "32,64"):
+        costs = tmp_path / f"{sizes}.json"
+        done = run_command(
+            COMMAND, "dry-run", f"--model={EXPERTS}", "--chip=ascend910b3", RANKS,
+            "--enable-expert-parallel", "--enforce-eager", "--max-num-seqs=2",
+            f"--step-costs={costs}", f"--prompt-tokens={sizes}", limit_s=LIMIT_S,
+        )  # fmt: skip
+        assert done.status == 0, done.stderr
+        steps = json.loads(costs.read_text())["steps"]
+        times += [step["by_method"] for step in steps if step["tokens"] == 64]
+    assert times[0] == times[1]
+
+
 @pytest.mark.thorough
 def test_steps_are_decided_and_explained_by_their_durations(tmp_path: Path):
     costs = tmp_path / "costs.json"

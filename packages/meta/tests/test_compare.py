@@ -37,6 +37,13 @@ def test_tokens_after_a_difference_are_compared_too():
     assert difference.margin == pytest.approx(0.25)
 
 
+def test_composed_prompts_are_always_the_same_and_a_few_are_long():
+    prompts = compare.composed(40)
+    assert prompts == compare.composed(40) != compare.composed(41)
+    words = sorted(len(prompt.split()) for prompt in prompts)
+    assert len(set(prompts)) == 40 and words[0] < 10 and words[20] < 150 and words[-3] > 700
+
+
 def test_a_models_size_is_read_from_its_files(tmp_path: Path):
     config = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))

@@ -58,6 +58,9 @@ def end():
     engine_exit.leave_at_exit()
     engine_exit.finish_teardown()
     os.kill(os.getpid(), signal.SIGTERM)
+    if sys.argv[2].startswith(engine_exit.WORKER):
+        engine_exit.leave_interrupts_to_engine()
+        os.kill(os.getpid(), signal.SIGINT)
     os.write(1, b"survived ")
     atexit.register(os.write, 1, b"handled ")
     threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b"joined "))).start()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+import zmq
 
 from vllm_davinci.core.distributed.fault_channel import Fault
 from vllm_davinci.core.process import liveness
-from vllm_davinci.core.process.liveness import StoppedRanks
+from vllm_davinci.core.process.liveness import SocketFiles, StoppedRanks
 
 STOPPED = Fault(1, "host", 4242)
 
@@ -75,3 +79,20 @@ def test_a_rank_that_continues_in_time_is_forgotten(engine: Engine):
     engine.stopped, engine.is_busy = [STOPPED], False
     engine.look(72, 1000)
     assert engine.told == []
+
+
+def test_the_file_of_the_socket_that_the_program_closes_after_the_start_is_removed(tmp_path: Path):
+    contexts = [zmq.Context(), zmq.Context()]
+    sockets = [context.socket(zmq.ROUTER) for context in contexts]
+    for name, socket in zip(("start", "requests"), sockets, strict=True):
+        socket.bind(f"ipc://{tmp_path / name}")
+    files = SocketFiles(os.getpid())
+    left = []
+    for closed in ([], *([context] for context in contexts)):
+        for context in closed:
+            context.destroy(linger=0)
+        files.remove_closed()
+        left.append({file.name for file in tmp_path.iterdir()})
+    files.remove_closed(also_after_start=True)
+    assert left == [{"start", "requests"}, {"requests"}, {"requests"}]
+    assert not list(tmp_path.iterdir())

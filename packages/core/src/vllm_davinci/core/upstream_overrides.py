@@ -599,6 +599,21 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM ignores it there, and freezes the heap on every platform",
     ),
     Override(
+        what="workers ignore SIGINT; the file of the socket for an engine's start is removed",
+        where=(
+            "core.process.engine_exit:leave_interrupts_to_engine",
+            "core.process.liveness:SocketFiles",
+        ),
+        why="a worker that Ctrl-C ends fails its engine's step, and libzmq leaves the files of "
+        "sockets that it closes",
+        upstream={
+            "v1/executor/multiproc_executor.py": ("signal.signal(signal.SIGINT, signal_handler)",),
+            "v1/engine/utils.py": ("local_handshake_address, zmq.ROUTER, bind=True",),
+            "utils/network_utils.py": ("ctx.destroy(linger=linger)",),
+        },
+        goes_when="vLLM's engine ends its workers, and its sockets leave no files",
+    ),
+    Override(
         what="warnings about choices of the platform are filtered from the log",
         where=("core.log:leave_out_what_means_nothing",),
         why="every process logs them, and users cannot change the choices",

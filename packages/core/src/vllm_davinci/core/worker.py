@@ -53,7 +53,11 @@ from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_e
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.log import init_logger, progress
 from vllm_davinci.core.platform import NPUPlatform
-from vllm_davinci.core.process.engine_exit import finish_teardown, leave_groups_at_exit
+from vllm_davinci.core.process.engine_exit import (
+    finish_teardown,
+    leave_groups_at_exit,
+    leave_interrupts_to_engine,
+)
 from vllm_davinci.core.process.liveness import end_with_other_engines, end_with_program
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.runner.model_runner import NPUModelRunner
@@ -88,6 +92,7 @@ class NPUWorker(Worker):
     def init_device(self) -> None:
         """Selects the device, joins the process groups, measures memory, builds the runner."""
         end_with_program()
+        leave_interrupts_to_engine()
         self.device = torch.device("npu", self._visible_device_index())
         torch.accelerator.set_device_index(self.device)
         use_expandable_segments(os.environ.get(ALLOCATOR.key, ""))

@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -35,6 +36,21 @@ PROMPTS = (
     "Question: How many legs does a spider have?\nAnswer:",
     "The quick brown fox jumps over the lazy dog. " * 24,  # longer than a block of the cache
 )
+QUESTIONS = (
+    "What is the capital of {}?",
+    "Write two sentences about {}.",
+    "Explain {} to a child.",
+    "Give three reasons to visit {}.",
+    "How would a poet describe {}?",
+)
+TOPICS = ("France", "Norway", "the sea", "a library", "Mars", "Kyoto", "a market", "the Nile")
+FACTS = (
+    "The train to {} leaves at {} minutes past the hour.",
+    "A visitor to {} paid {} coins for a lamp.",
+    "About {1} people once walked to {0} in the snow.",
+    "In {} it has rained on {} days of this year.",
+)
+LONGEST_SENTENCES = 120  # 2000 tokens of SmolLM2's tokenizer
 # Logits closer than this are a tie that rounding decides, by the engine's dtype. float32: 1e-4
 # standard deviations, as tests/support derives; 16 bits: the largest margin of 40 prompts of a
 # model of 135 M parameters was 0.45.
@@ -72,11 +88,18 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     local_engine.add_model_arguments(parser, max_tokens=32)
-    parser.add_argument(
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
         help=f"a UTF-8 file with a prompt per line (default: {len(PROMPTS)} built-in ones)",
+    )
+    prompts.add_argument(
+        "--composed",
+        type=int,
+        metavar="N",
+        help="N questions, three of four after up to 2000 tokens of random facts; always the same",
     )
     parser.add_argument("--chat", action="store_true", help="format prompts as users' messages")
     parser.add_argument(
@@ -92,7 +115,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     """Exit status 0 if all tokens are equal, ties excepted; 1 otherwise, with the reason."""
     console = Console(stderr=True)
     try:
-        texts = _texts(options.prompts)
+        texts = _texts(options.prompts) if options.composed is None else composed(options.composed)
         engine = local_engine.LocalEngine(options, engine_arguments, console)
         prompts = [encoded(engine.tokenizer, text, options.chat) for text in texts]
         llm = engine.start(prompts, engine.parameters_bytes("float32"))
@@ -128,6 +151,21 @@ def _texts(path: Path | None) -> list[str]:
     if not found:
         raise MetaError(f"--prompts: {path} holds no prompt. Write one per line.")
     return found
+
+
+def composed(count: int) -> list[str]:
+    """Questions, three of four after random facts: mostly few, at most LONGEST_SENTENCES."""
+    random = Random(0)
+    texts = []
+    for number in range(count):
+        length = round(LONGEST_SENTENCES ** random.random()) if number % 4 else 0
+        facts = (
+            random.choice(FACTS).format(random.choice(TOPICS), random.randrange(2, 60))
+            for _ in range(length)
+        )
+        question = random.choice(QUESTIONS).format(random.choice(TOPICS))
+        texts.append(" ".join([*facts, question]))
+    return texts
 
 
 def _reference(directory: Path) -> Any:

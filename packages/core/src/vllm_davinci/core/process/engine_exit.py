@@ -19,7 +19,8 @@ import tqdm
 # a list of them.
 LISTS_WHAT_IS_LEFT = "triton._C.libtriton"
 # vLLM's names of the processes that it starts with multiprocessing.
-ENGINE_PROCESSES = ("EngineCore", "VllmWorker")
+WORKER = "VllmWorker"
+ENGINE_PROCESSES = ("EngineCore", WORKER)
 # Of multiprocessing's finalizers, the last to be called.
 AFTER_ALL_OTHERS = -1000
 _THREADS_LOCK = type(threading.RLock())
@@ -122,6 +123,16 @@ def finish_teardown() -> None:
     """
     if is_of_engine() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def leave_interrupts_to_engine() -> None:
+    """Makes a worker's process ignore Ctrl-C, which a terminal also sends to its engine.
+
+    vLLM's workers end at once, in a step between two operators. Their engine reports that as an
+    error, with a traceback, and open requests cannot finish (--shutdown-timeout).
+    """
+    if multiprocessing.current_process().name.startswith(WORKER):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def keep_no_semaphore() -> None:
