@@ -44,6 +44,18 @@ ON_OTHER_MACHINES = (
     "packages/core/tests/graph",
     "packages/vnpu/tests/test_host_counts.py",
 )
+# torch of another supported release, and the tests that run with it: of the interfaces between
+# torch, torch_npu and ours, and of a third of what engines do.
+OTHER_TORCH = "2.14.0"
+WITH_OTHER_TORCH = (
+    "tests/contract",
+    "packages/vnpu/tests",
+    "packages/kernels/tests",
+    *(
+        f"tests/e2e/test_{name}.py"
+        for name in ("generate", "deepseek", "graph_mode", "speculation", "overlap", "quantization")
+    ),
+)
 LONG_FOLDER = "/".join(["a_folder_whose_name_is_as_long_as_those_of_build_machines"] * 3)
 # The part of the virtual NPU that needs only the standard library's headers.
 DEVICE = ROOT / "packages" / "vnpu" / "csrc"
@@ -184,6 +196,18 @@ def other_machine(session: nox.Session) -> None:
             external=True,
             env=serving_variables(commands, **environment),
         )
+
+
+@nox.session(venv_backend="none")
+def other_torch(session: nox.Session) -> None:
+    """Run a part of the tests with the other supported torch. `-- ARGUMENTS`: pytest's.
+
+    Needs torch's build for the CPU, with which alone torch_npu 2.14 loads.
+    """
+    os.environ["DAVINCI_TORCH"] = OTHER_TORCH
+    commands = prepare(session, ROOT / ".nox" / f"torch-{OTHER_TORCH}")
+    chosen = session.posargs or WITH_OTHER_TORCH
+    run_on_vnpu(session, commands, "python", "-m", "pytest", "--durations=25", *chosen)
 
 
 @nox.session

@@ -36,6 +36,7 @@ BENCHMARK_LIMIT_S = 3 * 3600.0
 SESSIONS = (
     ("tests", "--all"),
     ("other_machine", "all"),
+    ("other_torch",),
     ("isolated",),
     ("cpp_tests",),
     ("conformance",),

@@ -233,7 +233,8 @@ def _install_vllm(
     running = ".".join(map(str, sys.version_info[:2]))
     lock = locked_requirements(ROOT / "constraints.txt", running, platform.machine())
     is_locked = False
-    if lock is not None and vllm_version == versions.VLLM_VERSION:
+    is_default = versions.OTHER_TORCH not in os.environ and vllm_version == versions.VLLM_VERSION
+    if lock is not None and is_default:
         try:
             installer.install("--no-deps", "--require-hashes", "-r", lock)
             is_locked = True

@@ -5,6 +5,7 @@ tests/contract/test_versions.py compares all other files that name one.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -25,7 +26,7 @@ _CORE = read_toml(ROOT / "packages" / "core" / "pyproject.toml")["project"]
 
 
 def _oldest(distribution: str) -> str:
-    """The first version in core's requirement: `==2.13.0`, `>=0.33.0,<0.34`."""
+    """The first version in core's requirement, such as `>=0.33.0,<0.34`."""
     for requirement in _CORE["dependencies"]:
         if found := re.fullmatch(rf"{distribution}[=>]=([\d.]+)(?:,.*)?", requirement):
             return found[1]
@@ -45,8 +46,10 @@ def _python_range() -> tuple[tuple[int, int], tuple[int, int]]:
     return (3, int(found[1])), (3, int(found[2]) - 1)
 
 
-TORCH_VERSION = _oldest("torch")
-TORCH_NPU_VERSION = _oldest("torch-npu")
+# torch and torch_npu of another supported release, for environments with it.
+OTHER_TORCH = "DAVINCI_TORCH"
+TORCH_VERSION = os.environ.get(OTHER_TORCH, _oldest("torch"))
+TORCH_NPU_VERSION = os.environ.get(OTHER_TORCH, _oldest("torch-npu"))
 VLLM_VERSION = _oldest("vllm")
 OLDEST_PYTHON, NEWEST_PYTHON = _python_range()
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 from progress import StepFailedError, Steps
-from versions import ROOT, TORCH_NPU_VERSION, TORCH_VERSION, VLLM_VERSION
+from versions import OTHER_TORCH, ROOT, TORCH_NPU_VERSION, TORCH_VERSION, VLLM_VERSION
 
 # Build requirements of vLLM and of our packages, installed beforehand because an isolated build
 # would download torch a second time.
@@ -162,7 +162,8 @@ def has_part_without_torch(package: Path) -> bool:
 
 
 def build_directory(package: Path) -> Path:
-    return ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
+    other = f"-torch-{os.environ[OTHER_TORCH]}" if OTHER_TORCH in os.environ else ""
+    return ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}{other}"
 
 
 def kept_wheel(package: Path) -> Path | None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSION = "0.33.0"
+VERSION = "0.32.0"  # the newest that the index has for the CPU
 INSTALL_LIMIT_S = 1800
 UNUSED = ("torchvision", "torchaudio", "torchcodec")
 

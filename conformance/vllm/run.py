@@ -36,7 +36,7 @@ SUITE = vllm_suite(
     "sampling, batches, runners, drafts, caches, schedulers, engines, metrics, structured output, "
     "logits processors; models of a hub are stand-ins with random weights",
     folders=("tests/v1", "tests/entrypoints/llm"),
-    plugins=("as_in_a_worker",),
+    plugins=("as_in_a_worker", "npu_in_lists"),
     together=9,
     backend=vllms_cpu_backend,
 )

@@ -40,7 +40,7 @@ SUITE = vllm_suite(
     import_from=(str(VLLM),),
     packages=WITH_RAY,
     packages_folder="conformance-packages-adapters",
-    plugins=("as_in_a_worker", "as_in_a_manager"),
+    plugins=("as_in_a_worker", "npu_in_lists", "as_in_a_manager"),
     together=5,
     alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(",
     # A file that reads a hub while it is imported leaves the others of its process theirs.

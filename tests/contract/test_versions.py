@@ -55,6 +55,10 @@ def pinned(projects: dict[str, Any]) -> dict[str, Requirement]:
     return {requirement.name: requirement for requirement in found}
 
 
+def oldest_of(requirement: Requirement) -> str:
+    return min(s.version for s in requirement.specifier if s.operator in ("==", ">="))
+
+
 def requirements(content: dict[str, Any]) -> list[Requirement]:
     """All requirements of a package: to run, build, test, and of its extras."""
     project = content["project"]
@@ -77,8 +81,17 @@ def test_every_package_pins_the_releases_that_core_pins(
         if name != "vllm-davinci-multistream"
         for requirement in requirements(content)
         if requirement.name in THIRD_PARTY
+        and str(requirement) not in content["build-system"]["requires"]
         and requirement.specifier != pinned[requirement.name].specifier
     ]
+    # Compiled code is for one torch: pip builds it with the default, nox with the environment's.
+    defaults = {
+        requirement
+        for content in projects.values()
+        for requirement in content["build-system"]["requires"]
+        if requirement.startswith("torch")
+    }
+    assert defaults == {f"{name}=={oldest_of(pinned[name])}" for name in ("torch", "torch-npu")}
     assert not different
 
 
@@ -131,19 +144,21 @@ def test_the_check_at_start_accepts_what_core_pins_and_nothing_else(
     for requirement in supported_versions.REQUIREMENTS:
         specifier = pinned[canonicalize_name(requirement.distribution)].specifier
         assert requirement.version in specifier
-        assert requirement.accepts(requirement.version)
-        *leading, last = map(int, requirement.release)
-        for other in {max(last - 1, 0), last + 1} - {last}:
-            version = ".".join(map(str, [*leading, other]))
+        for version in (requirement.version, *requirement.others):
+            assert version in specifier
+            assert requirement.accepts(version)
+        first, minor, *_ = map(int, requirement.version.split("."))
+        accepted = {minor, *(int(other.split(".")[1]) for other in requirement.others)}
+        for other in {min(accepted) - 1, max(accepted) + 1}:
+            version = f"{first}.{other}.0"
             assert version not in specifier, f"{version} in {specifier}"
             assert not requirement.accepts(version)
 
 
 def test_whatever_names_a_release_names_that_one(pinned: dict[str, Requirement]):
-    oldest = {
-        name: min(s.version for s in pinned[name].specifier if s.operator in ("==", ">="))
-        for name in THIRD_PARTY
-    }
+    allowed = {name: {oldest_of(pinned[name])} for name in THIRD_PARTY}
+    for requirement in supported_versions.REQUIREMENTS:
+        allowed[canonicalize_name(requirement.distribution)].update(requirement.others)
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     ).stdout.splitlines()
@@ -154,9 +169,9 @@ def test_whatever_names_a_release_names_that_one(pinned: dict[str, Requirement])
             continue
         text = STAMP.sub("", path.read_text(encoding="utf-8"))
         for distribution, version in NAMED.findall(text):
-            whole = oldest[canonicalize_name(distribution)]
-            if version not in (whole, whole.rpartition(".")[0]):
-                different.append(f"{name}: {distribution} {version}, and core pins {whole}")
+            releases = allowed[canonicalize_name(distribution)]
+            if version not in {*releases, *(each.rpartition(".")[0] for each in releases)}:
+                different.append(f"{name}: {distribution} {version}, not of {sorted(releases)}")
     assert not different
 
 

@@ -3,12 +3,14 @@
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/version.h>
 
 #include "launch/stage.h"
 #include "launch/symbols.h"
 #include "registration.h"
 
 PYBIND11_MODULE(_C, module) {
+  module.attr("torch_version") = TORCH_VERSION;
   module.def("operator_names", &davinci::operator_names, "Names under torch.ops.vllm_davinci.");
   module.def("launches", &davinci::launches, "Operators of CANN that one of ours launches.");
   module.def("launch_count", &davinci::Stage::launch_count,

@@ -15,7 +15,22 @@ import torch
 # Before the operators, which are linked to its library.
 import torch_npu
 
-from vllm_davinci.kernels._C import find_symbol, launches, operator_names
+
+def built_for(torch_release: str) -> str:
+    """The message on a module that was built for another torch."""
+    return (
+        f"vllm-davinci-kernels was built for {torch_release}, and torch {torch.__version__} is "
+        "installed. In a checkout, run: pip install --no-build-isolation --no-cache-dir "
+        "--force-reinstall --no-deps ./packages/kernels"
+    )
+
+
+try:
+    from vllm_davinci.kernels._C import find_symbol, launches, operator_names, torch_version
+except ImportError as error:
+    raise ImportError(f"{error}. {built_for('another torch, it seems')}") from error
+if torch_version != torch.__version__.split("+")[0]:
+    raise ImportError(built_for(f"torch {torch_version}"))
 
 # A class, not an operator: the attention launches of a captured graph, and their updates.
 ATTENTION_GROUPS = "attention_groups"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from vllm_davinci.meta.errors import UnsupportedVersionError
 
@@ -17,32 +19,35 @@ class Requirement:
     version: the release that this one is tested with
     parts:   number of leading parts that must agree: 2 with 0.33.0 accepts every 0.33.x
     remedy:  command that installs the version, with {version} in its place
+    others:  further releases that are tested, less often
     """
 
     distribution: str
     version: str
     parts: int
     remedy: str
+    others: tuple[str, ...] = ()
 
     @property
-    def release(self) -> list[str]:
-        return self.version.split(".")[: self.parts]
+    def releases(self) -> list[list[str]]:
+        return [version.split(".")[: self.parts] for version in (self.version, *self.others)]
 
     @property
     def supported(self) -> str:
-        return ".".join(self.release) + (".x" if self.parts < 3 else "")
+        names = [".".join(release) for release in self.releases]
+        return " and ".join(name + (".x" if self.parts < 3 else "") for name in names)
 
     @property
     def command(self) -> str:
         return self.remedy.format(version=self.version)
 
     def accepts(self, version: str) -> bool:
-        """True if `version` belongs to the release; local parts such as `+cpu` do not count."""
-        return version.split("+")[0].split(".")[: self.parts] == self.release
+        """True if `version` is of a supported release; local parts such as `+cpu` do not count."""
+        return version.split("+")[0].split(".")[: self.parts] in self.releases
 
 
-TORCH = Requirement("torch", "2.13.0", 3, "pip install torch=={version}")
-TORCH_NPU = Requirement("torch_npu", "2.13.0", 3, "pip install torch-npu=={version}")
+TORCH = Requirement("torch", "2.13.0", 3, "pip install torch=={version}", ("2.14.0",))
+TORCH_NPU = Requirement("torch_npu", "2.13.0", 3, "pip install torch-npu=={version}", TORCH.others)
 # vLLM's own wheels are for CUDA, and need its libraries.
 VLLM = Requirement(
     "vllm",
@@ -71,7 +76,7 @@ def problem_with(requirement: Requirement) -> str | None:
     """Describes the problem with a package's installed version, or None."""
     seen = installed_version(requirement.distribution)
     if seen is not None and requirement.accepts(seen):
-        return None
+        return _problem_beside_torch(seen) if requirement is TORCH_NPU else None
     if requirement is VLLM and seen is not None and seen == os.environ.get(ACCEPTED_VLLM):
         return None
     what = "is not installed" if seen is None else f"{seen} is installed"
@@ -79,6 +84,31 @@ def problem_with(requirement: Requirement) -> str | None:
         f"{requirement.distribution} {what}, and this release of vllm-davinci supports "
         f"{requirement.supported}. Run: {requirement.command}"
     )
+
+
+def _problem_beside_torch(torch_npu: str) -> str | None:
+    """Describes a torch_npu that does not fit torch; TORCH's own problems aside."""
+    torch = (installed_version(TORCH.distribution) or "").split("+")[0]
+    if not TORCH.accepts(torch):
+        return None
+    if torch_npu.split(".")[:2] != torch.split(".")[:2]:
+        remedy = TORCH_NPU.remedy.format(version=torch)
+        return f"torch_npu {torch_npu} is not for the installed torch {torch}. Run: {remedy}"
+    # Both register an option of the allocator, pinned_reserve_segment_size_mb: the process aborts.
+    if not torch_npu.startswith("2.13.") and is_for_cuda():
+        return (
+            f"torch_npu {torch_npu} cannot be loaded into torch's build for CUDA, which is "
+            f"installed. Install torch {torch} for the CPU, from PyTorch's index: the package "
+            "index has it for aarch64 only"
+        )
+    return None
+
+
+def is_for_cuda() -> bool:
+    """True if the installed torch is a build for CUDA. Does not import it."""
+    found = importlib.util.find_spec("torch")
+    places = found.submodule_search_locations if found is not None else None
+    return any((Path(place) / "lib" / "libc10_cuda.so").exists() for place in places or ())
 
 
 def problem_with_python() -> str | None:
