@@ -58,6 +58,33 @@ def test_a_client_needs_no_device(command: list[str], run_without_device, vllm: 
     assert "imported" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "ConnectionRefusedError(111, 'refused')",
+            "no server answers ([Errno 111] refused). Start",
+        ),
+        (
+            "ValueError('Failed:\\nError: Cannot connect to host a:1')",
+            "(Cannot connect to host a:1)",
+        ),
+        ("ValueError('of a program')", ""),
+    ],
+)
+def test_a_client_whose_server_is_absent_ends_with_one_line(
+    error: str, said: str, run_without_device, vllm: str
+):
+    Path(vllm).write_text(f"raise RuntimeError('Failed to fetch models') from {error}")
+    done = run_without_device(vllm, "bench", "serve")
+    assert done.returncode == 1
+    if said:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("vllm bench serve: error: ") and said in line
+    else:
+        assert done.stderr.endswith("RuntimeError: Failed to fetch models\n")
+
+
 @pytest.mark.nightly("planning")
 def test_transformers_can_be_imported_without_a_device(run_without_device):
     program = "from transformers import AutoModelForCausalLM; print(AutoModelForCausalLM.__name__)"

@@ -10,8 +10,11 @@ import atexit
 import gc
 import os
 import signal
+import socket
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
 
 from vllm_davinci.meta import device_library
 from vllm_davinci.meta.core_access import IMPORTS
@@ -20,6 +23,8 @@ from vllm_davinci.meta.given_arguments import missing_directory
 # vLLM's commands that start an engine, and those that only talk to a server.
 ENGINES = ("serve", "run-batch", "bench latency", "bench throughput", "bench startup")
 CLIENTS = ("chat", "complete", "bench serve")
+NO_HOST = "Cannot connect to host"  # aiohttp's words, also in the text of vLLM's errors
+ExceptHook = Callable[[type[BaseException], Any, Any], object]
 
 
 def prepare(arguments: list[str]) -> None:
@@ -36,10 +41,12 @@ def prepare(arguments: list[str]) -> None:
         print(IMPORTS, file=sys.stderr, flush=True)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # until core takes over
-    elif words.startswith(CLIENTS) and device_library.loader_error() is not None:
-        os.environ[device_library.AUTOLOAD] = "0"  # torch alone
-        # `bench serve` freezes the heap, and Triton's library lists its objects that are left.
-        atexit.register(gc.unfreeze)
+    elif words.startswith(CLIENTS):
+        sys.excepthook = partial(_say_unreachable, f"vllm {words}", sys.excepthook)
+        if device_library.loader_error() is not None:
+            os.environ[device_library.AUTOLOAD] = "0"  # torch alone
+            # `bench serve` freezes the heap, and Triton's library lists its objects that are left.
+            atexit.register(gc.unfreeze)
 
 
 def _model(arguments: list[str]) -> str:
@@ -49,6 +56,22 @@ def _model(arguments: list[str]) -> str:
         if option == "--model" or word == "serve":
             return value or ("" if following.startswith("-") else following)
     return ""
+
+
+def _say_unreachable(
+    command: str, before: ExceptHook, kind: type[BaseException], error: Any, trace: Any
+) -> None:
+    """Prints one line, not a traceback, if no server answers a client."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError | socket.gaierror) or NO_HOST in str(cause):
+            line = str(cause).strip().splitlines()[-1]
+            words = f"no server answers ({line[max(0, line.find(NO_HOST)) :]})"
+            advice = "Start one with `vllm serve`, or name its --host and --port, or its URL."
+            print(f"{command}: error: {words}. {advice}", file=sys.stderr)
+            return
+        cause = cause.__cause__ or cause.__context__
+    before(kind, error, trace)
 
 
 def _refuse(command: str, problem: str) -> NoReturn:
