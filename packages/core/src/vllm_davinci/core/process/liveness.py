@@ -3,12 +3,13 @@
 | gone | noticed by | then |
 | --- | --- | --- |
 | the server or program, killed or crashed | a worker, once a second | its engine ends |
-| its socket for starts, closed | a worker, once a second | the socket's file is removed |
+| a socket of either, closed | a worker, once a second | the socket's file is removed |
 | an engine's process | its workers, once a second | they end, in the middle of a step too |
 | another engine of the same server | the first rank of each engine, at once | all engines end |
 | a rank that is stopped | the others on its host, once a second | `StoppedRanks` reports it |
 """
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -45,6 +46,31 @@ WORKER_ENDS_WITHIN_S = 6.0
 # --- the program, and the engine ------------------------------------------------------------
 
 
+class SocketFiles:
+    """Files of the sockets that a program and its processes have while its engine starts.
+
+    libzmq leaves the file of a socket that it closes: of the one for the engine's start, whose name
+    the program does not keep, and of those of a process that Ctrl-C ends before its program looks.
+    """
+
+    def __init__(self, program: int) -> None:
+        self._files: set[str] = set()
+        with suppress(psutil.Error):
+            own = psutil.Process(program)
+            for process in (own, *own.children(recursive=True)):
+                with suppress(psutil.Error):
+                    names = (str(each.laddr) for each in process.net_connections("unix"))
+                    self._files |= {name for name in names if name.startswith("/")}
+
+    def remove_closed(self) -> None:
+        """Removes the files of sockets that no process has any more."""
+        bound = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+        for file in map(Path, self._files - bound):
+            if file.is_socket():
+                file.unlink(missing_ok=True)
+        self._files &= bound
+
+
 def end_with_program() -> None:
     """Starts a thread that watches this worker's engine and its program.
 
@@ -62,16 +88,17 @@ def end_with_program() -> None:
     else:
         return
     if program is not None:
-        arguments = (engine, program)
+        sockets = SocketFiles(program)
+        atexit.register(sockets.remove_closed)
+        arguments = (engine, program, sockets)
         threading.Thread(target=_watch, args=arguments, name="program", daemon=True).start()
 
 
-def _watch(engine: int, program: int) -> None:
-    sockets = SocketFiles(program)
+def _watch(engine: int, program: int, sockets: SocketFiles) -> None:
     while (parent := _parent_of(engine)) == program:
         sockets.remove_closed()
         time.sleep(LOOKS_EVERY_S)
-    sockets.remove_closed(also_after_start=True)
+    sockets.remove_closed()
     if parent is not None:
         logger.error(
             "The program of this engine (pid %d) was killed or crashed, so the engine (pid %d) "
@@ -85,30 +112,6 @@ def _watch(engine: int, program: int) -> None:
             os.kill(engine, signal.SIGKILL)
     time.sleep(WORKER_ENDS_WITHIN_S)
     leave_at_once()
-
-
-class SocketFiles:
-    """Files of the sockets that a program has while its engine starts.
-
-    libzmq leaves the file of a socket that it closes, as vLLM does with the one for an engine's
-    start; the program does not know its name. Raises nothing if the program has ended.
-    """
-
-    def __init__(self, program: int) -> None:
-        self._files: set[str] = set()
-        with suppress(psutil.Error):
-            names = (str(each.laddr) for each in psutil.Process(program).net_connections("unix"))
-            self._files = {name for name in names if name.startswith("/")}
-        self._closes = bool(self._files)
-
-    def remove_closed(self, also_after_start: bool = False) -> None:
-        """Removes the files that no process listens at; by default until the first is closed."""
-        if self._closes or also_after_start:
-            bound = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
-            for file in map(Path, self._files - bound):
-                self._closes = False
-                if file.is_socket():
-                    file.unlink(missing_ok=True)
 
 
 def _parent_of(pid: int) -> int | None:
