@@ -56,6 +56,8 @@ WITH_OTHER_TORCH = (
         for name in ("generate", "deepseek", "graph_mode", "speculation", "overlap", "quantization")
     ),
 )
+# vnpu[triton] allows them; the shared environment has the newest.
+OTHER_TRITONS = ("3.6.0", "3.7.1", "3.8.0")
 LONG_FOLDER = "/".join(["a_folder_whose_name_is_as_long_as_those_of_build_machines"] * 3)
 # The part of the virtual NPU that needs only the standard library's headers.
 DEVICE = ROOT / "packages" / "vnpu" / "csrc"
@@ -264,6 +266,19 @@ def upstream(session: nox.Session) -> None:
     """
     prepare(session)
     session.run(sys.executable, "ci/upstream.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def triton(session: nox.Session) -> None:
+    """Run the tests of Triton kernels on older releases of Triton: `-- VERSIONS`."""
+    commands = prepare(session)
+    for version in session.posargs or OTHER_TRITONS:
+        place = ROOT / ".nox" / f"triton-{version}"
+        if not place.exists():
+            install = ("-m", "pip", "install", "--quiet", "--no-deps", f"--target={place}")
+            session.run(sys.executable, *install, f"triton=={version}", external=True)
+        tests = ("pytest", "packages/vnpu/tests/triton_backend", "-q")
+        run_on_vnpu(session, commands, "python", "-m", *tests, PYTHONPATH=str(place))
 
 
 @nox.session(venv_backend="none")

@@ -38,6 +38,7 @@ SESSIONS = (
     ("other_machine", "all"),
     ("other_torch",),
     ("isolated",),
+    ("triton",),
     ("cpp_tests",),
     ("conformance",),
     ("deployments",),

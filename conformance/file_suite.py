@@ -54,7 +54,8 @@ class Suite:
     what:        whose tests of what, for the table
     source:      where a checkout comes from
     tests:       folder of the checkout that is needed
-    folders:     that `files.txt` chooses from; files of others are named too
+    imported:    further ones, of packages that are not installed
+    folders:     that `files.txt` chooses from, if any; files of others are named too
     packages:    that the tests import and no other session does
     packages_folder: where they are kept, beside the wheel cache
     import_from: folders on the path of imports, of the checkout or with their whole path
@@ -65,6 +66,7 @@ class Suite:
                  that does not pass there is run once more, alone, unless its reason is known
     alone:       regular expression: what a file says that leaves its process unfit for others
     backend:     makes the one that runs what does not pass here too, to see whether it passes there
+    rule:        how files and cases are chosen, for the page
     test_limit:  seconds that a test may take
     file_limit:  likewise a file
     """
@@ -76,6 +78,7 @@ class Suite:
     folders: tuple[str, ...]
     packages: tuple[str, ...]
     packages_folder: str = "conformance-packages"
+    imported: tuple[str, ...] = ()
     import_from: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -83,6 +86,7 @@ class Suite:
     together: int = 1
     alone: str | None = None
     backend: Callable[[], Backend] | None = None
+    rule: str = ""
     test_limit: int = 300
     file_limit: float = 400.0
 
@@ -101,6 +105,8 @@ class Suite:
         reasons = results.read_reasons(self.directory / "reasons.toml")
         with tempfile.TemporaryDirectory() as scratch:
             source = checkout.tests_of(options.checkout, self.tests, Path(scratch))
+            for folder in self.imported:
+                checkout.tests_of(options.checkout, folder, Path(scratch))
             logs = (options.keep or Path(scratch) / "logs").resolve()
             excluded = self._excluded(source)
             files = self._files(source, excluded)
@@ -122,18 +128,22 @@ class Suite:
                 "what": self.what,
                 "source": self.source,
                 "version": checkout.version_of(options.checkout),
-                "selection": f"{len(files)} of {len(in_folders.union(files))} files of "
-                f"{', '.join(self.folders)}{self._others(files, in_folders)}",
+                "selection": self._selection(files, in_folders),
+                **({"rule": self.rule} if self.rule else {}),
                 "excluded": {why: len(its) for why, its in excluded.items()},
                 **elsewhere,
             },
         )
         return results.finish(record, self.directory / "results.json", options.record)
 
-    @staticmethod
-    def _others(files: list[str], in_folders: set[str]) -> str:
+    def _selection(self, files: list[str], in_folders: set[str]) -> str:
+        if not self.folders:
+            return f"{len(files)} files"
         count = len(set(files) - in_folders)
-        return f" and {count} of other folders" if count else ""
+        return (
+            f"{len(files)} of {len(in_folders.union(files))} files of {', '.join(self.folders)}"
+            f"{f' and {count} of other folders' if count else ''}"
+        )
 
     def _all(self, source: Path) -> list[str]:
         return [

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+SAMPLED = "sampled"
+"""In place of a test's outcome: how many of a function's cases run (case_sample.py)."""
 _MESSAGE_LENGTH = 800
 _ERROR_OF_A_PROCESS = re.compile(r"^\w+Error: .*", re.MULTILINE)
 # Time in which a test may notice itself that one of its processes has ended.
@@ -59,29 +61,32 @@ def _watch_processes(is_over: threading.Event) -> None:
             return
 
 
-def _write(**fields: str) -> None:
+def write(**fields: str) -> None:
     with Path(os.environ["CONFORMANCE_OUTCOMES"]).open("a", encoding="utf-8") as file:
         file.write(json.dumps(fields) + "\n")
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    _write(test=nodeid, outcome="begun", message="")
+    write(test=nodeid, outcome="begun", message="")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
-        _write(test=report.nodeid, outcome=report.outcome, message=_last_words(report))
+        write(test=report.nodeid, outcome=report.outcome, message=_last_words(report))
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.outcome != "passed":
-        _write(test=report.nodeid, outcome=report.outcome, message=_last_words(report))
+        write(test=report.nodeid, outcome=report.outcome, message=_last_words(report))
 
 
 def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Reason why a test was skipped, or the error's first line, without the traceback."""
+    """Reason why a test was skipped, or the error's first line, without the traceback.
+
+    Of a test that passed, the kernels that it launched, if a plugin recorded them.
+    """
     if report.outcome == "passed":
-        return ""
+        return str(dict(getattr(report, "user_properties", ())).get("launched", ""))
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])[:_MESSAGE_LENGTH]
     crash = getattr(report.longrepr, "reprcrash", None)

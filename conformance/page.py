@@ -34,6 +34,10 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
         )
         if rule := record.get("rule"):
             text += f"{rule}\n\n"
+        if left_out := record.get("cases_left_out"):
+            text += f"{left_out} cases are left out: of each function an even sample runs.\n\n"
+        if kernels := record.get("kernels"):
+            text += f"Tests that pass launch {kernels} Triton kernels.\n\n"
         if excluded := record.get("excluded"):
             left_out = "; ".join(f"{number}, which {why}" for why, number in excluded.items())
             text += f"Files that are not run: {cell(left_out)}.\n\n"

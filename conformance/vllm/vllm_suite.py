@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import hub  # beside this file
@@ -15,14 +17,20 @@ WITH_RAY = ("msgpack", "ray")
 
 
 def vllm_suite(
-    directory: Path, what: str, *, packages: tuple[str, ...] = (), **settings: Any
+    directory: Path,
+    what: str,
+    *,
+    packages: tuple[str, ...] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+    file_limit: float = 1800.0,  # some tests start servers, or two engines
+    **settings: Any,
 ) -> Suite:
     """A suite of vLLM's own tests, of the supported release, with stand-ins for hub models.
 
     directory: has files.txt and reasons.toml
     what:      the tests' subjects
     packages:  that the tests need beside those of all suites
-    settings:  others of Suite
+    environment, file_limit, settings: others of Suite
     """
     return Suite(
         directory=directory,
@@ -42,8 +50,8 @@ def vllm_suite(
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VNPU_MEMORY": "8GiB",
+            **environment,
         },
-        # Some tests start servers, or two engines.
-        file_limit=1800.0,
+        file_limit=file_limit,
         **settings,
     )

@@ -55,6 +55,21 @@ def test_a_run_is_compared_with_the_recorded_one(
     assert "not in the record: one" in capsys.readouterr().out
 
 
+def test_a_sample_of_cases_is_even_and_counted():
+    results, test_files = import_module("results"), import_module("test_files")
+    sample = import_module("case_sample").sample
+    assert sample(3, 4) == {0, 1, 2}
+    assert sample(10, 4) == {0, 3, 6, 9}
+    found = [
+        test_files.Outcome("test_x.py::f[*]", "sampled", "2 of 40"),
+        test_files.Outcome("test_x.py::f[0]", "passed", "add_kernel, sum_kernel"),
+        test_files.Outcome("test_x.py::f[1]", "passed", "add_kernel"),
+    ]
+    record = results.report(found, [], {})
+    assert (record["passed"], record["cases_left_out"], record["kernels"]) == (2, 38, 2)
+    assert results.settled(found, []) == found
+
+
 def test_a_suite_runs_each_file_of_its_folders_or_says_why_not(tmp_path: Path):
     file_suite = import_module("file_suite")
     for name in ("a/test_one.py", "a/b/test_two.py", "a/test_three.py"):

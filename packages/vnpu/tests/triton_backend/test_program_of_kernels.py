@@ -10,6 +10,11 @@ import triton
 import triton.language as tl
 
 from vllm_davinci.vnpu import counted
+from vllm_davinci.vnpu.triton_backend.cann.extension import (
+    extract_slice,
+    get_element,
+    insert_slice,
+)
 
 SIZE = 1000
 
@@ -364,13 +369,34 @@ def test_a_loop_that_never_ends_is_refused():
 
 @triton.jit
 def asm_kernel(out_ptr):
-    value = tl.inline_asm_elementwise(
-        "mov.u32 $0, $1;", "=r,r", [tl.arange(0, 16)], tl.int32, True, 1
-    )
-    tl.store(out_ptr + tl.arange(0, 16), value)
+    lanes = tl.arange(0, 16)
+    value = tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [lanes], tl.int32, True, 1)
+    tl.store(out_ptr + lanes, value)
 
 
 def test_an_unknown_operation_is_refused_by_name():
     text = failure(asm_kernel, torch.zeros(16, dtype=torch.int32).npu())
     line = line_of(asm_kernel, "tl.inline_asm_elementwise")
     assert f"Triton kernel asm_kernel, {__file__}:{line}: tt.elementwise_inline_asm" in text
+
+
+@triton.jit
+def slices_kernel(x_ptr, y_ptr, out_ptr, picked_ptr, row):
+    lanes = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    x, y = tl.load(x_ptr + lanes), tl.load(y_ptr + lanes)
+    part = extract_slice(x, (row, 2), (4, 4), (1, 3))
+    tl.store(out_ptr + lanes, insert_slice(y, part, (2, row), (4, 4), (2, 1)))
+    tl.store(picked_ptr, get_element(x, (row, 5)))
+    tl.store(picked_ptr + 1, get_element(tl.max(x, 1), (7,)))
+
+
+def test_slices_of_tensors_are_those_of_torch():
+    x, y = torch.randn(2, 8, 16)
+    x[3, 5] = float("inf")
+    expected = y.clone()
+    expected[2::2, 3:7] = x[3:7, 2:14:3][:3]  # the fourth row is beyond the end
+    given = on_npu(x, y)
+    out, picked = torch.zeros_like(given[1]), torch.zeros(2).npu()
+    slices_kernel[(1,)](*given, out, picked, 3)
+    torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=0)
+    assert picked.tolist() == [x[3, 5].item(), x[7].max().item()]

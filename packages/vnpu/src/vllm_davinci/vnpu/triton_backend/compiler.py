@@ -40,7 +40,7 @@ def version() -> str:
     """Hash of the files that lower kernels: Triton's cache of lowered kernels depends on it."""
     folder = Path(__file__).parent
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.py")):
+    for file in sorted(folder.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

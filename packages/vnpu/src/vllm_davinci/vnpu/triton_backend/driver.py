@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,3 +178,19 @@ class VirtualDriver(DriverBase):  # type: ignore[misc]
 
     def clear_cache(self, cache: Any) -> None:
         """Does nothing: there is no cache to empty."""
+
+
+class AscendExtensionFinder(MetaPathFinder):
+    """Finds Triton-Ascend's operations in `cann`, where Triton-Ascend is not installed."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != "triton.language.extra.cann":
+            return None
+        folder = Path(__file__).parent / "cann"
+        return spec_from_file_location(
+            fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+
+
+if VirtualDriver.is_active():
+    sys.meta_path.append(AscendExtensionFinder())
