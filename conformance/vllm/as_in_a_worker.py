@@ -8,8 +8,10 @@ have stand-ins there.
 from vllm.plugins import load_general_plugins
 
 from vllm_davinci.core.device import torch_cuda_names
+from vllm_davinci.core.runner.buffers import leave_out_uva
 from vllm_davinci.core.triton_kernels import registration
 
 load_general_plugins()
 torch_cuda_names.install()
 registration.register()
+leave_out_uva()

@@ -10,11 +10,11 @@ from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
-    AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, CrossAttentionSpec
 
+from vllm_davinci.core.attention.builder import MetadataBuilderBase
 from vllm_davinci.core.attention.composed_plan import ComposedPlan
 from vllm_davinci.core.attention.spans import BidirectionalSpans, whole_prompts
 from vllm_davinci.core.attention.stripes import stripes_of
@@ -113,7 +113,7 @@ def padded_lengths(
     )
 
 
-class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
+class NPUAttentionMetadataBuilder(MetadataBuilderBase[NPUAttentionMetadata]):
     """Turns vLLM's batch description into host length lists. Never reads from the device.
 
     prompt_lens: lengths of the batch's prompts, for models in which a prompt with an image attends
@@ -123,14 +123,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
     prompt_lens: Callable[[], Sequence[int]] | None = None
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(  # abstract in vLLM
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+    def prepare(self) -> None:
         self._stripes = stripes_of(self.vllm_config)
 
     @classmethod

@@ -154,7 +154,7 @@ def token_hashes(
     """32-bit hashes of a seed, a position and each token: [L, V] int64. Murmur3's mixing."""
     hashed = torch.full_like(seeds, domain)
     low, high = seeds.contiguous().view(torch.int32).view(-1, 2).to(torch.int64).unbind(dim=1)
-    for word in (low & WORD, high & WORD, positions & WORD):
+    for word in (low & WORD, high & WORD, positions.to(torch.int64) & WORD):
         hashed = _mixed(hashed, _mixed_key(word))
     hashed = _mixed(hashed.unsqueeze(1), _token_keys(vocab_size, seeds.device))
     hashed = _xor(hashed, 16)  # number of bytes mixed

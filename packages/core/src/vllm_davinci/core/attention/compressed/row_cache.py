@@ -33,6 +33,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_davinci.core.attention.backend import LayersOwnBackendBase
+from vllm_davinci.core.attention.builder import MetadataBuilderBase
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
@@ -229,17 +230,8 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         return found.to(torch.int64) * rows_per_block + places
 
 
-class RowCacheMetadataBuilder(AttentionMetadataBuilder[RowCacheMetadata]):
+class RowCacheMetadataBuilder(MetadataBuilderBase[RowCacheMetadata]):
     """Uses block tables as they are. Never reads from the device."""
-
-    def __init__(  # abstract in vLLM
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     @classmethod
     def get_cudagraph_support(

@@ -7,16 +7,14 @@ each with its own metadata.
 from dataclasses import dataclass
 
 import torch
-from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
-    AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
-from vllm.v1.kv_cache_interface import AttentionSpec
 
+from vllm_davinci.core.attention.builder import MetadataBuilderBase
 from vllm_davinci.core.attention.metadata import host_seq_lens, padded_lengths
 from vllm_davinci.core.attention.mla.context import (
     CONTEXT_CHUNK_ROWS,
@@ -140,19 +138,12 @@ class NPUMLAMetadata(StepRope, AttentionMetadata):
         return self.decode is not None and self.prefill is None and not self.others_prefill
 
 
-class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
+class NPUMLAMetadataBuilder(MetadataBuilderBase[NPUMLAMetadata]):
     """Turns vLLM's batch description into host length lists. Never reads from the device."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(  # abstract in vLLM
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+    def prepare(self) -> None:
         self.context_chunk_rows = CONTEXT_CHUNK_ROWS
         self._stripes = stripes_of(self.vllm_config)
         self._divides_prefills = self.vllm_config.parallel_config.prefill_context_parallel_size > 1

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
-    AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec
 
+from vllm_davinci.core.attention.builder import MetadataBuilderBase
 from vllm_davinci.core.attention.mla.step_rope import StepRope
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
@@ -59,19 +57,12 @@ class SparseMLAMetadata(StepRope, AttentionMetadata):
         return [], []
 
 
-class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):
+class SparseMLAMetadataBuilder(MetadataBuilderBase[SparseMLAMetadata]):
     """Uses vLLM's tensors as they are. Never reads from the device."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(  # abstract in vLLM
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+    def prepare(self) -> None:
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def build(
