@@ -67,7 +67,8 @@ def _names_of_core(core: Any) -> Iterator[tuple[str, str]]:
     for row in core.OTHER_VARIABLES:
         subject = "1" if hasattr(row.fate, "value") else f"A value other than `{row.default}`"
         yield row.key, f"{row.meaning} {subject} {row.fate.told()}."
-    for row in (core.HCCL_BUFFER, core.HCCL_LIMIT, core.ALLOCATOR, core.FAULT_REPORT):
+    own = (core.HCCL_BUFFER, core.HCCL_LIMIT, core.ALLOCATOR, core.FAULT_REPORT)
+    for row in (*own, core.TRITON_KERNELS):
         yield row.key, f"{row.meaning} Default {row.default}."
 
 

@@ -5,6 +5,10 @@ The other tests of this folder run with them, and compare with transformers.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -184,6 +188,42 @@ def test_requests_go_on_from_copies_of_cached_blocks(
     assert [output.num_cached_tokens for output in outputs] == [len(prefix)] * len(prompts)
     assert_greedy(reference(model), prompts, outputs, 48)
     assert calls.get("copy_kv_blocks", 0) == is_enabled
+
+
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+OF_SAMPLING = {"_penalties_kernel", "_gumbel_sample_kernel", "_bad_words_kernel", "_bias_kernel"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("options", "launched"),
+    [
+        pytest.param({}, OF_SAMPLING, id="sampled"),
+        pytest.param({"speculative_config": DRAFTS}, {"_rejection_kernel"}, id="ngram"),
+    ],
+)
+def test_the_runner_gives_the_same_results_with_vllms_own_triton_kernels(
+    options: dict[str, Any], launched: set[str], tiny_llama: Path, tmp_path: Path
+):
+    results = []
+    for kernels in ("own", "vllm"):
+        variables = {
+            "DAVINCI_TRITON_KERNELS": kernels, "VNPU_TRITON": "1", "VNPU_SOC": EXACT_SOC,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }  # fmt: skip
+        program = Path(__file__).with_name("with_vllms_kernels.py")
+        done = subprocess.run(
+            [sys.executable, program, tiny_llama, json.dumps(options), tmp_path / kernels],
+            env={**os.environ, **variables}, capture_output=True, text=True, timeout=300,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        results.append(json.loads((tmp_path / kernels).read_text(encoding="utf-8")))
+    own, of_vllm = results
+    assert not own["launches"] and launched <= set(of_vllm["launches"])
+    assert own["tokens"] == of_vllm["tokens"] and own["ranked"] == of_vllm["ranked"]
+    # Sums over a row of logits have another order.
+    assert own["logprobs"] == pytest.approx(of_vllm["logprobs"], rel=1e-5, abs=1e-6)
 
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():

@@ -5,12 +5,14 @@ import pytest
 from vllm_davinci.core.config.environment_variables import (
     OTHER_VARIABLES,
     hccl_buffer_mib,
+    launches_kernels_of_vllm,
     unknown_variables,
     variables_without_effect,
 )
 from vllm_davinci.core.config.row import NoEffect, Row
 from vllm_davinci.core.errors import ConfigurationError
 
+NAME = "DAVINCI_TRITON_KERNELS"
 WITHOUT_EFFECT = [row for row in OTHER_VARIABLES if isinstance(row.fate, NoEffect)]
 
 
@@ -59,3 +61,11 @@ def test_an_invalid_hccl_buffer_size_is_an_error(value: str):
     message = str(caught.value)
     assert f"HCCL_BUFFSIZE='{value}' is not valid" in message
     assert "a number of MiB, at least 1. Its default is 200" in message
+
+
+def test_kernels_of_vllm_are_launched_only_where_a_backend_executes_them():
+    assert not launches_kernels_of_vllm({}) and not launches_kernels_of_vllm({NAME: "own"})
+    with pytest.raises(ConfigurationError, match=r"choose own .* or vllm"):
+        launches_kernels_of_vllm({NAME: "theirs"})
+    with pytest.raises(ConfigurationError, match="no Triton backend here executes kernels"):
+        launches_kernels_of_vllm({NAME: "vllm"})

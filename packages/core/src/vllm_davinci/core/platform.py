@@ -140,7 +140,8 @@ class NPUPlatform(Platform):
     def register_triton_kernel_overrides(cls) -> None:
         from vllm_davinci.core.triton_kernels import registration  # imports vLLM's runner
 
-        registration.register()
+        if not environment_variables.launches_kernels_of_vllm():
+            registration.register()
 
     @classmethod
     def get_attn_backend_cls(
@@ -254,6 +255,7 @@ class NPUPlatform(Platform):
         resolution = resolve(vllm_config, may_make=not is_described())
         engine = Engine(vllm_config, resolution.config)
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
+        environment_variables.launches_kernels_of_vllm(os.environ)  # and in each process
         settle(engine)
         warnings = [*resolution.warnings, *engine.warnings]
         if not is_described():

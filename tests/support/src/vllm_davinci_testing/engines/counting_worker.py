@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from triton import knobs
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 
@@ -72,6 +73,20 @@ class CallCountingWorker:
     def compiled_calls(self) -> dict[str, int]:
         """Number of calls of each."""
         return dict(self.called)
+
+
+class TritonCountingWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls."""
+
+    def count_triton_launches(self) -> None:
+        """Starts counting launches of Triton kernels."""
+        self.launched: Counter[str] = Counter()
+        hook = knobs.runtime.launch_enter_hook
+        hook.add(lambda metadata: self.launched.update([metadata.get()["name"]]))
+
+    def triton_launches(self) -> dict[str, int]:
+        """Number of launches of each kernel."""
+        return dict(self.launched)
 
 
 class LaunchCountingWorker:

@@ -174,6 +174,38 @@ ALLOCATOR = Row(
 )
 
 
+OWN, OF_VLLM = "own", "vllm"
+TRITON_KERNELS = Row(
+    "DAVINCI_TRITON_KERNELS",
+    str,
+    OWN,
+    "`own`: compiled and torch_npu's operators stand in for the Triton kernels of vLLM's model "
+    "runner. `vllm`: it launches its kernels, where a Triton backend executes them (`vnpu run "
+    "--triton`, a Triton for Ascend).",
+    Works(),
+)
+
+
+def launches_kernels_of_vllm(environ: Mapping[str, str] = os.environ) -> bool:
+    """True if vLLM's Triton kernels are launched as they are. Raises ConfigurationError."""
+    chosen = environ.get(TRITON_KERNELS.key) or OWN
+    if chosen not in (OWN, OF_VLLM):
+        raise ConfigurationError(
+            f"Environment variable {TRITON_KERNELS.key}={chosen!r} is not valid: choose {OWN} (the "
+            f"default) or {OF_VLLM}."
+        )
+    if chosen == OWN:
+        return False
+    from triton.runtime import driver  # vLLM has imported it, programs that only read this have not
+
+    if not hasattr(driver.active, "launcher_cls"):
+        raise ConfigurationError(
+            f"Environment variable {TRITON_KERNELS.key}={OF_VLLM}: no Triton backend here executes "
+            "kernels. Unset it, or start with `vnpu run --triton`, or with a Triton for Ascend."
+        )
+    return True
+
+
 def hccl_buffer_mib(environ: Mapping[str, str] = os.environ) -> int:
     """HCCL buffer size of groups without their own, in MiB. Raises ConfigurationError."""
     text = environ.get(HCCL_BUFFER.key) or HCCL_BUFFER.default
