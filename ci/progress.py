@@ -59,6 +59,7 @@ class Steps:
         self.number = 0
         self.began_s = time.monotonic()
         self._running: set[subprocess.Popen[str]] = set()
+        self._is_stopped = False
         log_directory.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -100,6 +101,8 @@ class Steps:
                 start_new_session=True,  # ends a build's compilers too
             )
             self._running.add(process)
+            if self._is_stopped:  # since the command was started
+                self.stop()
             display = self._display(began_s)
             reader = threading.Thread(target=_copy, args=(process, log, display), daemon=True)
             reader.start()
@@ -127,7 +130,8 @@ class Steps:
         )
 
     def stop(self) -> None:
-        """Ends the running commands and their children."""
+        """Ends the running commands and their children, also one that is being started."""
+        self._is_stopped = True
         for process in tuple(self._running):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)

@@ -15,10 +15,9 @@ import argparse
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import checkout
 import results
@@ -29,22 +28,6 @@ from versions import read_toml
 
 # A test that leaves a stream waiting forever does not delay the process's end.
 WAITS = {"VNPU_WAIT_LIMIT": "40"}
-
-
-@dataclass(frozen=True)
-class Backend:
-    """Another device on which the project runs its tests.
-
-    name:      for the table: "vLLM's CPU backend"
-    python:    of an environment with it
-    inherited: this process's variables that its processes see
-    packages: packages that its environment lacks, with pytest
-    """
-
-    name: str
-    python: Path
-    inherited: Mapping[str, str]
-    packages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +48,6 @@ class Suite:
     together:    files that share a process, where each takes less time than torch's import. One
                  that does not pass there is run once more, alone, unless its reason is known
     alone:       regular expression: what a file says that leaves its process unfit for others
-    backend:     makes the one that runs what does not pass here too, to see whether it passes there
     rule:        how files and cases are chosen, for the page
     test_limit:  seconds that a test may take
     file_limit:  likewise a file
@@ -85,7 +67,6 @@ class Suite:
     plugins: tuple[str, ...] = ()
     together: int = 1
     alone: str | None = None
-    backend: Callable[[], Backend] | None = None
     rule: str = ""
     test_limit: int = 300
     file_limit: float = 400.0
@@ -118,7 +99,6 @@ class Suite:
             outcomes = kept + self._run(
                 source, logs, [file for file in chosen if file not in done], reasons
             )
-            elsewhere = self._on_backend(source, logs, outcomes)
             in_folders = set(self._all(source))
         record = results.report(
             outcomes,
@@ -131,7 +111,6 @@ class Suite:
                 "selection": self._selection(files, in_folders),
                 **({"rule": self.rule} if self.rule else {}),
                 "excluded": {why: len(its) for why, its in excluded.items()},
-                **elsewhere,
             },
         )
         return results.finish(record, self.directory / "results.json", options.record)
@@ -208,28 +187,6 @@ class Suite:
 
     def _packages(self) -> Path:
         return checkout.extra_packages(*self.packages, folder=self.packages_folder)
-
-    def _on_backend(self, source: Path, logs: Path, outcomes: list[Outcome]) -> dict[str, Any]:
-        """For the record: tests that fail here and pass on the other backend."""
-        doubtful = {each.test: each.file for each in outcomes if not results.is_good(each)}
-        if self.backend is None:
-            return {}
-        backend = self.backend()
-        packages = checkout.extra_packages(
-            *self.packages, *backend.packages, folder="conformance-packages-backend"
-        )
-        environment = {"PYTHONPATH": str(packages), **self.environment}
-        run = TestRun(source, environment, self.arguments, backend.python, backend.inherited)
-        files = sorted(set(doubtful.values()))
-        steps = Steps(len(files), logs)
-        passed: set[str] = set()
-        for file in files:
-            steps.start(f"{backend.name}: {file}")
-            only = sorted(test for test, its_file in doubtful.items() if its_file == file)
-            found = run.outcomes([file], logs / f"{Path(file).stem}.backend.log", only)
-            passed |= {each.test for each in found if each.outcome == results.PASSED}
-            steps.note(f"{len(passed & set(doubtful))} pass there that do not pass here")
-        return {"backend": backend.name, "pass_on_backend": sorted(passed & set(doubtful))}
 
     def _groups(self, source: Path, files: list[str]) -> list[list[str]]:
         """Groups files of one folder; pytest does not allow equal names from two folders."""

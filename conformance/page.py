@@ -41,17 +41,12 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
         if excluded := record.get("excluded"):
             left_out = "; ".join(f"{number}, which {why}" for why, number in excluded.items())
             text += f"Files that are not run: {cell(left_out)}.\n\n"
-        backend = record.get("backend")
-        there = [f"pass on {backend}"] if backend else []
-        columns = ["why tests do not pass", "tests", *there, ""]
-        text += f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
+        text += "| why tests do not pass | tests | |\n| --- | --- | --- |\n"
         unexplained = sorted(record["unexplained"])
         reasons = record["reasons"] | ({"no reason is known": unexplained} if unexplained else {})
         for why, tests in reasons.items():
-            cells = [cell(why), str(len(tests))]
-            if backend:
-                cells.append(str(len(set(tests) & set(record["pass_on_backend"]))))
-            text += f"| {' | '.join(cells)} | {cell(', '.join(_short_names(tests)))} |\n"
+            names = cell(", ".join(_short_names(tests)))
+            text += f"| {cell(why)} | {len(tests)} | {names} |\n"
     return text
 
 
