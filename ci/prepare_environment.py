@@ -168,7 +168,7 @@ def prepare(
             installed["requirements"] = wanted
         elif missing:
             steps.start(f"tools: {', '.join(groups)}")
-            installer.install(*missing)
+            installer.install(*missing, *_pinned_torch())  # or one of them takes a newer torch
         installed["tools"] = "\n".join(sorted({*filter(None, tools), *missing}))
         _write_stamp(stamp_path, installed)
         if plain:
