@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -157,6 +158,34 @@ def test_a_build_beside_the_steps_ends_when_they_fail(progress, tmp_path: Path, 
         raise progress.StepFailedError("no network")
     assert time.monotonic() - begin < 30
     assert isinstance(builds.wheels["kernels"].exception(), progress.StepFailedError)
+
+
+def test_a_command_that_starts_after_its_steps_were_stopped_is_ended(progress, tmp_path: Path):
+    steps = progress.StepsBeside("build", tmp_path)
+    steps.stop()
+    with pytest.raises(progress.StepFailedError, match="ended with status -15"):
+        steps.run(["sleep", "60"], limit_s=30)
+
+
+def test_tools_that_are_added_to_an_environment_keep_its_torch(tmp_path: Path, monkeypatch):
+    prepare = import_module("prepare_environment")
+    directory = tmp_path / "serving"
+    (directory / "bin").mkdir(parents=True)
+    (directory / "bin" / "python").touch()
+    present = {"requirements": prepare.requirements_fingerprint(prepare.versions.VLLM_VERSION)}
+    (directory / prepare.STAMP).write_text(json.dumps(present))
+    installed: list[str] = []
+
+    class Installer:
+        def __init__(self, *_: object) -> None:
+            self.find_uv = list
+            self.install = lambda *arguments: installed.extend(map(str, arguments))
+
+    monkeypatch.setattr(prepare, "Installer", Installer)
+    monkeypatch.setattr(prepare, "installed_projects", list)
+    prepare.prepare(directory, groups=["test"], editable=False)
+    assert f"torch=={prepare.versions.TORCH_VERSION}" in installed
+    assert any(each.startswith("torchvision") for each in installed)
 
 
 def test_a_wheel_that_is_built_beside_the_steps_is_handed_over(tmp_path: Path, monkeypatch):

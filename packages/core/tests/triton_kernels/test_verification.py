@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vllm_davinci.core.triton_kernels.drafting import ngram_finalize
+from vllm_davinci.core.triton_kernels.sampling import token_hashes
 from vllm_davinci.core.triton_kernels.verification import (
     insert_resampled,
     keep_greedy,
@@ -149,3 +150,10 @@ def test_drafts_are_what_followed_the_ngram_then_the_newest_token():
         5,
     )
     assert drafts.tolist() == [[7, 8, 5, 6, 6], [4] * 5, [6] * 5]
+
+
+def test_positions_of_32_bits_have_the_same_hashes():
+    seeds = torch.tensor([0, 7, -1, 2**40]).npu()
+    positions = torch.tensor([0, 1, 5, 2**31 - 1]).npu()
+    expected = token_hashes(seeds, positions, VOCABULARY)
+    assert torch.equal(token_hashes(seeds, positions.to(torch.int32), VOCABULARY), expected)
