@@ -178,4 +178,6 @@ def finish(record: dict[str, Any], recorded: Path, is_to_be_recorded: bool) -> i
         print(f"{len(bad)} tests do not pass that are not in the record of {earlier['version']}")
         for test in bad:
             print(f"not in the record: {test}")
+    if not ran:
+        print("no test ran: without an NPU, run the suite under `vnpu run --`")
     return 1 if bad or not ran else 0

@@ -31,7 +31,7 @@ def _stream_of(stream_id: int, device_index: int, device_type: int) -> Any:
     return npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
 
-def _current_stream(device: Any = None) -> Any:
+def current_stream(device: Any = None) -> Any:
     """`torch.cuda.current_stream(...)` on the NPU, without a new object per call.
 
     torch_npu makes one, and torch then searches every device type for the current device, which
@@ -44,13 +44,13 @@ def _current_stream(device: Any = None) -> Any:
 
 
 @contextmanager
-def _stream(stream: Any) -> Iterator[None]:
+def stream(chosen: Any) -> Iterator[None]:
     """`torch.cuda.stream(...)` on the NPU, for a stream of the current device."""
-    if stream is None:
+    if chosen is None:
         yield
         return
-    before = _current_stream()
-    npu.set_stream(stream)
+    before = current_stream()
+    npu.set_stream(chosen)
     try:
         yield
     finally:
@@ -64,10 +64,10 @@ class _Event(npu.Event):
     """
 
     def record(self, stream: Any = None) -> None:
-        super().record(_current_stream() if stream is None else stream)
+        super().record(current_stream() if stream is None else stream)
 
     def wait(self, stream: Any = None) -> None:
-        super().wait(_current_stream() if stream is None else stream)
+        super().wait(current_stream() if stream is None else stream)
 
 
 def install() -> None:
@@ -88,6 +88,6 @@ def install() -> None:
             # A separate object: Dynamo refuses one handler under two names.
             target = functools.partial(target)
         setattr(torch.cuda, cuda_name, target)
-    torch.cuda.current_stream = _current_stream
-    torch.cuda.stream = _stream  # type: ignore[assignment]
+    torch.cuda.current_stream = current_stream
+    torch.cuda.stream = stream  # type: ignore[assignment]
     torch.cuda.Event = _Event  # type: ignore[misc]

@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
+from vllm_davinci.core.device.torch_cuda_names import current_stream, stream
 from vllm_davinci.core.graph.host_lengths import HostLengths
 from vllm_davinci.core.graph.metadata import Group, distinct, parts
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
@@ -83,16 +84,16 @@ class _OnNPU(CudaGraphManager):
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> Any:
         """Replays a graph with the lengths of the newest step."""
         captured, metadata = self.graphs[desc], self._metadata()
-        stream, updates = torch_npu.npu.current_stream(), self._update_stream
-        with torch_npu.npu.stream(updates):
+        main, updates = current_stream(), self._update_stream
+        with stream(updates):
             updates.wait_event(captured.replayed)
             for group in captured.groups:
                 lengths_q, lengths_kv = metadata[group.ubatch][group.layer_name].step_lengths()
                 group.host_lengths.update(lengths_q, lengths_kv, updates)
             self._updated.record(updates)
-        stream.wait_event(self._updated)
+        main.wait_event(self._updated)
         captured.graph.replay()
-        captured.replayed.record(stream)
+        captured.replayed.record(main)
         self.replays[desc.num_tokens] += 1
 
     def _metadata(self) -> list[dict[str, Any]]:
