@@ -35,7 +35,7 @@ class Event {
   // Records asked for so far, by other processes too.
   uint64_t newest() const;
 
-  // Whether a stream has reached this record, of which versions count from 1.
+  // Whether a stream has reached the record of this version; the first is 1.
   bool reached(uint64_t version) const;
   // Whether the newest record has been reached.
   bool complete() const { return reached(newest()); }

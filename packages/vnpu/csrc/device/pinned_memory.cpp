@@ -42,24 +42,26 @@ void PinnedMemory::remove(const void* begin, bool owned) {
   if (it->second.of(!owned) == 0) ranges_.erase(it);
 }
 
-bool PinnedMemory::contains(const void* address) const { return contains(address, 1); }
-
-bool PinnedMemory::contains(const void* address, size_t bytes) const {
+bool PinnedMemory::lies_in_one(const void* address, size_t bytes,
+                               size_t (*length)(const Range&)) const {
   std::lock_guard lock(mutex_);
   const auto a = reinterpret_cast<uintptr_t>(address);
   auto it = ranges_.upper_bound(a);
   if (it == ranges_.begin()) return false;
   --it;
-  return lies_within(a, bytes, it->first, std::max(it->second.allocated, it->second.registered));
+  const size_t most = length(it->second);
+  return most > 0 && lies_within(a, bytes, it->first, most);
+}
+
+bool PinnedMemory::contains(const void* address, size_t bytes) const {
+  return lies_in_one(address, bytes, [](const Range& range) {
+    return std::max(range.allocated, range.registered);
+  });
 }
 
 bool PinnedMemory::is_mapped(const void* address, size_t bytes) const {
-  std::lock_guard lock(mutex_);
-  const auto a = reinterpret_cast<uintptr_t>(address);
-  auto it = ranges_.upper_bound(a);
-  if (it == ranges_.begin()) return false;
-  --it;
-  return it->second.is_mapped && lies_within(a, bytes, it->first, it->second.registered);
+  return lies_in_one(address, bytes,
+                     [](const Range& range) { return range.is_mapped ? range.registered : 0; });
 }
 
 }  // namespace vnpu

@@ -20,9 +20,8 @@ class PinnedMemory {
   // is who asks.
   size_t bytes(const void* begin, bool owned, const char* function) const;
   void remove(const void* begin, bool owned);
-  bool contains(const void* address) const;
   // Whether all of it lies in one range.
-  bool contains(const void* address, size_t bytes) const;
+  bool contains(const void* address, size_t bytes = 1) const;
   // Whether the device reaches all of a range.
   bool is_mapped(const void* address, size_t bytes) const;
 
@@ -34,6 +33,8 @@ class PinnedMemory {
     size_t& of(bool owned) { return owned ? allocated : registered; }
     size_t of(bool owned) const { return owned ? allocated : registered; }
   };
+  // length: bytes of a range from its begin on
+  bool lies_in_one(const void* address, size_t bytes, size_t (*length)(const Range&)) const;
   mutable std::mutex mutex_;
   std::map<uintptr_t, Range> ranges_;
 };

@@ -40,6 +40,24 @@ uint64_t new_identity() {
   return (static_cast<uint64_t>(::getpid()) << kSerialBits) | (++next & kSerialMask);
 }
 
+void refuse_directory(const char* variable, const std::string& directory) {
+  throw Failure(FailureKind::kInvalidArgument, std::string("vnpu: ") + variable + "='" + directory +
+                                                   "' is not valid: " + std::strerror(errno) +
+                                                   ". Expected a directory that can be written.");
+}
+
+void* mapped_in(const char* variable, const std::string& directory, const std::string& name,
+                size_t bytes, bool anew) {
+  const FileDescriptor file(::open((directory + "/" + name).c_str(),
+                                   O_RDWR | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0644));
+  if (file.number < 0 || ::ftruncate(file.number, static_cast<off_t>(bytes)) != 0) {
+    refuse_directory(variable, directory);
+  }
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number, 0);
+  if (mapped == MAP_FAILED) refuse_directory(variable, directory);
+  return mapped;
+}
+
 FileDescriptor make(uint64_t identity, size_t bytes) {
   const std::string name = key_of("vnpu-memory", identity);
   FileDescriptor file(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));

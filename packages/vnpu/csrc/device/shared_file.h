@@ -23,6 +23,12 @@ struct FileDescriptor {
 // number that it gives once. Descriptors' numbers come again, and would name another file.
 uint64_t new_identity();
 
+// Maps a file of a directory that an environment variable names, for this process and others, until
+// the process ends. anew: what the file held is dropped. Throws kInvalidArgument.
+void* mapped_in(const char* variable, const std::string& directory, const std::string& name,
+                size_t bytes, bool anew = false);
+[[noreturn]] void refuse_directory(const char* variable, const std::string& directory);
+
 // Makes a file of this size for good, all zero bytes. Throws kOutOfMemory.
 FileDescriptor make(uint64_t identity, size_t bytes);
 

@@ -31,7 +31,6 @@ struct ArgumentValue {
     kInteger,  // bool and aclDataType too
     kReal,
     kScalar,
-    kScalars,
     kText,
     kOther,  // nothing that a constraint reads
   };
@@ -44,7 +43,6 @@ struct ArgumentValue {
     int64_t integer;
     double real;
     const TypedScalar* scalar;
-    const std::vector<Scalar>* scalars;
     const std::string* text;
   };
 };
@@ -74,8 +72,6 @@ ArgumentValue value_of(const Kept& kept) {
     return {.kind = Kind::kIntegers, .integers = &kept};
   } else if constexpr (std::is_same_v<Kept, TypedScalar>) {
     return {.kind = Kind::kScalar, .scalar = &kept};
-  } else if constexpr (std::is_same_v<Kept, ScalarList>) {
-    return {.kind = Kind::kScalars, .scalars = &kept};
   } else if constexpr (std::is_same_v<Kept, Text>) {
     return {.kind = Kind::kText, .text = &kept};
   } else if constexpr (std::is_same_v<Kept, DType>) {

@@ -17,10 +17,8 @@
 
 struct aclScalar;
 struct aclIntArray;
-struct aclFloatArray;
 struct aclBoolArray;
 struct aclTensorList;
-struct aclScalarList;
 
 namespace vnpu::ops {
 
@@ -55,9 +53,7 @@ class Tensors {
 };
 
 TypedScalar read_scalar(const aclScalar* scalar);
-std::vector<Scalar> read_scalars(const aclScalarList* list);
 std::vector<int64_t> read_ints(const aclIntArray* array);
-std::vector<float> read_floats(const aclFloatArray* array);
 BoolArray read_bools(const aclBoolArray* array);
 ScalarType read_dtype(int32_t acl_data_type);
 
@@ -176,33 +172,17 @@ struct Argument<OptionalScalar> {
     return kept ? OptionalScalar(kept->value) : OptionalScalar();
   }
 };
-template <>
-struct Argument<ScalarList> : PlainArgument<ScalarList> {
-  using C = const aclScalarList*;
-  static ScalarList keep(C c, Launch&) { return c == nullptr ? ScalarList() : read_scalars(c); }
+template <class T, class Handle, auto kRead>
+struct ArrayArgument : PlainArgument<T> {
+  using C = const Handle*;
+  static T keep(C c, Launch&) { return c == nullptr ? T() : T(kRead(c)); }
 };
 template <>
-struct Argument<IntArray> : PlainArgument<IntArray> {
-  using C = const aclIntArray*;
-  static IntArray keep(C c, Launch&) { return c == nullptr ? IntArray() : read_ints(c); }
-};
+struct Argument<IntArray> : ArrayArgument<IntArray, aclIntArray, read_ints> {};
 template <>
-struct Argument<OptionalIntArray> : PlainArgument<OptionalIntArray> {
-  using C = const aclIntArray*;
-  static OptionalIntArray keep(C c, Launch&) {
-    return c == nullptr ? OptionalIntArray() : OptionalIntArray(read_ints(c));
-  }
-};
+struct Argument<OptionalIntArray> : ArrayArgument<OptionalIntArray, aclIntArray, read_ints> {};
 template <>
-struct Argument<FloatArray> : PlainArgument<FloatArray> {
-  using C = const aclFloatArray*;
-  static FloatArray keep(C c, Launch&) { return c == nullptr ? FloatArray() : read_floats(c); }
-};
-template <>
-struct Argument<BoolArray> : PlainArgument<BoolArray> {
-  using C = const aclBoolArray*;
-  static BoolArray keep(C c, Launch&) { return c == nullptr ? BoolArray() : read_bools(c); }
-};
+struct Argument<BoolArray> : ArrayArgument<BoolArray, aclBoolArray, read_bools> {};
 template <>
 struct Argument<DType> : PlainArgument<DType> {
   using C = int32_t;
@@ -273,9 +253,8 @@ void KeptArgument<T>::destroy(std::byte* place) {
   X(Tensor) X(OptionalTensor) X(TensorList) X(OptionalTensorList)                       \
   X(Out) X(OptionalOut) X(InOut) X(OptionalInOut) X(WholeOut) X(DynamicOut)             \
   X(OutList) X(OptionalOutList) X(InOutList)                                            \
-  X(Scalar) X(OptionalScalar) X(ScalarList) X(IntArray) X(OptionalIntArray)             \
-  X(FloatArray) X(BoolArray) X(DType) X(Text)                                           \
-  X(bool) X(int8_t) X(int32_t) X(int64_t) X(uint64_t) X(float) X(double)
+  X(Scalar) X(OptionalScalar) X(IntArray) X(OptionalIntArray) X(BoolArray)              \
+  X(DType) X(Text) X(bool) X(int8_t) X(int32_t) X(int64_t) X(uint64_t) X(float) X(double)
 // clang-format on
 #define VNPU_DECLARED(T) extern template struct KeptArgument<T>;
 VNPU_ARGUMENT_TYPES(VNPU_DECLARED)

@@ -3,7 +3,7 @@
 // What a row of an operator declares beside its arguments and its body:
 //
 //   VNPU_OPERATOR(Gelu, (const Tensor& self, Out out),
-//                 {.tier = kT1, .cost = elements<10>, .rules = {...}}) {
+//                 {.cost = elements<10>, .rules = {...}}) {
 //
 // From it come the operator's place in `vnpu coverage`, the work that the timing model gives it
 // (ops/costs.h), the calls that are refused (ops/rules.h) and its line on the reference pages.
@@ -23,15 +23,15 @@ class Constraints;  // ops/constraints.cpp
 
 // Who needs an operator.
 enum class Tier : uint8_t {
-  kOther,  // training, vision, other accelerators' paths
   kT1,     // plain PyTorch in model execution
   kT2,     // fused serving operators
   kT3,     // rare: LoRA, linear and sparse attention
+  kOther,  // training, vision, other accelerators' paths
 };
 using enum Tier;
 
 struct Declaration {
-  Tier tier = kOther;
+  Tier tier = kT1;
   // Null: the operator cannot be launched where time is modelled.
   Cost cost = nullptr;
   Rules rules = {};

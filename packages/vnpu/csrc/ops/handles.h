@@ -19,20 +19,13 @@ struct aclScalar {
 struct aclIntArray {
   std::vector<int64_t> values;
 };
-struct aclFloatArray {
-  std::vector<float> values;
-};
 struct aclBoolArray {
   vnpu::ops::BoolArray values;
 };
 struct aclTensorList {  // owns its elements
   std::vector<const aclTensor*> tensors;
 };
-struct aclScalarList {  // owns its elements
-  std::vector<const aclScalar*> scalars;
-};
 struct aclOpExecutor {
   vnpu::TaskPtr task;
   uint64_t workspace_bytes = 0;  // that its launch needs
-  bool repeatable = false;
 };

@@ -225,14 +225,7 @@ Tensor Tensors::make(const TensorView& view) {
 
 TypedScalar read_scalar(const aclScalar* scalar) { return scalar->scalar; }
 
-std::vector<Scalar> read_scalars(const aclScalarList* list) {
-  std::vector<Scalar> values;
-  for (const aclScalar* scalar : list->scalars) values.push_back(scalar->scalar.value);
-  return values;
-}
-
 std::vector<int64_t> read_ints(const aclIntArray* array) { return array->values; }
-std::vector<float> read_floats(const aclFloatArray* array) { return array->values; }
 BoolArray read_bools(const aclBoolArray* array) { return array->values; }
 
 ScalarType read_dtype(int32_t acl_data_type) {
@@ -296,10 +289,9 @@ int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, v
     return abi::report(FailureKind::kOperatorInvalid,
                        "vnpu: an operator was launched without an executor.");
   }
-  // One-shot executors end here; a repeatable one belongs to the caller.
   const TaskPtr task = executor->task;
   const uint64_t needed = executor->workspace_bytes;
-  if (!executor->repeatable) delete executor;
+  delete executor;
   try {
     add_workspace(*task, workspace, workspace_bytes, needed);
   } catch (...) {

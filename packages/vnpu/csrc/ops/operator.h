@@ -3,7 +3,7 @@
 // How an operator is written: one row declares it, and its body computes,
 //
 //   VNPU_OPERATOR(Add, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
-//                 {.tier = kT1, .cost = elements<1>, .rules = {...}}) {
+//                 {.cost = elements<1>, .rules = {...}}) {
 //     store(out, at::add(self, other, alpha));
 //   }
 //

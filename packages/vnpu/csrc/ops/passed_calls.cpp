@@ -55,10 +55,6 @@ void add_value(Form& form, const ArgumentValue& value) {
       form.push_back(static_cast<uint64_t>(value.scalar->dtype));
       add_scalar(form, value.scalar->value);
       break;
-    case Kind::kScalars:
-      form.push_back(value.scalars->size());
-      for (const Scalar& each : *value.scalars) add_scalar(form, each);
-      break;
     case Kind::kText: {
       const std::string& text = *value.text;
       form.push_back(text.size());

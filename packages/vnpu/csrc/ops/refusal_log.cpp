@@ -1,7 +1,6 @@
 #include "ops/refusal_log.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,17 +10,12 @@
 #include "device/call_site.h"
 #include "device/configuration.h"
 #include "device/failure.h"
+#include "device/shared_file.h"
 
 namespace vnpu::ops {
 namespace {
 
-constexpr mode_t kMode = 0644;
-
-[[noreturn]] void refuse_directory(const std::string& directory) {
-  throw Failure(FailureKind::kInvalidArgument, "vnpu: VNPU_REFUSALS='" + directory +
-                                                   "' is not valid: " + std::strerror(errno) +
-                                                   ". Expected a directory that can be written.");
-}
+constexpr char kVariable[] = "VNPU_REFUSALS";
 
 std::string json_text(const std::string& text) {
   std::string result = "\"";
@@ -34,8 +28,8 @@ std::string json_text(const std::string& text) {
 
 int opened(const std::string& directory, const char* name) {
   const int file =
-      ::open((directory + name).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
-  if (file < 0) refuse_directory(directory);
+      ::open((directory + name).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file < 0) shared_file::refuse_directory(kVariable, directory);
   return file;
 }
 
@@ -52,7 +46,7 @@ void append(int file, const std::string& line) {
 
 RefusalLog* RefusalLog::instance() {
   static RefusalLog* const log = [] {
-    const char* const directory = std::getenv("VNPU_REFUSALS");
+    const char* const directory = std::getenv(kVariable);
     const bool is_wanted = directory != nullptr && *directory != '\0';
     return is_wanted ? new RefusalLog(directory) : nullptr;  // until the process ends
   }();
@@ -62,14 +56,8 @@ RefusalLog* RefusalLog::instance() {
 RefusalLog::RefusalLog(const std::string& directory) {
   const Configuration& configuration = Configuration::instance();
   soc_ = (configuration.is_reference ? "reference:" : "") + configuration.soc_name;
-  const int counts =
-      ::open((directory + "/" + soc_ + ".calls").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kMode);
-  if (counts < 0 || ::ftruncate(counts, sizeof(*calls_)) != 0) refuse_directory(directory);
-  void* const mapped =
-      ::mmap(nullptr, sizeof(*calls_), PROT_READ | PROT_WRITE, MAP_SHARED, counts, 0);
-  if (mapped == MAP_FAILED) refuse_directory(directory);
-  ::close(counts);
-  calls_ = static_cast<std::atomic<uint64_t>*>(mapped);
+  calls_ = static_cast<std::atomic<uint64_t>*>(
+      shared_file::mapped_in(kVariable, directory, soc_ + ".calls", sizeof(*calls_)));
   refused_ = opened(directory, "/refused.jsonl");
   without_rules_ = opened(directory, "/without_rules.jsonl");
 }

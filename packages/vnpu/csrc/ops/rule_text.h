@@ -2,9 +2,11 @@
 
 // How rules say what they ask for, in words and in the forms that programs read.
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ops/rules.h"
 
@@ -35,6 +37,17 @@ inline Check formed(Check check, std::string form) {
   check.form = std::move(form);
   return check;
 }
+
+template <class T>
+bool contains(const std::vector<T>& all, const T& one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
+}
+
+// The value of an argument as refusals print it: "sizes [2, 3] of float16".
+std::string described(const TensorView& view);
+std::string described(const ArgumentValue& value);
+// The values of a rule's other arguments: " beside x sizes [4] of int8, axis value 1".
+std::string beside(const RuleArguments& own, const std::vector<const char*>& names);
 
 inline std::string dimension_text(int dimension) {
   return dimension == -1 ? "last dimension" : "dimension " + std::to_string(dimension);

@@ -47,7 +47,7 @@ class RuleArguments {
   const std::vector<int64_t>& integers(size_t index = 0) const { return *(*this)[index].integers; }
   const std::string& text(size_t index = 0) const { return *(*this)[index].text; }
   const TypedScalar& scalar(size_t index = 0) const { return *(*this)[index].scalar; }
-  // Tensors, or numbers, in a list.
+  // Tensors in a list.
   int64_t count(size_t index = 0) const;
   bool has(size_t index = 0) const;
   // The rule's arguments from `first` on.
@@ -72,7 +72,7 @@ struct Condition {
 struct Check {
   std::string text;  // completes "must": "be float16 or bfloat16"
   std::vector<const char*> names = {};
-  std::function<Found(const RuleArguments&)> find;
+  std::function<Found(const RuleArguments&)> find = nullptr;
   // Dtypes, sizes and amounts, which SoC `reference` does not limit. Otherwise: how arguments fit
   // each other and lie in memory.
   bool is_limit = true;
@@ -179,12 +179,19 @@ template <std::convertible_to<const char*>... T>
 Check one_of(T... allowed) {
   return one_of(std::vector<std::string>{allowed...});
 }
-// Any other. find: what is wrong
-Check that(std::string text, std::vector<const char*> names,
-           std::function<Found(const RuleArguments&)> find);
+// Any other. holds: false for a call that is refused, with the values of the argument and of
+// `names`. find: what is wrong, in words of its own
+using Holds = std::function<bool(const RuleArguments&)>;
+using Find = std::function<Found(const RuleArguments&)>;
+Check that(std::string text, std::vector<const char*> names, Holds holds);
+Check that(std::string text, std::vector<const char*> names, Find find);
 // The same about how arguments fit each other.
-Check fits(std::string text, std::vector<const char*> names,
-           std::function<Found(const RuleArguments&)> find);
+template <class Rule>
+Check fits(std::string text, std::vector<const char*> names, Rule rule) {
+  Check check = that(std::move(text), std::move(names), std::move(rule));
+  check.is_limit = false;
+  return check;
+}
 
 Condition is_given(const char* argument);
 Condition is_missing(const char* argument);

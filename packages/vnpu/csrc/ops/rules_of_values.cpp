@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ops/rule_text.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 
@@ -18,11 +19,7 @@ const TensorView& RuleArguments::tensor(size_t index) const {
   return value.kind == ArgumentValue::Kind::kTensors ? value.tensors[0] : *value.tensor;
 }
 
-int64_t RuleArguments::count(size_t index) const {
-  const ArgumentValue& value = (*this)[index];
-  return value.kind == ArgumentValue::Kind::kScalars ? static_cast<int64_t>(value.scalars->size())
-                                                     : value.tensors.count;
-}
+int64_t RuleArguments::count(size_t index) const { return (*this)[index].tensors.count; }
 
 bool RuleArguments::has(size_t index) const {
   const ArgumentValue& value = (*this)[index];
@@ -58,6 +55,36 @@ std::string name_of(ScalarType type) {
 std::string sizes_of(const TensorView& view) {
   std::vector<int64_t> sizes(view.sizes, view.sizes + view.dims);
   return "[" + listed(sizes, digits, ", ") + "]";
+}
+
+std::string described(const TensorView& view) {
+  const bool is_tiled = view.format == kFractal;
+  return "sizes " + sizes_of(view) + " of " + name_of(view.dtype) +
+         (is_tiled ? " in FRACTAL_NZ" : "");
+}
+
+std::string described(const ArgumentValue& value) {
+  using Kind = ArgumentValue::Kind;
+  switch (value.kind) {
+    case Kind::kAbsent: return "null";
+    case Kind::kTensor: return described(*value.tensor);
+    case Kind::kTensors:
+      return value.tensors.count == 0 ? "no tensor" : described(value.tensors[0]);
+    case Kind::kIntegers: return "[" + listed(*value.integers, digits, ", ") + "]";
+    case Kind::kInteger: return "value " + digits(value.integer);
+    case Kind::kReal: return "value " + std::to_string(value.real);
+    case Kind::kScalar: return "a number of " + name_of(value.scalar->dtype);
+    case Kind::kText: return "value '" + *value.text + "'";
+    default: return "values";
+  }
+}
+
+std::string beside(const RuleArguments& own, const std::vector<const char*>& names) {
+  std::string all;
+  for (size_t i = 0; i < names.size(); ++i) {
+    all += std::string(i == 0 ? " beside " : ", ") + names[i] + " " + described(own[i + 1]);
+  }
+  return all;
 }
 
 int64_t size_of(const TensorView& view, int dimension) {
@@ -113,51 +140,43 @@ Check between(int64_t least, int64_t most) {
   return formed(that("be " + std::to_string(least) +
                          (most == kNoMost ? " or more" : " to " + std::to_string(most)),
                      {},
-                     [=](const RuleArguments& own) -> Found {
-                       if (own.integer() >= least && own.integer() <= most) return std::nullopt;
-                       return "value " + std::to_string(own.integer());
+                     [=](const RuleArguments& own) {
+                       return own.integer() >= least && own.integer() <= most;
                      }),
                 form_of("between", digits(least) + ", " + digits(most)));
 }
 
 Check one_of(std::vector<int64_t> allowed) {
-  const std::string numbers = listed(allowed, digits, ", ");
+  std::string form = form_of("one_of", "[" + listed(allowed, digits, ", ") + "]");
   std::string text = "be " + listed(allowed, digits);
-  return formed(
-      that(std::move(text), {},
-           [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
-             if (std::find(allowed.begin(), allowed.end(), own.integer()) != allowed.end()) {
-               return std::nullopt;
-             }
-             return "value " + std::to_string(own.integer());
-           }),
-      form_of("one_of", "[" + numbers + "]"));
+  return formed(that(std::move(text), {},
+                     [allowed = std::move(allowed)](const RuleArguments& own) {
+                       return contains(allowed, own.integer());
+                     }),
+                std::move(form));
 }
 
 Check one_of(std::vector<std::string> allowed) {
-  const std::string texts = listed(allowed, in_quotes, ", ");
+  std::string form = form_of("one_of", "[" + listed(allowed, in_quotes, ", ") + "]");
   std::string text =
       "be " + listed(allowed, [](const std::string& each) { return "'" + each + "'"; });
   return formed(fits(std::move(text), {},
-                     [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
-                       if (std::find(allowed.begin(), allowed.end(), own.text()) != allowed.end()) {
-                         return std::nullopt;
-                       }
-                       return "value '" + own.text() + "'";
+                     [allowed = std::move(allowed)](const RuleArguments& own) {
+                       return contains(allowed, own.text());
                      }),
-                form_of("one_of", "[" + texts + "]"));
+                std::move(form));
 }
 
-Check that(std::string text, std::vector<const char*> names,
-           std::function<Found(const RuleArguments&)> find) {
+Check that(std::string text, std::vector<const char*> names, Find find) {
   return {.text = std::move(text), .names = std::move(names), .find = std::move(find)};
 }
 
-Check fits(std::string text, std::vector<const char*> names,
-           std::function<Found(const RuleArguments&)> find) {
-  Check check = that(std::move(text), std::move(names), std::move(find));
-  check.is_limit = false;
-  return check;
+Check that(std::string text, std::vector<const char*> names, Holds holds) {
+  const auto find = [names, holds = std::move(holds)](const RuleArguments& own) -> Found {
+    if (holds(own)) return std::nullopt;
+    return described(own[0]) + beside(own, names);
+  };
+  return that(std::move(text), std::move(names), Find(find));
 }
 
 // --- conditions ----------------------------------------------------------------------------------
@@ -177,25 +196,20 @@ Condition is_missing(const char* argument) {
 Condition equals(const char* argument, std::vector<std::string> texts) {
   return {std::string(argument) + " is " + listed(texts, [](const std::string& t) { return t; }),
           {argument},
-          [texts](const RuleArguments& own) {
-            return own.has() && std::find(texts.begin(), texts.end(), own.text()) != texts.end();
-          }};
+          [texts](const RuleArguments& own) { return own.has() && contains(texts, own.text()); }};
 }
 
 Condition equals(const char* argument, std::vector<int64_t> numbers) {
   return {std::string(argument) + " is " + listed(numbers, digits),
           {argument},
-          [numbers](const RuleArguments& own) {
-            return std::find(numbers.begin(), numbers.end(), own.integer()) != numbers.end();
-          }};
+          [numbers](const RuleArguments& own) { return contains(numbers, own.integer()); }};
 }
 
 Condition has_dtype(const char* argument, std::vector<ScalarType> dtypes) {
   return {std::string(argument) + " is " + listed(dtypes, name_of),
           {argument},
           [dtypes](const RuleArguments& own) {
-            return own.has() &&
-                   std::find(dtypes.begin(), dtypes.end(), own.tensor().dtype) != dtypes.end();
+            return own.has() && contains(dtypes, own.tensor().dtype);
           }};
 }
 

@@ -32,10 +32,9 @@ using at::Tensor;
 //   const InOutList&                 aclTensorList*, read and written
 //   const Scalar&                    aclScalar*, required
 //   const OptionalScalar&            aclScalar*, may be null
-//   const ScalarList&                aclScalarList*
 //   const IntArray&                  aclIntArray*, null = empty
 //   const OptionalIntArray&          aclIntArray*, null = nullopt
-//   const FloatArray&, const BoolArray&            null = empty
+//   const BoolArray&                 null = empty
 //   DType                            aclDataType by value
 //   const Text&                      char*, null = ""
 //   bool, int8_t, int32_t, int64_t, uint64_t, float, double   by value
@@ -81,10 +80,8 @@ struct InOutList : std::vector<Tensor> {
   using std::vector<Tensor>::vector;
 };
 using OptionalScalar = std::optional<Scalar>;
-using ScalarList = std::vector<Scalar>;
 using IntArray = std::vector<int64_t>;
 using OptionalIntArray = std::optional<std::vector<int64_t>>;
-using FloatArray = std::vector<float>;
 struct BoolArray : std::vector<bool> {
   using std::vector<bool>::vector;
 };

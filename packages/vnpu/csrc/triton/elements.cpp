@@ -81,36 +81,32 @@ template <class T>
 void integers(Operation operation, std::byte* out, const Operand* in, size_t n) {
   using U = std::make_unsigned_t<T>;
   constexpr U kBits = sizeof(T) * 8;
+#define VNPU_INTEGERS(OPERATION, TYPE, EXPRESSION) \
+  case Operation::OPERATION:                       \
+    return each<TYPE>(out, in, n, [](TYPE a, TYPE b) { return EXPRESSION; });
   switch (operation) {
-    case Operation::kAddInt: return each<U>(out, in, n, [](U a, U b) { return a + b; });
-    case Operation::kSubInt: return each<U>(out, in, n, [](U a, U b) { return a - b; });
-    case Operation::kMulInt:
-      return each<U>(out, in, n, [](U a, U b) { return static_cast<U>(uint64_t{a} * b); });
-    case Operation::kAnd: return each<U>(out, in, n, [](U a, U b) { return a & b; });
-    case Operation::kOr: return each<U>(out, in, n, [](U a, U b) { return a | b; });
-    case Operation::kXor: return each<U>(out, in, n, [](U a, U b) { return a ^ b; });
-    case Operation::kShiftLeft:
-      return each<U>(out, in, n, [](U a, U b) { return b < kBits ? uint64_t{a} << b : 0; });
-    case Operation::kShiftRight:
-      return each<U>(out, in, n, [](U a, U b) { return b < kBits ? uint64_t{a} >> b : 0; });
-    case Operation::kShiftRightSigned:
-      return each<T>(out, in, n, [](T a, T b) {
-        return int64_t{a} >> std::min<uint64_t>(static_cast<U>(b), kBits - 1);
-      });
-    case Operation::kDivInt: return each<T>(out, in, n, divide<T>);
-    case Operation::kDivUint: return each<U>(out, in, n, divide<U>);
-    case Operation::kRemInt: return each<T>(out, in, n, remainder<T>);
-    case Operation::kRemUint: return each<U>(out, in, n, remainder<U>);
-    case Operation::kMaxInt: return each<T>(out, in, n, [](T a, T b) { return a > b ? a : b; });
-    case Operation::kMinInt: return each<T>(out, in, n, [](T a, T b) { return a < b ? a : b; });
-    case Operation::kMaxUint: return each<U>(out, in, n, [](U a, U b) { return a > b ? a : b; });
-    case Operation::kMinUint: return each<U>(out, in, n, [](U a, U b) { return a < b ? a : b; });
-    case Operation::kMulHighUint:
-      return each<U>(out, in, n, [](U a, U b) {
-        return static_cast<U>((static_cast<unsigned __int128>(a) * b) >> kBits);
-      });
+    VNPU_INTEGERS(kAddInt, U, a + b)
+    VNPU_INTEGERS(kSubInt, U, a - b)
+    VNPU_INTEGERS(kMulInt, U, static_cast<U>(uint64_t{a} * b))
+    VNPU_INTEGERS(kAnd, U, a & b)
+    VNPU_INTEGERS(kOr, U, a | b)
+    VNPU_INTEGERS(kXor, U, a ^ b)
+    VNPU_INTEGERS(kShiftLeft, U, b < kBits ? uint64_t{a} << b : 0)
+    VNPU_INTEGERS(kShiftRight, U, b < kBits ? uint64_t{a} >> b : 0)
+    VNPU_INTEGERS(kShiftRightSigned, T,
+                  int64_t{a} >> std::min<uint64_t>(static_cast<U>(b), kBits - 1))
+    VNPU_INTEGERS(kDivInt, T, divide<T>(a, b))
+    VNPU_INTEGERS(kDivUint, U, divide<U>(a, b))
+    VNPU_INTEGERS(kRemInt, T, remainder<T>(a, b))
+    VNPU_INTEGERS(kRemUint, U, remainder<U>(a, b))
+    VNPU_INTEGERS(kMaxInt, T, a > b ? a : b)
+    VNPU_INTEGERS(kMinInt, T, a < b ? a : b)
+    VNPU_INTEGERS(kMaxUint, U, a > b ? a : b)
+    VNPU_INTEGERS(kMinUint, U, a < b ? a : b)
+    VNPU_INTEGERS(kMulHighUint, U, static_cast<U>((static_cast<unsigned __int128>(a) * b) >> kBits))
     default: return;
   }
+#undef VNPU_INTEGERS
 }
 
 // Of one bit, whose 1 is -1 where it counts as signed.

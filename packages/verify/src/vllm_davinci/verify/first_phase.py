@@ -4,8 +4,6 @@ Nothing is launched and no tensor is allocated: an operand describes sizes, dtyp
 small block of device memory, which the first phase does not read.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Mapping
@@ -149,9 +147,6 @@ class FirstPhase:
                 return self._made("aclCreateIntArray", _int64s(numbers), len(numbers))
             case {"scalar": number, "dtype": dtype}:
                 return self._scalar(number, dtype)
-            case {"scalars": numbers}:
-                handles = [self._scalar(number, "float64") for number in numbers]
-                return self._list("aclCreateScalarList", handles)
             case {"int8": number}:
                 return ctypes.c_int8(number)
             case {"int32": number}:

@@ -95,7 +95,6 @@ VNPU_ACL(aclrtResetDevice, (int32_t device)) {
     if (System::current_device() == device) System::current_device() = -1;
   });
 }
-VNPU_ACL(aclrtResetDeviceForce, (int32_t device)) { return aclrtResetDevice(device); }
 VNPU_ACL(aclrtSynchronizeDevice, (void)) {
   return guarded("aclrtSynchronizeDevice", [] {
     System& system = System::instance();
@@ -122,13 +121,6 @@ VNPU_ACL(aclrtSetCurrentContext, (aclrtContext context)) {
     System::current_device() = device;
   });
 }
-VNPU_ACL(aclrtCreateContext, (aclrtContext * context, int32_t device)) {
-  return guarded("aclrtCreateContext", [&] {
-    System::instance().physical(device);
-    *context = context_of(device);
-  });
-}
-VNPU_ACL(aclrtDestroyContext, (aclrtContext)) { return 0; }
 VNPU_ACL(aclrtGetPrimaryCtxState, (int32_t device, uint32_t* flags, int32_t* active)) {
   return guarded("aclrtGetPrimaryCtxState", [&] {
     System::instance().physical(device);
@@ -146,9 +138,6 @@ VNPU_ACL(aclrtDeviceCanAccessPeer, (int32_t* can, int32_t device, int32_t peer))
 }
 VNPU_ACL(aclrtDeviceEnablePeerAccess, (int32_t peer, uint32_t)) {
   return guarded("aclrtDeviceEnablePeerAccess", [&] { System::instance().physical(peer); });
-}
-VNPU_ACL(aclrtDeviceDisablePeerAccess, (int32_t peer)) {
-  return guarded("aclrtDeviceDisablePeerAccess", [&] { System::instance().physical(peer); });
 }
 VNPU_ACL(aclrtGetRunMode, (aclrtRunMode * mode)) {
   return guarded("aclrtGetRunMode", [&] {

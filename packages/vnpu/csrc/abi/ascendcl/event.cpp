@@ -149,13 +149,6 @@ VNPU_ACL(aclrtSynchronizeEvent, (aclrtEvent handle)) {
   return guarded("aclrtSynchronizeEvent",
                  [&] { executor().synchronize(abi::event_of(handle), std::nullopt); });
 }
-VNPU_ACL(aclrtSynchronizeEventWithTimeout, (aclrtEvent handle, int32_t timeout_ms)) {
-  return guarded("aclrtSynchronizeEventWithTimeout", [&] {
-    Executor::Limit limit;
-    if (timeout_ms >= 0) limit = std::chrono::milliseconds(timeout_ms);
-    executor().synchronize(abi::event_of(handle), limit);
-  });
-}
 VNPU_ACL(aclrtQueryEventStatus, (aclrtEvent handle, aclrtEventRecordedStatus* status)) {
   return guarded("aclrtQueryEventStatus", [&] {
     *status = executor().query(abi::event_of(handle)) ? ACL_EVENT_RECORDED_STATUS_COMPLETE

@@ -64,20 +64,6 @@ VNPU_ACL(aclmdlRIExecuteAsync, (aclmdlRI model, aclrtStream stream)) {
     executor().replay(abi::stream_of(stream), Graphs::instance().find(model));
   });
 }
-VNPU_ACL(aclmdlRIExecute, (aclmdlRI model, int32_t timeout_ms)) {
-  return guarded("aclmdlRIExecute", [&] {
-    if (timeout_ms == 0 || timeout_ms < -1) {
-      throw Failure(FailureKind::kInvalidArgument,
-                    "vnpu: aclmdlRIExecute waits " + std::to_string(timeout_ms) +
-                        " ms; -1 waits without a limit, and any other number is above 0.");
-    }
-    Executor::Limit limit;
-    if (timeout_ms > 0) limit = std::chrono::milliseconds(timeout_ms);
-    const StreamPtr& stream = abi::stream_of(nullptr);
-    executor().replay(stream, Graphs::instance().find(model));
-    executor().synchronize(stream, limit);
-  });
-}
 VNPU_ACL(aclmdlRIDestroy, (aclmdlRI model)) {
   return guarded("aclmdlRIDestroy", [&] { Graphs::instance().remove(model); });
 }

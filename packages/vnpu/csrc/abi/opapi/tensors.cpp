@@ -171,10 +171,6 @@ VNPU_C(aclIntArray*) aclCreateIntArray(const int64_t* values, uint64_t count) {
   return listed("aclCreateIntArray", values, count,
                 [&] { return new aclIntArray{{values, values + count}}; });
 }
-VNPU_C(aclFloatArray*) aclCreateFloatArray(const float* values, uint64_t count) {
-  return listed("aclCreateFloatArray", values, count,
-                [&] { return new aclFloatArray{{values, values + count}}; });
-}
 VNPU_C(aclBoolArray*) aclCreateBoolArray(const bool* values, uint64_t count) {
   return listed("aclCreateBoolArray", values, count, [&] {
     auto* array = new aclBoolArray();
@@ -186,57 +182,29 @@ VNPU_C(aclTensorList*) aclCreateTensorList(const aclTensor* const* tensors, uint
   return listed("aclCreateTensorList", tensors, count,
                 [&] { return new aclTensorList{{tensors, tensors + count}}; });
 }
-VNPU_C(aclScalarList*) aclCreateScalarList(const aclScalar* const* scalars, uint64_t count) {
-  return listed("aclCreateScalarList", scalars, count,
-                [&] { return new aclScalarList{{scalars, scalars + count}}; });
-}
-
 VNPU_C(int) aclDestroyTensor(const aclTensor* tensor) {
   Tensors::instance().drop(tensor);
   return 0;
 }
-VNPU_C(int) aclDestroyScalar(const aclScalar* scalar) {
-  delete scalar;
-  return 0;
-}
-VNPU_C(int) aclDestroyIntArray(const aclIntArray* array) {
-  delete array;
-  return 0;
-}
-VNPU_C(int) aclDestroyFloatArray(const aclFloatArray* array) {
-  delete array;
-  return 0;
-}
-VNPU_C(int) aclDestroyBoolArray(const aclBoolArray* array) {
-  delete array;
-  return 0;
-}
+#define VNPU_DESTROY(NAME, HANDLE)       \
+  VNPU_C(int) NAME(const HANDLE* what) { \
+    delete what;                         \
+    return 0;                            \
+  }
+VNPU_DESTROY(aclDestroyScalar, aclScalar)
+VNPU_DESTROY(aclDestroyIntArray, aclIntArray)
+VNPU_DESTROY(aclDestroyBoolArray, aclBoolArray)
+VNPU_DESTROY(vnpuDestroyExecutor, aclOpExecutor)  // called by libnnopbase's aclDestroyAclOpExecutor
 VNPU_C(int) aclDestroyTensorList(const aclTensorList* list) {
   for (const aclTensor* tensor : list->tensors) Tensors::instance().drop(tensor);
   delete list;
   return 0;
 }
-VNPU_C(int) aclDestroyScalarList(const aclScalarList* list) {
-  for (const aclScalar* scalar : list->scalars) delete scalar;
-  delete list;
-  return 0;
-}
-
 VNPU_C(int) aclGetViewShape(const aclTensor* tensor, int64_t** sizes, uint64_t* dims) {
   const ops::TensorView& view = tensor->view;
   *dims = static_cast<uint64_t>(view.dims);
   *sizes = new int64_t[static_cast<size_t>(view.dims)];  // the caller uses delete[]
   std::copy_n(view.sizes, view.dims, *sizes);
   if (tensor->int4_dimension >= 0) (*sizes)[tensor->int4_dimension] *= 8;
-  return 0;
-}
-VNPU_C(int) aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
-  executor->repeatable = true;
-  return 0;
-}
-
-// Called by libnnopbase's aclDestroyAclOpExecutor.
-VNPU_C(int) vnpuDestroyExecutor(aclOpExecutor* executor) {
-  delete executor;
   return 0;
 }

@@ -127,27 +127,29 @@ static Sizes sizes_of_call(const RuleArguments& own) {
   s.value = key_size_of(own.tensor(2), layout, s.key_heads, s.paged);
   return s;
 }
-static std::string shown(const Sizes& s) {
-  return "head sizes " + text(s.query) + " (query), " + text(s.key) + " (key), " + text(s.value) +
-         " (value) with " + text(s.query_heads) + " heads over " + text(s.key_heads);
-}
 // A rule about the sizes of heads. allowed: whether they can be computed
 static Check head_sizes(std::string rule, std::function<bool(const Sizes&)> allowed) {
   Check check =
       that(std::move(rule), {"key", "value", "layout", "query_heads", "key_heads", "block_table"},
-           [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
+           [allowed = std::move(allowed)](const RuleArguments& own) {
              if (!own.has(1) || !own.has(2) || !has_packed_tokens(own.text(3))) {
-               return std::nullopt;
+               return true;
              }
              const Sizes s = sizes_of_call(own);
-             if (s.query == 512 || allowed(s)) return std::nullopt;
-             return shown(s);
+             return s.query == 512 || allowed(s);
            });
   check.sees_absence = true;  // of the block table
   return check;
 }
 static bool equal_to(const Sizes& s, int64_t size) {
   return s.query == size && s.key == size && s.value == size;
+}
+static Check blocks_up_to(int64_t most) {
+  return that("be a multiple of 16, at most " + text(most), {},
+              [most](const RuleArguments& own) {
+                return own.integer() > 0 && own.integer() % 16 == 0 && own.integer() <= most;
+              })
+      .when(is_given("block_table"));
 }
 // with_rope: for versions of the operator that take queryRope and keyRope
 static std::vector<Rule> attention_rules(bool with_rope) {
@@ -159,21 +161,16 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"query",
        {dtype({at::kHalf, at::kBFloat16, at::kChar}),
         that("have heads of at most 512 entries, a multiple of 16", {"layout", "query_heads"},
-             [](const RuleArguments& own) -> Found {
+             [](const RuleArguments& own) {
                const int64_t size = head_size_of(own.tensor(), own.text(1), own.integer(2));
-               if (size <= 512 && size % 16 == 0) return std::nullopt;
-               return "heads of " + text(size) + " entries";
+               return size <= 512 && size % 16 == 0;
              })}},
       {"key",
        that("be float16 or bfloat16 as query, or int8 or int4 beside their scales", {"query"},
-            [](const RuleArguments& own) -> Found {
+            [](const RuleArguments& own) {
               const ScalarType type = own.tensor().dtype;
-              if (type == own.tensor(1).dtype || type == at::kChar || type == at::kInt ||
-                  type == at::ScalarType::QUInt4x2) {
-                return std::nullopt;
-              }
-              return "dtype " + name_of(type) + " beside a query of " +
-                     name_of(own.tensor(1).dtype);
+              return type == own.tensor(1).dtype || type == at::kChar || type == at::kInt ||
+                     type == at::ScalarType::QUInt4x2;
             })},
       {"value", same_dtype("key")},
       {"layout", one_of("BSH", "BSND", "BNSD", "TND", "NTD", "BSH_BNSD", "BNSD_BSND", "BSND_BNSD",
@@ -181,20 +178,15 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"query_heads", between(1, 256)},
       {"key_heads",
        {between(0, 256), fits("divide queryHeads", {"query_heads"},
-                              [](const RuleArguments& own) -> Found {
+                              [](const RuleArguments& own) {
                                 const int64_t heads = own.integer();
-                                if (heads == 0 || (heads > 0 && own.integer(1) % heads == 0))
-                                  return std::nullopt;
-                                return "value " + text(heads) + " beside " + text(own.integer(1)) +
-                                       " query heads";
+                                return heads == 0 || (heads > 0 && own.integer(1) % heads == 0);
                               })}},
       {"key_heads",
        alone(that("have at most 64 query heads for each of its own", {"query_heads"},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const int64_t heads = own.integer();
-                    if (heads <= 0 || own.integer(1) <= 64 * heads) return std::nullopt;
-                    return "value " + text(heads) + " beside " + text(own.integer(1)) +
-                           " query heads";
+                    return heads <= 0 || own.integer(1) <= 64 * heads;
                   })),
        "op-plugin torch_npu-npu_fused_infer_attention_score.md, num_key_value_heads; MLA has up to "
        "128: CheckFeatureMlaNoQuantShape in fused_infer_attention_score_tiling_check_feature.cpp, "
@@ -206,14 +198,11 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"mask",
        when(equals("sparse_mode", 2, 3, 4),
             {present(), that("end in [2048, 2048]", {},
-                             [](const RuleArguments& own) -> Found {
+                             [](const RuleArguments& own) {
                                const TensorView& mask = own.tensor();
-                               if (size_of(mask, -1) == kMaskSide &&
-                                   size_of(mask, -2) == kMaskSide &&
-                                   mask.numel() == kMaskSide * kMaskSide) {
-                                 return std::nullopt;
-                               }
-                               return "sizes " + sizes_of(mask);
+                               return size_of(mask, -1) == kMaskSide &&
+                                      size_of(mask, -2) == kMaskSide &&
+                                      mask.numel() == kMaskSide * kMaskSide;
                              })}),
        kMasks},
       {"mask",
@@ -229,9 +218,8 @@ static std::vector<Rule> attention_rules(bool with_rope) {
        {.tiling = true}},
       {"pre_tokens",
        fits("not be below -nextTokens", {"next_tokens", "sparse_mode"},
-            [](const RuleArguments& own) -> Found {
-              if (own.integer(2) != 4 || own.integer() + own.integer(1) >= 0) return std::nullopt;
-              return "value " + text(own.integer()) + " beside nextTokens " + text(own.integer(1));
+            [](const RuleArguments& own) {
+              return own.integer(2) != 4 || own.integer() + own.integer(1) >= 0;
             }),
        kMasks},
       {"pre_tokens, next_tokens", between(-2147483648LL, 2147483647LL)},
@@ -240,41 +228,28 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"query_lengths", present().when(packed()), kPacked},
       {"key_lengths",
        when(packed(), {present(), fits("have an entry for each request", {"query_lengths"},
-                                       [](const RuleArguments& own) -> Found {
-                                         if (own.integers().size() == own.integers(1).size())
-                                           return std::nullopt;
-                                         return text(static_cast<int64_t>(own.integers().size())) +
-                                                " entries for " +
-                                                text(static_cast<int64_t>(own.integers(1).size())) +
-                                                " requests";
+                                       [](const RuleArguments& own) {
+                                         return own.integers().size() == own.integers(1).size();
                                        })}),
        kPacked},
       {"key_lengths", present().when(is_given("block_table")), kPaged},
       {"query_lengths",
        fits("grow from request to request and end with the tokens of query", {"query", "layout"},
-            [](const RuleArguments& own) -> Found {
+            [](const RuleArguments& own) {
               const std::vector<int64_t>& ends = own.integers();
               const int64_t tokens = tokens_of(own.tensor(1), own.text(2));
               const bool grows = std::is_sorted(ends.begin(), ends.end());
-              if (!ends.empty() && grows && ends.front() >= 0 && ends.back() == tokens) {
-                return std::nullopt;
-              }
-              return "the end " + text(ends.empty() ? 0 : ends.back()) + " of " + text(tokens) +
-                     " tokens" + (grows ? "" : ", and shrinks");
+              return !ends.empty() && grows && ends.front() >= 0 && ends.back() == tokens;
             })
            .when(packed()),
        "CheckActSeqWhenLayoutIsTND in prompt_flash_attention_tiling.cpp"},
       {"key_lengths",
        fits("grow from request to request and end with the tokens of key", {"key", "layout"},
-            [](const RuleArguments& own) -> Found {
+            [](const RuleArguments& own) {
               const std::vector<int64_t>& ends = own.integers();
               const int64_t tokens = tokens_of(own.tensor(1), own.text(2));
-              if (!ends.empty() && std::is_sorted(ends.begin(), ends.end()) &&
-                  ends.back() == tokens) {
-                return std::nullopt;
-              }
-              return "the end " + text(ends.empty() ? 0 : ends.back()) + " of " + text(tokens) +
-                     " tokens";
+              return !ends.empty() && std::is_sorted(ends.begin(), ends.end()) &&
+                     ends.back() == tokens;
             })
            .when(both(packed(), is_missing("block_table"))),
        kPacked},
@@ -297,10 +272,7 @@ static std::vector<Rule> attention_rules(bool with_rope) {
        kPacked},
       {"query_lengths",
        that("have at most 4096 entries", {},
-            [](const RuleArguments& own) -> Found {
-              if (own.integers().size() <= 4096) return std::nullopt;
-              return text(static_cast<int64_t>(own.integers().size())) + " entries";
-            })
+            [](const RuleArguments& own) { return own.integers().size() <= 4096; })
            .when(packed()),
        "MAX_VAR_LEN_SEQ_LEN in prompt_flash_attention_tiling.cpp",
        {.tiling = true}},
@@ -309,55 +281,32 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"block_table",
        {dtype({at::kInt}), dims(2, 2),
         fits("have a row for each request", {"key_lengths"},
-             [](const RuleArguments& own) -> Found {
+             [](const RuleArguments& own) {
                const auto requests = static_cast<int64_t>(own.integers(1).size());
-               if (size_of(own.tensor(), 0) == requests) return std::nullopt;
-               return "sizes " + sizes_of(own.tensor()) + " for " + text(requests) + " requests";
+               return size_of(own.tensor(), 0) == requests;
              }),
         fits("have a column for each block of the longest request", {"key_lengths", "block_size"},
-             [](const RuleArguments& own) -> Found {
+             [](const RuleArguments& own) {
                int64_t longest = 0;
                for (const int64_t length : own.integers(1)) longest = std::max(longest, length);
                const int64_t size = std::max<int64_t>(1, own.integer(2));
-               if (size_of(own.tensor(), 1) >= (longest + size - 1) / size) return std::nullopt;
-               return "sizes " + sizes_of(own.tensor()) + " for a request of " + text(longest) +
-                      " keys in blocks of " + text(size);
+               return size_of(own.tensor(), 1) >= (longest + size - 1) / size;
              })},
        kPaged},
-      {"block_size",
-       that("be a multiple of 16, at most 512", {},
-            [](const RuleArguments& own) -> Found {
-              const int64_t size = own.integer();
-              if (size > 0 && size % 16 == 0 && size <= 512) return std::nullopt;
-              return "value " + text(size);
-            })
-           .when(is_given("block_table")),
-       kPaged,
-       {.until = CannRelease::k8_5}},
-      {"block_size",
-       that("be a multiple of 16, at most 1024", {},
-            [](const RuleArguments& own) -> Found {
-              const int64_t size = own.integer();
-              if (size > 0 && size % 16 == 0 && size <= 1024) return std::nullopt;
-              return "value " + text(size);
-            })
-           .when(is_given("block_table")),
-       kPaged,
-       {.since = CannRelease::k9_0}},
+      {"block_size", blocks_up_to(512), kPaged, {.until = CannRelease::k8_5}},
+      {"block_size", blocks_up_to(1024), kPaged, {.since = CannRelease::k9_0}},
       {"key",
        when(is_given("block_table"),
             {fits("have blocks of blockSize tokens", {"block_size"},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const TensorView& key = own.tensor();
                     const int64_t tokens = size_of(key, key.dims == 3 ? 1 : -2);
-                    if (tokens == own.integer(1)) return std::nullopt;
-                    return "sizes " + sizes_of(key) + " beside blockSize " + text(own.integer(1));
+                    return tokens == own.integer(1);
                   }),
              that("have rows of at most 65535 entries in [blocks, block, heads * size]", {},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const TensorView& key = own.tensor();
-                    if (key.dims != 3 || size_of(key, 2) <= 65535) return std::nullopt;
-                    return "sizes " + sizes_of(key);
+                    return key.dims != 3 || size_of(key, 2) <= 65535;
                   })}),
        kPaged},
       {"block_table",
@@ -397,10 +346,9 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"inner_precise", one_of(0, 1, 2, 3)},
       {"inner_precise",
        that("be 0 with fewer key heads than query heads", {"query_heads", "key_heads"},
-            [](const RuleArguments& own) -> Found {
+            [](const RuleArguments& own) {
               const int64_t heads = own.integer(2);
-              if (heads == 0 || heads == own.integer(1) || own.integer() == 0) return std::nullopt;
-              return "value " + text(own.integer());
+              return heads == 0 || heads == own.integer(1) || own.integer() == 0;
             })
            .when(packed()),
        "aclnnFusedInferAttentionScoreV4.md of 9.0, constraints of TND",
@@ -410,14 +358,11 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"out", same_dtype("query").when(has_dtype("query", {at::kBFloat16}))},
       {"lse", when(equals("wants_lse", 1), {present(), dtype({at::kFloat})})},
       {"lse", fits("be [tokens, heads, 1]", {"query", "query_heads", "layout"},
-                   [](const RuleArguments& own) -> Found {
+                   [](const RuleArguments& own) {
                      const TensorView& lse = own.tensor();
                      const int64_t tokens = tokens_of(own.tensor(1), own.text(3));
-                     if (lse.dims == 3 && lse.sizes[0] == tokens &&
-                         lse.sizes[1] == own.integer(2) && lse.sizes[2] == 1) {
-                       return std::nullopt;
-                     }
-                     return "sizes " + sizes_of(lse);
+                     return lse.dims == 3 && lse.sizes[0] == tokens &&
+                            lse.sizes[1] == own.integer(2) && lse.sizes[2] == 1;
                    })
                   .when(both(packed(), equals("wants_lse", 1)))}};
   if (!with_rope) return all;
@@ -432,28 +377,25 @@ static std::vector<Rule> attention_rules(bool with_rope) {
       {"query_rope", present().when(is_given("key_rope")), kMla},
       {"key_rope", present().when(is_given("query_rope")), kMla},
       {"query_rope",
-       {same_dtype("query"),
-        fits("have the tokens and heads of query", {"query"},
-             [](const RuleArguments& own) -> Found {
-               const TensorView& rope_view = own.tensor();
-               const TensorView& query = own.tensor(1);
-               if (rope_view.dims == query.dims && rope_view.dims >= 2 &&
-                   std::equal(rope_view.sizes, rope_view.sizes + rope_view.dims - 1, query.sizes)) {
-                 return std::nullopt;
-               }
-               return "sizes " + sizes_of(rope_view) + " beside " + sizes_of(query);
-             })},
+       {same_dtype("query"), fits("have the tokens and heads of query", {"query"},
+                                  [](const RuleArguments& own) {
+                                    const TensorView& rope_view = own.tensor();
+                                    const TensorView& query = own.tensor(1);
+                                    return rope_view.dims == query.dims && rope_view.dims >= 2 &&
+                                           std::equal(rope_view.sizes,
+                                                      rope_view.sizes + rope_view.dims - 1,
+                                                      query.sizes);
+                                  })},
        kMla},
       {"key_rope", same_dtype("key"), kMla},
       {"query_rope", size_in(-1, {64}), kMla, {.tiling = true}},
       {"query",
        that("have equal head sizes of 128, or of 512 over the cache, beside queryRope",
             {"key", "value", "layout", "query_heads", "key_heads", "block_table", "query_rope"},
-            [](const RuleArguments& own) -> Found {
-              if (!given(own, 7) || !own.has(1) || !own.has(2)) return std::nullopt;
+            [](const RuleArguments& own) {
+              if (!given(own, 7) || !own.has(1) || !own.has(2)) return true;
               const Sizes s = sizes_of_call(own);
-              if (equal_to(s, 128) || equal_to(s, 512)) return std::nullopt;
-              return shown(s);
+              return equal_to(s, 128) || equal_to(s, 512);
             }),
        kMla,
        {.tiling = true}},
@@ -535,24 +477,20 @@ static Rules rules_of_fused_infer_attention_score_v4() {
                    "op-plugin torch_npu-npu_fused_infer_attention_score_v2.md, learnable_sink"},
                   {"sink",
                    {dims(1, 1), fits("have an entry for each head of query", {"query_heads"},
-                                     [](const RuleArguments& own) -> Found {
-                                       if (own.tensor().numel() == own.integer(1))
-                                         return std::nullopt;
-                                       return "sizes " + sizes_of(own.tensor()) + " for " +
-                                              text(own.integer(1)) + " heads";
+                                     [](const RuleArguments& own) {
+                                       return own.tensor().numel() == own.integer(1);
                                      })},
                    kSinkCheck,
                    {.tiling = true}},
                   {"value",
                    that("have heads of 64 or 128 entries beside learnableSink",
                         {"key", "query", "layout", "query_heads", "key_heads", "block_table"},
-                        [](const RuleArguments& own) -> Found {
+                        [](const RuleArguments& own) {
                           const int64_t key_heads =
                               own.integer(5) == 0 ? own.integer(4) : own.integer(5);
                           const int64_t size =
                               key_size_of(own.tensor(), own.text(3), key_heads, given(own, 6));
-                          if (size == 64 || size == 128) return std::nullopt;
-                          return "heads of " + text(size);
+                          return size == 64 || size == 128;
                         })
                        .when(both(packed(), is_given("sink"))),
                    kSinkCheck,

@@ -176,32 +176,26 @@ constexpr char kScatterTiling[] = "scatter_pa_kv_cache_tiling.cpp";
 const auto kNorms = std::vector<std::string>{"", "Norm", "None"};
 const auto kPieces = std::vector<std::string>{"PA_NZ"};
 static Check holds_a_row_per_token(const char* rows) {
-  return fits(std::string("hold the heads of ") + rows, {rows},
-              [](const RuleArguments& own) -> Found {
-                const TensorView& cache = own.tensor();
-                const TensorView& row = own.tensor(1);
-                const bool fits_heads = cache.dims == 4 && size_of(cache, 2) == size_of(row, 1) &&
-                                        size_of(cache, 3) == size_of(row, 2);
-                if (fits_heads) return std::nullopt;
-                return "sizes " + sizes_of(cache) + " beside " + sizes_of(row);
-              });
+  return fits(std::string("hold the heads of ") + rows, {rows}, [](const RuleArguments& own) {
+    const TensorView& cache = own.tensor();
+    const TensorView& row = own.tensor(1);
+    return cache.dims == 4 && size_of(cache, 2) == size_of(row, 1) &&
+           size_of(cache, 3) == size_of(row, 2);
+  });
 }
 static Check holds_all_tokens() {
-  return fits("have a slot for each token", {"slot_mapping", "cache_mode"},
-              [](const RuleArguments& own) -> Found {
-                const TensorView& cache = own.tensor();
-                const int64_t slots =
-                    size_of(cache, 0) * size_of(cache, own.text(2) == "PA_NZ" ? -2 : 1);
-                if (slots >= own.tensor(1).numel()) return std::nullopt;
-                return text(slots) + " slots for " + text(own.tensor(1).numel()) + " tokens";
-              });
+  return fits(
+      "have a slot for each token", {"slot_mapping", "cache_mode"}, [](const RuleArguments& own) {
+        const TensorView& cache = own.tensor();
+        const int64_t slots = size_of(cache, 0) * size_of(cache, own.text(2) == "PA_NZ" ? -2 : 1);
+        return slots >= own.tensor(1).numel();
+      });
 }
 static Check pieces_of_32_bytes() {
-  return that("end in pieces of 32 bytes", {}, [](const RuleArguments& own) -> Found {
+  return that("end in pieces of 32 bytes", {}, [](const RuleArguments& own) {
     const TensorView& cache = own.tensor();
     const int64_t bytes = size_of(cache, -1) * static_cast<int64_t>(at::elementSize(cache.dtype));
-    if (bytes == 32) return std::nullopt;
-    return "sizes " + sizes_of(cache) + " of " + name_of(cache.dtype);
+    return bytes == 32;
   });
 }
 static Rules rules_of_scatter_pa_kv_cache() {
@@ -211,14 +205,11 @@ static Rules rules_of_scatter_pa_kv_cache() {
            {"value",
             {same_dtype("key"), contiguous(),
              fits("have the tokens and heads of key", {"key"},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const TensorView& value = own.tensor();
                     const TensorView& key = own.tensor(1);
-                    if (value.numel() == 0 || (size_of(value, 0) == size_of(key, 0) &&
-                                               size_of(value, 1) == size_of(key, 1))) {
-                      return std::nullopt;
-                    }
-                    return "sizes " + sizes_of(value) + " beside " + sizes_of(key);
+                    return value.numel() == 0 || (size_of(value, 0) == size_of(key, 0) &&
+                                                  size_of(value, 1) == size_of(key, 1));
                   })}},
            {"key_cache", {same_dtype("key"), dims(4, 5), contiguous()}},
            {"key_cache", holds_a_row_per_token("key").when(
@@ -265,7 +256,7 @@ VNPU_OPERATOR(ScatterPaCache,
               (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
                const OptionalTensor& compress_lens, const OptionalTensor&, const OptionalTensor&,
                const Text& cache_mode),
-              {.cost = cost_of_scatter_pa_kv_cache}) {
+              {.tier = kOther, .cost = cost_of_scatter_pa_kv_cache}) {
   if (compress_lens)
     refuse("compressLens is not supported; pass [tokens, heads, size] without it.");
   write_slots(key, key_cache.tensor, slot_mapping, cache_mode_of(cache_mode), false);
@@ -281,12 +272,11 @@ static Rules rules_of_gather_pa_kv_cache() {
            {"seq_offset", {dtype({at::kInt}), contiguous()}},
            {"key",
             that("have rows of at most 148 KiB", {},
-                 [](const RuleArguments& own) -> Found {
+                 [](const RuleArguments& own) {
                    const TensorView& key = own.tensor();
                    int64_t bytes = static_cast<int64_t>(at::elementSize(key.dtype));
                    for (int i = 1; i < key.dims; ++i) bytes *= key.sizes[i];
-                   if (bytes <= 148 * 1024) return std::nullopt;
-                   return "rows of " + text(bytes) + " bytes";
+                   return bytes <= 148 * 1024;
                  }),
             "gather_pa_kv_cache_tiling.cpp",
             {.tiling = true}}},

@@ -126,12 +126,10 @@ OptionalTensor filled(const OptionalOut& out) {
 }  // namespace
 
 static Check dtype_of_kv_or_int8() {
-  return that("have the dtype of kv, or int8 with scales", {"kv"},
-              [](const RuleArguments& own) -> Found {
-                const ScalarType type = own.tensor().dtype;
-                if (type == own.tensor(1).dtype || type == at::kChar) return std::nullopt;
-                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
-              });
+  return that("have the dtype of kv, or int8 with scales", {"kv"}, [](const RuleArguments& own) {
+    const ScalarType type = own.tensor().dtype;
+    return type == own.tensor(1).dtype || type == at::kChar;
+  });
 }
 static Rules rules_of_kv_rms_norm_rope_cache() {
   return {"aclnnKvRmsNormRopeCache.md, parameters",
@@ -145,17 +143,13 @@ static Rules rules_of_kv_rms_norm_rope_cache() {
            {"sin", same_sizes("cos")},
            {"index",
             {dtype({at::kLong}), fits("have an entry for each token", {"kv", "cache_mode"},
-                                      [](const RuleArguments& own) -> Found {
+                                      [](const RuleArguments& own) {
                                         const TensorView& kv = own.tensor(1);
                                         const int64_t tokens = size_of(kv, 0) * size_of(kv, 2);
                                         const std::string& mode = own.text(2);
                                         const bool per_token =
                                             mode == "PA" || mode == "PA_BNSD" || mode == "PA_NZ";
-                                        if (!per_token || own.tensor().numel() == tokens) {
-                                          return std::nullopt;
-                                        }
-                                        return "sizes " + sizes_of(own.tensor()) + " for " +
-                                               text(tokens) + " tokens";
+                                        return !per_token || own.tensor().numel() == tokens;
                                       })}},
            {"rope_cache, latent_cache", {dtype_of_kv_or_int8(), contiguous()}},
            {"rope_cache",

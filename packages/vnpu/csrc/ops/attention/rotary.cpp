@@ -213,12 +213,10 @@ VNPU_OPERATOR(ApplyRotaryPosEmbV2,
 constexpr char kRotary[] = "aclnnRopeWithSinCosCache.md, constraints";
 // 32 entries in 16-bit types, 16 in float32.
 static Check multiple_of_64_bytes(const char* typed_by) {
-  return that("be a multiple of 32 (float32: 16)", {typed_by},
-              [](const RuleArguments& own) -> Found {
-                const int64_t multiple = own.tensor(1).dtype == at::kFloat ? 16 : 32;
-                if (own.integer() > 0 && own.integer() % multiple == 0) return std::nullopt;
-                return "value " + text(own.integer());
-              });
+  return that("be a multiple of 32 (float32: 16)", {typed_by}, [](const RuleArguments& own) {
+    const int64_t multiple = own.tensor(1).dtype == at::kFloat ? 16 : 32;
+    return own.integer() > 0 && own.integer() % multiple == 0;
+  });
 }
 static Rules rules_of_rope_with_sin_cos_cache() {
   return {
@@ -234,33 +232,25 @@ static Rules rules_of_rope_with_sin_cos_cache() {
         {.tiling = true}},
        {"table",
         that("have rows of a multiple of 32 entries (float32: 16), at most headSize", {"head_size"},
-             [](const RuleArguments& own) -> Found {
+             [](const RuleArguments& own) {
                const int64_t size = size_of(own.tensor(), -1);
                const int64_t multiple = own.tensor().dtype == at::kFloat ? 16 : 32;
-               if (size % multiple == 0 && size <= own.integer(1)) return std::nullopt;
-               return "sizes " + sizes_of(own.tensor()) + " beside headSize " +
-                      text(own.integer(1));
+               return size % multiple == 0 && size <= own.integer(1);
              }),
         "op-plugin torch_npu-npu_mrope.md, rotary_dim",
         {.tiling = true}},
        {"positions", dtype({at::kLong}), {.until = CannRelease::k8_5}},
        {"positions", dtype({at::kLong, at::kInt}), {.since = CannRelease::k9_0}},
        {"positions", fits("have an entry for each token", {"query"},
-                          [](const RuleArguments& own) -> Found {
-                            if (size_of(own.tensor(), -1) == size_of(own.tensor(1), 0))
-                              return std::nullopt;
-                            return "sizes " + sizes_of(own.tensor()) + " for " +
-                                   text(size_of(own.tensor(1), 0)) + " tokens";
+                          [](const RuleArguments& own) {
+                            return size_of(own.tensor(), -1) == size_of(own.tensor(1), 0);
                           })},
        {"section",
         that("be [0, 0, 0] or [16, 24, 24]", {},
-             [](const RuleArguments& own) -> Found {
+             [](const RuleArguments& own) {
                const std::vector<int64_t>& section = own.integers();
-               if (section.empty() || section == std::vector<int64_t>{0, 0, 0} ||
-                   section == std::vector<int64_t>{16, 24, 24}) {
-                 return std::nullopt;
-               }
-               return "another value";
+               return section.empty() || section == std::vector<int64_t>{0, 0, 0} ||
+                      section == std::vector<int64_t>{16, 24, 24};
              }),
         {.until = CannRelease::k8_5, .tiling = true}}},
       {.bytes = 16 * kMiB},

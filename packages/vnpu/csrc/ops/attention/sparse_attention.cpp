@@ -164,19 +164,16 @@ constexpr char kIndexer[] = "aclnnLightningIndexer.md, parameters";
 constexpr char kIndexerLimits[] = "aclnnLightningIndexer.md, constraints";
 static Check counts_of_sparse_tokens() {
   return that("be 1 to 2048, or 3072, 4096, 5120, 6144, 7168 or 8192", {},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const int64_t count = own.integer();
-                if (count >= 1 && (count <= 2048 || (count <= 8192 && count % 1024 == 0)))
-                  return std::nullopt;
-                return "value " + text(count);
+                return count >= 1 && (count <= 2048 || (count <= 8192 && count % 1024 == 0));
               });
 }
 static Check float32_or_dtype_of(const char* other) {
   return that(std::string("be float32 or have the dtype of ") + other, {other},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const ScalarType type = own.tensor().dtype;
-                if (type == at::kFloat || type == own.tensor(1).dtype) return std::nullopt;
-                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+                return type == at::kFloat || type == own.tensor(1).dtype;
               });
 }
 // What both operators say of tables, lengths and layouts.
@@ -308,12 +305,11 @@ constexpr char kSparse[] = "aclnnSparseFlashAttention.md, parameters";
 constexpr char kSparseLimits[] = "aclnnSparseFlashAttention.md, constraints";
 static Check divides_block_of(const char* cache) {
   return that("be 1 to 128 and divide the block size", {cache, "key_layout"},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const int64_t size = own.integer();
                 const bool fits_block =
                     own.text(2) != "PA_BSND" || (size > 0 && size_of(own.tensor(1), 1) % size == 0);
-                if (size >= 1 && size <= 128 && fits_block) return std::nullopt;
-                return "value " + text(size);
+                return size >= 1 && size <= 128 && fits_block;
               });
 }
 static Rules rules_of_sparse_flash_attention() {

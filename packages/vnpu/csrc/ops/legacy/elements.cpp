@@ -70,21 +70,11 @@ const bool arithmetic = legacy("Add", two<add>) && legacy("Sub", two<sub>) &&
                         legacy("Minimum", two<at::minimum>);
 
 // 16-bit floats are rounded once.
-const bool axpy = legacy("AxpyV2", [](const LegacyArguments& a) -> Results {
-  return {widen(a[0]) + widen(a[1]) * widen(a[2])};
-});
-const bool addcmul = legacy("Addcmul", [](const LegacyArguments& a) -> Results {
-  return {widen(a[0]) + widen(a[3]) * widen(a[1]) * widen(a[2])};
-});
-const bool addcdiv = legacy("Addcdiv", [](const LegacyArguments& a) -> Results {
-  return {widen(a[0]) + widen(a[3]) * widen(a[1]) / widen(a[2])};
-});
-const bool lerp = legacy("Lerp", [](const LegacyArguments& a) -> Results {
-  return {at::lerp(a[0], a[1], a[2].to(a[0].scalar_type()).expand_as(a[0]))};
-});
-const bool clip = legacy("ClipByValue ClipByValueV2", [](const LegacyArguments& a) -> Results {
-  return {at::clamp(a[0], a[1].reshape({}), a[2].reshape({}))};
-});
+VNPU_LEGACY(axpy, "AxpyV2", widen(a[0]) + widen(a[1]) * widen(a[2]));
+VNPU_LEGACY(addcmul, "Addcmul", widen(a[0]) + widen(a[3]) * widen(a[1]) * widen(a[2]));
+VNPU_LEGACY(addcdiv, "Addcdiv", widen(a[0]) + widen(a[3]) * widen(a[1]) / widen(a[2]));
+VNPU_LEGACY(lerp, "Lerp", at::lerp(a[0], a[1], a[2].to(a[0].scalar_type()).expand_as(a[0])));
+VNPU_LEGACY(clip, "ClipByValue ClipByValueV2", at::clamp(a[0], a[1].reshape({}), a[2].reshape({})));
 
 // --- comparison and logic ------------------------------------------------------------------------
 
@@ -105,18 +95,13 @@ const bool comparison =
     legacy("LogicalAnd", two<at::logical_and>) && legacy("LogicalOr", two<at::logical_or>) &&
     legacy("BitwiseAnd", two<bitwise_and>) && legacy("BitwiseOr", two<bitwise_or>) &&
     legacy("BitwiseXor", two<bitwise_xor>);
-const bool tensor_equal = legacy("TensorEqual", [](const LegacyArguments& a) -> Results {
-  return {at::scalar_tensor(at::equal(a[0], a[1]), at::kBool)};
-});
-const bool is_close = legacy("IsClose", [](const LegacyArguments& a) -> Results {
-  return {at::isclose(a[0], a[1], a.real("rtol", 1e-5), a.real("atol", 1e-8), a.flag("equal_nan"))};
-});
-const bool select = legacy("Select SelectV2", [](const LegacyArguments& a) -> Results {
-  return {at::where(a[0].to(at::kBool), a[1], a[2])};
-});
-const bool masked_fill = legacy("MaskedFill", [](const LegacyArguments& a) -> Results {
-  return {at::where(a[1].to(at::kBool), a[2].reshape({}).to(a[0].scalar_type()), a[0])};
-});
+VNPU_LEGACY(tensor_equal, "TensorEqual", at::scalar_tensor(at::equal(a[0], a[1]), at::kBool));
+VNPU_LEGACY(is_close, "IsClose",
+            at::isclose(a[0], a[1], a.real("rtol", 1e-5), a.real("atol", 1e-8),
+                        a.flag("equal_nan")));
+VNPU_LEGACY(select, "Select SelectV2", at::where(a[0].to(at::kBool), a[1], a[2]));
+VNPU_LEGACY(masked_fill, "MaskedFill",
+            at::where(a[1].to(at::kBool), a[2].reshape({}).to(a[0].scalar_type()), a[0]));
 
 // --- activations ---------------------------------------------------------------------------------
 
@@ -126,32 +111,20 @@ const bool activations = legacy("Relu", one<at::relu>) && legacy("Sigmoid", one<
                          legacy("Mish", one<at::mish>) && legacy("Selu", one<at::selu>) &&
                          legacy("LogSigmoid", one<at::log_sigmoid>);
 // The formula with tanh. Source: ops-nn activation/gelu/README.md
-const bool gelu =
-    legacy("Gelu", [](const LegacyArguments& a) -> Results { return {at::gelu(a[0], "tanh")}; });
+VNPU_LEGACY(gelu, "Gelu", at::gelu(a[0], "tanh"));
 const bool swish = legacy("Swish", [](const LegacyArguments& a) -> Results {
   const double scale = a.real("scale", 1);
   if (scale == 1) return {at::silu(a[0])};
   const Tensor x = widen(a[0]);
   return {x * at::sigmoid(x * scale)};
 });
-const bool softplus = legacy("SoftplusV2", [](const LegacyArguments& a) -> Results {
-  return {at::softplus(a[0], a.real("beta", 1), a.real("threshold", 20))};
-});
-const bool leaky_relu = legacy("LeakyRelu", [](const LegacyArguments& a) -> Results {
-  return {at::leaky_relu(a[0], a.real("negative_slope", 0))};
-});
-const bool elu = legacy("Elu", [](const LegacyArguments& a) -> Results {
-  return {at::elu(a[0], a.real("alpha", 1), a.real("scale", 1), a.real("input_scale", 1))};
-});
-const bool celu = legacy("CeluV2", [](const LegacyArguments& a) -> Results {
-  return {at::celu(a[0], a.real("alpha", 1))};
-});
-const bool glu = legacy("GLU", [](const LegacyArguments& a) -> Results {
-  return {at::glu(a[0], a.integer("dim", -1))};
-});
-const bool prelu = legacy("PRelu", [](const LegacyArguments& a) -> Results {
-  return {at::where(a[0].gt(0), a[0], a[0] * a[1])};
-});
+VNPU_LEGACY(softplus, "SoftplusV2", at::softplus(a[0], a.real("beta", 1), a.real("threshold", 20)));
+VNPU_LEGACY(leaky_relu, "LeakyRelu", at::leaky_relu(a[0], a.real("negative_slope", 0)));
+VNPU_LEGACY(elu, "Elu",
+            at::elu(a[0], a.real("alpha", 1), a.real("scale", 1), a.real("input_scale", 1)));
+VNPU_LEGACY(celu, "CeluV2", at::celu(a[0], a.real("alpha", 1)));
+VNPU_LEGACY(glu, "GLU", at::glu(a[0], a.integer("dim", -1)));
+VNPU_LEGACY(prelu, "PRelu", at::where(a[0].gt(0), a[0], a[0] * a[1]));
 
 }  // namespace
 }  // namespace vnpu::ops

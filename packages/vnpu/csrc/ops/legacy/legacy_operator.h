@@ -70,6 +70,10 @@ enum class LegacyWork { kElements, kProduct };
 
 // names: of the operators, with spaces between. Always true.
 bool legacy(const char* names, LegacyBody body, LegacyWork work = LegacyWork::kElements);
+// Operators whose results are expressions of the arguments, `a`.
+#define VNPU_LEGACY(VARIABLE, NAMES, ...) \
+  const bool VARIABLE =                   \
+      legacy(NAMES, [](const LegacyArguments& a) -> Results { return {__VA_ARGS__}; })
 
 // Null where there is no operator of that type.
 TaskPtr legacy_task(const abi::LegacyCall& call);

@@ -14,17 +14,12 @@ const bool cast = legacy("Identity TransData Cast", [](const LegacyArguments& a)
 const bool fill = legacy("Fill", [](const LegacyArguments& a) -> Results {
   return {a[1].reshape({})};  // input 0: the sizes, which the output has too
 });
-const bool zeros =
-    legacy("ZerosLike", [](const LegacyArguments& a) -> Results { return {at::zeros_like(a[0])}; });
-const bool ones =
-    legacy("OnesLike", [](const LegacyArguments& a) -> Results { return {at::ones_like(a[0])}; });
+VNPU_LEGACY(zeros, "ZerosLike", at::zeros_like(a[0]));
+VNPU_LEGACY(ones, "OnesLike", at::ones_like(a[0]));
 
-const bool transpose = legacy(
-    "Transpose", [](const LegacyArguments& a) -> Results { return {a[0].permute(a.numbers(1))}; });
-const bool broadcast = legacy(
-    "BroadcastTo", [](const LegacyArguments& a) -> Results { return {a[0].expand(a.numbers(1))}; });
-const bool tile =
-    legacy("Tile", [](const LegacyArguments& a) -> Results { return {a[0].repeat(a.numbers(1))}; });
+VNPU_LEGACY(transpose, "Transpose", a[0].permute(a.numbers(1)));
+VNPU_LEGACY(broadcast, "BroadcastTo", a[0].expand(a.numbers(1)));
+VNPU_LEGACY(tile, "Tile", a[0].repeat(a.numbers(1)));
 const bool concat = legacy("ConcatD", [](const LegacyArguments& a) -> Results {
   a.pass_over({"N"});
   return {at::cat(a.inputs(), a.integer("concat_dim", 0))};
@@ -44,9 +39,8 @@ const bool slice = legacy("Slice", [](const LegacyArguments& a) -> Results {
   }
   return {part};
 });
-const bool as_strided = legacy("AsStrided", [](const LegacyArguments& a) -> Results {
-  return {at::as_strided(a[0].contiguous(), a.numbers(1), a.numbers(2), a.number(3))};
-});
+VNPU_LEGACY(as_strided, "AsStrided",
+            at::as_strided(a[0].contiguous(), a.numbers(1), a.numbers(2), a.number(3)));
 // [target, its sizes, strides, offset, source, its sizes, strides, offset]
 const bool view_copy = legacy("ViewCopy", [](const LegacyArguments& a) -> Results {
   const Tensor whole = a[0].clone(at::MemoryFormat::Contiguous);
@@ -54,18 +48,10 @@ const bool view_copy = legacy("ViewCopy", [](const LegacyArguments& a) -> Result
   at::as_strided(whole, a.numbers(1), a.numbers(2), a.number(3)).copy_(source);
   return {whole};
 });
-const bool reverse = legacy("ReverseV2", [](const LegacyArguments& a) -> Results {
-  return {at::flip(a[0], a.numbers(1))};
-});
-const bool roll = legacy("Roll", [](const LegacyArguments& a) -> Results {
-  return {at::roll(a[0], a.integers("shifts"), a.integers("dims"))};
-});
-const bool tril = legacy("Tril", [](const LegacyArguments& a) -> Results {
-  return {at::tril(a[0], a.integer("diagonal", 0))};
-});
-const bool triu = legacy("Triu", [](const LegacyArguments& a) -> Results {
-  return {at::triu(a[0], a.integer("diagonal", 0))};
-});
+VNPU_LEGACY(reverse, "ReverseV2", at::flip(a[0], a.numbers(1)));
+VNPU_LEGACY(roll, "Roll", at::roll(a[0], a.integers("shifts"), a.integers("dims")));
+VNPU_LEGACY(tril, "Tril", at::tril(a[0], a.integer("diagonal", 0)));
+VNPU_LEGACY(triu, "Triu", at::triu(a[0], a.integer("diagonal", 0)));
 // paddings: two numbers for each dimension, from the first on
 const bool pad = legacy("PadV3", [](const LegacyArguments& a) -> Results {
   const bool is_constant = a.text("mode", "constant") == "constant";
@@ -94,12 +80,9 @@ const bool gathers = legacy("GatherV2", [](const LegacyArguments& a) -> Results 
   require(a.integer("batch_dims", 0) == 0, "batch_dims must be 0");
   return {gather(a[0], a[1], a.number(2))};
 });
-const bool gathers_of_attribute = legacy("GatherV2D", [](const LegacyArguments& a) -> Results {
-  return {gather(a[0], a[1], a.integer("axis", 0))};
-});
-const bool gathers_elements = legacy("GatherElements", [](const LegacyArguments& a) -> Results {
-  return {at::gather(a[0], a.integer("dim", 0), a[1].to(at::kLong))};
-});
+VNPU_LEGACY(gathers_of_attribute, "GatherV2D", gather(a[0], a[1], a.integer("axis", 0)));
+VNPU_LEGACY(gathers_elements, "GatherElements",
+            at::gather(a[0], a.integer("dim", 0), a[1].to(at::kLong)));
 const bool scatters_elements = legacy("ScatterElements", [](const LegacyArguments& a) -> Results {
   const std::string reduction = a.text("reduction", "none");
   const int64_t axis = a.integer("axis", 0);
@@ -117,12 +100,9 @@ c10::List<std::optional<Tensor>> indices_of(const LegacyArguments& a, size_t mas
   }
   return all;
 }
-const bool index = legacy("Index", [](const LegacyArguments& a) -> Results {
-  return {at::index(a[0], indices_of(a, 1, 3))};
-});
-const bool index_put = legacy("IndexPutV2", [](const LegacyArguments& a) -> Results {
-  return {at::index_put(a[0], indices_of(a, 2, 4), a[1], a.flag("accumulate"))};
-});
+VNPU_LEGACY(index, "Index", at::index(a[0], indices_of(a, 1, 3)));
+VNPU_LEGACY(index_put, "IndexPutV2",
+            at::index_put(a[0], indices_of(a, 2, 4), a[1], a.flag("accumulate")));
 
 }  // namespace
 }  // namespace vnpu::ops

@@ -15,35 +15,19 @@ std::vector<int64_t> dimensions(const LegacyArguments& a) {
 }
 bool keeps(const LegacyArguments& a) { return a.flag("keep_dims"); }
 
-const bool sum = legacy("ReduceSum", [](const LegacyArguments& a) -> Results {
-  return {at::sum(widen(a[0]), dimensions(a), keeps(a))};
-});
-const bool mean = legacy("ReduceMean", [](const LegacyArguments& a) -> Results {
-  return {at::mean(widen(a[0]), dimensions(a), keeps(a))};
-});
-const bool mean_of_attribute = legacy("ReduceMeanD", [](const LegacyArguments& a) -> Results {
-  return {at::mean(widen(a[0]), a.integers("axes"), keeps(a))};
-});
-const bool max = legacy("ReduceMax", [](const LegacyArguments& a) -> Results {
-  return {at::amax(a[0], dimensions(a), keeps(a))};
-});
-const bool min = legacy("ReduceMin", [](const LegacyArguments& a) -> Results {
-  return {at::amin(a[0], dimensions(a), keeps(a))};
-});
-const bool any = legacy("ReduceAny", [](const LegacyArguments& a) -> Results {
-  return {at::any(a[0], dimensions(a), keeps(a))};
-});
-const bool all = legacy("ReduceAll", [](const LegacyArguments& a) -> Results {
-  return {at::all(a[0], dimensions(a), keeps(a))};
-});
+VNPU_LEGACY(sum, "ReduceSum", at::sum(widen(a[0]), dimensions(a), keeps(a)));
+VNPU_LEGACY(mean, "ReduceMean", at::mean(widen(a[0]), dimensions(a), keeps(a)));
+VNPU_LEGACY(mean_of_attribute, "ReduceMeanD", at::mean(widen(a[0]), a.integers("axes"), keeps(a)));
+VNPU_LEGACY(max, "ReduceMax", at::amax(a[0], dimensions(a), keeps(a)));
+VNPU_LEGACY(min, "ReduceMin", at::amin(a[0], dimensions(a), keeps(a)));
+VNPU_LEGACY(any, "ReduceAny", at::any(a[0], dimensions(a), keeps(a)));
+VNPU_LEGACY(all, "ReduceAll", at::all(a[0], dimensions(a), keeps(a)));
 const bool reduced_product = legacy("ReduceProd", [](const LegacyArguments& a) -> Results {
   Tensor result = widen(a[0]);
   for (const int64_t dim : dimensions(a)) result = at::prod(result, dim, true);
   return {result.reshape(a.output_sizes())};
 });
-const bool log_sum = legacy("ReduceLogSumExp", [](const LegacyArguments& a) -> Results {
-  return {at::logsumexp(widen(a[0]), dimensions(a), keeps(a))};
-});
+VNPU_LEGACY(log_sum, "ReduceLogSumExp", at::logsumexp(widen(a[0]), dimensions(a), keeps(a)));
 
 // Spread around a mean that is given; correction: what is subtracted from the number of entries.
 Tensor variance(const LegacyArguments& a) {
@@ -63,16 +47,10 @@ const bool deviation = legacy("ReduceStdWithMean", [](const LegacyArguments& a) 
   const double epsilon = a.real("epsilon", 0.001);
   return {a.flag("invert") ? at::rsqrt(variance(a) + epsilon) : at::sqrt(variance(a))};
 });
-const bool spread = legacy("ReduceStdV2Update", [](const LegacyArguments& a) -> Results {
-  return {a.flag("if_std") ? at::sqrt(variance(a)) : variance(a)};
-});
+VNPU_LEGACY(spread, "ReduceStdV2Update", a.flag("if_std") ? at::sqrt(variance(a)) : variance(a));
 
-const bool argmax = legacy("ArgMaxV2", [](const LegacyArguments& a) -> Results {
-  return {at::argmax(a[0], a.number(1), keeps(a))};
-});
-const bool argmin = legacy("ArgMin", [](const LegacyArguments& a) -> Results {
-  return {at::argmin(a[0], a.number(1), keeps(a))};
-});
+VNPU_LEGACY(argmax, "ArgMaxV2", at::argmax(a[0], a.number(1), keeps(a)));
+VNPU_LEGACY(argmin, "ArgMin", at::argmin(a[0], a.number(1), keeps(a)));
 const bool max_with_index = legacy("ArgMaxWithValue", [](const LegacyArguments& a) -> Results {
   const auto [values, indices] = at::max(a[0], a.integer("dimension", 0), keeps(a));
   return {indices, values};
@@ -91,9 +69,7 @@ const bool sort = legacy("Sort", [](const LegacyArguments& a) -> Results {
       at::sort(a[0], /*stable=*/true, a.integer("axis", -1), a.flag("descending"));
   return {values, indices};
 });
-const bool cumsum = legacy("Cumsum", [](const LegacyArguments& a) -> Results {
-  return {at::cumsum(widen(a[0]), a.number(1))};
-});
+VNPU_LEGACY(cumsum, "Cumsum", at::cumsum(widen(a[0]), a.number(1)));
 
 const bool softmax = legacy("SoftmaxV2", [](const LegacyArguments& a) -> Results {
   const std::vector<int64_t> axes = a.integers("axes");

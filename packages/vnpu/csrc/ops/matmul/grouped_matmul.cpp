@@ -260,10 +260,9 @@ static std::vector<Rule> rules_of_halves() {
            kGroupedHalves},
           {"scale",
            fits("have a number of groups that divides the columns of x", {"x"},
-                [](const RuleArguments& own) -> Found {
+                [](const RuleArguments& own) {
                   const int64_t groups = size_of(own.tensor(), -2);
-                  if (groups > 0 && size_of(own.tensor(1), -1) % groups == 0) return std::nullopt;
-                  return text(groups) + " groups beside sizes " + sizes_of(own.tensor(1));
+                  return groups > 0 && size_of(own.tensor(1), -1) % groups == 0;
                 })
                .when(has_int4()),
            kGroupedHalvesTiling,
@@ -285,40 +284,30 @@ static std::vector<Rule> grouped_rules() {
              {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::ScalarType::QUInt4x2}),
          dims(2, 6),
          that("be a list of at most 128 tensors", {},
-              [](const RuleArguments& own) -> Found {
-                if (own[0].tensors.count <= 128) return std::nullopt;
-                return text(own[0].tensors.count) + " tensors";
-              })}},
+              [](const RuleArguments& own) { return own[0].tensors.count <= 128; })}},
        {"weight",
         {that("have the dtype of x, or be int8 or int4", {"x"},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const ScalarType type = own.tensor().dtype;
-                if (type == own.tensor(1).dtype || type == at::kChar || type == at::kInt ||
-                    type == at::ScalarType::QUInt4x2) {
-                  return std::nullopt;
-                }
-                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+                return type == own.tensor(1).dtype || type == at::kChar || type == at::kInt ||
+                       type == at::ScalarType::QUInt4x2;
               }),
          dims(2, 3)}},
        {"x", size_between(-1, 0, kMostInner), {.tiling = true}},
        {"weight", size_between(-1, 1, kMostInner), {.tiling = true}},
        {"weight",
         that("have at most 1024 groups", {},
-             [](const RuleArguments& own) -> Found {
-               if (own.tensor().dims != 3 || size_of(own.tensor(), 0) <= 1024) return std::nullopt;
-               return "sizes " + sizes_of(own.tensor());
+             [](const RuleArguments& own) {
+               return own.tensor().dims != 3 || size_of(own.tensor(), 0) <= 1024;
              }),
         "CheckGroupListCommonTensor in aclnn_grouped_matmul.cpp"},
        {"group_list", {dtype({at::kLong}), dims(1, 2)}},
        {"group_list",
         fits("have an entry for each group of weight", {"weight", "group_list_form"},
-             [](const RuleArguments& own) -> Found {
+             [](const RuleArguments& own) {
                const TensorView& weight = own.tensor(1);
-               if (weight.dims != 3 || own.integer(2) == 2 || size_of(weight, 0) == 1 ||
-                   size_of(own.tensor(), 0) == size_of(weight, 0)) {
-                 return std::nullopt;
-               }
-               return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(weight);
+               return weight.dims != 3 || own.integer(2) == 2 || size_of(weight, 0) == 1 ||
+                      size_of(own.tensor(), 0) == size_of(weight, 0);
              }),
         "CheckGroupListCommonTensor in aclnn_grouped_matmul.cpp"},
        {"group_type", one_of(-1, 0, 2)},
@@ -399,7 +388,7 @@ constexpr char kGroupedNz[] = "aclnnGroupedMatmulWeightNz in aclnn_grouped_matmu
 // Whole tiles of 32 bytes by 16 rows.
 static Check whole_tiles() {
   return that("have whole tiles: inner sizes divisible by 16 and, last, by 32 bytes", {},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const TensorView& weight = own.tensor();
                 const int64_t columns = 32 / static_cast<int64_t>(at::elementSize(weight.dtype));
                 // As it was cast: a transposed view has them the other way round.
@@ -407,8 +396,7 @@ static Check whole_tiles() {
                                     weight.sizes[weight.dims - 2] != 1;
                 const int64_t last = size_of(weight, turned ? -2 : -1);
                 const int64_t before = size_of(weight, turned ? -1 : -2);
-                if (last % columns == 0 && before % 16 == 0) return std::nullopt;
-                return "sizes " + sizes_of(weight) + " of " + name_of(weight.dtype);
+                return last % columns == 0 && before % 16 == 0;
               });
 }
 VNPU_OPERATOR(GroupedMatmulWeightNz,

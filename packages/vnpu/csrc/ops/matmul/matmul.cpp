@@ -72,9 +72,8 @@ constexpr char kMm[] = "ops-nn matmul/mat_mul_v3/docs/aclnnMm.md, parameters";
 constexpr char kPromotion[] = "Dav2201MatMulRule in matmul_util.cpp of ops-nn";
 static Check inner_sizes_agree(const char* other) {
   return fits(std::string("have the inner size of ") + other, {other},
-              [](const RuleArguments& own) -> Found {
-                if (size_of(own.tensor(), -2) == size_of(own.tensor(1), -1)) return std::nullopt;
-                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(own.tensor(1));
+              [](const RuleArguments& own) {
+                return size_of(own.tensor(), -2) == size_of(own.tensor(1), -1);
               });
 }
 static Rules rules_of_product(const char* a, const char* b, int64_t dimensions) {
@@ -90,20 +89,19 @@ static void cost_of_mm(const Call& call, Work& work) {
   multiply(work, call.tensor("self"), call.tensor("mat2"));
 }
 VNPU_OPERATOR(Mm, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_mm, .rules = rules_of_product("self", "mat2", 2)}) {
+              {.cost = cost_of_mm, .rules = rules_of_product("self", "mat2", 2)}) {
   require(self.dim() == 2 && mat2.dim() == 2, "both operands must be matrices");
   multiply(self, mat2, out.tensor);
 }
 VNPU_OPERATOR(Matmul, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
-              {.tier = kT1,
-               .cost = cost_of_mm,
+              {.cost = cost_of_mm,
                .rules = {kMm,
                          {{"self", dtype(kFloats)}, {"mat2", dtype(kFloats), kPromotion}},
                          {.bytes = 20 * kMiB, .copies = true}}}) {
   multiply(self, mat2, out.tensor);
 }
 VNPU_OPERATOR(BatchMatMul, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_mm, .rules = rules_of_product("self", "mat2", 3)}) {
+              {.cost = cost_of_mm, .rules = rules_of_product("self", "mat2", 3)}) {
   require(self.dim() == 3 && mat2.dim() == 3, "both operands must have 3 dimensions");
   multiply(self, mat2, out.tensor);
 }
@@ -114,29 +112,27 @@ static void cost_of_addmm(const Call& call, Work& work) {
 VNPU_OPERATOR(Addmm,
               (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                const Scalar& alpha, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_addmm, .rules = rules_of_product("mat1", "mat2", 2)}) {
+              {.cost = cost_of_addmm, .rules = rules_of_product("mat1", "mat2", 2)}) {
   multiply_add(self, mat1, mat2, beta, alpha, out.tensor);
 }
 VNPU_OPERATOR(InplaceAddmm,
               (InOut self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                const Scalar& alpha, int8_t),
-              {.tier = kT1, .cost = cost_of_addmm}) {
+              {.cost = cost_of_addmm}) {
   multiply_add(self.tensor, mat1, mat2, beta, alpha, self.tensor);
 }
 VNPU_OPERATOR(Addmv,
               (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& alpha,
                const Scalar& beta, Out out, int8_t),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   require_floating({mat, vec});
   store(out, at::addmv(widen(self), widen(mat), widen(vec), beta, alpha));
 }
-VNPU_OPERATOR(Mv, (const Tensor& self, const Tensor& vec, Out out, int8_t),
-              {.tier = kT1, .cost = elements<2>}) {
+VNPU_OPERATOR(Mv, (const Tensor& self, const Tensor& vec, Out out, int8_t), {.cost = elements<2>}) {
   require_floating({self, vec});
   store(out, at::mv(widen(self), widen(vec)));
 }
-VNPU_OPERATOR(Dot, (const Tensor& self, const Tensor& tensor, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+VNPU_OPERATOR(Dot, (const Tensor& self, const Tensor& tensor, Out out), {.cost = elements<2>}) {
   store(out, at::dot(widen(self), widen(tensor)));
 }
 
@@ -146,7 +142,7 @@ static void cost_of_baddbmm(const Call& call, Work& work) {
 VNPU_OPERATOR(Baddbmm,
               (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
                const Scalar& alpha, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_baddbmm}) {
+              {.cost = cost_of_baddbmm}) {
   require_floating({batch1, batch2});
   if (is_direct(out.tensor, self, batch1, batch2)) {
     at::baddbmm_out(out.tensor, self, batch1, batch2, beta, alpha);
@@ -157,31 +153,31 @@ VNPU_OPERATOR(Baddbmm,
 VNPU_OPERATOR(Addbmm,
               (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
                const Scalar& alpha, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_baddbmm}) {
+              {.cost = cost_of_baddbmm}) {
   require_floating({batch1, batch2});
   store(out, at::addbmm(widen(self), widen(batch1), widen(batch2), beta, alpha));
 }
 VNPU_OPERATOR(Addr,
               (const Tensor& self, const Tensor& vec1, const Tensor& vec2,
                const OptionalScalar& beta, const OptionalScalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store(out, at::addr(widen(self), widen(vec1), widen(vec2), beta.value_or(1), alpha.value_or(1)));
 }
 
 // --- weights in FRACTAL_NZ
 // -------------------------------------------------------------------------
 VNPU_OPERATOR(MatmulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_mm}) {
+              {.cost = cost_of_mm}) {
   multiply(self, mat2.matrix(), out.tensor);
 }
 VNPU_OPERATOR(BatchMatMulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_mm}) {
+              {.cost = cost_of_mm}) {
   multiply(self, mat2.matrix(), out.tensor);
 }
 VNPU_OPERATOR(AddmmWeightNz,
               (const Tensor& self, const Tensor& mat1, const LaidOut& mat2, const Scalar& beta,
                const Scalar& alpha, Out out, int8_t),
-              {.tier = kT1, .cost = cost_of_addmm}) {
+              {.cost = cost_of_addmm}) {
   multiply_add(self, mat1, mat2.matrix(), beta, alpha, out.tensor);
 }
 

@@ -137,22 +137,17 @@ static Condition has_blocks() {
           }};
 }
 static Check is(bool value) {
-  return that(value ? "be true" : "be false", {}, [value](const RuleArguments& own) -> Found {
-    if ((own.integer() != 0) == value) return std::nullopt;
-    return value ? "false" : "true";
-  });
+  return that(value ? "be true" : "be false", {},
+              [value](const RuleArguments& own) { return (own.integer() != 0) == value; });
 }
 // An entry for each block of a matrix, those at its edges among them.
 static Check blocks_of(const char* matrix, int64_t rows, int64_t columns) {
   return fits("have an entry for each " + (rows == 1 ? "" : text(rows) + " rows by ") +
                   text(columns) + " columns of " + matrix,
-              {matrix}, [rows, columns](const RuleArguments& own) -> Found {
+              {matrix}, [rows, columns](const RuleArguments& own) {
                 const TensorView& x = own.tensor(1);
-                if (size_of(own.tensor(), -2) == (size_of(x, -2) + rows - 1) / rows &&
-                    size_of(own.tensor(), -1) == (size_of(x, -1) + columns - 1) / columns) {
-                  return std::nullopt;
-                }
-                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
+                return size_of(own.tensor(), -2) == (size_of(x, -2) + rows - 1) / rows &&
+                       size_of(own.tensor(), -1) == (size_of(x, -1) + columns - 1) / columns;
               });
 }
 // Of products that take scales along the depth: of rows and weights of different widths, or of
@@ -196,14 +191,11 @@ static std::vector<Rule> quantized_rules(const std::vector<Rule>& more) {
        {"x1_scale",
         {dtype({at::kFloat}),
          fits("have an entry for each row of x1, or columns beside one", {"x1"},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const TensorView& x = own.tensor(1);
                 const int64_t entries =
                     own.tensor().dims == 2 ? size_of(own.tensor(), 0) : own.tensor().numel();
-                if (own.tensor().numel() == 1 || entries == size_of(x, -2)) {
-                  return std::nullopt;
-                }
-                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
+                return own.tensor().numel() == 1 || entries == size_of(x, -2);
               })}},
        {"x1_scale", absent().when(has_dtype("out", {at::kInt, at::kChar}))},
        {"bias",
@@ -228,39 +220,32 @@ static Condition has_rows() {
 static Condition has_packed_scales() { return has_dtype("scale", {at::kLong, at::kUInt64}); }
 static Check floats_of_x(std::string others) {
   return that("have the dtype of x, or be " + std::move(others), {"x"},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const ScalarType type = own.tensor().dtype;
                 const bool is_half = type == at::kHalf || type == at::kBFloat16;
-                if (!is_half || type == own.tensor(1).dtype) return std::nullopt;
-                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+                return !is_half || type == own.tensor(1).dtype;
               });
 }
 // One for all, one for each column, or a row of them for each group of the weight's rows.
 static Check sizes_of_scales() {
   return fits("have one entry, or as many columns as out and a row for each group of group_size",
-              {"x", "out", "group_size"}, [](const RuleArguments& own) -> Found {
+              {"x", "out", "group_size"}, [](const RuleArguments& own) {
                 const TensorView& scale = own.tensor();
                 const int64_t columns = size_of(own.tensor(1), -1);
                 const int64_t group = own.integer(3);
                 const int64_t groups = group > 0 ? (columns + group - 1) / group : 1;
                 const int64_t rows = scale.dims == 1 ? 1 : size_of(scale, 0);
                 const bool is_one = scale.numel() == 1 && groups == 1;
-                if (is_one || (rows == groups && size_of(scale, -1) == size_of(own.tensor(2), -1)))
-                  return std::nullopt;
-                return "sizes " + sizes_of(scale) + " beside " + std::to_string(groups) +
-                       " groups and out " + sizes_of(own.tensor(2));
+                return is_one ||
+                       (rows == groups && size_of(scale, -1) == size_of(own.tensor(2), -1));
               });
 }
 static Check group_size() {
-  return that("be 0, or a multiple of 32 from 32 to k - 1", {"x"},
-              [](const RuleArguments& own) -> Found {
-                const int64_t size = own.integer();
-                const int64_t columns = size_of(own.tensor(1), -1);
-                if (size == 0 || (size >= 32 && size < columns && size % 32 == 0)) {
-                  return std::nullopt;
-                }
-                return "value " + std::to_string(size) + " beside k " + std::to_string(columns);
-              });
+  return that("be 0, or a multiple of 32 from 32 to k - 1", {"x"}, [](const RuleArguments& own) {
+    const int64_t size = own.integer();
+    const int64_t columns = size_of(own.tensor(1), -1);
+    return size == 0 || (size >= 32 && size < columns && size % 32 == 0);
+  });
 }
 // Rows, columns and depth from what is written and from the left operand.
 static void multiply_into(Work& work, const TensorView& left, bool is_transposed,
@@ -308,20 +293,15 @@ VNPU_OPERATOR(QuantMatmulWeightNz,
                .rules = {kQuant,
                          quantized_rules({{"x2",
                                            that("lie in FRACTAL_NZ", {},
-                                                [](const RuleArguments& own) -> Found {
-                                                  if (own.tensor().format == kFractal)
-                                                    return std::nullopt;
-                                                  return "format " + text(own.tensor().format);
+                                                [](const RuleArguments& own) {
+                                                  return own.tensor().format == kFractal;
                                                 }),
                                            kQuantNz},
                                           {"x2",
                                            that("have more than one row and column", {},
-                                                [](const RuleArguments& own) -> Found {
-                                                  if (size_of(own.tensor(), -1) > 1 &&
-                                                      size_of(own.tensor(), -2) > 1) {
-                                                    return std::nullopt;
-                                                  }
-                                                  return "sizes " + sizes_of(own.tensor());
+                                                [](const RuleArguments& own) {
+                                                  return size_of(own.tensor(), -1) > 1 &&
+                                                         size_of(own.tensor(), -2) > 1;
                                                 }),
                                            kQuantNz,
                                            {.tiling = true}}}),

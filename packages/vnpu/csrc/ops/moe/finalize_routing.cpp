@@ -129,21 +129,15 @@ static Rules rules_of_moe_finalize_routing_v2() {
            {"row_index", {dtype({at::kInt}), dims(1, 1)}},
            {"scales",
             {dims(2, 2), fits("have an entry for each of the row index", {"row_index"},
-                              [](const RuleArguments& own) -> Found {
-                                if (own.tensor().numel() == own.tensor(1).numel())
-                                  return std::nullopt;
-                                return "sizes " + sizes_of(own.tensor()) + " beside " +
-                                       sizes_of(own.tensor(1));
+                              [](const RuleArguments& own) {
+                                return own.tensor().numel() == own.tensor(1).numel();
                               })}},
            {"scales",
             that("have the dtype of rows, or be float32 beside bfloat16", {"rows"},
-                 [](const RuleArguments& own) -> Found {
+                 [](const RuleArguments& own) {
                    const ScalarType type = own.tensor().dtype;
                    const ScalarType rows = own.tensor(1).dtype;
-                   if (type == rows || (type == at::kFloat && rows == at::kBFloat16)) {
-                     return std::nullopt;
-                   }
-                   return "dtype " + name_of(type) + " beside " + name_of(rows);
+                   return type == rows || (type == at::kFloat && rows == at::kBFloat16);
                  }),
             "moe_finalize_routing_v2_tiling.cpp"},
            {"skip1, skip2, bias, out", same_dtype("rows")},

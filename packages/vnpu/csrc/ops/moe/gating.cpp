@@ -149,46 +149,35 @@ static Rules rules_of_moe_gating_top_k() {
            {"bias", {same_dtype("x"), dims(1, 1), same_size(0, "x", 1)}},
            {"y", same_dtype("x")},
            {"groups", fits("divide the experts", {"x"},
-                           [](const RuleArguments& own) -> Found {
+                           [](const RuleArguments& own) {
                              const int64_t experts = size_of(own.tensor(1), -1);
-                             if (own.integer() >= 1 && experts % own.integer() == 0)
-                               return std::nullopt;
-                             return "value " + text(own.integer()) + " beside " + text(experts) +
-                                    " experts";
+                             return own.integer() >= 1 && experts % own.integer() == 0;
                            })},
            {"groups",
             {that("leave more experts to each group than groupSelectMode", {"x", "group_score"},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const int64_t experts = size_of(own.tensor(1), -1);
-                    if (own.integer() <= 1 || experts / own.integer() > own.integer(2)) {
-                      return std::nullopt;
-                    }
-                    return "value " + text(own.integer()) + " beside " + text(experts) + " experts";
+                    return own.integer() <= 1 || experts / own.integer() > own.integer(2);
                   }),
              that("have at most 2048 experts when those of each group are rounded up to 32", {"x"},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const int64_t groups = own.integer();
-                    if (groups <= 1) return std::nullopt;
+                    if (groups <= 1) return true;
                     const int64_t each = size_of(own.tensor(1), -1) / groups;
-                    if ((each + 31) / 32 * 32 * groups <= 2048) return std::nullopt;
-                    return "value " + text(groups) + " beside " + sizes_of(own.tensor(1));
+                    return (each + 31) / 32 * 32 * groups <= 2048;
                   })},
             "moe_gating_top_k_tiling.cpp",
             {.tiling = true}},
            {"chosen_groups", that("be 1 to groupCount", {"groups"},
-                                  [](const RuleArguments& own) -> Found {
-                                    if (own.integer() >= 1 && own.integer() <= own.integer(1))
-                                      return std::nullopt;
-                                    return "value " + text(own.integer()) + " of " +
-                                           text(own.integer(1)) + " groups";
+                                  [](const RuleArguments& own) {
+                                    return own.integer() >= 1 && own.integer() <= own.integer(1);
                                   })},
            {"k", that("be 1 to the experts of the chosen groups", {"x", "groups", "chosen_groups"},
-                      [](const RuleArguments& own) -> Found {
+                      [](const RuleArguments& own) {
                         const int64_t groups = std::max<int64_t>(1, own.integer(2));
                         const int64_t experts =
                             size_of(own.tensor(1), -1) / groups * own.integer(3);
-                        if (own.integer() >= 1 && own.integer() <= experts) return std::nullopt;
-                        return "value " + text(own.integer()) + " of " + text(experts) + " experts";
+                        return own.integer() >= 1 && own.integer() <= experts;
                       })},
            {"renormalize", one_of(0), {.tiling = true}},
            {"activation, group_score", one_of(0, 1)},
@@ -243,24 +232,21 @@ VNPU_OPERATOR(MoeGatingTopKSoftmax,
 }
 
 static Rules rules_of_moe_gating_top_k_softmax_v2() {
-  return {
-      "op-plugin torch_npu-npu_moe_gating_top_k_softmax.md, parameters",
-      {{"x", {dtype(kFloats), dims(2, 3)}},
-       {"finished", dtype({at::kBool})},
-       {"k", that("be 1 to 1024, at most the experts", {"x"},
-                  [](const RuleArguments& own) -> Found {
-                    const int64_t experts = size_of(own.tensor(1), -1);
-                    if (own.integer() >= 1 && own.integer() <= std::min<int64_t>(1024, experts)) {
-                      return std::nullopt;
-                    }
-                    return "value " + text(own.integer()) + " of " + text(experts) + " experts";
-                  })},
-       {"renormalize", one_of(0, 1)},
-       {"y", same_dtype("x")},
-       {"expert_index", dtype({at::kInt})},
-       {"softmax_out", dtype({at::kFloat})}},
-      {.bytes = 16 * kMiB, .copies = true},
-      kBigChips};
+  return {"op-plugin torch_npu-npu_moe_gating_top_k_softmax.md, parameters",
+          {{"x", {dtype(kFloats), dims(2, 3)}},
+           {"finished", dtype({at::kBool})},
+           {"k", that("be 1 to 1024, at most the experts", {"x"},
+                      [](const RuleArguments& own) {
+                        const int64_t experts = size_of(own.tensor(1), -1);
+                        return own.integer() >= 1 &&
+                               own.integer() <= std::min<int64_t>(1024, experts);
+                      })},
+           {"renormalize", one_of(0, 1)},
+           {"y", same_dtype("x")},
+           {"expert_index", dtype({at::kInt})},
+           {"softmax_out", dtype({at::kFloat})}},
+          {.bytes = 16 * kMiB, .copies = true},
+          kBigChips};
 }
 VNPU_OPERATOR(MoeGatingTopKSoftmaxV2,
               (const Tensor& x, const OptionalTensor& finished, int64_t k, int64_t renormalize,

@@ -237,21 +237,15 @@ VNPU_OPERATOR(MoeInitRoutingV2,
 }
 
 constexpr char kInitTiling[] = "moe_init_routing_v3_tiling.cpp";
-static std::string range_text(const std::vector<int64_t>& range) {
-  std::string shown = "value [";
-  for (size_t i = 0; i < range.size(); ++i) shown += (i > 0 ? ", " : "") + text(range[i]);
-  return shown + "]";
-}
 static Rules rules_of_moe_init_routing_v3() {
   return {"aclnnMoeInitRoutingV3.md, parameters",
           {{"x", {dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar}), dims(2, 2)}},
            {"expert_index", {dtype({at::kInt}), dims(2, 2), same_size(0, "x", 0)}},
            {"active_rows",
             that("be the number of assignments, or -1 for all", {"expert_index"},
-                 [](const RuleArguments& own) -> Found {
+                 [](const RuleArguments& own) {
                    const int64_t rows = own.tensor(1).numel();
-                   if (own.integer() == rows || own.integer() == -1) return std::nullopt;
-                   return "value " + text(own.integer()) + " beside " + text(rows) + " assignments";
+                   return own.integer() == rows || own.integer() == -1;
                  }),
             kInitTiling,
             {.until = CannRelease::k8_5, .tiling = true}},
@@ -264,36 +258,29 @@ static Rules rules_of_moe_init_routing_v3() {
            {"quant_mode", one_of(-1, 0, 1)},
            {"active_range",
             that("be two numbers, from 0 to expertNum, the first below the second", {"experts"},
-                 [](const RuleArguments& own) -> Found {
+                 [](const RuleArguments& own) {
                    const std::vector<int64_t>& range = own.integers();
-                   if (range.size() == 2 && range[0] >= 0 && range[0] < range[1] &&
-                       range[1] <= own.integer(1)) {
-                     return std::nullopt;
-                   }
-                   return range_text(range) + " beside " + text(own.integer(1)) + " experts";
+                   return range.size() == 2 && range[0] >= 0 && range[0] < range[1] &&
+                          range[1] <= own.integer(1);
                  })},
            {"active_range",
             that("end at 10240 or before", {},
-                 [](const RuleArguments& own) -> Found {
-                   if (own.integers().size() != 2 || own.integers()[1] <= 10240)
-                     return std::nullopt;
-                   return range_text(own.integers());
+                 [](const RuleArguments& own) {
+                   return own.integers().size() != 2 || own.integers()[1] <= 10240;
                  }),
             kInitTiling,
             {.tiling = true}},
            {"scale",
             {dtype({at::kFloat}),
              fits("be [experts of the range, H]", {"x", "active_range", "quant_mode"},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const TensorView& scale = own.tensor();
                     const std::vector<int64_t>& range = own.integers(2);
-                    if (own.integer(3) != 1 || range.size() != 2) return std::nullopt;
+                    if (own.integer(3) != 1 || range.size() != 2) return true;
                     const bool rows =
                         size_of(scale, 0) == range[1] - range[0] || size_of(scale, 0) == 1;
-                    if (scale.dims == 2 && rows && size_of(scale, 1) == size_of(own.tensor(1), 1)) {
-                      return std::nullopt;
-                    }
-                    return "sizes " + sizes_of(scale);
+                    return scale.dims == 2 && rows &&
+                           size_of(scale, 1) == size_of(own.tensor(1), 1);
                   })}},
            {"counts_out", dtype({at::kLong})},
            {"row_index_out", dtype({at::kInt})}},

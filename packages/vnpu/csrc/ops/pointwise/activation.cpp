@@ -154,11 +154,9 @@ static Rules rules_of_swi_glu() {
           {{"x",
             {dtype(kFloats), contiguous(),
              fits("have an even size in dimension dim", {"dim"},
-                  [](const RuleArguments& own) -> Found {
+                  [](const RuleArguments& own) {
                     const int64_t size = size_of(own.tensor(), static_cast<int>(own.integer(1)));
-                    if (size % 2 == 0) return std::nullopt;
-                    return "sizes " + sizes_of(own.tensor()) + " beside dim " +
-                           text(own.integer(1));
+                    return size % 2 == 0;
                   })}},
            {"x", {dtype({at::kFloat, at::kHalf}), not_empty()}, {.chips = k310P}},
            {"out", {same_dtype("x"), contiguous()}}},
@@ -250,12 +248,11 @@ VNPU_OPERATOR(SwiGluQuantV2,
 constexpr char kSwigluBias[] = "CheckBias in dequant_swiglu_quant_tiling.cpp of ops-nn";
 static Condition in_groups() { return is_given("group_index"); }
 static Check a_row_for_each_group() {
-  return fits("have a row for each group", {"group_index"}, [](const RuleArguments& own) -> Found {
+  return fits("have a row for each group", {"group_index"}, [](const RuleArguments& own) {
     const int64_t groups = size_of(own.tensor(1), 0);
     const TensorView& values = own.tensor();
     const int64_t rows = values.dims == 1 ? 1 : size_of(values, 0);
-    if (own.tensor(1).numel() == 0 || rows == groups) return std::nullopt;
-    return "sizes " + sizes_of(values) + " beside " + text(groups) + " groups";
+    return own.tensor(1).numel() == 0 || rows == groups;
   });
 }
 static Rules rules_of_dequant_swiglu_quant() {

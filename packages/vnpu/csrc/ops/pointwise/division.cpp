@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-#include "ops/operator.h"
+#include "ops/pointwise/rows.h"
 #include "ops/shared_rules.h"
 
 namespace vnpu::ops {
@@ -29,20 +29,11 @@ std::optional<std::string_view> rounding_mode(int32_t mode) {
 
 }  // namespace
 
-VNPU_OPERATOR(Div, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
-  at::div_out(out.tensor, self, other);
-}
-VNPU_OPERATOR(Divs, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
-  at::div_out(out.tensor, self, number(other));
-}
-VNPU_OPERATOR(InplaceDiv, (InOut self, const Tensor& other),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_add()}) {
-  self.tensor.div_(other);
-}
+VNPU_TENSOR_TENSOR(Div, at::div_out, {.cost = elements<1>, .rules = rules_of_add()})
+VNPU_TENSOR_SCALAR(Divs, at::div_out, {.cost = elements<1>, .rules = rules_of_divs()})
+VNPU_INPLACE_TENSOR(InplaceDiv, at::div_out, {.cost = elements<1>, .rules = rules_of_add()})
 VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
+              {.cost = elements<1>, .rules = rules_of_divs()}) {
   if (at::isIntegralType(self.tensor.scalar_type(), /*includeBool=*/false)) {
     store(self.tensor, self.tensor.div(number(other)));  // cast, which ATen refuses to do
   } else {
@@ -50,80 +41,58 @@ VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other),
   }
 }
 VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   at::div_out(out.tensor, self, other, rounding_mode(mode));
 }
 VNPU_OPERATOR(DivMods, (const Tensor& self, const Scalar& other, int32_t mode, Out out),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_divs()}) {
+              {.cost = elements<1>, .rules = rules_of_divs()}) {
   at::div_out(out.tensor, self, number(other), rounding_mode(mode));
 }
 VNPU_OPERATOR(InplaceDivMod, (InOut self, const Tensor& other, int32_t mode),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   self.tensor.div_(other, rounding_mode(mode));
 }
 VNPU_OPERATOR(InplaceDivMods, (InOut self, const Scalar& other, int32_t mode),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   self.tensor.div_(number(other), rounding_mode(mode));
 }
 
 // Python's // and %, and C's fmod.
-VNPU_OPERATOR(FloorDivide, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
-  at::floor_divide_out(out.tensor, self, other);
-}
-VNPU_OPERATOR(FloorDivides, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1,
-               .cost = elements<1>,
-               .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_floor_divide.cpp",
-                         {{"self", dtype(kRealAndBool), kOnBigChips}}}}) {
-  at::floor_divide_out(out.tensor, self, number(other));
-}
-VNPU_OPERATOR(InplaceFloorDivide, (InOut self, const Tensor& other),
-              {.tier = kT1, .cost = elements<1>}) {
-  self.tensor.floor_divide_(other);
-}
-VNPU_OPERATOR(InplaceFloorDivides, (InOut self, const Scalar& other),
-              {.tier = kT1, .cost = elements<1>}) {
-  self.tensor.floor_divide_(number(other));
-}
+VNPU_TENSOR_TENSOR(FloorDivide, at::floor_divide_out, {.cost = elements<1>})
+VNPU_TENSOR_SCALAR(FloorDivides, at::floor_divide_out,
+                   {.cost = elements<1>,
+                    .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_floor_divide.cpp",
+                              {{"self", dtype(kRealAndBool), kOnBigChips}}}})
+VNPU_INPLACE_TENSOR(InplaceFloorDivide, at::floor_divide_out, {.cost = elements<1>})
+VNPU_INPLACE_SCALAR(InplaceFloorDivides, at::floor_divide_out, {.cost = elements<1>})
 VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.cost = elements<10>}) {
   at::remainder_out(out.tensor, self, divisor(other));
 }
-VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1,
-               .cost = elements<10>,
-               .rules = {
-                   "aclnnRemainderTensorScalar&aclnnInplaceRemainderTensorScalar.md, parameters",
-                   {{"self", dtype(with(kFloats, {at::kDouble, at::kInt, at::kLong})), kOnBigChips},
-                    {"out", same_sizes("self")}}}}) {
-  at::remainder_out(out.tensor, self, number(other));
-}
+VNPU_TENSOR_SCALAR(
+    RemainderTensorScalar, at::remainder_out,
+    {.cost = elements<10>,
+     .rules = {"aclnnRemainderTensorScalar&aclnnInplaceRemainderTensorScalar.md, parameters",
+               {{"self", dtype(with(kFloats, {at::kDouble, at::kInt, at::kLong})), kOnBigChips},
+                {"out", same_sizes("self")}}}})
 VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.cost = elements<10>}) {
   at::remainder_out(out.tensor, number(self), divisor(other));
 }
 VNPU_OPERATOR(InplaceRemainderTensorTensor, (InOut self, const Tensor& other),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.cost = elements<10>}) {
   self.tensor.remainder_(divisor(other));
 }
-VNPU_OPERATOR(InplaceRemainderTensorScalar, (InOut self, const Scalar& other),
-              {.tier = kT1, .cost = elements<10>}) {
-  self.tensor.remainder_(number(other));
-}
+VNPU_INPLACE_SCALAR(InplaceRemainderTensorScalar, at::remainder_out, {.cost = elements<10>})
 VNPU_OPERATOR(FmodTensor, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.cost = elements<10>}) {
   at::fmod_out(out.tensor, self, divisor(other));
 }
-VNPU_OPERATOR(FmodScalar, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
-  at::fmod_out(out.tensor, self, number(other));
-}
-VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other), {.cost = elements<10>}) {
+VNPU_TENSOR_SCALAR(FmodScalar, at::fmod_out, {.cost = elements<10>})
+VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other),
+              {.tier = kOther, .cost = elements<10>}) {
   self.tensor.fmod_(divisor(other));
 }
-VNPU_OPERATOR(InplaceFmodScalar, (InOut self, const Scalar& other), {.cost = elements<10>}) {
-  self.tensor.fmod_(number(other));
-}
+VNPU_INPLACE_SCALAR(InplaceFmodScalar, at::fmod_out, {.tier = kOther, .cost = elements<10>})
 
 }  // namespace vnpu::ops

@@ -13,7 +13,8 @@ static void cost_of_foreach_copy(const Call& call, Work& work) {
 }
 // Workspace: WORK_SPACE_SIZE in foreach_tiling_func.cpp.
 VNPU_OPERATOR(ForeachCopy, (const TensorList& x, const OutList& out),
-              {.cost = cost_of_foreach_copy,
+              {.tier = kOther,
+               .cost = cost_of_foreach_copy,
                .rules = {"ops-nn foreach/foreach_copy/docs/aclnnForeachCopy.md, parameters",
                          {{"x", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kByte,
                                        at::kShort, at::kUInt16, at::kInt, at::kUInt32, at::kLong,

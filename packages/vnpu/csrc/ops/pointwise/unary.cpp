@@ -1,82 +1,69 @@
 // Element-wise functions of one tensor: mathematics, rounding, tests and activations.
 
-#include "ops/operator.h"
+#include "ops/pointwise/rows.h"
 #include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 
 // One row each for the out-of-place and the in-place form of an ATen function `f_out(out, self)`.
-#define VNPU_UNARY(NAME, FUNCTION_OUT, ...)                         \
-  VNPU_OPERATOR(NAME, (const Tensor& self, Out out), __VA_ARGS__) { \
-    FUNCTION_OUT(out.tensor, self);                                 \
-  }
-#define VNPU_UNARY_INPLACE(NAME, FUNCTION_OUT, ...) \
-  VNPU_OPERATOR(NAME, (InOut self), __VA_ARGS__) { FUNCTION_OUT(self.tensor, self.tensor); }
-
 // --- mathematics --------------------------------------------------------------------------------
 
 VNPU_UNARY(Abs, at::abs_out,
-           {.tier = kT1,
-            .cost = elements<1>,
+           {.cost = elements<1>,
             .rules = {"ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_abs.cpp",
                       {{"self", dtype(with(kRealAndBool, {at::kComplexFloat})), kOnBigChips}}}})
 const std::vector<ScalarType> kFloatsAndComplex{at::kFloat,  at::kHalf,         at::kBFloat16,
                                                 at::kDouble, at::kComplexFloat, at::kComplexDouble};
 VNPU_UNARY(Neg, at::neg_out,
-           {.tier = kT1,
-            .cost = elements<1>,
+           {.cost = elements<1>,
             .rules = {"aclnn_neg.cpp: dtype_support_list_afterV200, CheckShape",
                       {{"self", dtype(with(kFloatsAndComplex, {at::kChar, at::kInt, at::kLong})),
                         kOnBigChips},
                        {"out", same_sizes("self")}}}})
 VNPU_UNARY(Exp, at::exp_out,
-           {.tier = kT1,
-            .cost = elements<10>,
+           {.cost = elements<10>,
             .rules = {
                 "aclnn_exp.cpp: DTYPE_SUPPORT_LIST_910B, CheckShape",
                 {{"self", dtype(with(kFloatsAndComplex, {at::kBool, at::kLong})), kOnBigChips},
                  {"out", same_sizes("self")}}}})
 VNPU_UNARY(Exp2, at::exp2_out,
-           {.tier = kT1,
-            .cost = elements<10>,
+           {.cost = elements<10>,
             .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_exp2.cpp",
                       {{"self", dtype(kRealAndBool), kOnBigChips}}}})
-VNPU_UNARY(Expm1, at::expm1_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Log, at::log_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Log2, at::log2_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Log10, at::log10_out, {.cost = elements<10>})
-VNPU_UNARY(Log1p, at::log1p_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Sqrt, at::sqrt_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Expm1, at::expm1_out, {.cost = elements<10>})
+VNPU_UNARY(Log, at::log_out, {.cost = elements<10>})
+VNPU_UNARY(Log2, at::log2_out, {.cost = elements<10>})
+VNPU_UNARY(Log10, at::log10_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY(Log1p, at::log1p_out, {.cost = elements<10>})
+VNPU_UNARY(Sqrt, at::sqrt_out, {.cost = elements<10>})
 static Rules rules_of_cos() {
   return {"dtype lists in aclnn_{cos,sin,reciprocal,rsqrt,sigmoid}.cpp",
           {{"self", dtype(kNumbers), kOnBigChips},
            {"out", dtype(kFloatsAndComplex), kOnBigChips},
            {"out", same_sizes("self")}}};
 }
-VNPU_UNARY(Rsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
-VNPU_UNARY(Reciprocal, at::reciprocal_out,
-           {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
-VNPU_UNARY(Sin, at::sin_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
-VNPU_UNARY(Cos, at::cos_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
-VNPU_UNARY(Tan, at::tan_out, {.cost = elements<10>})
-VNPU_UNARY(Erf, at::erf_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceExp, at::exp_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceExp2, at::exp2_out, {.cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceExpm1, at::expm1_out, {.cost = elements<10>})
+VNPU_UNARY(Rsqrt, at::rsqrt_out, {.cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Reciprocal, at::reciprocal_out, {.cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Sin, at::sin_out, {.cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Cos, at::cos_out, {.cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Tan, at::tan_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY(Erf, at::erf_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceExp, at::exp_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceExp2, at::exp2_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceExpm1, at::expm1_out, {.tier = kOther, .cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceLog, at::log_out,
-                   {.tier = kT1,
-                    .cost = elements<10>,
+                   {.cost = elements<10>,
                     .rules = {"ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_log.cpp",
                               {{"self", dtype(kFloatsAndComplex), kOnBigChips}}}})
-VNPU_UNARY_INPLACE(InplaceLog2, at::log2_out, {.cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceLog10, at::log10_out, {.cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceLog1p, at::log1p_out, {.cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceSqrt, at::sqrt_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceRsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceReciprocal, at::reciprocal_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceSin, at::sin_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceCos, at::cos_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceErf, at::erf_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceLog2, at::log2_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceLog10, at::log10_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceLog1p, at::log1p_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceSqrt, at::sqrt_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceRsqrt, at::rsqrt_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceReciprocal, at::reciprocal_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceSin, at::sin_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceCos, at::cos_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceErf, at::erf_out, {.tier = kOther, .cost = elements<10>})
 
 // Functions that ATen has no 16-bit kernel of, or that turn integers into floats.
 #define VNPU_WIDENED(NAME, FUNCTION, ...)                           \
@@ -86,85 +73,78 @@ VNPU_UNARY_INPLACE(InplaceErf, at::erf_out, {.cost = elements<10>})
 #define VNPU_WIDENED_INPLACE(NAME, FUNCTION, ...) \
   VNPU_OPERATOR(NAME, (InOut self), __VA_ARGS__) { store(self, FUNCTION(widen(self.tensor))); }
 
-VNPU_WIDENED(Acos, at::acos, {.cost = elements<10>})
-VNPU_WIDENED(Acosh, at::acosh, {.cost = elements<10>})
-VNPU_WIDENED(Asin, at::asin, {.cost = elements<10>})
-VNPU_WIDENED(Asinh, at::asinh, {.cost = elements<10>})
-VNPU_WIDENED(Atan, at::atan, {.cost = elements<10>})
-VNPU_WIDENED(Atanh, at::atanh, {.cost = elements<10>})
-VNPU_WIDENED(Cosh, at::cosh, {.cost = elements<10>})
-VNPU_WIDENED(Sinh, at::sinh, {.cost = elements<10>})
-VNPU_WIDENED(Sinc, at::sinc, {.cost = elements<10>})
-VNPU_WIDENED(Erfc, at::erfc, {.cost = elements<10>})
-VNPU_WIDENED(Erfinv, at::erfinv, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceAcos, at::acos, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceAcosh, at::acosh, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceAsin, at::asin, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceAsinh, at::asinh, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceAtan, at::atan, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceAtanh, at::atanh, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceCosh, at::cosh, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceSinh, at::sinh, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceSinc, at::sinc, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceTan, at::tan, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceErfc, at::erfc, {.cost = elements<10>})
-VNPU_WIDENED_INPLACE(InplaceErfinv, at::erfinv, {.cost = elements<10>})
+#define VNPU_WIDENED_BOTH(NAME, FUNCTION)                              \
+  VNPU_WIDENED(NAME, FUNCTION, {.tier = kOther, .cost = elements<10>}) \
+  VNPU_WIDENED_INPLACE(Inplace##NAME, FUNCTION, {.tier = kOther, .cost = elements<10>})
+
+VNPU_WIDENED_BOTH(Acos, at::acos)
+VNPU_WIDENED_BOTH(Acosh, at::acosh)
+VNPU_WIDENED_BOTH(Asin, at::asin)
+VNPU_WIDENED_BOTH(Asinh, at::asinh)
+VNPU_WIDENED_BOTH(Atan, at::atan)
+VNPU_WIDENED_BOTH(Atanh, at::atanh)
+VNPU_WIDENED_BOTH(Cosh, at::cosh)
+VNPU_WIDENED_BOTH(Sinh, at::sinh)
+VNPU_WIDENED_BOTH(Sinc, at::sinc)
+VNPU_WIDENED_BOTH(Erfc, at::erfc)
+VNPU_WIDENED_BOTH(Erfinv, at::erfinv)
+VNPU_WIDENED_INPLACE(InplaceTan, at::tan, {.tier = kOther, .cost = elements<10>})
 
 // eps below 0: not clamped.
-VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out), {.cost = elements<10>}) {
+VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out),
+              {.tier = kOther, .cost = elements<10>}) {
   store(out, at::logit(widen(input), eps < 0 ? std::nullopt : std::optional<double>(eps)));
 }
 
 // --- rounding and sign --------------------------------------------------------------------------
 
-VNPU_UNARY(Floor, at::floor_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY(Ceil, at::ceil_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Floor, at::floor_out, {.cost = elements<1>})
+VNPU_UNARY(Ceil, at::ceil_out, {.cost = elements<1>})
 VNPU_UNARY(Round, at::round_out,
-           {.tier = kT1,
-            .cost = elements<1>,
+           {.cost = elements<1>,
             .rules = {"ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_round.cpp",
                       {{"self", dtype(with(kFloats, {at::kDouble, at::kInt, at::kLong})),
                         kOnBigChips}}}})  // half to even
-VNPU_UNARY(Trunc, at::trunc_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY(Sign, at::sgn_out, {.tier = kT1, .cost = elements<1>})  // complex numbers too
-VNPU_OPERATOR(Signbit, (const Tensor& self, Out out), {.cost = elements<1>}) {
+VNPU_UNARY(Trunc, at::trunc_out, {.cost = elements<1>})
+VNPU_UNARY(Sign, at::sgn_out, {.cost = elements<1>})  // complex numbers too
+VNPU_OPERATOR(Signbit, (const Tensor& self, Out out), {.tier = kOther, .cost = elements<1>}) {
   store(out, at::signbit(self));
 }
-VNPU_UNARY(Frac, at::frac_out, {.cost = elements<1>})
-VNPU_UNARY_INPLACE(InplaceFrac, at::frac_out, {.cost = elements<1>})
-VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY_INPLACE(InplaceCeil, at::ceil_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Frac, at::frac_out, {.tier = kOther, .cost = elements<1>})
+VNPU_UNARY_INPLACE(InplaceFrac, at::frac_out, {.tier = kOther, .cost = elements<1>})
+VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out, {.cost = elements<1>})
+VNPU_UNARY_INPLACE(InplaceCeil, at::ceil_out, {.cost = elements<1>})
 
 VNPU_OPERATOR(RoundDecimals, (const Tensor& self, int64_t decimals, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   at::round_out(out.tensor, self, decimals);
 }
-VNPU_OPERATOR(InplaceRoundDecimals, (InOut self, int64_t decimals), {.cost = elements<1>}) {
+VNPU_OPERATOR(InplaceRoundDecimals, (InOut self, int64_t decimals),
+              {.tier = kOther, .cost = elements<1>}) {
   self.tensor.round_(decimals);
 }
 
 // --- special values -----------------------------------------------------------------------------
 
-VNPU_UNARY(IsNegInf, at::isneginf_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY(IsPosInf, at::isposinf_out, {.tier = kT1, .cost = elements<1>})
-VNPU_OPERATOR(IsFinite, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<1>}) {
+VNPU_UNARY(IsNegInf, at::isneginf_out, {.cost = elements<1>})
+VNPU_UNARY(IsPosInf, at::isposinf_out, {.cost = elements<1>})
+VNPU_OPERATOR(IsFinite, (const Tensor& self, Out out), {.cost = elements<1>}) {
   store(out, at::isfinite(self));
 }
 VNPU_OPERATOR(NanToNum, (const Tensor& self, float nan, float posinf, float neginf, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   at::nan_to_num_out(out.tensor, self, nan, posinf, neginf);
 }
 VNPU_OPERATOR(InplaceNanToNum, (InOut self, float nan, float posinf, float neginf),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   self.tensor.nan_to_num_(nan, posinf, neginf);
 }
 
 // --- activations --------------------------------------------------------------------------------
 
-VNPU_UNARY(Sigmoid, at::sigmoid_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_cos()})
+VNPU_UNARY(Sigmoid, at::sigmoid_out, {.cost = elements<10>, .rules = rules_of_cos()})
 VNPU_UNARY(Tanh, at::tanh_out,
-           {.tier = kT1,
-            .cost = elements<10>,
+           {.cost = elements<10>,
             .rules = {"aclnnTanh&aclnnInplaceTanh.md, parameters",
                       {{"self",
                         dtype(with(kFloats, {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt,
@@ -177,15 +157,15 @@ static Rules rules_of_gelu() {
       "DTYPE_SUPPORT_LIST in aclnn_{gelu,silu}.cpp",
       {{"self", dtype(kFloats), kOnBigChips}, {"out", {same_dtype("self"), same_sizes("self")}}}};
 }
-VNPU_UNARY(Silu, at::silu_out, {.tier = kT1, .cost = elements<10>, .rules = rules_of_gelu()})
-VNPU_UNARY(Mish, at::mish_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Hardswish, at::hardswish_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Hardsigmoid, at::hardsigmoid_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceSigmoid, at::sigmoid_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceTanh, at::tanh_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceMish, at::mish_out, {.cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceHardswish, at::hardswish_out, {.cost = elements<10>})
-VNPU_UNARY_INPLACE(InplaceHardsigmoid, at::hardsigmoid_out, {.cost = elements<10>})
+VNPU_UNARY(Silu, at::silu_out, {.cost = elements<10>, .rules = rules_of_gelu()})
+VNPU_UNARY(Mish, at::mish_out, {.cost = elements<10>})
+VNPU_UNARY(Hardswish, at::hardswish_out, {.cost = elements<10>})
+VNPU_UNARY(Hardsigmoid, at::hardsigmoid_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceSigmoid, at::sigmoid_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceTanh, at::tanh_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceMish, at::mish_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceHardswish, at::hardswish_out, {.tier = kOther, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceHardsigmoid, at::hardsigmoid_out, {.tier = kOther, .cost = elements<10>})
 
 constexpr char kRelu[] = "activation/relu/README.md, parameters";
 static Rules rules_of_relu() {
@@ -195,7 +175,7 @@ static Rules rules_of_relu() {
       {{"self", dtype(dtypes), kOnBigChips}, {"out", {same_dtype("self"), same_sizes("self")}}}};
 }
 VNPU_OPERATOR(Relu, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_relu()}) {
+              {.cost = elements<1>, .rules = rules_of_relu()}) {
   at::clamp_min_out(out.tensor, self, 0);
 }
 
@@ -203,15 +183,15 @@ static Rules rules_of_inplace_relu() {
   const auto dtypes = with(kFloats, {at::kChar, at::kByte, at::kInt, at::kLong});
   return {kRelu, {{"self", dtype(dtypes), kOnBigChips}}};
 }
-VNPU_OPERATOR(InplaceRelu, (InOut self),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_inplace_relu()}) {
+VNPU_OPERATOR(InplaceRelu, (InOut self), {.cost = elements<1>, .rules = rules_of_inplace_relu()}) {
   self.tensor.relu_();
 }
 VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   at::leaky_relu_out(out.tensor, self, negative_slope);
 }
-VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope), {.cost = elements<1>}) {
+VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope),
+              {.tier = kOther, .cost = elements<1>}) {
   at::leaky_relu_(self.tensor, negative_slope);
 }
 // The tanh form, as the device computes it (activation/gelu in hicann/ops-nn). torch_npu calls it
@@ -219,12 +199,11 @@ VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope), {.co
 // are on (torch_npu.npu.use_compatible_impl): then it calls GeluV2 with the form that was asked
 // for.
 VNPU_OPERATOR(Gelu, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<10>, .rules = rules_of_gelu()}) {
+              {.cost = elements<10>, .rules = rules_of_gelu()}) {
   at::gelu_out(out.tensor, self, "tanh");
 }
 VNPU_OPERATOR(GeluV2, (const Tensor& x, int64_t approximate, Out out),
-              {.tier = kT1,
-               .cost = elements<10>,
+              {.cost = elements<10>,
                .rules = {"DTYPE_SUPPORT_LIST in aclnn_gelu_v2.cpp",
                          {{"x", dtype(kFloats), kOnBigChips},
                           {"out", {same_dtype("x"), same_sizes("x")}}}}}) {
@@ -234,69 +213,70 @@ VNPU_OPERATOR(GeluV2, (const Tensor& x, int64_t approximate, Out out),
 VNPU_OPERATOR(Elu,
               (const Tensor& self, const Scalar& alpha, const Scalar& scale,
                const Scalar& input_scale, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.cost = elements<10>}) {
   at::elu_out(out.tensor, self, alpha, scale, input_scale);
 }
 VNPU_OPERATOR(InplaceElu,
               (InOut self, const Scalar& alpha, const Scalar& scale, const Scalar& input_scale),
-              {.cost = elements<10>}) {
+              {.tier = kOther, .cost = elements<10>}) {
   at::elu_(self.tensor, alpha, scale, input_scale);
 }
 VNPU_OPERATOR(Softplus, (const Tensor& self, const Scalar& beta, const Scalar& threshold, Out out),
-              {.tier = kT1,
-               .cost = elements<10>,
+              {.cost = elements<10>,
                .rules = {"aclnn_softplus.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape",
                          {{"self", dtype(kFloats), kOnBigChips}, {"out", same_sizes("self")}}}}) {
   at::softplus_out(out.tensor, self, beta, threshold);
 }
 VNPU_OPERATOR(Hardtanh,
               (const Tensor& self, const Scalar& clip_min, const Scalar& clip_max, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   at::hardtanh_out(out.tensor, self, clip_min, clip_max);
 }
 VNPU_OPERATOR(InplaceHardtanh, (InOut self, const Scalar& clip_min, const Scalar& clip_max),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   at::hardtanh_(self.tensor, clip_min, clip_max);
 }
-VNPU_OPERATOR(Celu, (const Tensor& self, const Scalar& alpha, Out out), {.cost = elements<10>}) {
+VNPU_OPERATOR(Celu, (const Tensor& self, const Scalar& alpha, Out out),
+              {.tier = kOther, .cost = elements<10>}) {
   store(out, at::celu(self, alpha));
 }
-VNPU_OPERATOR(InplaceCelu, (InOut self, const Scalar& alpha), {.cost = elements<10>}) {
+VNPU_OPERATOR(InplaceCelu, (InOut self, const Scalar& alpha),
+              {.tier = kOther, .cost = elements<10>}) {
   at::celu_(self.tensor, alpha);
 }
 VNPU_OPERATOR(Hardshrink, (const Tensor& self, const Scalar& lambd, Out out),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   store(out, at::hardshrink(self, lambd));
 }
 VNPU_OPERATOR(Softshrink, (const Tensor& self, const Scalar& lambd, Out out),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   store(out, at::softshrink(self, lambd));
 }
 VNPU_OPERATOR(Threshold,
               (const Tensor& self, const Scalar& threshold, const Scalar& value, Out out),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   store(out, at::threshold(self, threshold, value));
 }
 VNPU_OPERATOR(InplaceThreshold, (InOut self, const Scalar& threshold, const Scalar& value),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   at::threshold_(self.tensor, threshold, value);
 }
 // torch_npu sends weight with the dimensions of self.
-VNPU_OPERATOR(Prelu, (const Tensor& self, const Tensor& weight, Out out), {.cost = elements<1>}) {
+VNPU_OPERATOR(Prelu, (const Tensor& self, const Tensor& weight, Out out),
+              {.tier = kOther, .cost = elements<1>}) {
   const Tensor wide = widen(self);
   store(out, at::where(wide >= 0, wide, wide * weight));
 }
-VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<10>}) {
+VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out), {.cost = elements<10>}) {
   store(out, at::log_sigmoid(self));
 }
 // `buffer` is for the gradient, which recomputes it.
 VNPU_OPERATOR(LogSigmoidForward, (const Tensor& self, Out out, OptionalOut),
-              {.cost = elements<10>}) {
+              {.tier = kOther, .cost = elements<10>}) {
   store(out, at::log_sigmoid(self));
 }
 // Halves of `dim`: first * sigmoid(second).
-VNPU_OPERATOR(Glu, (const Tensor& self, int64_t dim, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+VNPU_OPERATOR(Glu, (const Tensor& self, int64_t dim, Out out), {.cost = elements<10>}) {
   at::glu_out(out.tensor, self, dim);
 }
 

@@ -33,18 +33,18 @@ void write_mask(const Tensor& out, const IntArray& shape, double probability, Ra
 
 VNPU_OPERATOR(DropoutGenMask,
               (const IntArray& shape, double prob, int64_t seed, int64_t offset, Out out),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   write_mask(out.tensor, shape, prob, random_source(seed, offset));
 }
 // The dtype of the tensor that is masked does not change the mask.
 VNPU_OPERATOR(DropoutGenMaskV2,
               (const IntArray& shape, double prob, int64_t seed, int64_t offset, DType, Out out),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   write_mask(out.tensor, shape, prob, random_source(seed, offset));
 }
 // What is kept grows by 1 / (1 - prob).
 VNPU_OPERATOR(DropoutDoMask, (const Tensor& self, const Tensor& mask, double prob, Out out),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   require(prob >= 0 && prob <= 1, "prob must lie in [0, 1].");
   require(mask.numel() >= mask_bytes(self.numel()), "the mask is shorter than the tensor.");
   const Tensor place = at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::kByte);

@@ -83,8 +83,7 @@ Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Rando
 }  // namespace
 
 VNPU_OPERATOR(InplaceUniform, (Out self, double from, double to, uint64_t seed, uint64_t offset),
-              {.tier = kT1,
-               .cost = elements<20>,
+              {.cost = elements<20>,
                .rules = {"DTYPE_SUPPORT_LIST in aclnn_uniform.cpp",
                          {{"self", dtype(kReal), kOnBigChips}}}}) {
   fill_uniform(self.tensor, from, to, {seed, offset});
@@ -92,12 +91,11 @@ VNPU_OPERATOR(InplaceUniform, (Out self, double from, double to, uint64_t seed, 
 VNPU_OPERATOR(InplaceUniformTensor,
               (Out self, double from, double to, const Tensor& seed, const Tensor& offset,
                uint64_t more),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   fill_uniform(self.tensor, from, to, random_source(seed, offset, std::bit_cast<int64_t>(more)));
 }
 VNPU_OPERATOR(InplaceNormal, (Out self, float mean, float std, int64_t seed, int64_t offset),
-              {.tier = kT1,
-               .cost = elements<20>,
+              {.cost = elements<20>,
                .rules = {"DTYPE_SUPPORT_LIST in aclnn_normal.cpp",
                          {{"self", dtype(kRealAndBool), kOnBigChips}}}}) {
   fill_normal(self.tensor, mean, std, random_source(seed, offset));
@@ -105,33 +103,32 @@ VNPU_OPERATOR(InplaceNormal, (Out self, float mean, float std, int64_t seed, int
 VNPU_OPERATOR(InplaceNormalTensor,
               (Out self, float mean, float std, const Tensor& seed, const Tensor& offset,
                int64_t more),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   fill_normal(self.tensor, mean, std, random_source(seed, offset, more));
 }
 VNPU_OPERATOR(NormalFloatFloat, (float mean, float std, int64_t seed, int64_t offset, Out out),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   fill_normal(out.tensor, mean, std, random_source(seed, offset));
 }
 VNPU_OPERATOR(NormalTensorFloat,
               (const Tensor& mean, float std, int64_t seed, int64_t offset, Out out),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   fill_normal(out.tensor, mean, at::scalar_tensor(std), random_source(seed, offset));
 }
 VNPU_OPERATOR(NormalFloatTensor,
               (float mean, const Tensor& std, int64_t seed, int64_t offset, Out out),
-              {.cost = elements<20>}) {
+              {.tier = kOther, .cost = elements<20>}) {
   fill_normal(out.tensor, at::scalar_tensor(mean), std, random_source(seed, offset));
 }
 VNPU_OPERATOR(NormalTensorTensor,
               (const Tensor& mean, const Tensor& std, int64_t seed, int64_t offset, Out out),
-              {.cost = elements<20>}) {
+              {.tier = kOther, .cost = elements<20>}) {
   fill_normal(out.tensor, mean, std, random_source(seed, offset));
 }
 
 // Integers in [from, to), in any dtype.
 VNPU_OPERATOR(InplaceRandom, (Out self, int64_t from, int64_t to, int64_t seed, int64_t offset),
-              {.tier = kT1,
-               .cost = elements<20>,
+              {.cost = elements<20>,
                .rules = {
                    "ops-math random/dsa_random_uniform/docs/aclnnInplaceRandom.md, parameters",
                    {{"self", dtype(kNumbers), kOnBigChips}}}}) {
@@ -140,17 +137,17 @@ VNPU_OPERATOR(InplaceRandom, (Out self, int64_t from, int64_t to, int64_t seed, 
 VNPU_OPERATOR(InplaceRandomTensor,
               (Out self, int64_t from, int64_t to, const Tensor& seed, const Tensor& offset,
                int64_t more),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   fill_integers(self.tensor, from, to, random_source(seed, offset, more));
 }
 VNPU_OPERATOR(Randperm, (int64_t n, int64_t seed, int64_t offset, Out out),
-              {.tier = kT1, .cost = elements_on_ai_cpu<20>}) {
+              {.cost = elements_on_ai_cpu<20>}) {
   require(n == out.tensor.numel(), "n differs from the number of elements of the output.");
   store(out, random_bits(n, random_source(seed, offset)).argsort());
 }
 
 VNPU_OPERATOR(InplaceBernoulli, (Out self, const Scalar& prob, int64_t seed, int64_t offset),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   const double probability = prob.toDouble();
   require(probability >= 0 && probability <= 1, "prob must lie in [0, 1].");
   fill_bernoulli(self.tensor, at::scalar_tensor(probability, at::kDouble),
@@ -158,25 +155,25 @@ VNPU_OPERATOR(InplaceBernoulli, (Out self, const Scalar& prob, int64_t seed, int
 }
 // `prob` holds one probability per element.
 VNPU_OPERATOR(InplaceBernoulliTensor, (Out self, const Tensor& prob, int64_t seed, int64_t offset),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   fill_bernoulli(self.tensor, prob.to(at::kDouble), random_source(seed, offset));
 }
 
 VNPU_OPERATOR(Multinomial,
               (const Tensor& self, int64_t numsamples, bool replacement, int64_t seed,
                int64_t offset, Out out),
-              {.tier = kT1, .cost = elements_on_ai_cpu<20>}) {
+              {.cost = elements_on_ai_cpu<20>}) {
   store(out, multinomial(self, numsamples, replacement, random_source(seed, offset)));
 }
 VNPU_OPERATOR(MultinomialTensor,
               (const Tensor& self, int64_t numsamples, bool replacement, const Tensor& seed,
                const Tensor& offset, int64_t more, Out out),
-              {.tier = kT1, .cost = elements_on_ai_cpu<20>}) {
+              {.cost = elements_on_ai_cpu<20>}) {
   store(out, multinomial(self, numsamples, replacement, random_source(seed, offset, more)));
 }
 VNPU_OPERATOR(SimThreadExponential,
               (Out self, int64_t count, double lambda, int64_t seed, int64_t offset),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.cost = elements<20>}) {
   require(count == self.tensor.numel(), "count differs from the number of elements.");
   require(lambda > 0, "lambda must be positive.");
   const Tensor values =

@@ -41,7 +41,7 @@ VNPU_OPERATOR(LayerNorm,
               (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
                const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
                OptionalOut rstd_out),
-              {.tier = kT1, .cost = elements<8>, .rules = rules_of_layer_norm()}) {
+              {.cost = elements<8>, .rules = rules_of_layer_norm()}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 // The same function, which torch_npu asks for under use_compatible_impl(True).
@@ -49,7 +49,7 @@ VNPU_OPERATOR(FastLayerNorm,
               (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
                const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
                OptionalOut rstd_out),
-              {.cost = elements<8>, .rules = rules_of_layer_norm()}) {
+              {.tier = kOther, .cost = elements<8>, .rules = rules_of_layer_norm()}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 VNPU_OPERATOR(AddLayerNorm,
@@ -71,7 +71,7 @@ VNPU_OPERATOR(GroupNorm,
               (const Tensor& self, const OptionalTensor& gamma, const OptionalTensor& beta,
                int64_t n, int64_t c, int64_t hxw, int64_t group, double epsilon, Out out,
                Out mean_out, Out rstd_out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   const auto [y, mean, rstd] =
       at::native_group_norm(self.contiguous(), gamma, beta, n, c, hxw, group, epsilon);
   store(out, y);
@@ -84,7 +84,7 @@ VNPU_OPERATOR(BatchNorm,
                OptionalInOut running_mean, OptionalInOut running_var, bool training,
                double momentum, double epsilon, Out output, OptionalOut save_mean,
                OptionalOut save_invstd),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   const auto [y, mean, invstd] = at::native_batch_norm(
       input, weight, bias, running_mean.tensor, running_var.tensor, training, momentum, epsilon);
   store(output, y);

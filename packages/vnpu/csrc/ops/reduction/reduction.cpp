@@ -76,26 +76,23 @@ ScalarType accumulator_of(ScalarType type) {
 
 VNPU_OPERATOR(ReduceSum,
               (const Tensor& self, const IntArray& dims, bool keep_dims, DType dtype, Out out),
-              {.tier = kT1,
-               .cost = elements<2>,
+              {.cost = elements<2>,
                .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_reduce_sum.cpp",
                          {{"self, out", dtype(kNumbers), kOnBigChips}}}}) {
   at::sum_out(out.tensor, self, all_if_empty(dims), keep_dims, dtype.type);
 }
 VNPU_OPERATOR(Mean,
               (const Tensor& self, const IntArray& dims, bool keep_dims, DType dtype, Out out),
-              {.tier = kT1,
-               .cost = elements<2>,
+              {.cost = elements<2>,
                .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_mean.cpp",
                          {{"self, out", dtype(kRealAndComplex), kOnBigChips}}}}) {
   at::mean_out(out.tensor, self, all_if_empty(dims), keep_dims, dtype.type);
 }
-VNPU_OPERATOR(Prod, (const Tensor& self, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+VNPU_OPERATOR(Prod, (const Tensor& self, DType dtype, Out out), {.cost = elements<2>}) {
   store(out, at::prod(widen(self), accumulator_of(dtype.type)));
 }
 VNPU_OPERATOR(ProdDim, (const Tensor& self, int64_t dim, bool keep_dim, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store(out, at::prod(widen(self), dim, keep_dim, accumulator_of(dtype.type)));
 }
 
@@ -106,16 +103,16 @@ static Rules rules_of_log_sum_exp() {
           {{"self", dtype(numbers), kOnBigChips}, {"out", dtype(kFloats), kOnBigChips}}};
 }
 VNPU_OPERATOR(LogSumExp, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<8>, .rules = rules_of_log_sum_exp()}) {
+              {.cost = elements<8>, .rules = rules_of_log_sum_exp()}) {
   store(out, at::logsumexp(self, dims, keep_dim));
 }
 
 VNPU_OPERATOR(ReduceNansum,
               (const Tensor& self, const IntArray& dims, bool keep_dim, DType dtype, Out out),
-              {.cost = elements<2>}) {
+              {.tier = kOther, .cost = elements<2>}) {
   store(out, at::nansum(self, all_if_empty(dims), keep_dim, dtype.type));
 }
-VNPU_OPERATOR(Trace, (const Tensor& self, Out out), {.cost = elements<2>}) {
+VNPU_OPERATOR(Trace, (const Tensor& self, Out out), {.tier = kOther, .cost = elements<2>}) {
   store(out, at::trace(widen(self)));
 }
 
@@ -125,45 +122,41 @@ static Rules rules_of_max() {
   return {"DTYPE_SUPPORT_GE910B_LIST in aclnn_{max,min}.cpp",
           {{"self, out", dtype(kRealAndBool), kOnBigChips}}};
 }
-VNPU_OPERATOR(Max, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<2>, .rules = rules_of_max()}) {
+VNPU_OPERATOR(Max, (const Tensor& self, Out out), {.cost = elements<2>, .rules = rules_of_max()}) {
   store(out, at::max(self));
 }
-VNPU_OPERATOR(Min, (const Tensor& self, Out out),
-              {.tier = kT1, .cost = elements<2>, .rules = rules_of_max()}) {
+VNPU_OPERATOR(Min, (const Tensor& self, Out out), {.cost = elements<2>, .rules = rules_of_max()}) {
   store(out, at::min(self));
 }
 VNPU_OPERATOR(MaxDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store_pair(out, indices, at::max(self, dim, keep_dim));
 }
 VNPU_OPERATOR(MinDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store_pair(out, indices, at::min(self, dim, keep_dim));
 }
 VNPU_OPERATOR(Amax, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1,
-               .cost = elements<2>,
+              {.cost = elements<2>,
                .rules = {
                    "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_amax.cpp",
                    {{"self", dtype(kRealAndBool), kOnBigChips}, {"out", same_dtype("self")}}}}) {
   at::amax_out(out.tensor, self, dims, keep_dim);
 }
 VNPU_OPERATOR(Amin, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   at::amin_out(out.tensor, self, dims, keep_dim);
 }
 VNPU_OPERATOR(Aminmax, (const Tensor& self, const IntArray& dims, bool keep_dim, Out min, Out max),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store(min, at::amin(self, dims, keep_dim));
   store(max, at::amax(self, dims, keep_dim));
 }
 VNPU_OPERATOR(AminmaxDim, (const Tensor& self, int64_t dim, bool keep_dim, Out min, Out max),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store_pair(min, max, at::aminmax(self, dim, keep_dim));
 }
-VNPU_OPERATOR(AminmaxAll, (const Tensor& self, Out min, Out max),
-              {.tier = kT1, .cost = elements<2>}) {
+VNPU_OPERATOR(AminmaxAll, (const Tensor& self, Out min, Out max), {.cost = elements<2>}) {
   store_pair(min, max, at::aminmax(self));
 }
 
@@ -171,22 +164,20 @@ static Rules rules_of_arg_max() {
   return {"ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters",
           {{"self", dtype(kReal), kOnBigChips},
            {"dim", fits("be a dimension of self", {"self"},
-                        [](const RuleArguments& own) -> Found {
+                        [](const RuleArguments& own) {
                           const int64_t dims = std::max<int64_t>(own.tensor(1).dims, 1);
-                          if (own.integer() >= -dims && own.integer() < dims) return std::nullopt;
-                          return std::to_string(own.integer()) + " beside sizes " +
-                                 sizes_of(own.tensor(1));
+                          return own.integer() >= -dims && own.integer() < dims;
                         })},
            {"out", dtype({at::kInt, at::kLong})}}};
 }
 // The first of equal extremes; torch_npu flattens the input itself when no dim is given.
 VNPU_OPERATOR(ArgMax, (const Tensor& self, int64_t dim, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>, .rules = rules_of_arg_max()}) {
+              {.cost = elements<2>, .rules = rules_of_arg_max()}) {
   if (argmax_of_rows(self, dim, out.tensor)) return;
   store(out, at::argmax(self, dim, keep_dim));  // out may be int32
 }
 VNPU_OPERATOR(ArgMin, (const Tensor& self, int64_t dim, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store(out, at::argmin(self, dim, keep_dim));
 }
 
@@ -201,27 +192,25 @@ static Rules rules_of_any() {
            {"out", dtype({at::kByte, at::kBool})}}};
 }
 VNPU_OPERATOR(All, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>, .rules = rules_of_any()}) {
+              {.cost = elements<2>, .rules = rules_of_any()}) {
   store(out, at::all(self, all_if_empty(dims), keep_dim));
 }
 VNPU_OPERATOR(Any, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>, .rules = rules_of_any()}) {
+              {.cost = elements<2>, .rules = rules_of_any()}) {
   store(out, at::any(self, all_if_empty(dims), keep_dim));
 }
 
 // --- scans --------------------------------------------------------------------------------------
 
 VNPU_OPERATOR(Cumsum, (const Tensor& self, int64_t dim, DType dtype, Out out),
-              {.tier = kT1,
-               .cost = elements<2>,
+              {.cost = elements<2>,
                .rules = {
                    "aclnn_cumsum.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape",
                    {{"out", dtype(kRealAndComplex), kOnBigChips}, {"out", same_sizes("self")}}}}) {
   at::cumsum_out(out.tensor, self, dim, dtype.type);
 }
 VNPU_OPERATOR(Cumprod, (const Tensor& input, const Scalar& dim, DType dtype, Out out),
-              {.tier = kT1,
-               .cost = elements<2>,
+              {.cost = elements<2>,
                .rules = {"DTYPE_SUPPORT_LIST, CheckShape in aclnn_cumprod.cpp",
                          {{"input", dtype(with(kReal, {at::kUInt16, at::kUInt32, at::kUInt64})),
                            kOnBigChips},
@@ -230,11 +219,11 @@ VNPU_OPERATOR(Cumprod, (const Tensor& input, const Scalar& dim, DType dtype, Out
   at::cumprod_out(out.tensor, input, dim.toLong(), dtype.type);
 }
 VNPU_OPERATOR(Cummax, (const Tensor& self, int64_t dim, Out values, Out indices),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store_pair(values, indices, at::cummax(self, dim));
 }
 VNPU_OPERATOR(Cummin, (const Tensor& self, int64_t dim, Out values, Out indices),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store_pair(values, indices, at::cummin(self, dim));
 }
 
@@ -244,68 +233,68 @@ VNPU_OPERATOR(Cummin, (const Tensor& self, int64_t dim, Out values, Out indices)
 VNPU_OPERATOR(VarCorrection,
               (const Tensor& self, const IntArray& dims, int64_t correction, bool keep_dim,
                Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store(out, at::var(self, all_if_empty(dims), Scalar(correction), keep_dim));
 }
 VNPU_OPERATOR(VarMean,
               (const Tensor& self, const IntArray& dims, int64_t correction, bool keep_dim, Out var,
                Out mean),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store_pair(var, mean, at::var_mean(self, all_if_empty(dims), Scalar(correction), keep_dim));
 }
 VNPU_OPERATOR(Std,
               (const Tensor& self, const IntArray& dims, int64_t correction, bool keep_dim,
                Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store(out, at::std(self, all_if_empty(dims), Scalar(correction), keep_dim));
 }
 VNPU_OPERATOR(StdMeanCorrection,
               (const Tensor& self, const IntArray& dims, int64_t correction, bool keep_dim, Out std,
                Out mean),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.cost = elements<2>}) {
   store_pair(std, mean, at::std_mean(self, all_if_empty(dims), Scalar(correction), keep_dim));
 }
 VNPU_OPERATOR(Norm,
               (const Tensor& self, const Scalar& p, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   store(out, at::norm(self, p, dims, keep_dim));
 }
 VNPU_OPERATOR(LinalgVectorNorm,
               (const Tensor& self, const Scalar& ord, const IntArray& dims, bool keep_dims,
                DType dtype, Out out),
-              {.tier = kT1,
-               .cost = elements<8>,
+              {.cost = elements<8>,
                .rules = {"aclnnLinalgVectorNorm.md, parameters",
                          {{"self, out", dtype(kFloats), kOnBigChips}}}}) {
   store(out, at::linalg_vector_norm(self, ord, all_if_empty(dims), keep_dims, dtype.type));
 }
 // The lower of the two middle elements.
-VNPU_OPERATOR(Median, (const Tensor& self, Out out), {.tier = kT1, .cost = elements_on_ai_cpu<4>}) {
+VNPU_OPERATOR(Median, (const Tensor& self, Out out), {.cost = elements_on_ai_cpu<4>}) {
   store(out, at::median(self));
 }
 VNPU_OPERATOR(MedianDim, (const Tensor& self, int64_t dim, bool keep_dim, Out values, Out indices),
-              {.cost = elements_on_ai_cpu<4>}) {
+              {.tier = kOther, .cost = elements_on_ai_cpu<4>}) {
   // ATen 2.13's kernel reads beyond an expanded input (stride 0).
   store_pair(values, indices, at::median(self.contiguous(), dim, keep_dim));
 }
-VNPU_OPERATOR(NanMedian, (const Tensor& self, Out out), {.cost = elements_on_ai_cpu<4>}) {
+VNPU_OPERATOR(NanMedian, (const Tensor& self, Out out),
+              {.tier = kOther, .cost = elements_on_ai_cpu<4>}) {
   store(out, at::nanmedian(self));
 }
 VNPU_OPERATOR(NanMedianDim,
               (const Tensor& self, int64_t dim, bool keep_dim, Out values, Out indices),
-              {.cost = elements_on_ai_cpu<4>}) {
+              {.tier = kOther, .cost = elements_on_ai_cpu<4>}) {
   store_pair(values, indices, at::nanmedian(self.contiguous(), dim, keep_dim));
 }
 // The device also takes integers, which ATen's kernel does not.
 VNPU_OPERATOR(Histc,
               (const Tensor& self, int64_t bins, const Scalar& min, const Scalar& max, Out out),
-              {.tier = kT1, .cost = elements_on_ai_cpu<4>}) {
+              {.cost = elements_on_ai_cpu<4>}) {
   const Tensor input = at::isFloatingType(self.scalar_type()) ? self : self.to(at::kDouble);
   store(out, at::histc(input, bins, min, max));
 }
 VNPU_OPERATOR(Bincount,
               (const Tensor& self, const OptionalTensor& weights, int64_t minlength, Out out),
-              {.tier = kT1, .cost = elements_on_ai_cpu<4>}) {
+              {.cost = elements_on_ai_cpu<4>}) {
   store(out, at::bincount(self, weights, minlength));
 }
 

@@ -11,7 +11,7 @@ static Rules rules_of_softmax() {
           {{"self, out", dtype(kFloatsAndDouble), kOnBigChips}, {"out", same_sizes("self")}}};
 }
 VNPU_OPERATOR(Softmax, (const Tensor& self, int64_t dim, Out out),
-              {.tier = kT1, .cost = elements<8>, .rules = rules_of_softmax()}) {
+              {.cost = elements<8>, .rules = rules_of_softmax()}) {
   if (out.tensor.scalar_type() == self.scalar_type()) {
     at::_softmax_out(out.tensor, self, dim, /*half_to_float=*/false);
   } else {
@@ -19,7 +19,7 @@ VNPU_OPERATOR(Softmax, (const Tensor& self, int64_t dim, Out out),
   }
 }
 VNPU_OPERATOR(LogSoftmax, (const Tensor& self, int64_t dim, Out out),
-              {.tier = kT1, .cost = elements<8>, .rules = rules_of_softmax()}) {
+              {.cost = elements<8>, .rules = rules_of_softmax()}) {
   if (out.tensor.scalar_type() == self.scalar_type()) {
     at::_log_softmax_out(out.tensor, self, dim, /*half_to_float=*/false);
   } else {

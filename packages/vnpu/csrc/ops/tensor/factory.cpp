@@ -38,36 +38,31 @@ void store_counted(const Out& out, const Tensor& made) {
 }  // namespace
 
 VNPU_OPERATOR(InplaceZero, (WholeOut self),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"DTYPE_SUPPORT_LIST in aclnn_zero.cpp",
                          {{"self", dtype(with(kNumbers, {at::kUInt16})), kOnBigChips}}}}) {
   fill(self, 0);
 }
 VNPU_OPERATOR(InplaceOne, (WholeOut self),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_ones.cpp",
                          {{"self", dtype(kRealAndBool), kOnBigChips}}}}) {
   fill(self, 1);
 }
 VNPU_OPERATOR(InplaceFillScalar, (WholeOut self, const Scalar& value),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"DTYPE_SUPPORT_GE910B_LIST in aclnn_fill_scalar.cpp",
                          {{"self", dtype(kNumbers), kOnBigChips}}}}) {
   fill(self, value);
 }
-VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value),
-              {.tier = kT1, .cost = elements<1>}) {
+VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value), {.cost = elements<1>}) {
   require(value.numel() == 1, "value must have one element.");
   store(self, value.reshape({}));
 }
 
 VNPU_OPERATOR(
     Arange, (const Scalar& start, const Scalar& end, const Scalar& step, Out out),
-    {.tier = kT1,
-     .cost = elements<1>,
+    {.cost = elements<1>,
      .rules = {
          "ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_arange.cpp",
          {{"out", dtype({at::kHalf, at::kFloat, at::kDouble, at::kLong, at::kInt, at::kBFloat16}),
@@ -76,19 +71,17 @@ VNPU_OPERATOR(
 }
 // Like Arange with `end` included.
 VNPU_OPERATOR(Range, (const Scalar& start, const Scalar& end, const Scalar& step, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   store_counted(out, at::range(start, end, step, out.tensor.options()));
 }
 VNPU_OPERATOR(Linspace, (const Scalar& start, const Scalar& end, int64_t steps, Out out),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"dtype lists in aclnn_linspace.cpp",
                          {{"out", dtype(kReal), kOnBigChips}}}}) {
   store_counted(out, at::linspace(start, end, steps, out.tensor.options()));
 }
 VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"aclnn_eye.cpp: DTYPE_SUPPORT_LIST_A2, CheckShape",
                          {{"out",
                            dtype(with(kFloats, {at::kInt, at::kChar, at::kShort, at::kByte,
@@ -101,7 +94,7 @@ VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out),
 VNPU_OPERATOR(OneHot,
               (const Tensor& self, int32_t num_classes, const Tensor& on, const Tensor& off,
                int64_t axis, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   require(num_classes >= 0, "numClasses must not be negative.");
   if (axis < -1 || axis > self.dim()) {
     refuse("axis is " + std::to_string(axis) + "; it must lie in [-1, " +

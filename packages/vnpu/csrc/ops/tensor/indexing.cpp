@@ -87,8 +87,7 @@ static void cost_of_index(const Call& call, Work& work) {
 }
 // --- by position ---------------------------------------------------------------------------------
 VNPU_OPERATOR(Index, (const Tensor& self, const TensorList& indices, Out out),
-              {.tier = kT1,
-               .cost = cost_of_index,
+              {.cost = cost_of_index,
                .rules = {"CheckDtypeValid in aclnn_index.cpp",
                          {{"self", dtype(kRealAndBool), kOnBigChips},
                           {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool})},
@@ -107,8 +106,7 @@ static void cost_of_index_put_impl(const Call& call, Work& work) {
 VNPU_OPERATOR(IndexPutImpl,
               (InOut self, const TensorList& indices, const Tensor& values, bool accumulate,
                bool unsafe),
-              {.tier = kT1,
-               .cost = cost_of_index_put_impl,
+              {.cost = cost_of_index_put_impl,
                .rules = {"CheckDtypeValid in aclnn_index_put_impl.cpp",
                          {{"self", dtype(kRealAndBool), kOnBigChips},
                           {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool})},
@@ -118,8 +116,7 @@ VNPU_OPERATOR(IndexPutImpl,
                        accumulate, unsafe);
 }
 VNPU_OPERATOR(IndexSelect, (const Tensor& self, int64_t dim, const Tensor& index, Out out),
-              {.tier = kT1,
-               .cost = cost_of_index,
+              {.cost = cost_of_index,
                .rules = {"CheckDtypeValid in aclnn_index_select.cpp",
                          {{"index", dtype(kIndices)}, {"out", same_dtype("self")}}}}) {
   if (out.tensor.scalar_type() == self.scalar_type() && self.dim() > 0) {
@@ -129,8 +126,7 @@ VNPU_OPERATOR(IndexSelect, (const Tensor& self, int64_t dim, const Tensor& index
   }
 }
 VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out),
-              {.tier = kT1,
-               .cost = cost_of_index,
+              {.cost = cost_of_index,
                .rules = {"ops-nn index/embedding/docs/aclnnEmbedding.md, parameters",
                          {{"weight", dims(2, 2)},
                           {"indices", dtype({at::kInt, at::kLong})},
@@ -144,8 +140,7 @@ VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out),
   }
 }
 VNPU_OPERATOR(Gather, (const Tensor& self, int64_t dim, const Tensor& index, Out out),
-              {.tier = kT1,
-               .cost = cost_of_index,
+              {.cost = cost_of_index,
                .rules = {"CheckDtypeValid, CheckShape in aclnn_gather.cpp",
                          {{"self", dtype(kAnyReal), kOnBigChips},
                           {"index", dtype(kIndices)},
@@ -156,8 +151,7 @@ VNPU_OPERATOR(Gather, (const Tensor& self, int64_t dim, const Tensor& index, Out
     store(out, at::gather(self, dim, as_long(index)));
   }
 }
-VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out),
-              {.tier = kT1, .cost = cost_of_index}) {
+VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out), {.cost = cost_of_index}) {
   store(out, at::take(self, as_long(index)));
 }
 
@@ -174,14 +168,13 @@ static Rules rules_of_scatter() {
 VNPU_OPERATOR(Scatter,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
                int64_t reduce, Out out),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_scatter()}) {
+              {.cost = elements<1>, .rules = rules_of_scatter()}) {
   store(out, scattered(self, dim, index, src, reduce));
 }
 VNPU_OPERATOR(ScatterValue,
               (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
                int64_t reduce, Out out),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {kScatter,
                          {{"self", dtype(kNumbers), kOnBigChips},
                           {"index", dtype(kIndices)},
@@ -194,8 +187,7 @@ static void cost_of_inplace_scatter(const Call& call, Work& work) {
 }
 VNPU_OPERATOR(InplaceScatter,
               (InOut self, int64_t dim, const Tensor& index, const Tensor& src, int64_t reduce),
-              {.tier = kT1,
-               .cost = cost_of_inplace_scatter,
+              {.cost = cost_of_inplace_scatter,
                .rules = {kScatter,
                          {{"self", dtype(kNumbers), kOnBigChips},
                           {"index", dtype(kIndices)},
@@ -204,19 +196,18 @@ VNPU_OPERATOR(InplaceScatter,
 }
 VNPU_OPERATOR(InplaceScatterValue,
               (InOut self, int64_t dim, const Tensor& index, const Scalar& value, int64_t reduce),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   store(self, scattered(self.tensor, dim, index, value, reduce));
 }
 VNPU_OPERATOR(ScatterAdd,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, Out out),
-              {.tier = kT1, .cost = elements<1>, .rules = rules_of_scatter()}) {
+              {.cost = elements<1>, .rules = rules_of_scatter()}) {
   store(out, at::scatter_add(self, dim, as_long(index), src));
 }
 VNPU_OPERATOR(IndexAdd,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
                const Scalar& alpha, Out out),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"aclnnIndexAdd.md, parameters and status codes",
                          {{"self", dtype(kRealAndBool), kOnBigChips},
                           {"index", {dtype(kIndices), dims(0, 1)}},
@@ -230,8 +221,7 @@ static void cost_of_inplace_index_copy(const Call& call, Work& work) {
 }
 VNPU_OPERATOR(InplaceIndexCopy,
               (InOut self, int64_t dim, const Tensor& index, const Tensor& source),
-              {.tier = kT1,
-               .cost = cost_of_inplace_index_copy,
+              {.cost = cost_of_inplace_index_copy,
                .rules = {"aclnn_index_copy.cpp: CheckDtypeValid, CheckShape, CheckElementNum",
                          {{"self", dtype(kNumbers), kOnBigChips},
                           {"self", dims(0, 8)},
@@ -241,12 +231,11 @@ VNPU_OPERATOR(InplaceIndexCopy,
 }
 VNPU_OPERATOR(InplaceIndexFillTensor,
               (InOut self, int64_t dim, const IntArray& index, const Scalar& value),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   self.tensor.index_fill_(dim, at::tensor(index, at::kLong), value);
 }
 VNPU_OPERATOR(InplaceIndexFill, (InOut self, int64_t dim, const Tensor& index, const Scalar& value),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {
                    "aclnn_index_fill.cpp: DTYPE_910B_SUPPORT_LIST, CheckIndexDtypeValid",
                    {{"self",
@@ -257,26 +246,26 @@ VNPU_OPERATOR(InplaceIndexFill, (InOut self, int64_t dim, const Tensor& index, c
 }
 VNPU_OPERATOR(IndexCopy,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, Out out),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   store(out, at::index_copy(self, dim, as_long(index), source));
 }
 VNPU_OPERATOR(IndexFillTensor,
               (const Tensor& self, int64_t dim, const IntArray& index, const Scalar& value,
                Out out),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   store(out, at::index_fill(self, dim, at::tensor(index, at::kLong), value));
 }
 VNPU_OPERATOR(IndexFill,
               (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value, Out out),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   store(out, at::index_fill(self, dim, as_long(index), value));
 }
 VNPU_OPERATOR(InplaceFillDiagonal, (InOut self, const Scalar& value, bool wrap),
-              {.cost = elements<1>}) {
+              {.tier = kOther, .cost = elements<1>}) {
   self.tensor.fill_diagonal_(value, wrap);
 }
 VNPU_OPERATOR(InplacePut, (InOut self, const Tensor& index, const Tensor& source, bool accumulate),
-              {.tier = kT1, .cost = cost_of_inplace_index_copy}) {
+              {.cost = cost_of_inplace_index_copy}) {
   self.tensor.put_(as_long(index), source, accumulate);
 }
 
@@ -286,7 +275,7 @@ static void cost_of_inplace_scatter_update(const Call& call, Work& work) {
 // `updates` holds, for each batch entry, the slice that goes to position indices[entry] of `axis`.
 VNPU_OPERATOR(InplaceScatterUpdate,
               (InOut data, const Tensor& indices, const Tensor& updates, int64_t axis),
-              {.tier = kT1, .cost = cost_of_inplace_scatter_update}) {
+              {.cost = cost_of_inplace_scatter_update}) {
   Tensor target = data.tensor;
   require(target.dim() == updates.dim(),
           "data and updates must have the same number of dimensions");
@@ -312,8 +301,7 @@ VNPU_OPERATOR(InplaceScatterUpdate,
 // --- by mask
 // ---------------------------------------------------------------------------------------
 VNPU_OPERATOR(InplaceMaskedFillScalar, (InOut self, const Tensor& mask, const Scalar& value),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"DTYPE_SUPPORT_LIST in aclnn_masked_fill_scalar.cpp",
                          {{"self",
                            dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong,
@@ -323,20 +311,19 @@ VNPU_OPERATOR(InplaceMaskedFillScalar, (InOut self, const Tensor& mask, const Sc
   self.tensor.masked_fill_(mask.to(at::kBool), value);
 }
 VNPU_OPERATOR(InplaceMaskedFillTensor, (InOut self, const Tensor& mask, const Tensor& value),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   self.tensor.masked_fill_(mask.to(at::kBool), value.reshape({}));
 }
 VNPU_OPERATOR(InplaceMaskedScatter, (InOut self, const Tensor& mask, const Tensor& source),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   self.tensor.masked_scatter_(mask.to(at::kBool), source);
 }
 VNPU_OPERATOR(MaskedSelect, (const Tensor& self, const Tensor& mask, DynamicOut out),
-              {.tier = kT1, .cost = cost_of_index}) {
+              {.cost = cost_of_index}) {
   out.set(at::masked_select(self, mask.to(at::kBool)));
 }
 VNPU_OPERATOR(SWhere, (const Tensor& condition, const Tensor& self, const Tensor& other, Out out),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"CONDITION_DTYPE_SUPPORT in aclnn_s_where.cpp",
                          {{"condition", dtype({at::kBool, at::kByte})}}}}) {
   const ScalarType type = out.tensor.scalar_type();

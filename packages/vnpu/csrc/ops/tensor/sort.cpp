@@ -28,8 +28,7 @@ void set_when(bool wanted, const DynamicOut& out, const Tensor& result) {
 // Always stable, as a device's result may be used with either promise.
 VNPU_OPERATOR(Sort,
               (const Tensor& self, bool, int64_t dim, bool descending, Out values, Out indices),
-              {.tier = kT1,
-               .cost = elements<32>,
+              {.cost = elements<32>,
                .rules = {"CheckDtypeValid, CheckShape in aclnn_sort.cpp",
                          {{"self",
                            dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
@@ -46,8 +45,7 @@ VNPU_OPERATOR(Sort,
 VNPU_OPERATOR(Topk,
               (const Tensor& self, int64_t k, int64_t dim, bool largest, bool sorted, Out values,
                Out indices),
-              {.tier = kT1,
-               .cost = elements<32>,
+              {.cost = elements<32>,
                .rules = {"CheckDtypeValid in aclnn_topk.cpp",
                          {{"self", dtype(kReal), kOnBigChips},
                           {"values", same_dtype("self")},
@@ -60,7 +58,7 @@ VNPU_OPERATOR(Topk,
 }
 VNPU_OPERATOR(Kthvalue,
               (const Tensor& self, int64_t k, int64_t dim, bool keepdim, Out values, Out indices),
-              {.tier = kT1, .cost = elements<32>}) {
+              {.cost = elements<32>}) {
   store_pair(values, indices, at::kthvalue(self, k, dim, keepdim));
 }
 
@@ -69,7 +67,7 @@ VNPU_OPERATOR(Kthvalue,
 VNPU_OPERATOR(Unique,
               (const Tensor& self, bool sorted, bool return_inverse, DynamicOut values,
                DynamicOut inverse),
-              {.tier = kT1, .cost = elements_on_ai_cpu<32>}) {
+              {.cost = elements_on_ai_cpu<32>}) {
   const auto [unique, positions] = at::_unique(self, sorted, return_inverse);
   values.set(unique);
   set_when(return_inverse, inverse, positions);
@@ -77,7 +75,7 @@ VNPU_OPERATOR(Unique,
 VNPU_OPERATOR(Unique2,
               (const Tensor& self, bool sorted, bool return_inverse, bool return_counts,
                DynamicOut values, DynamicOut inverse, DynamicOut counts),
-              {.tier = kT1, .cost = elements_on_ai_cpu<32>}) {
+              {.cost = elements_on_ai_cpu<32>}) {
   const auto [unique, positions, repeats] =
       at::_unique2(self, sorted, return_inverse, return_counts);
   values.set(unique);
@@ -87,7 +85,7 @@ VNPU_OPERATOR(Unique2,
 VNPU_OPERATOR(UniqueConsecutive,
               (const Tensor& self, bool return_inverse, bool return_counts, int64_t dim,
                DynamicOut values, DynamicOut inverse, DynamicOut counts),
-              {.tier = kT1, .cost = elements_on_ai_cpu<32>}) {
+              {.cost = elements_on_ai_cpu<32>}) {
   const auto [unique, positions, repeats] =
       at::unique_consecutive(self, return_inverse, return_counts,
                              dim == kNoDimension ? std::nullopt : std::optional<int64_t>(dim));
@@ -101,32 +99,30 @@ VNPU_OPERATOR(UniqueConsecutive,
 VNPU_OPERATOR(SearchSorted,
               (const Tensor& sorted_sequence, const Tensor& self, bool out_int32, bool right,
                const OptionalTensor& sorter, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   store(out, at::searchsorted(sorted_sequence, self, out_int32, right, std::nullopt, sorter));
 }
 VNPU_OPERATOR(SearchSorteds,
               (const Tensor& sorted_sequence, const Scalar& self, bool out_int32, bool right,
                const OptionalTensor& sorter, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   store(out, at::searchsorted(sorted_sequence, self, out_int32, right, std::nullopt, sorter));
 }
 VNPU_OPERATOR(Bucketize,
               (const Tensor& self, const Tensor& boundaries, bool out_int32, bool right, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   store(out, at::bucketize(self, boundaries, out_int32, right));
 }
 // Row-major in both forms; ATen's own result is column-major, DynamicOut::set reorders it.
 VNPU_OPERATOR(Nonzero, (const Tensor& self, DynamicOut out),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {
                    "CheckDtypeValid in aclnn_nonzero.cpp",
                    {{"self", dtype(kRealAndBool), kOnBigChips}, {"out", dtype({at::kLong})}}}}) {
   out.set(at::nonzero(self));
 }
 VNPU_OPERATOR(NonzeroV2, (const Tensor& self, DynamicOut out),
-              {.tier = kT1,
-               .cost = elements<1>,
+              {.cost = elements<1>,
                .rules = {"ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_nonzero_v2.cpp",
                          {{"self", dtype(kAnyReal), kOnBigChips}}}}) {
   out.set(at::nonzero(self).t());
@@ -134,13 +130,13 @@ VNPU_OPERATOR(NonzeroV2, (const Tensor& self, DynamicOut out),
 VNPU_OPERATOR(IsInTensorScalar,
               (const Tensor& element, const Scalar& test_element, bool assume_unique, bool invert,
                Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   store(out, at::isin(element, test_element, assume_unique, invert));
 }
 VNPU_OPERATOR(IsInScalarTensor,
               (const Scalar& element, const Tensor& test_elements, bool assume_unique, bool invert,
                Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.cost = elements<1>}) {
   store(out, at::isin(element, test_elements, assume_unique, invert));
 }
 

@@ -31,10 +31,9 @@ std::pair<Tensor, IntArray> with_one_padding_each(const Tensor& input, const Int
 
 static Check one_for_each_dimension() {
   return fits("have a number for each dimension of input but two", {"input"},
-              [](const RuleArguments& own) -> Found {
+              [](const RuleArguments& own) {
                 const auto numbers = static_cast<int64_t>(own.integers().size());
-                if (numbers == own.tensor(1).dims - 2) return std::nullopt;
-                return std::to_string(numbers) + " numbers beside sizes " + sizes_of(own.tensor(1));
+                return numbers == own.tensor(1).dims - 2;
               });
 }
 static void cost_of_convolution(const Call& call, Work& work) {
@@ -54,8 +53,7 @@ VNPU_OPERATOR(Convolution,
               (const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                const IntArray& stride, const IntArray& padding, const IntArray& dilation,
                bool transposed, const IntArray& output_padding, int64_t groups, Out output, int8_t),
-              {.tier = kT1,
-               .cost = cost_of_convolution,
+              {.cost = cost_of_convolution,
                .rules = {"ops-nn conv/convolution_forward/docs/aclnnConvolution.md, parameters",
                          {{"input, weight, bias", dtype(kFloats), kOnBigChips},
                           {"input, weight", dims(3, 5)},
@@ -70,7 +68,7 @@ VNPU_OPERATOR(Convolution,
 VNPU_OPERATOR(ConvTbc,
               (const Tensor& self, const Tensor& weight, const Tensor& bias, int64_t pad,
                Out output, int8_t),
-              {.tier = kT1, .cost = cost_of_convolution}) {
+              {.cost = cost_of_convolution}) {
   if (output.tensor.numel() == 0) return;
   store(output, at::conv_tbc(widen(self), widen(weight), widen(bias), pad));
 }

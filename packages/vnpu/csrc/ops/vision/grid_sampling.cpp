@@ -22,7 +22,7 @@ static Rules rules_of_grid_sampler2_d() {
 VNPU_OPERATOR(GridSampler2D,
               (const Tensor& input, const Tensor& grid, int64_t interpolation, int64_t padding,
                bool align_corners, Out out),
-              {.cost = elements<64>, .rules = rules_of_grid_sampler2_d()}) {
+              {.tier = kOther, .cost = elements<64>, .rules = rules_of_grid_sampler2_d()}) {
   if (out.tensor.numel() == 0) return;
   store(out, at::grid_sampler_2d(widen(input), widen(grid), interpolation, padding, align_corners));
 }

@@ -9,11 +9,11 @@ namespace vnpu::ops {
     store(out, FUNCTION(self, padding));                                                     \
   }
 
-VNPU_PADDING(ReflectionPad1d, at::reflection_pad1d, {.cost = elements<8>})
-VNPU_PADDING(ReflectionPad2d, at::reflection_pad2d, {.cost = elements<8>})
-VNPU_PADDING(ReflectionPad3d, at::reflection_pad3d, {.cost = elements<8>})
-VNPU_PADDING(ReplicationPad1d, at::replication_pad1d, {.cost = elements<8>})
-VNPU_PADDING(ReplicationPad2d, at::replication_pad2d, {.cost = elements<8>})
-VNPU_PADDING(ReplicationPad3d, at::replication_pad3d, {.cost = elements<8>})
+VNPU_PADDING(ReflectionPad1d, at::reflection_pad1d, {.tier = kOther, .cost = elements<8>})
+VNPU_PADDING(ReflectionPad2d, at::reflection_pad2d, {.tier = kOther, .cost = elements<8>})
+VNPU_PADDING(ReflectionPad3d, at::reflection_pad3d, {.tier = kOther, .cost = elements<8>})
+VNPU_PADDING(ReplicationPad1d, at::replication_pad1d, {.tier = kOther, .cost = elements<8>})
+VNPU_PADDING(ReplicationPad2d, at::replication_pad2d, {.tier = kOther, .cost = elements<8>})
+VNPU_PADDING(ReplicationPad3d, at::replication_pad3d, {.tier = kOther, .cost = elements<8>})
 
 }  // namespace vnpu::ops

@@ -13,16 +13,16 @@ std::optional<double> given(double scale) {
 }  // namespace
 
 VNPU_OPERATOR(AdaptiveAvgPool2d, (const Tensor& self, const IntArray& output_size, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   store(out, at::adaptive_avg_pool2d(widen(self), output_size));
 }
 VNPU_OPERATOR(AdaptiveAvgPool3d, (const Tensor& self, const IntArray& output_size, Out out),
-              {.cost = elements<8>}) {
+              {.tier = kOther, .cost = elements<8>}) {
   store(out, at::adaptive_avg_pool3d(widen(self), output_size));
 }
 VNPU_OPERATOR(AdaptiveMaxPool2d,
               (const Tensor& self, const IntArray& output_size, Out out, Out indices),
-              {.cost = elements<8>}) {
+              {.tier = kOther, .cost = elements<8>}) {
   const auto [values, places] = at::adaptive_max_pool2d(self, output_size);
   store(out, values);
   store(indices, places);
@@ -31,7 +31,7 @@ VNPU_OPERATOR(AvgPool3d,
               (const Tensor& self, const IntArray& kernel_size, const IntArray& strides,
                const IntArray& paddings, bool ceil_mode, bool count_include_pad,
                int64_t divisor_override, Out out),
-              {.cost = elements<8>}) {
+              {.tier = kOther, .cost = elements<8>}) {
   store(out, at::avg_pool3d(
                  widen(self), kernel_size, strides, paddings, ceil_mode, count_include_pad,
                  divisor_override == 0 ? std::nullopt : std::optional<int64_t>(divisor_override)));
@@ -41,8 +41,7 @@ VNPU_OPERATOR(AvgPool2d,
               (const Tensor& self, const IntArray& kernel_size, const IntArray& strides,
                const IntArray& paddings, bool ceil_mode, bool count_include_pad,
                int64_t divisor_override, int8_t, Out out),
-              {.tier = kT1,
-               .cost = elements<8>,
+              {.cost = elements<8>,
                .rules = {"DIM_NUM_3D, DIM_NUM_4D in aclnn_avgpool2d.cpp",
                          {{"self", dims(3, 4)}}}}) {
   store(out, at::avg_pool2d(
@@ -52,40 +51,40 @@ VNPU_OPERATOR(AvgPool2d,
 VNPU_OPERATOR(UpsampleBilinear2d,
               (const Tensor& self, const IntArray& output_size, bool align_corners, double scales_h,
                double scales_w, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   store(out, at::upsample_bilinear2d(widen(self), output_size, align_corners, given(scales_h),
                                      given(scales_w)));
 }
 VNPU_OPERATOR(UpsampleBicubic2d,
               (const Tensor& self, const IntArray& output_size, bool align_corners, double scales_h,
                double scales_w, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   store(out, at::upsample_bicubic2d(widen(self), output_size, align_corners, given(scales_h),
                                     given(scales_w)));
 }
 VNPU_OPERATOR(UpsampleNearest2dV2,
               (const Tensor& self, const IntArray& output_size, float scales_h, float scales_w,
                Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   store(out, at::upsample_nearest2d(self, output_size, given(scales_h), given(scales_w)));
 }
 VNPU_OPERATOR(UpsampleNearest1d, (const Tensor& self, const IntArray& output_size, Out out),
-              {.cost = elements<8>}) {
+              {.tier = kOther, .cost = elements<8>}) {
   store(out, at::upsample_nearest1d(self, output_size));
 }
 VNPU_OPERATOR(UpsampleLinear1d,
               (const Tensor& self, const IntArray& output_size, bool align_corners, double scales,
                Out out),
-              {.cost = elements<8>}) {
+              {.tier = kOther, .cost = elements<8>}) {
   store(out, at::upsample_linear1d(widen(self), output_size, align_corners, given(scales)));
 }
 VNPU_OPERATOR(UpsampleNearestExact1d,
               (const Tensor& self, const IntArray& output_size, double scales, Out out),
-              {.cost = elements<8>}) {
+              {.tier = kOther, .cost = elements<8>}) {
   store(out, at::_upsample_nearest_exact1d(self, output_size, given(scales)));
 }
 VNPU_OPERATOR(UpsampleNearest2d, (const Tensor& self, const IntArray& output_size, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.cost = elements<8>}) {
   store(out, at::upsample_nearest2d(self, output_size));
 }
 

@@ -25,11 +25,11 @@ def refusal(match: str, **changes: object) -> None:
 
 @pytest.mark.refused_calls
 def test_wrong_arguments_are_refused_with_the_value_seen() -> None:
-    refusal("beside blockSize 24", block_size=24)
+    refusal("beside block_size value 24", block_size=24)
     refusal(
         r"blockTable\[0\]\[1\] is 7", block_table=torch.tensor([[0, 7]], dtype=torch.int32).npu()
     )
-    refusal("for a request of 50 keys in blocks of 16", actual_seq_lengths_kv=[50])
-    refusal("the end 3 of 2 tokens", actual_seq_lengths=[3])
+    refusal(r"beside key_lengths \[50\], block_size value 16", actual_seq_lengths_kv=[50])
+    refusal(r"has \[3\] beside query sizes \[2, 4, 32\]", actual_seq_lengths=[3])
     refusal("mask .* must be given when sparse_mode is 2, 3 or 4", sparse_mode=3)
     refusal("2048 x 2048", sparse_mode=3, atten_mask=torch.zeros(64, 64, dtype=torch.bool).npu())

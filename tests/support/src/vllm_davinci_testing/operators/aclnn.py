@@ -60,12 +60,6 @@ class Number(float):
         self.dtype = dtype
 
 
-class Numbers(NamedTuple):
-    """Numbers passed as an aclScalarList."""
-
-    values: tuple[float, ...]
-
-
 _C_TYPES = {
     torch.float64: ctypes.c_double,
     torch.float32: ctypes.c_float,
@@ -81,7 +75,6 @@ Argument = (
     | Tiled
     | Tiles
     | list[torch.Tensor | Tiled]
-    | Numbers
     | bool
     | int
     | float
@@ -173,10 +166,6 @@ def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
             return _handle(
                 library, "aclCreateScalar", ctypes.byref(value), _ACL_TYPES[argument.dtype]
             )
-        case Numbers(values):
-            handles = [_converted(library, Number(value)).value for value in values]
-            array = (ctypes.c_void_p * len(handles))(*handles)
-            return _handle(library, "aclCreateScalarList", array, ctypes.c_uint64(len(handles)))
         case tuple():
             return _handle(
                 library, "aclCreateIntArray", _int64s(argument), ctypes.c_uint64(len(argument))
@@ -195,7 +184,7 @@ def call(name: str, *arguments: Argument) -> None:
     """Runs aclnn`name` on the current stream and waits for it.
 
     arguments: tensors on the device (or FourBit, Tiled, Tiles), lists of them (aclTensorList),
-    tuples of ints (aclIntArray), Number (aclScalar), Numbers (aclScalarList), bool, int (int64_t),
+    tuples of ints (aclIntArray), Number (aclScalar), bool, int (int64_t),
     float (double), str (char*), None (a null pointer), or a ctypes value for any other type of C.
     Handles live on to the end of the process. Raises RuntimeError with the device's error text when
     a phase returns an error code.
