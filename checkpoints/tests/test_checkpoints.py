@@ -76,6 +76,7 @@ def test_weights_are_bf16_and_have_the_configured_architecture(
     assert all(dtypes[name] == torch.float32 for name in routing)
 
 
+@pytest.mark.nightly("weights")
 def test_saving_a_loaded_model_gives_the_same_weights(directory: Path, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(directory).save_pretrained(tmp_path)
     with (
@@ -129,6 +130,7 @@ def test_perplexity_of_held_out_text_is_below_the_stated_bound(
     assert perplexity(model, held_out_windows(tokenizer, SLICE_TOKENS)) < float(bound[1])
 
 
+@pytest.mark.nightly("weights")
 def test_perplexity_needs_the_order_of_the_words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -148,6 +150,7 @@ def test_first_line_after_a_keyword_is_valid_python(
     ast.parse(line + "\n    pass" if line.endswith(":") else line)
 
 
+@pytest.mark.nightly("weights")
 def test_chat_answer_is_a_function_that_ends(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -162,6 +165,7 @@ def test_chat_answer_is_a_function_that_ends(
     assert output[-1] in model.generation_config.eos_token_id
 
 
+@pytest.mark.nightly("weights")
 def test_experts_share_the_held_out_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -1,7 +1,5 @@
 """The benchmark harness: records, files and comparison."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -14,6 +12,7 @@ from rich.console import Console
 
 from vllm_davinci.vnpu import TraceError
 from vllm_davinci.vnpu.timeline import Task, Timeline
+from vllm_davinci_testing.processes.programs import run_to_end
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -36,13 +35,7 @@ def write(path: Path, tokens_per_second: float, seed: int = 0) -> Path:
 
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_to_end([sys.executable, str(BENCHMARKS / script), *map(str, arguments)], 60)
 
 
 def test_a_record_holds_both_sides_their_ratio_versions_settings_and_seed(tmp_path: Path):

@@ -1,7 +1,5 @@
 """A chip is one file of vnpu's `chips/`: the device's table and core's rows agree with it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib import import_module

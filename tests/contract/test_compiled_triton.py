@@ -1,16 +1,15 @@
 """Recorded launches of Triton kernels are repeated elsewhere with the same results."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from vllm_davinci_testing.processes.programs import run_to_end
 
 pytestmark = pytest.mark.nightly("operators")
 
@@ -20,10 +19,7 @@ LIMIT_S = 400
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    done = subprocess.run(
-        [*map(str, command)], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    done = run_to_end([*map(str, command)], LIMIT_S, env={**os.environ, **environment})  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 

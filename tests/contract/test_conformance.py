@@ -1,7 +1,5 @@
 """Upstream test suites: the files that run, and the content of their record and page."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

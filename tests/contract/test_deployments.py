@@ -1,7 +1,5 @@
 """The guide's published commands equal rows of the table of deployments, word by word."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

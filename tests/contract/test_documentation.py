@@ -1,7 +1,5 @@
 """Targets named on pages exist: files, nox sessions, packages."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

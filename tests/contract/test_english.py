@@ -1,7 +1,5 @@
 """Docstrings begin with a subject or a verb, and use the words of the field."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

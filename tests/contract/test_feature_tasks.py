@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from vllm_davinci.core.features.registry import features
 from vllm_davinci_testing.processes.programs import copied, insert, said_in
 
@@ -57,6 +59,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.nightly("planning")  # an interpreter that imports vLLM from copies
 def test_a_feature_is_one_file_and_an_architecture_one_row(tmp_path: Path):
     copy = copied(CORE, tmp_path)
     (copy / "features" / "toys.py").write_text(FEATURE, encoding="utf-8")

@@ -4,8 +4,6 @@ A unit is a header and the source of the same name. Generated headers and those 
 belong to no unit.
 """
 
-from __future__ import annotations
-
 import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path

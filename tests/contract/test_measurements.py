@@ -1,13 +1,13 @@
 """Pages of figures state date and commit, and are not much older than their code."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from vllm_davinci_testing.processes.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("docs/measurements/*.md")), ROOT / "docs" / "guides" / "model_time.md"]
@@ -58,7 +58,7 @@ def test_commits_of_figures_are_of_this_history(page: Path):
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_to_end(command, 60)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,14 +1,13 @@
 """No package owns `vllm_davinci`: each adds a part and none closes it."""
 
-from __future__ import annotations
-
 import importlib.metadata
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from vllm_davinci_testing.processes.programs import run_to_end
 
 LIMIT_S = 240
 
@@ -36,11 +35,21 @@ def files_by_distribution(packages, verify_wheels, tmp_path_factory) -> dict[str
             files[package.name] = compiled_package_files(package, verify_wheels)
             continue
         target = directory / package.name
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w",
-             str(target), str(package)],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+        done = run_to_end(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "-q",
+                "--no-deps",
+                "--no-build-isolation",
+                "-w",
+                str(target),
+                str(package),
+            ],
+            LIMIT_S,
+        )
         assert done.returncode == 0, done.stderr
         (wheel,) = target.glob("*.whl")
         files[package.name] = verify_wheels.wheel_files(wheel)

@@ -1,7 +1,5 @@
 """The nightly run: its parts, missed goals, and its summary."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An operator's call and definition are one row of one file, and every check runs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vllm_davinci_testing.processes.programs import copied, insert, said_in

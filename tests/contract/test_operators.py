@@ -1,7 +1,5 @@
 """Definitions, compiled operators and core's layers know the same operators."""
 
-from __future__ import annotations
-
 from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import ATTENTION_GROUPS
 from vllm_davinci.kernels import ATTENTION_GROUPS as COMPILED_GROUPS

@@ -61,12 +61,7 @@ def test_an_option_and_a_key_of_another_plugin_are_one_row_each(tmp_path: Path):
     assert seen["notes"] == ["additional_config key 'their_toy' has no effect: toys work."]
     assert seen["settings"] == [
         ["toy_limit_bytes", 9, "additional_config", ""],
-        [
-            "their_toy",
-            True,
-            "additional_config",
-            "has no effect: toys work",
-        ],
+        ["their_toy", True, "additional_config", "has no effect: toys work"],
     ]
     assert seen["error"].endswith("Did you mean 'toy_limit_bytes'?")
 

@@ -1,7 +1,5 @@
 """A token may differ from the reference's only where rounding decides between the two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The sum of all lines only falls, and a function has at most 60 lines."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

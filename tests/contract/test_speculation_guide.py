@@ -1,7 +1,5 @@
 """The guide to speculative decoding lists what the code serves and refuses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

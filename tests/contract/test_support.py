@@ -1,7 +1,5 @@
 """The tests' plugin: selected cases, lanes, times, calls, interrupts."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from vllm_davinci_testing.plugin import group_of
+from vllm_davinci_testing.processes.programs import run_to_end
 from vllm_davinci_testing.selection import GROUPS, group_of_the_day
 
 AT_NIGHT = pytest.mark.nightly("planning")
@@ -45,14 +44,7 @@ def pytest_command(directory: Path) -> list[str]:
 
 def run_pytest(directory: Path, source: str, *command: str) -> subprocess.CompletedProcess[str]:
     (directory / "test_it.py").write_text(textwrap.dedent(source))
-    return subprocess.run(
-        [*command, *pytest_command(directory), str(directory)],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_to_end([*command, *pytest_command(directory), str(directory)], cwd=directory)
 
 
 @AT_NIGHT

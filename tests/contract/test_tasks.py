@@ -1,7 +1,5 @@
 """The scripts behind the tasks: what makes a wheel or environment stale, and their errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

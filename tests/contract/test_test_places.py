@@ -6,8 +6,6 @@ several: `test_metadata_of_ubatches.py` belongs to `metadata` too. Tests of a wh
 with its name.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

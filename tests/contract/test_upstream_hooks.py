@@ -1,7 +1,5 @@
 """The comparison of two vLLM wheels: its report on each name that our code uses."""
 
-from __future__ import annotations
-
 import zipfile
 from functools import reduce
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The table of deviations from vLLM's hooks matches the code, and is complete."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator

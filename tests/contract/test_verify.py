@@ -1,7 +1,5 @@
 """`vllm-davinci verify` asks about everything that core launches, and its calls are current."""
 
-from __future__ import annotations
-
 import lzma
 import re
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Versions are pinned in core's pyproject.toml only, and all copies agree."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -138,9 +136,7 @@ def test_all_packages_run_on_the_same_pythons(projects: dict[str, Any]):
     assert ranges == {f">=3.{oldest[1]},<3.{newest[1] + 1}"}
 
 
-def test_the_check_at_start_accepts_what_core_pins_and_nothing_else(
-    pinned: dict[str, Requirement],
-):
+def test_the_check_at_start_accepts_what_core_pins_and_nothing_else(pinned: dict[str, Requirement]):
     for requirement in supported_versions.REQUIREMENTS:
         specifier = pinned[canonicalize_name(requirement.distribution)].specifier
         assert requirement.version in specifier

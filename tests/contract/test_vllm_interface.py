@@ -1,7 +1,5 @@
 """Our subclasses of vLLM's classes accept every call that vLLM makes to the originals."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from collections.abc import Iterator

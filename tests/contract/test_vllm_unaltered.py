@@ -1,10 +1,7 @@
 """No attribute of any vLLM module is replaced, from import to generated text."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_davinci_testing.processes.forked import run_command, run_together
+from vllm_davinci_testing.processes.programs import run_to_end
 from vllm_davinci_testing.processes.ranks import free_port
 
 # An engine's whole life on a busy machine with two cores.
@@ -35,13 +33,10 @@ ALTERED = {
 
 
 def run_on_vnpu(*command: str | Path, **environment: str) -> str:
-    done = subprocess.run(
+    done = run_to_end(
         [str(COMMANDS / "vnpu"), "run", "--", *map(str, command)],
+        LIMIT_S,
         env={**os.environ, **IN_PROCESS, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "Invalid process group" not in done.stderr, done.stderr[-6000:]

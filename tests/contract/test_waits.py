@@ -1,7 +1,5 @@
 """Every wait of core, kernels and vnpu is listed with the event that ends it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -9,8 +9,6 @@ hooks' entries in vLLM's registries change no attribute, except stand-ins for Tr
 vLLM's own hook puts in place of the kernels.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import sys

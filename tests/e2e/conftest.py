@@ -1,7 +1,5 @@
 """Checkpoints and engines that the end-to-end tests share."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`vllm-davinci compare`: the tokens of a shipped checkpoint are those of transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

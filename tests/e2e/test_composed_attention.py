@@ -4,8 +4,6 @@
 have no rules.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DeepSeek-V4's attention over compressed rows: transformers' tokens on every path of a step."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

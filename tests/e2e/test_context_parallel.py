@@ -1,7 +1,5 @@
 """Context parallelism: the tokens of an engine whose ranks hold the whole context."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

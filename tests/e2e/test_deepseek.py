@@ -1,7 +1,5 @@
 """DeepSeek's MLA through the whole stack, compared with transformers token by token."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -158,17 +156,9 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
 ):
     traces = tmp_path / "traces"
     traces.mkdir()
-    environment = {
-        "VNPU_RACES": "raise",
-        "VNPU_SCHEDULE": "fuzz:3",
-        "VNPU_TRACE": str(traces),
-    }
+    environment = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3", "VNPU_TRACE": str(traces)}
     with start_engine(
-        tiny_deepseek,
-        environment=environment,
-        additional_config=MULTISTREAM,
-        **COUNTED,
-        **options,
+        tiny_deepseek, environment=environment, additional_config=MULTISTREAM, **COUNTED, **options
     ) as engine:
         outputs, calls = with_calls(engine, batch[:8])
     # Every decode of every layer, and no step with a prefill.

@@ -1,7 +1,5 @@
 """Prefill in one engine, decode in another: one engine's tokens, whatever fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

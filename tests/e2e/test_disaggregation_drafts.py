@@ -1,7 +1,5 @@
 """Drafts in disaggregated engines: the drafter's blocks are transferred with its model's."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The guide's commands for disaggregated engines, as they are written there."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -11,11 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from vllm_davinci_testing.engines.server_process import (
-    START_LIMIT_S,
-    answers,
-    processes_of_session,
-)
+from vllm_davinci_testing.engines.server_process import START_LIMIT_S, answers, processes_of_session
+from vllm_davinci_testing.processes.programs import run_to_end
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
@@ -65,9 +60,7 @@ def servers(commands: list[str], links: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("servers")
 def test_the_requests_of_the_guide_are_answered(commands: list[str], links: Path):
-    ended = subprocess.run(
-        ["bash", "-ec", commands[1]], cwd=links, capture_output=True, text=True, timeout=200
-    )
+    ended = run_to_end(["bash", "-ec", commands[1]], 200, cwd=links)
     text = json.loads(ended.stdout)["choices"][0]["text"]
     whole = httpx.post(
         f"http://localhost:{PORTS[0]}/v1/completions",

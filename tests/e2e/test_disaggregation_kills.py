@@ -1,7 +1,5 @@
 """Engines and their proxy are killed at random: no wrong token, and every request ends."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

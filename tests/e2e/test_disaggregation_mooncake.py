@@ -1,7 +1,5 @@
 """Blocks transferred by Mooncake: one engine's tokens, whatever happens to a transfer."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`vllm-davinci dry-run`: a model of several ranks in one process, on the modelled clock."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -21,6 +19,7 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, answers
 from vllm_davinci_testing.processes.forked import Ended, run_alone, run_command
+from vllm_davinci_testing.processes.programs import run_to_end
 from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -60,10 +59,7 @@ def dry_run(model: Path, *options: str) -> Ended:
 
 def dry_run_of_its_own(model: Path, *options: str) -> Ended:
     """Runs as users start it: in an interpreter without prior imports."""
-    done = subprocess.run(
-        [sys.executable, "-m", COMMAND, *arguments_of(model, *options)],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    done = run_to_end([sys.executable, "-m", COMMAND, *arguments_of(model, *options)], LIMIT_S)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 

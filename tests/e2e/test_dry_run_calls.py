@@ -1,7 +1,5 @@
 """A dry-run's rank makes the same calls as an engine's rank."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of routed experts in a dry-run: the part of one rank of several."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dry-runs with more ranks than a supernode: links between hosts show in the times."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

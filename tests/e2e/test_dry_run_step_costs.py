@@ -1,7 +1,5 @@
 """`vllm-davinci dry-run --step-costs`: the file names its engine, and engines decide by it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `nox -s tests -- -m thorough` runs it; test_generate_paths and test_parallel run a part of it daily.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

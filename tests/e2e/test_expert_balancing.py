@@ -10,8 +10,6 @@ slot's tensors after the moves with the same expert's before. Virtual NPUs execu
 random order permitted by their events, with the race detector on.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -52,9 +50,7 @@ REPLICAS = {**BALANCED, "num_redundant_experts": 2}
 ASYNC = {**REPLICAS, "use_async": True}
 
 # model, ranks, options of the engine, of additional_config, of eplb_config
-CASES = {
-    "dp2_async_graphs": (EXPERTS, DP2, GRAPHS, {}, ASYNC),
-}
+CASES = {"dp2_async_graphs": (EXPERTS, DP2, GRAPHS, {}, ASYNC)}
 THOROUGH_CASES = {
     "tp2": (EXPERTS, TP2, {}, {}, REPLICAS),
     "int8_tp2_dual": ("int8_wide", TP2, {}, {**ALL_TO_ALL, **DUAL}, REPLICAS),

@@ -1,7 +1,5 @@
 """Expert maps with replicas: no bit of an answer depends on an expert's place."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -98,10 +96,7 @@ def test_bad_settings_end_the_start_with_the_key(zoo: Zoo, tmp_path: Path):
     path = map_file(tmp_path / "map.json", {**PLACES, 1: [[3, 2, 1, 0, 3], [4, 7, 5, 6, 2]]})
     for additional, told in (
         ({"expert_map_path": path}, "device_id 0, device_expert has expert 3 twice"),
-        (
-            {"eplb_config": {**BALANCED, "num_redundant_experts": 3}},
-            "Possible values of .* 0, 2,",
-        ),
+        ({"eplb_config": {**BALANCED, "num_redundant_experts": 3}}, "Possible values of .* 0, 2,"),
     ):
         options = {"additional_config": additional, "enable_expert_parallel": True, **TP2}
         assert re.search(told, refusal_of(zoo(EXPERTS), **options))

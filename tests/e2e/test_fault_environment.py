@@ -1,7 +1,5 @@
 """A broken environment is explained before anything starts."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -3,20 +3,12 @@
 Tests a few points; `nox -s faults` tests a share of all.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
 
 from vllm_davinci_testing.engines.fault_engines import ENGINES
-from vllm_davinci_testing.engines.fault_points import (
-    chosen,
-    outcome,
-    points_of,
-    run,
-    shuffled,
-)
+from vllm_davinci_testing.engines.fault_points import chosen, outcome, points_of, run, shuffled
 from vllm_davinci_testing.engines.fault_tables import GOOD
 
 CASES = 24

@@ -1,7 +1,5 @@
 """After a process is killed or interrupted, the whole engine ends in time and leaves nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A failing rank ends the step of all ranks: an error with its cause, and no token."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

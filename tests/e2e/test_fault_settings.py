@@ -1,7 +1,5 @@
 """An unsupported model or setting is refused with the cause and the remedy."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A stopped rank is named in time, whichever it is, and the engine ends without it."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path
@@ -21,10 +19,7 @@ from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 pytestmark = pytest.mark.nightly("faults")
 
 MODEL = "llama_head64_gqa4"
-TWO_RANKS: dict[str, Any] = {
-    "tensor_parallel_size": 2,
-    "distributed_executor_backend": "mp",
-}
+TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 GRAPHS = decode_graphs(2, 4)
 PIPELINE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

@@ -1,7 +1,5 @@
 """All kinds of requests to one engine, compared with transformers token by token."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -148,10 +146,7 @@ def test_logprobs_equal_those_of_transformers(
             {
                 "json": {
                     "type": "object",
-                    "properties": {
-                        "colour": {"enum": ["red", "green"]},
-                        "ok": {"type": "boolean"},
-                    },
+                    "properties": {"colour": {"enum": ["red", "green"]}, "ok": {"type": "boolean"}},
                     "required": ["colour", "ok"],
                     "additionalProperties": False,
                 }

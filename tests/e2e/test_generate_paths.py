@@ -1,7 +1,5 @@
 """Every path through the engine gives transformers' tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

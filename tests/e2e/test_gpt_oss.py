@@ -3,8 +3,6 @@
 Logprobs in 16 bits are compared in test_strict_chip.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

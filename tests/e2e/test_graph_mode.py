@@ -4,8 +4,6 @@ Steps are padded: the engine's requests end at different times, and few sizes ar
 default run has a part; `-m thorough` runs the others, and 20 seeds of the random schedule.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -106,10 +104,7 @@ CASES = [
     pytest.param(EXPERTS, {**DP2, **ALL_TO_ALL}, {}, id="experts_dp2_all_to_all", marks=THOROUGH),
     pytest.param(
         EXPERTS,
-        {
-            **DP2,
-            "additional_config": {"moe_communication": "all_to_all", "dbo": SPLIT_ALWAYS},
-        },
+        {**DP2, "additional_config": {"moe_communication": "all_to_all", "dbo": SPLIT_ALWAYS}},
         {},
         id="experts_dp2_all_to_all_split",
         marks=THOROUGH,
@@ -253,9 +248,7 @@ def test_any_order_gives_the_tokens_of_eager_steps(
         eager_tokens[name] = generate(eager, prompts)
         eager.__exit__()
     captured = start(
-        model,
-        {**options, **CAPTURED},
-        {"VNPU_RACES": "raise", "VNPU_SCHEDULE": f"fuzz:{seed}"},
+        model, {**options, **CAPTURED}, {"VNPU_RACES": "raise", "VNPU_SCHEDULE": f"fuzz:{seed}"}
     )
     assert generate(captured, prompts) == eager_tokens[name]
     captured.__exit__()

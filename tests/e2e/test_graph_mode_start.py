@@ -1,7 +1,5 @@
 """Graph mode at the start: a recorded KV cache size, and settings that exclude graphs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

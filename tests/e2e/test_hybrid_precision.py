@@ -5,8 +5,6 @@ state by its size. The limit is transformers' own difference with the same weigh
 that accepts only documented calls.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

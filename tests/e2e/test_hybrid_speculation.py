@@ -1,7 +1,5 @@
 """Drafts with recurrent state: rejected drafts leave no trace, for any method and number."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

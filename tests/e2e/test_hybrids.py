@@ -1,7 +1,5 @@
 """Models with recurrent state: transformers' tokens on every path of a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,11 +3,8 @@
 The other tests of this folder run with them, and compare with transformers.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import product
@@ -31,6 +28,7 @@ from vllm_davinci_testing.engines.generating import as_inputs, tokens_and_logpro
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 from vllm_davinci_testing.plugin import EXACT_SOC
+from vllm_davinci_testing.processes.programs import run_to_end
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=3)
 TENSOR2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
@@ -76,11 +74,7 @@ def case(
 
 
 CASES = [
-    case(
-        "llama_head64_gqa4",
-        DENSE,
-        {**TENSOR2, "max_num_batched_tokens": 96},
-    ),
+    case("llama_head64_gqa4", DENSE, {**TENSOR2, "max_num_batched_tokens": 96}),
     case(
         "deepseek_r1_yarn_moe",
         MLA | EXPERTS,
@@ -104,12 +98,7 @@ CASES = [
     case("qwen3_moe_softmax_top2_of_8", DENSE | EXPERTS, CHUNKED),
     case("qwen3_moe_unnormalized_top3_of_16", DENSE | {"experts"}, BF16),
     case("tiny_deepseek", MLA | EXPERTS, {**BF16, **CHUNKED}),
-    case(
-        "tiny_deepseek",
-        MLA_INT8 | STATIC | {"routed_experts_w8a8"},
-        {**BF16, **TENSOR2},
-        "W8A8",
-    ),
+    case("tiny_deepseek", MLA_INT8 | STATIC | {"routed_experts_w8a8"}, {**BF16, **TENSOR2}, "W8A8"),
     case("tiny_llama", DENSE | STATIC, BF16, "W8A8"),
     case("tiny_llama", DENSE | INTEGER, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
     case(
@@ -208,15 +197,17 @@ def test_the_runner_gives_the_same_results_with_vllms_own_triton_kernels(
     results = []
     for kernels in ("own", "vllm"):
         variables = {
-            "DAVINCI_TRITON_KERNELS": kernels, "VNPU_TRITON": "1", "VNPU_SOC": EXACT_SOC,
+            "DAVINCI_TRITON_KERNELS": kernels,
+            "VNPU_TRITON": "1",
+            "VNPU_SOC": EXACT_SOC,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        }  # fmt: skip
+        }
         program = Path(__file__).with_name("with_vllms_kernels.py")
-        done = subprocess.run(
+        done = run_to_end(
             [sys.executable, program, tiny_llama, json.dumps(options), tmp_path / kernels],
-            env={**os.environ, **variables}, capture_output=True, text=True, timeout=300,
-            check=False,
-        )  # fmt: skip
+            300,
+            env={**os.environ, **variables},
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         results.append(json.loads((tmp_path / kernels).read_text(encoding="utf-8")))
     own, of_vllm = results

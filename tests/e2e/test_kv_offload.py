@@ -1,7 +1,5 @@
 """KV cache blocks in host memory: the tokens and logprobs of an engine without offload."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 docs/measurements/launches.md has the figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

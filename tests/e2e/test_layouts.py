@@ -3,8 +3,6 @@
 `nox -s tests -- -m thorough` and the nightly run them.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import random

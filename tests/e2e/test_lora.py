@@ -1,7 +1,5 @@
 """Adapters through the whole stack: peft's tokens, and no influence between requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,9 +133,7 @@ def test_base_requests_and_a_zero_adapter_equal_an_engine_without_lora(
         expected = [numbers(each) for each in plain.generate(as_inputs(given), GREEDY)]
     beside = [requests["rank64"]] * 4
     outputs = engine.generate(
-        as_inputs(given * 3),
-        GREEDY,
-        lora_request=[None] * 4 + [requests["zero"]] * 4 + beside,
+        as_inputs(given * 3), GREEDY, lora_request=[None] * 4 + [requests["zero"]] * 4 + beside
     )
     found = [numbers(each) for each in outputs]
     assert found[:4] == expected

@@ -1,7 +1,5 @@
 """Adapters of MLA, routed experts and int8 layers, for every division of a model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

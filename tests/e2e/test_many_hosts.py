@@ -1,7 +1,5 @@
 """Engines over two hosts give the tokens of the same ranks on one host."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

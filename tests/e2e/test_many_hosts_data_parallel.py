@@ -1,7 +1,5 @@
 """Data-parallel ranks on two hosts, whose tokens use experts of both."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The guide's commands for several hosts, as they are written there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Mixtures of experts: transformers' tokens for every distribution of the experts."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -49,10 +47,7 @@ def test_tokens_are_those_of_transformers(model: str, exact_engine: Engines, pro
         pytest.param(TOP3, EXPERT2, id="expert2", marks=THOROUGH),
         pytest.param(
             TOP2,
-            {
-                "tensor_parallel_size": 4,
-                "additional_config": {"expert_tensor_parallel_size": 2},
-            },
+            {"tensor_parallel_size": 4, "additional_config": {"expert_tensor_parallel_size": 2}},
             id="tensor4_expert_tensor2",
             marks=THOROUGH,
         ),

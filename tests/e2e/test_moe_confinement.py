@@ -1,7 +1,5 @@
 """A NaN or infinity in one request, from any source, does not affect others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,10 +66,7 @@ TWO_RANKS = {
         pytest.param(
             {
                 **TWO_RANKS,
-                "additional_config": {
-                    "moe_communication": "all_to_all",
-                    "dbo": SPLIT_ALWAYS,
-                },
+                "additional_config": {"moe_communication": "all_to_all", "dbo": SPLIT_ALWAYS},
             },
             id="expert2_overlapped",
             marks=pytest.mark.thorough,
@@ -178,5 +173,5 @@ def test_int8_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
         again = tokens(engine, clean)  # in cache blocks that held the poison before
     assert len({tuple(each) for each in alone}) > len(alone) // 2
     for expected, *seen in zip(alone, beside, again, strict=True):
-        if not set(expected) & set(POISONS):  # otherwise it has generated a poison itself
+        if not set(expected) & set(POISONS):  # a clean prompt may generate a poison
             assert seen == [expected, expected]

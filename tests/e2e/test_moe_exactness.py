@@ -5,8 +5,6 @@ and are compared in bf16 with separate launches of the same rows. `nox -s tests 
 it.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,10 +40,7 @@ ONE_DP_RANK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "expert2": (ranks(2), {}),
     "expert4": (ranks(4), {}),
     "tensor4": (ranks(4, whole_experts=False), {}),
-    "tensor4_expert_tensor2": (
-        ranks(4, whole_experts=False),
-        {"expert_tensor_parallel_size": 2},
-    ),
+    "tensor4_expert_tensor2": (ranks(4, whole_experts=False), {"expert_tensor_parallel_size": 2}),
     "pipeline2_expert2": (ranks(2, pipeline=2), {}),
     "pipeline2": (ranks(1, pipeline=2, whole_experts=False), {}),
 }

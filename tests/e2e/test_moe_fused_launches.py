@@ -1,7 +1,5 @@
 """Fused launches of dispatch and combine give the tokens of separate ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Dual-batch overlap: the tokens of whole steps, in every schedule, without a race."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

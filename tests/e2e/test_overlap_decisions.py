@@ -1,7 +1,5 @@
 """When dual-batch overlap splits a step, and where this is reported: log and metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

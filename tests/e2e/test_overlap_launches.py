@@ -1,7 +1,5 @@
 """Split steps launch the schedule's number of collectives, beside the other half's work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -99,7 +97,7 @@ def test_one_half_computes_while_the_other_communicates(
         covered = [
             any(task.begin < end and task.end > begin for task in operators)
             for begin, end in (each.busy for each in collectives[1:])
-        ]  # under the first there is one short look-up
+        ]  # the first overlaps one short look-up only
         # Without overlap none is covered; a busy host launches some operators too late.
         assert sum(covered) > 0.3 * len(covered), covered
         # Communicating streams do nothing else.

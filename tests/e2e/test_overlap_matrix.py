@@ -7,8 +7,6 @@ alone, chunked prompts beside decodes, prefix-cache hits, and rows that do not d
 A nightly group runs three of them; `-m thorough` runs the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -81,10 +79,7 @@ def scheduled(name: str) -> dict[str, Any]:
 
 
 SCHEDULES = ("published", "lean", "auto")
-ALONE_AND_IN_PAIRS = [
-    *((name,) for name in FEATURES),
-    *combinations(FEATURES, 2),
-]
+ALONE_AND_IN_PAIRS = [*((name,) for name in FEATURES), *combinations(FEATURES, 2)]
 
 MARKS = {
     ("ep2", MLA, "published"): [pytest.mark.nightly("layouts")],

@@ -1,7 +1,5 @@
 """Several devices: each combination of ranks gives one device's tokens."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine scores the shipped checkpoints on held-out text as their cards state."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,6 +17,7 @@ from vllm_davinci.meta.perplexity import Score, score, windows_of
 from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
 from vllm_davinci_testing.processes.forked import run_command
+from vllm_davinci_testing.processes.programs import run_to_end
 
 COMMAND = "vllm_davinci.meta"
 LIMIT_S = 900
@@ -125,16 +124,13 @@ def test_the_command_scores_the_same_text(
     name, kind = "tiny_llama", "W8A8"
     engine = ["--dtype=bfloat16", "--enforce-eager", f"--kv-cache-memory-bytes={96 << 20}"]
     options = [f"--tokens={TOKENS}", f"--window={WINDOW}", "--json"]
-    done = subprocess.run(
+    done = run_to_end(
         [
             *(sys.executable, "-m", COMMAND, "perplexity", checkpoint(name, kind), *texts[0]),
             *(*options, "--", *engine),
         ],
+        LIMIT_S,
         env={**os.environ, **FORKED_WORKERS},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     require_stated(name, kind, Score(**json.loads(done.stdout.splitlines()[-1])))

@@ -1,7 +1,5 @@
 """Pipeline stages with steps scheduled ahead, with the tokens of one device."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pooling models: embeddings, classes and scores equal transformers'."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

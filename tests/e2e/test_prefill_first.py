@@ -1,7 +1,5 @@
 """The prefill-first scheduler in whole engines: the tokens of vLLM's scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM's profiler, and the compute threads of virtual devices."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

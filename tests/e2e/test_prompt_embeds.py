@@ -1,7 +1,5 @@
 """Embeddings in place of a prompt's tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,10 +31,7 @@ def test_embeddings_of_tokens_give_what_the_tokens_give(
     start_engine: StartEngine,
 ):
     engine = start_engine(
-        zoo(MODEL),
-        enable_prompt_embeds=True,
-        environment={"VNPU_RACES": "raise"},
-        **options,
+        zoo(MODEL), enable_prompt_embeds=True, environment={"VNPU_RACES": "raise"}, **options
     )
     prompts = prompts[:6]
     given = [{"prompt_token_ids": prompt} for prompt in prompts]

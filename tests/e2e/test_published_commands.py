@@ -4,8 +4,6 @@ Lengths are a 32nd of the published ones and the model is tiny_deepseek; flags a
 unchanged, except those that vLLM no longer has (docs/guides/published_commands.md).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

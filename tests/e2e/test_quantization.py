@@ -1,7 +1,5 @@
 """int8 checkpoints through the whole stack: loaded as described, close to their source."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

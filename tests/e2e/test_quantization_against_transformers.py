@@ -1,7 +1,5 @@
 """Biases of norms, and fp8 in blocks, compared with transformers on the same numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -24,10 +22,7 @@ from vllm_davinci_testing.engines.fp8_checkpoint import (
 from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
 from vllm_davinci_testing.engines.likelihood import CLOSE
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
-from vllm_davinci_testing.engines.transformers_reference import (
-    TransformersReference,
-    assert_greedy,
-)
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 BIAS = 0.3  # the standard deviation of biases of norms
 

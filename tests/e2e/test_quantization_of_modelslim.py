@@ -1,7 +1,5 @@
 """ModelSlim's types that our exporter does not write, compared with plain integers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A start with a bad int8 checkpoint, or none, ends with the remedy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

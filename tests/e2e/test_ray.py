@@ -1,7 +1,5 @@
 """Workers started by Ray give the tokens of workers started by vLLM."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

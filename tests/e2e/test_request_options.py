@@ -1,7 +1,5 @@
 """Requests with budgets of reasoning, traces and the user's logits processors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -91,10 +89,7 @@ def test_a_sampled_token_comes_with_the_tokens_that_were_allowed(
     zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
 ):
     with start_engine(
-        zoo(MODEL),
-        environment=RACES,
-        return_sampling_mask=True,
-        logprobs_mode="processed_logprobs",
+        zoo(MODEL), environment=RACES, return_sampling_mask=True, logprobs_mode="processed_logprobs"
     ) as engine:
         kinds = [
             SamplingParams(

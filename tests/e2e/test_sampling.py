@@ -3,8 +3,6 @@
 A step's only wait is for the previous step's tokens, on the output thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,20 +23,10 @@ OPTIONS = {
 }
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "penalties": {
-        "presence_penalty": 0.7,
-        "frequency_penalty": 0.4,
-        "repetition_penalty": 1.3,
-    },
+    "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
     "top_k": {"temperature": 0.8, "top_k": 20, "seed": 5},
     "top_p": {"temperature": 0.8, "top_p": 0.7, "seed": 5},
-    "top_k_top_p_min_p": {
-        "temperature": 0.9,
-        "top_k": 30,
-        "top_p": 0.8,
-        "min_p": 0.05,
-        "seed": 6,
-    },
+    "top_k_top_p_min_p": {"temperature": 0.9, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "seed": 6},
     "logprobs": {"logprobs": 3},
     "bad_words": {"bad_words": ["self", "return", " the", "import os"]},
     "logit_bias": {"logit_bias": {40: 3.0, 50: -5.0}},

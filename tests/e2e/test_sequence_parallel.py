@@ -1,7 +1,5 @@
 """Sequence parallel between attention and MLP: one device's tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

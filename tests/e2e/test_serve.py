@@ -1,7 +1,5 @@
 """A real server and the openai client."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time
@@ -44,11 +42,7 @@ def server(
     # torch 2.13 records Python frames by pointers into their code: if that is freed while
     # recording, as a module's code after its import, a name may no longer be text.
     profiler = json.dumps(
-        {
-            "profiler": "torch",
-            "torch_profiler_dir": str(traces),
-            "torch_profiler_with_stack": False,
-        }
+        {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False}
     )
     # Without a time limit for the end, vLLM kills an interrupted server's engine.
     options = (

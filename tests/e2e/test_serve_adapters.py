@@ -1,7 +1,5 @@
 """A server that loads and unloads adapters while serving, and sleeps in between."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

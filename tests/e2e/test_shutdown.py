@@ -1,18 +1,12 @@
 """A server ends in time after a signal, whatever its engine does, and first answers requests."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from vllm_davinci_testing.engines.server_process import (
-    ForkedServer,
-    ServerProcess,
-    shared_memory,
-)
+from vllm_davinci_testing.engines.server_process import ForkedServer, ServerProcess, shared_memory
 from vllm_davinci_testing.engines.signalled_server import signalled_server
 
 # Time from the signal, as docs/guides/ending.md promises.

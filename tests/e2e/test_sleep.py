@@ -1,7 +1,5 @@
 """Engines that sleep: the device gets its memory back, and tokens are unchanged afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +98,5 @@ def test_tokens_after_sleep_are_those_before(
         ({"kv_offloading_size": 1.0}, "with --enable-sleep-mode"),
     ],
 )
-def test_other_ways_to_sleep_end_the_start(
-    tiny_llama: Path,
-    options: dict[str, Any],
-    told: str,
-):
+def test_other_ways_to_sleep_end_the_start(tiny_llama: Path, options: dict[str, Any], told: str):
     assert told in refusal_of(tiny_llama, enable_sleep_mode=True, **options)

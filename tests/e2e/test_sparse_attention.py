@@ -1,7 +1,5 @@
 """MLA over the tokens that an indexer selects: transformers' tokens on every path of a step."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -66,11 +64,7 @@ def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_wait
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
     with start_engine(
-        zoo(DEEPSEEK),
-        environment=RACES,
-        kv_offloading_size=0.1,
-        **COUNTED,
-        **few_blocks(10),
+        zoo(DEEPSEEK), environment=RACES, kv_offloading_size=0.1, **COUNTED, **few_blocks(10)
     ) as engine:
         assert_no_layer_waits(engine, reference(DEEPSEEK), chosen, MAX_TOKENS)
         longer = [[*prompts[4], *prompts[i][:70]] for i in (3, 5)]  # they share a full block

@@ -1,7 +1,5 @@
 """Speculative decoding changes no token: any method, number of drafts and schedule."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts together with other features: no token changes, and acceptance stays the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MTP of every supported family: drafts of the model's own MTP layers change no token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

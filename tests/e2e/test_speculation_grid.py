@@ -1,7 +1,5 @@
 """Each method with 1 to 4 drafts on each shipped checkpoint, without cases of other files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Methods that draft on the host change no token."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Scheduling is asynchronous, as it is by default: the host prepares a step before
 drafts were accepted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts of models with rotated hidden states (QuaRot): the drafter reverses the rotation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

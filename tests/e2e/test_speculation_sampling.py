@@ -1,7 +1,5 @@
 """Sampling with drafts: greedy tokens stay the same with every option, and seeds repeat."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Drafts with sparse attention: any method leaves the tokens of an engine without drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,8 +68,7 @@ def test_drafts_of_one_who_knows_are_all_accepted(
 
 @THOROUGH
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [("ngram", {"prompt_lookup_min": 1}), ("custom_class", {"model": WRONG})],
+    ("method", "options"), [("ngram", {"prompt_lookup_min": 1}), ("custom_class", {"model": WRONG})]
 )
 def test_drafts_out_of_the_text_change_no_token(
     method: str, options: dict[str, Any], drafting_engine: Engines, checkpoints: dict[str, Path]

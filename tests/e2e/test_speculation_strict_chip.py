@@ -5,8 +5,6 @@ rounding decides between two tokens. An engine with drafts is compared with tran
 without: each token is the greatest up to rounding.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -42,9 +40,7 @@ def wrong_in(
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("target", "method", "head", "dtype", "soc"),
-    [
-        pytest.param("tiny_deepseek", "mtp", None, torch.bfloat16, A2, id="mtp_bfloat16"),
-    ],
+    [pytest.param("tiny_deepseek", "mtp", None, torch.bfloat16, A2, id="mtp_bfloat16")],
 )
 def test_every_token_is_the_greatest_as_far_as_rounding_tells(
     target: str,

@@ -1,7 +1,5 @@
 """Families with other kinds of recurrent state: transformers' tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Two computations in 16 bits round differently, so logprobs are compared instead 
 whole vocabulary after every prompt token.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -51,11 +49,7 @@ MODELS = (
     ("qwen3_moe_softmax_top2_of_8", torch.bfloat16, A2),
     ("gpt_oss_sinks_window32_top2_of_8", torch.bfloat16, A2),
 )
-MIXTURES = (
-    "deepseek_v3_moe",
-    "qwen3_moe_softmax_top2_of_8",
-    "gpt_oss_sinks_window32_top2_of_8",
-)
+MIXTURES = ("deepseek_v3_moe", "qwen3_moe_softmax_top2_of_8", "gpt_oss_sinks_window32_top2_of_8")
 ALL_LOGPROBS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=-1)
 
 

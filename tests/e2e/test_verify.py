@@ -5,11 +5,8 @@ faults. No such means exists for a wrong operator result or wrong tokens, so the
 edited.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +18,7 @@ from vllm_davinci.verify.comparison import Difference, differences
 from vllm_davinci.verify.fit import fit, write_chip
 from vllm_davinci.verify.report import findings_of, read_report
 from vllm_davinci.vnpu.timing.machine import load_machine
+from vllm_davinci_testing.processes.programs import run_to_end
 
 LIMIT_S = 1800.0
 MODEL = "qwen3-30b-a3b"
@@ -43,16 +41,13 @@ def verify(directory: Path, *options: str, virtual: tuple[str, ...] = ()) -> Pat
     command = Path(sys.executable).parent
     # The tests' own settings do not apply: SoC `reference`, and a directory for refusals.
     own = {name: value for name, value in os.environ.items() if not name.startswith("VNPU_")}
-    done = subprocess.run(
+    done = run_to_end(
         [
             *(str(command / "vnpu"), "run", *virtual, "--", str(command / "vllm-davinci")),
             *("verify", "--directory", str(directory), *options),
         ],
+        LIMIT_S,
         env=own,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return directory

@@ -3,8 +3,6 @@
 A layer's own cases are in packages/core/tests/attention/test_encoder.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -27,12 +25,7 @@ from vllm_davinci_testing.engines.engine_process import EngineError, EngineProce
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import CLOSE
-from vllm_davinci_testing.engines.vision_reference import (
-    AUTO_CLASS,
-    MAX_TOKENS,
-    Reference,
-    Request,
-)
+from vllm_davinci_testing.engines.vision_reference import AUTO_CLASS, MAX_TOKENS, Reference, Request
 
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 # Width and height: alone, several together, an edge of one merged patch, smaller windows at edges.
@@ -292,12 +285,7 @@ def test_what_cannot_be_answered_ends_its_request_and_the_engine_goes_on(
             with pytest.raises(EngineError, match=message):
                 generated(
                     engine,
-                    [
-                        {
-                            "prompt": vision_zoo.prompt(len(bad)),
-                            "multi_modal_data": {"image": bad},
-                        }
-                    ],
+                    [{"prompt": vision_zoo.prompt(len(bad)), "multi_modal_data": {"image": bad}}],
                 )
             engine.abort_all()
         assert generated(engine, requests()[:1]) == [expected]

@@ -1,7 +1,5 @@
 """Bidirectional attention in Gemma3's images and PaliGemma's prompts: tokens, and refusals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import cache

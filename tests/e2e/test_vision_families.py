@@ -3,8 +3,6 @@
 `nox -s zoo` serves the others.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A server of models with an image encoder: data, files, and broken input."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct
@@ -17,10 +15,7 @@ from PIL import Image
 
 from vllm_davinci_testing.engines import pictures, vision_zoo
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
-from vllm_davinci_testing.engines.vision_reference import (
-    MAX_TOKENS,
-    Reference,
-)
+from vllm_davinci_testing.engines.vision_reference import MAX_TOKENS, Reference
 
 
 @pytest.fixture(scope="module")

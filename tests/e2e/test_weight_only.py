@@ -1,7 +1,5 @@
 """Weight-only quantized checkpoints: the tokens of the equivalent floats."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

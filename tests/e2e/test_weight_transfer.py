@@ -1,7 +1,5 @@
 """A trainer sends a server new weights over HCCL: a fresh engine's weights, bit for bit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """New weights for a running engine: a fresh engine's weights, bit for bit, read by graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path

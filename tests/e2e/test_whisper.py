@@ -1,7 +1,5 @@
 """Whisper, whose decoder attends to an audio encoder: tokens, limits, server."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

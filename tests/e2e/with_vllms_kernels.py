@@ -3,8 +3,6 @@
 RESULT gets tokens and probabilities of each request, and the launches of each Triton kernel.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """vLLM's warnings that are suppressed; all others still appear."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import time

@@ -8,13 +8,7 @@ from operator import attrgetter
 
 import pytest
 import torch
-from vllm.config import (
-    CompilationMode,
-    CUDAGraphMode,
-    DeviceConfig,
-    ParallelConfig,
-    VllmConfig,
-)
+from vllm.config import CompilationMode, CUDAGraphMode, DeviceConfig, ParallelConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -27,12 +21,7 @@ from vllm_davinci_testing.processes.programs import run_program
 
 
 def selector(**changes: object) -> AttentionSelectorConfig:
-    values = {
-        "head_size": 64,
-        "dtype": torch.bfloat16,
-        "kv_cache_dtype": "auto",
-        "block_size": 16,
-    }
+    values = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16}
     return AttentionSelectorConfig(**{**values, **changes})
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vllm_davinci import kernels, operators
 from vllm_davinci.kernels._C import find_symbol, launches, operator_names
+from vllm_davinci_testing.processes.programs import run_to_end
 
 
 @pytest.mark.parametrize("name", [*operator_names(), *kernels.HOST_OPERATORS])
@@ -61,13 +61,8 @@ print("equal")
 @pytest.mark.parametrize("queue", ["1", pytest.param("2", marks=pytest.mark.thorough)])
 def test_stages_keep_their_place_in_torch_npus_queue(queue: str) -> None:
     """Runs without a queue: test_stages_run_on_the_current_stream_in_order."""
-    done = subprocess.run(
-        [sys.executable, "-c", QUEUED],
-        env={**os.environ, "TASK_QUEUE_ENABLE": queue},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = run_to_end(
+        [sys.executable, "-c", QUEUED], env={**os.environ, "TASK_QUEUE_ENABLE": queue}
     )
     assert done.stdout.endswith("equal\n"), done.stderr
 

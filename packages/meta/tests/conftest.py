@@ -1,7 +1,5 @@
 """Processes with and without CANN's libraries on the loader path."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -9,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from vllm_davinci_testing.processes.programs import run_to_end
 
 # Importing torch, torch_npu and vLLM on a busy machine with two cores.
 PROCESS_LIMIT_S = 240
@@ -57,12 +57,4 @@ def pretend_version(tmp_path: Path) -> Callable[[str, str], str]:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_LIMIT_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    return run_to_end(command, PROCESS_LIMIT_S, env=environment, stdin=subprocess.DEVNULL)

@@ -1,9 +1,8 @@
 """Commands of `vllm-davinci`: its own, other packages', and missing ones."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +30,22 @@ def test_a_command_of_a_missing_package_says_how_to_get_it(
         f"vllm-davinci {name} is in vllm-davinci-{extra}, which is not installed: "
         f"pip install 'vllm-davinci[{extra}]'"
     )
+
+
+@pytest.mark.nightly("planning")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check-model", "tiny_llama"),
+        ("config", "tiny_deepseek"),
+        ("explain", "tiny_llama", "--tokens", "9"),
+    ],
+)
+def test_a_command_needs_no_device(command: tuple[str, ...], run_without_device):
+    name, model, *more = command
+    checkpoint = Path(__file__).parents[3] / "checkpoints" / model
+    done = run_without_device("-m", "vllm_davinci.meta", name, str(checkpoint), *more)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]):

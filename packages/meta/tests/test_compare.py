@@ -1,7 +1,5 @@
 """Comparisons of tokens with a reference, and forecasts of a model's needs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Messages of a process in which torch_npu cannot start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

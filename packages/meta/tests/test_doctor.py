@@ -1,7 +1,5 @@
 """`vllm-davinci doctor` in working and broken environments."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -12,6 +10,7 @@ from rich.console import Console
 from vllm_davinci.meta.machine import machine_checks
 from vllm_davinci.meta.report import Check, Report, Status
 from vllm_davinci.meta.report_table import print_report
+from vllm_davinci_testing.processes.forked import run_alone
 
 DOCTOR = ("-m", "vllm_davinci.meta", "doctor")
 
@@ -69,13 +68,17 @@ def test_machine_and_variables_are_listed_without_secrets():
 
 
 def test_wrong_versions_and_plugins_are_problems_with_a_command_each_that_solves_them(
-    run_on_vnpu, pretend_version
+    pretend_version,
 ):
     for distribution in ("vllm", "torch"):
         pretend_version(distribution, "0.1.2")
     path = pretend_version("vllm_davinci_multistream", "0.9.0")
-    done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=path, VLLM_PLUGINS="other")
-    assert done.returncode == 1
+    done = run_alone(
+        f"import sys; sys.path.insert(0, {path!r})\n"
+        "from vllm_davinci.meta.__main__ import main; sys.exit(main(['doctor', '--json']))",
+        VLLM_PLUGINS="other",
+    )
+    assert done.status == 1
     report = json.loads(done.stdout)
     wrong = {check["subject"]: check for check in report["checks"] if check["status"] == "problem"}
     assert {"vllm", "torch", "vllm-davinci-multistream", "VLLM_PLUGINS"} <= wrong.keys()

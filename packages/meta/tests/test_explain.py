@@ -1,7 +1,5 @@
 """`vllm-davinci explain`: for a server by its metrics, for a step by the engine's policy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -123,13 +121,11 @@ def test_reasons_of_a_server_come_with_what_would_change_them(serve: Callable[[s
     assert "dbo.decode = true" in done.stdout
 
 
-def test_a_step_is_explained_for_an_engine_with_more_devices_than_this_host(
-    run_without_device,
-):
-    step = (str(MODEL), "--tokens", "200", "100", "--json", "--")
+def test_a_step_is_explained_for_an_engine_with_more_devices_than_this_host():
+    step = (MODEL, "--tokens", "200", "100", "--json", "--")
     options = ("--tensor-parallel-size=2", "--enable-dbo")
-    done = run_without_device("-m", MODULE, "explain", *step, *options, VNPU_DEVICES="1")
-    assert done.returncode == 0, done.stderr
+    done = run_command(MODULE, "explain", *step, *options, VNPU_DEVICES="1")
+    assert done.status == 0, done.stderr
     answer = json.loads(done.stdout[done.stdout.index("{\n") :])
     assert (answer["reason"], answer["part_tokens"]) == ("no_cut", [300])
     assert answer["options"]["dbo.split"] == "request"

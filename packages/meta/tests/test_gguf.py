@@ -1,7 +1,5 @@
 """GGUF files become checkpoints with the same weights; invalid files are reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -83,9 +81,7 @@ def test_a_gguf_file_becomes_a_checkpoint_once(model: tuple[Path, dict[str, np.n
     assert (directory / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_file_unsupported_by_transformers_is_reported(
-    model: tuple[Path, dict[str, np.ndarray]],
-):
+def test_a_file_unsupported_by_transformers_is_reported(model: tuple[Path, dict[str, np.ndarray]]):
     path, _ = model
     content = path.read_bytes()
     path.write_bytes(content.replace(b"llama", b"lamma"))

@@ -1,8 +1,5 @@
 """Finds mistakes in arguments before torch and vLLM are imported."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pytest
 from vllm_davinci.meta.given_arguments import missing_directory, unknown_option
 from vllm_davinci.planner.deployments.table import all_deployments
 from vllm_davinci.planner.dry_run.engine_arguments import _parser
+from vllm_davinci_testing.processes.programs import run_to_end
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 LIMIT_S = 60
@@ -65,9 +63,6 @@ def test_commands_refuse_without_importing_vllm(arguments: tuple[str, ...], said
         "import sys; from vllm_davinci.meta.__main__ import main; status = main(sys.argv[1:]);"
         "print(sorted({'torch', 'vllm'} & {*sys.modules})); sys.exit(status)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    done = run_to_end([sys.executable, "-c", program, *arguments], LIMIT_S)
     assert (done.returncode, done.stdout) == (1, "[]\n"), done.stderr
     assert said in done.stderr

@@ -1,7 +1,5 @@
 """`vllm-davinci config`: the table, the output for programs, and impossible engines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,10 +14,9 @@ OPTIONS = (
 )
 
 
-def test_values_come_with_source_and_reason(run_without_device):
-    command = ("-m", MODULE, "config", str(MODEL), "--json", "--", *OPTIONS)
-    done = run_without_device(*command, VNPU_DEVICES="1")
-    assert done.returncode == 0, done.stderr
+def test_values_come_with_source_and_reason():
+    done = run_command(MODULE, "config", MODEL, "--json", "--", *OPTIONS, VNPU_DEVICES="1")
+    assert done.status == 0, done.stderr
     answer = json.loads(done.stdout[done.stdout.index('{"vLLM"') :])
     of_vllm = {each["key"]: each for each in answer["vLLM"]}
     mode = of_vllm["cudagraph_mode"]

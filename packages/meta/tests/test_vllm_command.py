@@ -1,7 +1,5 @@
 """A `vllm` command before vLLM is imported."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -11,40 +11,27 @@ import pytest
 from vllm_davinci import vnpu
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci_testing.processes import programs
-from vllm_davinci_testing.processes.forked import run_alone
+from vllm_davinci_testing.processes.forked import run_alone, run_command
+from vllm_davinci_testing.processes.programs import run_to_end
 
+RUN = [sys.executable, "-m", "vllm_davinci.vnpu", "run"]
 PLAIN = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "VNPU_ACTIVE")}
 
 
 def python(source: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_to_end([sys.executable, "-c", source], 60, env=environment)
 
 
-def test_activate_before_torch_makes_devices_appear() -> None:
+def test_activate_before_torch_makes_devices_appear_in_children_too() -> None:
     done = python(
         "from vllm_davinci import vnpu; vnpu.activate(); vnpu.activate()\n"
-        "import torch; print(torch.npu.device_count(), vnpu.is_active())",
-        PLAIN,
-    )
-    assert done.stdout.split() == ["8", "True"], done.stderr
-
-
-def test_children_of_an_activated_process_are_active() -> None:
-    done = python(
-        "from vllm_davinci import vnpu; vnpu.activate()\n"
+        "import torch; print(torch.npu.device_count(), vnpu.is_active(), flush=True)\n"
         "import subprocess, sys\n"
         "code = 'import torch; print((torch.ones(1).npu() + 1).item())'\n"
         "subprocess.run([sys.executable, '-c', code], check=True)",
         PLAIN,
     )
-    assert done.stdout.split() == ["2.0"], done.stderr
+    assert done.stdout.split() == ["8", "True", "2.0"], done.stderr
 
 
 def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) -> None:
@@ -70,11 +57,8 @@ def test_an_environment_started_through_a_link_is_active(tmp_path: pathlib.Path)
     link = tmp_path / "environment"
     link.symlink_to(sys.prefix)
     assert sys.prefix != sys.base_prefix, "the tests run in a virtual environment"
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--", str(link / "bin" / "python"), "-c",
-         "from vllm_davinci import vnpu; print(vnpu._C.__file__); print(vnpu.is_active())"],
-        env=PLAIN, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    code = "from vllm_davinci import vnpu; print(vnpu._C.__file__); print(vnpu.is_active())"
+    done = run_to_end([*RUN, "--", str(link / "bin" / "python"), "-c", code], 60, env=PLAIN)
     file, is_active = done.stdout.split()
     assert file.startswith(str(link)), "the link is not what Python imports from"
     assert is_active == "True"
@@ -90,35 +74,14 @@ def test_a_real_cann_is_not_hidden_unless_asked(tmp_path: pathlib.Path) -> None:
     assert first == str(vnpu.library_directory())
 
 
-def test_run_starts_a_command_and_passes_its_exit_status() -> None:
-    command = [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--devices", "3", "--"]
-    code = "import sys, torch; print(torch.npu.device_count()); sys.exit(7)"
-    done = subprocess.run(
-        [*command, sys.executable, "-c", code],
-        env=PLAIN,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.split()) == (7, ["3"])
-
-
-def test_schedule_and_race_detector_reach_the_command() -> None:
-    command = [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--schedule", "fuzz:7"]
+def test_run_starts_a_command_with_its_options_and_passes_its_exit_status() -> None:
+    options = ["--devices", "3", "--schedule", "fuzz:7", "--races", "report"]
     code = (
-        "import torch; torch.ones(1).npu()\n"
-        "from vllm_davinci.vnpu import _C; print(_C.schedule(), _C.races_found())"
+        "import sys, torch; torch.ones(1).npu(); print(torch.npu.device_count())\n"
+        "from vllm_davinci.vnpu import _C; print(_C.schedule(), _C.races_found()); sys.exit(7)"
     )
-    done = subprocess.run(
-        [*command, "--races", "report", "--", sys.executable, "-c", code],
-        env=PLAIN,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout.split() == ["fuzz:7", "0"], done.stderr
+    done = run_to_end([*RUN, *options, "--", sys.executable, "-c", code], 60, env=PLAIN)
+    assert (done.returncode, done.stdout.split()) == (7, ["3", "fuzz:7", "0"]), done.stderr
     assert "vnpu: 0 races found." in done.stderr  # only the detector prints it
 
 
@@ -133,15 +96,8 @@ def test_schedule_and_race_detector_reach_the_command() -> None:
     ],
 )
 def test_run_refuses_what_it_cannot_do(arguments: list[str], status: int, message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_davinci.vnpu", *arguments],
-        env=PLAIN,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == status
+    done = run_command("vllm_davinci.vnpu", *arguments)
+    assert done.status == status
     assert message in done.stderr
 
 

@@ -1,7 +1,5 @@
 """C++ programs linked with CANN's libraries run on virtual devices."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,5 @@
 """A host's requests to its devices are counted, per process and per command."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import torch
 
 from vllm_davinci.vnpu import HostCounts, counted, host_counts
 from vllm_davinci_testing.processes.forked import run_to_exit
+from vllm_davinci_testing.processes.programs import run_to_end
 
 # Ends at once, as workers do, without writing anything.
 WORK = """
@@ -49,11 +47,8 @@ def test_each_process_has_its_file_and_leaves_nothing_to_write(tmp_path: Path):
 
 
 def test_the_command_prints_them_and_keeps_the_status():
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--count", "--", sys.executable, "-c",
-         WORK],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    vnpu = [sys.executable, "-m", "vllm_davinci.vnpu"]
+    done = run_to_end([*vnpu, "run", "--count", "--", sys.executable, "-c", WORK])
     assert done.returncode == 5
     head, line = done.stderr.splitlines()[-2:]
     assert "copies to host" in head

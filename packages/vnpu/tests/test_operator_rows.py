@@ -1,7 +1,5 @@
 """The operator library's rows, as documents and commands read them."""
 
-from __future__ import annotations
-
 from vllm_davinci_testing.processes.programs import output_of
 
 

@@ -1,7 +1,5 @@
 """Counts calls and records refused ones, over all processes with one directory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 
 from vllm_davinci.vnpu import VirtualDeviceConfig, VirtualDeviceError, refusals
 from vllm_davinci_testing.processes.forked import run_to_exit
+from vllm_davinci_testing.processes.programs import run_to_end
 
 CALLS = """
 import os, torch, torch_npu
@@ -74,9 +73,7 @@ def test_the_command_shows_them_and_fails_where_a_call_was_refused(tmp_path: Pat
     ):
         run = [*vnpu, "run", "--soc=Ascend910B3", f"--refusals={kept}", "--", sys.executable, "-c"]
         subprocess.run([*run, program], check=True, timeout=120)
-        shown = subprocess.run(
-            [*vnpu, "refusals", str(kept)], capture_output=True, text=True, timeout=60, check=False
-        )
+        shown = run_to_end([*vnpu, "refusals", str(kept)], 60)
         assert (shown.returncode, text in shown.stdout) == (status, True), shown.stdout
 
 

@@ -12,6 +12,7 @@ import pytest
 from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, timeline
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci_testing.processes.forked import run_to_exit
+from vllm_davinci_testing.processes.programs import run_to_end
 
 # A product on a side stream, after one on the current stream.
 TWO_STREAMS = """
@@ -129,13 +130,7 @@ def test_a_killed_process_leaves_what_it_wrote_so_far(tmp_path: pathlib.Path) ->
 
 def test_the_status_of_a_traced_command_is_the_commands(tmp_path: pathlib.Path) -> None:
     vnpu = [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--trace", str(tmp_path / "t.json")]
-    done = subprocess.run(
-        [*vnpu, "--", sys.executable, "-c", "raise SystemExit(7)"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_to_end([*vnpu, "--", sys.executable, "-c", "raise SystemExit(7)"], 60)
     assert done.returncode == 7
     assert "no process ran a task" in done.stderr
 

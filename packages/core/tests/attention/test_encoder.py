@@ -1,7 +1,5 @@
 """Encoder attention, compared with a softmax in plain torch, and the source of its lengths."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

@@ -154,9 +154,7 @@ def with_examples(test):
     for step in CUTS_THAT_MATTER:
         test = example(step=step)(test)
     return settings(
-        deadline=None,
-        max_examples=150,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
+        deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )(test)
 
 

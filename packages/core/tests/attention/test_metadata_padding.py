@@ -15,9 +15,6 @@ from vllm_davinci.core.attention.metadata import padded_lengths
     ],
 )
 def test_padding_requests_have_one_token_per_query(
-    ends: list[int],
-    seq_lens: list[int],
-    num_tokens: int,
-    expected: tuple[list[int], list[int]],
+    ends: list[int], seq_lens: list[int], num_tokens: int, expected: tuple[list[int], list[int]]
 ):
     assert padded_lengths(ends, seq_lens, num_tokens) == expected

@@ -1,7 +1,5 @@
 """Tokens that a rank keeps and those that it sends, compared with counting one by one."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The report on a checkpoint directory, good or bad, from its headers alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

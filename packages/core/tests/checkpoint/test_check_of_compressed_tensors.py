@@ -1,7 +1,5 @@
 """The report of check-model on compressed-tensors checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -91,12 +89,7 @@ def test_supported_compressed_tensors_schemes_load(
     ("tensors", "activations", "weights", "told"),
     [
         (int8_layer(DOWN), STATIC, {}, f"{DOWN}.input_scale: is missing"),
-        (
-            int8_layer(DOWN, **INPUT_SCALE),
-            ASYMMETRIC,
-            {},
-            f"{DOWN}.input_zero_point: is missing",
-        ),
+        (int8_layer(DOWN, **INPUT_SCALE), ASYMMETRIC, {}, f"{DOWN}.input_zero_point: is missing"),
         (
             int8_layer(EXPERT, **INPUT_SCALE),
             STATIC,

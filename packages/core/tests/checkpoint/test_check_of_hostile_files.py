@@ -1,7 +1,5 @@
 """Malicious files end a check with a report and an export with an error."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -4,8 +4,6 @@ One model is built per kind of checkpoint; then each tensor is removed, renamed,
 duplicated in turn, and the result is loaded into it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Several ranks refuse a checkpoint that lacks something or has too much."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """check-model detects float checkpoints that do not match their config.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

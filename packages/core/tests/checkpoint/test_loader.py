@@ -1,7 +1,5 @@
 """Every supported load format is checked; parts that options omit may be absent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A malicious checkpoint loads unchanged, or is refused with the name of a file."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

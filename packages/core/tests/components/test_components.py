@@ -106,9 +106,7 @@ def test_a_provider_without_the_protocol_is_an_error(monkeypatch: pytest.MonkeyP
         components.find(ROLE)
 
 
-def test_a_provider_that_does_not_load_is_an_error_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_provider_that_does_not_load_is_an_error_with_the_reason(monkeypatch: pytest.MonkeyPatch):
     installed(monkeypatch, "missing_name")
     with pytest.raises(ComponentError, match=r"does not load: .*missing_name"):
         components.find(ROLE)
@@ -129,8 +127,7 @@ def test_missing_components_are_reported_once_with_the_install_command(
 
 
 @pytest.mark.parametrize(
-    ("names", "active"),
-    [((), None), (("IdleDevice",), None), (("IdleDevice", "Device"), "Device")],
+    ("names", "active"), [((), None), (("IdleDevice",), None), (("IdleDevice", "Device"), "Device")]
 )
 def test_the_active_device_is_named(
     names: tuple[str, ...], active: str | None, monkeypatch: pytest.MonkeyPatch
@@ -150,9 +147,7 @@ def test_devices_are_looked_for_once(monkeypatch: pytest.MonkeyPatch):
         providers._devices.cache_clear()
 
 
-def test_only_an_active_device_with_a_trace_gets_stream_names(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_only_an_active_device_with_a_trace_gets_stream_names(monkeypatch: pytest.MonkeyPatch):
     installed(monkeypatch, "Device", "IdleTracedDevice", role=components.DEVICES)
     assert components.traced_device() is None
     installed(monkeypatch, "Device", "TracedDevice", role=components.DEVICES)

@@ -115,11 +115,7 @@ def test_other_options_are_kept(vllm_config: VllmConfig):
 
 @pytest.mark.parametrize(
     ("variable", "method"),
-    [
-        (ALL_GATHER, "all_gather"),
-        (ALL_TO_ALL, "all_to_all"),
-        ("VLLM_ENABLE_MC2", "fused"),
-    ],
+    [(ALL_GATHER, "all_gather"), (ALL_TO_ALL, "all_to_all"), ("VLLM_ENABLE_MC2", "fused")],
 )
 def test_variables_of_earlier_plugins_become_the_option(
     variable: str, method: str, vllm_config: VllmConfig

@@ -1,7 +1,5 @@
 """Step-time tables choose by the number of a step's tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Time limits keep their order, whatever the limit from which they are derived."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -162,8 +162,7 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("free", "buffers", "gib"),
-    [(61, 3, 0.9 * 64), (55, 9, 0.9 * 55), (48, 9, None), (20, 0, None)],
+    ("free", "buffers", "gib"), [(61, 3, 0.9 * 64), (55, 9, 0.9 * 55), (48, 9, None), (20, 0, None)]
 )
 def test_collectives_buffers_reduce_the_plan_and_other_processes_do_not(
     free: int, buffers: int, gib: float | None, worker: SimpleNamespace

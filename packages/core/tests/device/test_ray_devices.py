@@ -1,7 +1,5 @@
 """Ray's NPUs are counted before an engine waits for them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

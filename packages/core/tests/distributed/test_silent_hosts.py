@@ -53,8 +53,7 @@ def test_new_connections_ask_for_keepalive_and_others_are_unchanged():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("end", "told"),
-    [("end", "has ended"), ("cut_off", "that has been silent for 15 s")],
+    ("end", "told"), [("end", "has ended"), ("cut_off", "that has been silent for 15 s")]
 )
 def test_a_lost_host_is_reported_within_seconds(end, told, tmp_path):
     with two_hosts() as hosts:

@@ -1,7 +1,5 @@
 """Expert tables follow the weights that a thread sends while steps continue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -71,9 +69,7 @@ def tables(state: NPUEplbState) -> list[list[int]]:
     return [table.numbers[:, 0].tolist() for table in state._tables]
 
 
-def test_a_layer_whose_weights_arrive_during_a_step_uses_the_new_places(
-    state: NPUEplbState,
-):
+def test_a_layer_whose_weights_arrive_during_a_step_uses_the_new_places(state: NPUEplbState):
     model: Any = state.model_states["model"]
     model.expert_load_pass = Counts(lambda: setattr(model, "pending_result", result(0)))
     state.step(is_dummy=True)
@@ -81,9 +77,7 @@ def test_a_layer_whose_weights_arrive_during_a_step_uses_the_new_places(
     assert tables(state) == [AFTER, BEFORE]
 
 
-def test_a_layers_table_is_updated_as_soon_as_it_has_moved(
-    state: NPUEplbState,
-):
+def test_a_layers_table_is_updated_as_soon_as_it_has_moved(state: NPUEplbState):
     model: Any = state.model_states["model"]
     model.pending_result = result(0, lambda: setattr(model, "pending_result", result(1)))
     state.step(is_dummy=True)

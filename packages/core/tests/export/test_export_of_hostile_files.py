@@ -1,7 +1,5 @@
 """A malicious checkpoint is quantized unchanged, or refused with a file's name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain

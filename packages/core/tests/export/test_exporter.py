@@ -1,7 +1,5 @@
 """Round-to-nearest writes checkpoints that are close to their source, complete and loadable."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

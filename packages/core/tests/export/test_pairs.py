@@ -1,7 +1,5 @@
 """Moving scales between a pair's modules leaves the model's results unchanged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A model with planted outliers stays within its loss budget, by moved scales or more bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

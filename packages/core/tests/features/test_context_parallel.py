@@ -1,7 +1,5 @@
 """Options and models that exclude context parallelism."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -106,11 +106,7 @@ def with_mode(mode: CUDAGraphMode) -> VllmConfig:
         (CUDAGraphMode.NONE, CUDAGraphMode.NONE, ""),
         (CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_DECODE_ONLY, ""),
         (CUDAGraphMode.FULL, CUDAGraphMode.FULL_DECODE_ONLY, "attention of prefills"),
-        (
-            CUDAGraphMode.FULL_AND_PIECEWISE,
-            CUDAGraphMode.FULL_DECODE_ONLY,
-            "need a compiled model",
-        ),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL_DECODE_ONLY, "need a compiled model"),
         (CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE, "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
     ],
 )

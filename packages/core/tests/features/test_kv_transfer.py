@@ -1,7 +1,5 @@
 """Disaggregated prefill: settings that the start changes, and those it refuses by name."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

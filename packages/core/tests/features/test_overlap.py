@@ -106,16 +106,8 @@ def test_without_a_preset_single_options_decide(vllm_config: VllmConfig):
 @pytest.mark.parametrize(
     ("engine", "expected", "reason"),
     [
-        (
-            {"tp": 1},
-            WHOLE,
-            "dbo.enabled = false: one rank computes each layer alone",
-        ),
-        (
-            {"tp": 1},
-            WHOLE,
-            "sequence_parallel.enabled = false: there is one tensor-parallel",
-        ),
+        ({"tp": 1}, WHOLE, "dbo.enabled = false: one rank computes each layer alone"),
+        ({"tp": 1}, WHOLE, "sequence_parallel.enabled = false: there is one tensor-parallel"),
         (
             {"tp": 2},
             {"dbo.enabled": True, **LARGE},
@@ -126,11 +118,7 @@ def test_without_a_preset_single_options_decide(vllm_config: VllmConfig):
             {"dbo.enabled": True, **LARGE},
             "enable_multistream_moe = false: no transfer of tokens",
         ),
-        (
-            {"tp": 2},
-            {"dbo.enabled": True, **LARGE},
-            "sequence_parallel.enabled = true: each rank",
-        ),
+        ({"tp": 2}, {"dbo.enabled": True, **LARGE}, "sequence_parallel.enabled = true: each rank"),
         (
             {"tp": 2, "is_deepseek": False},
             {"dbo.enabled": True, **LARGE},

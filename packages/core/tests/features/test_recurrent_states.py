@@ -1,7 +1,5 @@
 """Models with recurrent state: features that the start refuses or turns off."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models with sparse MLA: features that the start refuses."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Speculative decoding: what the start refuses, by name."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Kinds of models that would give wrong tokens are refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

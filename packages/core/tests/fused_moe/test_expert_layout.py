@@ -30,18 +30,8 @@ def test_all_ranks_per_expert_leave_no_expert_communication():
 def test_four_of_sixteen_ranks_per_expert():
     layout = ExpertLayout(16, 4)
     assert layout.ep_size == 4
-    assert layout.etp_groups() == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11],
-        [12, 13, 14, 15],
-    ]
-    assert layout.ep_groups() == [
-        [0, 4, 8, 12],
-        [1, 5, 9, 13],
-        [2, 6, 10, 14],
-        [3, 7, 11, 15],
-    ]
+    assert layout.etp_groups() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert layout.ep_groups() == [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
 
 
 def test_two_of_eight_ranks_per_expert():

@@ -13,10 +13,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2MoE
 
-from vllm_davinci.core.errors import (
-    ConfigurationError,
-    UnsupportedFeatureError,
-)
+from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
 from vllm_davinci.core.out_of_tree import register
@@ -259,10 +256,7 @@ def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (
-            {"activation": "gelu"},
-            r"activation 'gelu' \(.* support 'silu' and 'relu2_no_mul'\)",
-        ),
+        ({"activation": "gelu"}, r"activation 'gelu' \(.* support 'silu' and 'relu2_no_mul'\)"),
         ({"has_bias": True}, r"'silu' \(experts with biases support 'swigluoai'\)"),
         ({"apply_router_weight_on_input": True}, "weights on the input of more than one expert"),
     ],

@@ -7,10 +7,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.quantization import get_quantization_config
 
-from vllm_davinci.core.errors import (
-    CheckpointError,
-    UnsupportedFeatureError,
-)
+from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import W8A8DynamicFusedMoEMethod
 

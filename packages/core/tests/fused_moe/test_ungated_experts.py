@@ -1,7 +1,5 @@
 """Experts without gates against their definition, row by row."""
 
-from __future__ import annotations
-
 import torch
 
 from vllm_davinci.core.fused_moe.ungated_experts import UngatedExperts

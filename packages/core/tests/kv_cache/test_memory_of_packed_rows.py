@@ -1,7 +1,5 @@
 """Rows of several kinds share one pool as vLLM plans it, without overlapping bytes in a group."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A block's keys and values, or a request's states, lie in its page for all sizes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec

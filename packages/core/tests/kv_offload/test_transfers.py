@@ -51,10 +51,7 @@ def test_loaded_blocks_have_the_stored_bytes(blocks_per_chunk: int):
     caches = CanonicalKVCaches(
         [CanonicalKVCacheTensor(region, region.shape[1]) for region in regions],
         # Two groups: the first has two regions.
-        [
-            [CanonicalKVCacheRef(0, 64), CanonicalKVCacheRef(1, 256)],
-            [CanonicalKVCacheRef(2, 32)],
-        ],
+        [[CanonicalKVCacheRef(0, 64), CanonicalKVCacheRef(1, 256)], [CanonicalKVCacheRef(2, 32)]],
     )
     worker = HostOffloadingWorker(caches, blocks_per_chunk, slabs=[2, 4, 1, 6])
     stored, loaded = [4, 5, 6, 9, 2, 20, 21], [11, 1, 0, 3, 7, 8, 12]

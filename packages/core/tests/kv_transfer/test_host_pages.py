@@ -1,7 +1,5 @@
 """Pages on the host: bytes are unchanged, and a checksum holds only for its own tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Abandoned transfers keep their pages until they end."""
 
-from __future__ import annotations
-
 from vllm_davinci.core.kv_transfer.late_transfers import LateTransfers
 
 

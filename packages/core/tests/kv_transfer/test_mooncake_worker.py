@@ -1,7 +1,5 @@
 """Only the listener of another engine's worker notices that worker's end."""
 
-from __future__ import annotations
-
 import asyncio
 
 from vllm_davinci.core.kv_transfer.mooncake_worker import _end_of

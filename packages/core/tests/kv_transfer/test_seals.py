@@ -1,7 +1,5 @@
 """Digests of prefixes: equal for equal tokens, and only then."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

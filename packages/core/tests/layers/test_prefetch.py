@@ -1,7 +1,5 @@
 """A layer prefetches as many bytes for the next layer as the step allows; the last layer waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The convolution of decodes and prefills, compared with torch's, request by request."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import conv1d, silu
 

@@ -1,7 +1,5 @@
 """The scan of Mamba 1 on the device, compared with its definition."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

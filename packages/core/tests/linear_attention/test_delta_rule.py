@@ -1,7 +1,5 @@
 """The gated delta rule on the device, compared with transformers and its definition."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

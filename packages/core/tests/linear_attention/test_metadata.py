@@ -1,7 +1,5 @@
 """Requests of a step are decodes, which have a state and come first, or prefills."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

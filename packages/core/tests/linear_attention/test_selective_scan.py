@@ -1,7 +1,5 @@
 """Mamba2's scan on the device, compared with transformers and its definition."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """States in pages: their position, and that no byte outside them is written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """LoRA deltas of a step: each row's own, and exact zeros without an adapter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoders' copies and reads: the values as without the mode, and no wait."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

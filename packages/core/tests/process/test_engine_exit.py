@@ -1,15 +1,13 @@
 """Processes of an engine, and of the program that uses it, end cleanly."""
 
-from __future__ import annotations
-
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from vllm_davinci.core.process import engine_exit
+from vllm_davinci_testing.processes.programs import run_to_end
 
 PROGRAM = """
 import atexit
@@ -112,13 +110,7 @@ def test_a_process_ends_completely_and_an_engine_skips_the_final_collection(
 ):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(program), engine_exit.__file__, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_to_end([sys.executable, str(program), engine_exit.__file__, *arguments])
     assert (done.returncode, done.stdout) == (status, seen), done.stderr
     assert ("ValueError: of a step" in done.stderr) is ("fails" in arguments)
     assert ("KeyboardInterrupt" in done.stderr) is ("interrupted" in arguments)
@@ -130,13 +122,7 @@ def test_a_process_ends_completely_and_an_engine_skips_the_final_collection(
 def test_an_engine_that_a_signal_ends_leaves_no_semaphore(name: str, leaks: bool, tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(program), engine_exit.__file__, name, "killed"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_to_end([sys.executable, str(program), engine_exit.__file__, name, "killed"])
     assert done.returncode == 256 - signal.SIGTERM, done.stderr  # of a child ended by a signal
     assert "2/2" in done.stderr
     assert ("leaked semaphore" in done.stderr) is leaks

@@ -1,7 +1,5 @@
 """A stopped rank is reported when a call's wait reaches its limit, and not earlier."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A server's middleware: messages at the start and in answers, and the end of requests."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os
@@ -85,9 +83,7 @@ def test_answers_are_passed_on_where_nothing_was_reported(status: int, report: P
     assert dict(start["headers"])[b"content-length"] == str(len(TOLD)).encode()
 
 
-def test_a_server_has_the_middleware_once_beside_the_user_s(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_server_has_the_middleware_once_beside_the_user_s(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fault_report.os, "environ", dict(os.environ))
     parser: Any = argparse.ArgumentParser()
     parser.add_argument("--middleware", action="append", default=["first"])

@@ -1,7 +1,5 @@
 """Configuration errors are one line with a remedy; other errors keep their traceback."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import sys

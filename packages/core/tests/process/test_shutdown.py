@@ -1,7 +1,5 @@
 """The handler of Ctrl-C, what ends with a process, and a server's status after its engine died."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import queue
@@ -71,10 +69,7 @@ STATUSES = {
     "configured_again": (f"{SERVER}\n{CONFIGURED_AGAIN}\n{DIES_ACCORDING_TO_CLIENT}", 1),
     "configured_again_after": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{CONFIGURED_AGAIN}", 1),
     "headless_dies": (f"{HEADLESS}\nsays('Shutting down.')", 1),
-    "headless_is_told": (
-        f"{HEADLESS}\nsays('Waiting up to 5 seconds')\nsays('Shutting down.')",
-        0,
-    ),
+    "headless_is_told": (f"{HEADLESS}\nsays('Waiting up to 5 seconds')\nsays('Shutting down.')", 0),
     # A program that uses an engine decides what follows its death.
     "not_a_server": (f"{DIES_ACCORDING_TO_WAITER}", 0),
 }

@@ -1,7 +1,5 @@
 """Tensors of quantized experts that are missing or do not fit are named at load."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Quantized experts equal an integer definition in plain torch, bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,11 +12,7 @@ from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 from vllm_davinci.core.fused_moe.local_experts import Experts
 from vllm_davinci.core.quantization.schemes.w8a8 import StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
-from vllm_davinci.operators.quantization import (
-    dynamic_quant,
-    dynamic_quant_in_launch,
-    static_quant,
-)
+from vllm_davinci.operators.quantization import dynamic_quant, dynamic_quant_in_launch, static_quant
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.processes.forked import output_of
 

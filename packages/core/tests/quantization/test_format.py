@@ -16,13 +16,7 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
-from vllm_davinci.core.quantization.format import (
-    FORMATS,
-    Checkpoint,
-    Format,
-    Weights,
-    find_format,
-)
+from vllm_davinci.core.quantization.format import FORMATS, Checkpoint, Format, Weights, find_format
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import W8A8DynamicLinearMethod
 from vllm_davinci.core.weight_files.files import StoredTensor
 from vllm_davinci.core.weight_files.issues import CheckReport

@@ -1,7 +1,5 @@
 """Quantized linear layers equal an integer definition in plain torch, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch_npu

@@ -1,7 +1,5 @@
 """Missing, misshapen or refused tensors of quantized layers are named at load."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from vllm.model_executor.layers.linear import (

@@ -1,7 +1,5 @@
 """Packed integers of AWQ, GPTQ and compressed-tensors are converted to the layers' integers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

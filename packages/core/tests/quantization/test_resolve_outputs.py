@@ -1,7 +1,5 @@
 """Integer activations: the layers that produce them, decided once after loading."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -9,22 +7,13 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
-from vllm.model_executor.layers.linear import (
-    LinearBase,
-)
+from vllm.model_executor.layers.linear import LinearBase
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
-from vllm_davinci.operators.quantization import (
-    dynamic_quant,
-    dynamic_quant_in_launch,
-)
-from vllm_davinci_testing.layers.quantized_linear import (
-    DTYPES,
-    Exported,
-    inputs,
-)
+from vllm_davinci.operators.quantization import dynamic_quant, dynamic_quant_in_launch
+from vllm_davinci_testing.layers.quantized_linear import DTYPES, Exported, inputs
 from vllm_davinci_testing.layers.resolved_outputs import in_order, mlp, resolve
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -123,9 +112,7 @@ def test_a_dummy_run_that_fails_leaves_floats():
     assert type(gate_up(inputs(torch.bfloat16).npu())) is torch.Tensor
 
 
-def test_an_output_read_differently_by_some_steps_is_float_in_all(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_an_output_read_differently_by_some_steps_is_float_in_all(caplog: pytest.LogCaptureFixture):
     gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
     x = inputs(torch.bfloat16).npu()
     layers = [gate_up, SiluAndMul(), down_proj]

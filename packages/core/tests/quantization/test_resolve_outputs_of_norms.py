@@ -1,7 +1,5 @@
 """Norms return integers to quantized layers, or floats if any other layer reads them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,9 +9,7 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import (
-    LinearBase,
-)
+from vllm.model_executor.layers.linear import LinearBase
 
 from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.layers.norm import NPURMSNorm

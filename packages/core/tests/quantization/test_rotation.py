@@ -1,7 +1,5 @@
 """Exports with rotated hidden states: their marks, and the drafters that cannot read them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

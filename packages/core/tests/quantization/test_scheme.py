@@ -1,7 +1,5 @@
 """Schemes by name: unknown and incomplete ones are errors, never another scheme."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

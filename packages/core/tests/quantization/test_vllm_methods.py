@@ -1,7 +1,5 @@
 """An engine's quantization, from the option and the checkpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers with integer weights and 16-bit inputs equal their definition in plain torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

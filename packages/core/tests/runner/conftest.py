@@ -1,7 +1,5 @@
 """Steps for the states of the V2 runner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

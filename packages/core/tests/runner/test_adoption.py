@@ -1,7 +1,5 @@
 """Attributes of a runner that are replaced when vLLM assigns them."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_davinci.core.runner.adoption import adopted

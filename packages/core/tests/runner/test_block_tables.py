@@ -1,7 +1,5 @@
 """Blocks and slots of a step, compared with a definition that works token by token."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables that the host writes and the device reads."""
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """Embeddings that replace token ids as the input of a step's model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

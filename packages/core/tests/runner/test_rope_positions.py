@@ -1,7 +1,5 @@
 """Positions with several dimensions, of prompts and later tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Counts of computed tokens, which only the device knows at first if drafts are rejected."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

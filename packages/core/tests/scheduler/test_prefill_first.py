@@ -41,9 +41,7 @@ def test_prompts_come_first_and_decodes_in_steps_of_their_own(serve: Callable[..
     assert set(served.reasons.values()) == {FinishReason.LENGTH}
 
 
-def test_a_prompt_larger_than_what_is_left_of_a_step_keeps_its_place(
-    serve: Callable[..., Served],
-):
+def test_a_prompt_larger_than_what_is_left_of_a_step_keeps_its_place(serve: Callable[..., Served]):
     served = serve()
     for name, tokens in [("a", 300), ("b", 400), ("c", 200), ("d", 450)]:
         served.add(name, tokens)

@@ -4,8 +4,6 @@
 or what refused it: "guess" if no guess compiles, else vnpu's text. Guesses follow names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -4,8 +4,6 @@
 stand-in, on random inputs. FILE gets a list of cases per kernel.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator

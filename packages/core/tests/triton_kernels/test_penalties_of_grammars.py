@@ -1,7 +1,5 @@
 """Tokens that a grammar allows, compared with a definition that works token by token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,14 +1,11 @@
 """Each stand-in, compared with vLLM's kernel on a virtual NPU on the same values."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 import torch
 
 from vllm_davinci.core.triton_kernels.registration import OF_MODELS, STAND_INS
+from vllm_davinci_testing.processes.programs import run_to_end
 
 PROGRAM = Path(__file__).with_name("kernels_of_vllm.py")
 LIMIT_S = 600
@@ -27,13 +25,10 @@ TOLERANT = {"_topk_log_softmax_kernel": 2e-6, "_compute_local_logits_stats_kerne
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     file = tmp_path_factory.mktemp("kernels") / "cases.pt"
-    ended = subprocess.run(
+    ended = run_to_end(
         [sys.executable, str(PROGRAM), str(file)],
+        LIMIT_S,
         env={**os.environ, "VNPU_TRITON": "1", "VLLM_PLUGINS": ""},  # without our stand-ins
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
     loaded: dict[str, list[Any]] = torch.load(file)
@@ -135,13 +130,10 @@ def test_a_stand_in_writes_what_the_kernel_writes(name: str, cases: dict[str, li
 @pytest.mark.timeout(LIMIT_S)
 def test_every_kernel_of_vllm_is_lowered_or_refused_by_name(tmp_path: Path):
     file = tmp_path / "corpus.jsonl"
-    ended = subprocess.run(
+    ended = run_to_end(
         [sys.executable, str(PROGRAM.with_name("corpus.py")), str(file)],
+        LIMIT_S,
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VLLM_PLUGINS": ""},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-6000:]
     results = dict(json.loads(line) for line in file.read_text().splitlines())

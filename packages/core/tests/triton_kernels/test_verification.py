@@ -1,7 +1,5 @@
 """Tokens after drafts have the target's distribution, whatever the drafter proposes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

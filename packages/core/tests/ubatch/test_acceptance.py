@@ -1,7 +1,5 @@
 """The warning if no draft is ever accepted."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any

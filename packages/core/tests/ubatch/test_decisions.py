@@ -55,12 +55,7 @@ def test_the_options_decide(query_lens: list[int], reason: str):
 
 @pytest.mark.parametrize(
     ("query_lens", "cuts"),
-    [
-        ([100] * 4, [200]),
-        ([8] * 41, [168]),
-        ([10, 150, 140], [160]),
-        ([*[1] * 200, 220], [200]),
-    ],
+    [([100] * 4, [200]), ([8] * 41, [168]), ([10, 150, 140], [160]), ([*[1] * 200, 220], [200])],
 )
 def test_the_cut_is_at_a_request_near_the_middle(query_lens: list[int], cuts: list[int]):
     chosen = made()

@@ -1,7 +1,5 @@
 """The largest steps of an engine are within its limits and cut as its policy cuts them."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

@@ -50,10 +50,7 @@ def test_totals_of_a_worker_become_a_counter(config: VllmConfig, stat_logger: Ov
     assert counted() == {}
     write({"split": 2, "few_tokens": 1})
     write({"split": 3, "few_tokens": 1})
-    assert counted() == {
-        '{engine="0",reason="split"}': 3,
-        '{engine="0",reason="few_tokens"}': 1,
-    }
+    assert counted() == {'{engine="0",reason="split"}': 3, '{engine="0",reason="few_tokens"}': 1}
 
 
 def test_dp_ranks_are_counted_apart(config: VllmConfig, stat_logger: OverlapStatLogger):

@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import (
-    EncoderOnlyAttentionSpec,
-    FullAttentionSpec,
-    KVCacheGroupSpec,
-)
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, FullAttentionSpec, KVCacheGroupSpec
 
 from vllm_davinci.core.ubatch.splitter import attends_causally
 

@@ -1,7 +1,5 @@
 """Attention in captured graphs, whose lengths are replaced before each replay."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch_npu

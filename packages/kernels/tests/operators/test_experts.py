@@ -142,8 +142,7 @@ def test_routing_and_experts_equal_their_composition(
     expected = composed(inputs[0], topk_weights.to(dtype), topk_ids, *inputs[2:], 0)
     assert torch.equal(found, expected)
     near(
-        found,
-        operators.routed_experts(x, logits, bias, gate_up, down, *rule.arguments, 0, EXPERTS),
+        found, operators.routed_experts(x, logits, bias, gate_up, down, *rule.arguments, 0, EXPERTS)
     )
 
 

@@ -1,11 +1,10 @@
 """The Triton backend that vLLM's V2 runner finds, in processes of their own."""
 
-from __future__ import annotations
-
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+from vllm_davinci_testing.processes.programs import run_to_end
 
 LIMIT_S = 120
 ACTIVE = """
@@ -31,20 +30,13 @@ except NotImplementedError as error:
 def output_of(program: str, tmp_path: Path, **environment: str) -> str:
     file = tmp_path / "program.py"
     file.write_text(program)
-    ended = subprocess.run(
+    ended = run_to_end(
         [sys.executable, str(file)],
+        LIMIT_S,
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended.stdout
-
-
-def test_it_is_active_on_an_npu(tmp_path: Path):
-    assert output_of(ACTIVE, tmp_path).split("\n")[-2] == "['npu']"
 
 
 def test_it_is_silent_without_canns_libraries(tmp_path: Path):
@@ -53,7 +45,8 @@ def test_it_is_silent_without_canns_libraries(tmp_path: Path):
     assert told.split("\n")[-2] == "[]"
 
 
-def test_a_kernel_without_a_stand_in_ends_with_its_name(tmp_path: Path):
-    told = output_of(LAUNCH, tmp_path)
+def test_it_is_active_on_an_npu_and_names_a_kernel_without_a_stand_in(tmp_path: Path):
+    told = output_of(ACTIVE + LAUNCH, tmp_path)
+    assert "['npu']" in told.split("\n")
     assert "_no_stand_in_kernel of " in told and "program.py" in told
     assert "Start without that option" in told

@@ -71,8 +71,7 @@ def results(texts: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("ranks_per_host", "sizes"),
-    [(1, "2"), pytest.param(4, "3", marks=pytest.mark.thorough)],
+    ("ranks_per_host", "sizes"), [(1, "2"), pytest.param(4, "3", marks=pytest.mark.thorough)]
 )
 def test_every_collective_has_the_bits_of_one_host(hosts, tmp_path, ranks_per_host, sizes):
     processes, outputs = start_ranks(hosts, ranks_per_host, EVERY_COLLECTIVE, [sizes], tmp_path)

@@ -157,8 +157,6 @@ report(lambda: dist.all_reduce(torch.ones(8).npu()))
 
 def test_an_invalid_time_limit_is_an_error() -> None:
     ended = run_ranks(
-        REPORT + "report(lambda: dist.all_reduce(torch.ones(8).npu()))",
-        1,
-        HCCL_EXEC_TIMEOUT="soon",
+        REPORT + "report(lambda: dist.all_reduce(torch.ones(8).npu()))", 1, HCCL_EXEC_TIMEOUT="soon"
     )
     assert "HCCL_EXEC_TIMEOUT='soon' is not valid" in ended[0].output

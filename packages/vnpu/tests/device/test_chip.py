@@ -1,7 +1,5 @@
 """A chip is a file: the device's table has a row for each one in `chips/`."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_davinci.vnpu.timing.chip_files import FOLDER
+from vllm_davinci_testing.processes.programs import run_to_end
 
 LIMIT_S = 120
 PACKAGE = Path(__file__).parents[2]
@@ -37,9 +36,7 @@ cube_cores = { value = 36, unit = "cores", source = "assumed" }
 
 def generate(folder: Path, output: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PACKAGE / "cmake" / "generate_chips.py"), str(output)]
-    return subprocess.run(
-        [*command, str(folder)], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    return run_to_end([*command, str(folder)], LIMIT_S)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -59,7 +56,7 @@ def test_a_file_that_is_added_is_a_chip(tmp_path: Path) -> None:
         check=True,
         timeout=LIMIT_S,
     )
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=LIMIT_S)
+    done = run_to_end([str(program)], LIMIT_S)
     assert done.stdout.splitlines() == [
         "ascend910b2 24 1984 65536",
         "ascend960 36 1984 65536",

@@ -3,8 +3,6 @@
 Accepted values and precedence follow hicann/runtime (api_impl.cc).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_davinci.vnpu import VirtualDeviceConfig

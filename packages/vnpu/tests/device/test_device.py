@@ -1,7 +1,5 @@
 """Tests which device a thread uses."""
 
-from __future__ import annotations
-
 from vllm_davinci_testing.processes.programs import output_of
 
 

@@ -1,7 +1,5 @@
 """Queries of C programs to the runtime: versions, features, streams."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_davinci.vnpu import VirtualDeviceConfig

@@ -1,7 +1,5 @@
 """Events used outside a graph, and graphs as files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A communicator that a program in C makes from a rank table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

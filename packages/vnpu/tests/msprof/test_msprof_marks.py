@@ -1,7 +1,5 @@
 """Steps marked by a program, from aclprof's functions to the timeline."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

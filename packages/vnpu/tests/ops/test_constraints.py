@@ -1,7 +1,5 @@
 """Calls outside CANN's documents are refused with its status, the argument and the rule."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Operators' workspaces are ordinary memory: present, large enough, and of one stream."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_davinci_testing.processes.forked import run_alone

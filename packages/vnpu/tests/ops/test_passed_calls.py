@@ -1,7 +1,5 @@
 """A call equal to one that passed is not checked again; any difference is checked."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

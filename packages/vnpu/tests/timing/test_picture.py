@@ -67,8 +67,7 @@ def test_a_stream_without_a_role_is_named_after_its_only_kind_of_task(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("[", "cannot be read"), ("[]", "has no tasks"), (None, "cannot be read")],
+    ("text", "message"), [("[", "cannot be read"), ("[]", "has no tasks"), (None, "cannot be read")]
 )
 def test_an_invalid_timeline_is_refused(
     tmp_path: pathlib.Path, text: str | None, message: str

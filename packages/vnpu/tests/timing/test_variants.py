@@ -1,7 +1,5 @@
 """The same program on machines with other values of the assumed figures."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The device's rows in torch's profiler, through libmspti."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """torch_npu.profiler: the device's rows in its files, which come from `msprof`."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Lets Triton launch on virtual NPUs in this process, for the tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

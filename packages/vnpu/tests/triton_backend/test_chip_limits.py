@@ -1,7 +1,5 @@
 """Kernels beyond a chip's limits are refused on request, or listed by `vnpu triton-check`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

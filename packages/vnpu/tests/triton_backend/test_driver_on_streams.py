@@ -1,7 +1,5 @@
 """Kernels are tasks of their streams: under each schedule, and for the race detector."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Triton kernels on virtual NPUs, compared with torch or with a definition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,11 +8,7 @@ import triton
 import triton.language as tl
 
 from vllm_davinci.vnpu import counted
-from vllm_davinci.vnpu.triton_backend.cann.extension import (
-    extract_slice,
-    get_element,
-    insert_slice,
-)
+from vllm_davinci.vnpu.triton_backend.cann.extension import extract_slice, get_element, insert_slice
 
 SIZE = 1000
 

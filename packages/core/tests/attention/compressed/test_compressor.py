@@ -1,7 +1,5 @@
 """Compressed rows and the indexer's choices equal transformers' for any division into steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

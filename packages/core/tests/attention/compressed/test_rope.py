@@ -1,7 +1,5 @@
 """Rotation by pairs equals transformers', with and without YaRN's scaling."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -9,10 +9,7 @@ from vllm_davinci.core.attention.mla.context import ContextPart, plan_context
 BLOCK = 128
 
 
-@given(
-    context_lens=st.lists(st.integers(0, 2000), max_size=12),
-    max_rows=st.integers(BLOCK, 1500),
-)
+@given(context_lens=st.lists(st.integers(0, 2000), max_size=12), max_rows=st.integers(BLOCK, 1500))
 def test_chunks_fit_and_cover_every_context_once_in_order(context_lens: list[int], max_rows: int):
     chunks = plan_context(context_lens, max_rows, BLOCK)
     covered: dict[int, int] = {}

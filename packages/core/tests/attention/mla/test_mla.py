@@ -66,10 +66,7 @@ def test_context_in_several_chunks_gives_the_same(
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        {"qk_nope_head_dim": 32, "v_head_dim": 64},
-        {"qk_nope_head_dim": 128, "v_head_dim": 128},
-    ],
+    [{"qk_nope_head_dim": 32, "v_head_dim": 64}, {"qk_nope_head_dim": 128, "v_head_dim": 128}],
     ids=["unequal", "full_size"],
 )
 def test_head_sizes_of_keys_and_values_may_differ(

@@ -1,7 +1,5 @@
 """The stage before MLA in one call, if a provider has it: bit-identical results."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -95,11 +95,7 @@ def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
         [
             {"steps": TWO_DP_RANKS},
             {"steps": TWO_DP_RANKS, "options": {"moe_communication": "all_to_all"}},
-            {
-                "steps": TWO_DP_RANKS,
-                "options": {"moe_communication": "all_to_all"},
-                "skewed": True,
-            },
+            {"steps": TWO_DP_RANKS, "options": {"moe_communication": "all_to_all"}, "skewed": True},
             *(
                 {
                     "steps": OF_GRAPHS,
@@ -126,6 +122,7 @@ def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
     ]
 
 
+@pytest.mark.nightly("layouts")
 def test_two_dp_ranks_of_two_ranks_exchange_tokens(launched: Launched):
     reduced = {"tp all_reduce": 1}
     whole = {"expert_tensor_parallel_size": 1}
@@ -138,11 +135,7 @@ def test_two_dp_ranks_of_two_ranks_exchange_tokens(launched: Launched):
             {"steps": TWO_DP_RANKS, "options": {**whole, **to_ranks}},
             {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 4}},
             {"steps": TWO_DP_RANKS, "options": {**whole, "moe_communication": "all_gather"}},
-            {
-                "steps": TWO_DP_RANKS,
-                "options": {**whole, **to_ranks},
-                "sequence_parallel": True,
-            },
+            {"steps": TWO_DP_RANKS, "options": {**whole, **to_ranks}, "sequence_parallel": True},
             {
                 "steps": TWO_DP_RANKS,
                 "options": {**whole, "moe_communication": "all_gather"},
@@ -167,10 +160,7 @@ IN_BF16 = {"dtype": "bfloat16", "fused": True}
 
 @pytest.mark.parametrize(
     ("tensor", "data", "steps"),
-    [
-        pytest.param(2, 1, ONE_DP_RANK, marks=pytest.mark.thorough),
-        (2, 2, TWO_DP_RANKS),
-    ],
+    [pytest.param(2, 1, ONE_DP_RANK, marks=pytest.mark.thorough), (2, 2, TWO_DP_RANKS)],
 )
 def test_fused_launches_leave_the_host_nothing_to_wait_for(
     tensor: int, data: int, steps: list[list[int]], launched: Launched

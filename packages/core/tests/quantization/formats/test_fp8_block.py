@@ -1,7 +1,5 @@
 """fp8 weights with a scale per block become floats or int8, at load and offline."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

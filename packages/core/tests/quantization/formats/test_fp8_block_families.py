@@ -4,8 +4,6 @@ Tensors have the names, dtypes and scales of the released files, and config.json
 of quantization; sizes are small.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

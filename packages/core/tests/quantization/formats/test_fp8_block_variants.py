@@ -1,7 +1,5 @@
 """fp8 checkpoints as published: scales of every dtype and extent, experts in one tensor."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -226,10 +224,7 @@ def test_published_variants_become_integers(name: str, write: Write, tmp_path: P
 
 @pytest.mark.parametrize(
     ("changed", "told"),
-    [
-        ({"strategy": "group"}, "a scale per group"),
-        ({"symmetric": False}, "only symmetric scales"),
-    ],
+    [({"strategy": "group"}, "a scale per group"), ({"symmetric": False}, "only symmetric scales")],
 )
 def test_other_fp8_groups_are_refused(changed: dict[str, Any], told: str):
     config = VARIANTS["compressed channel"].config()

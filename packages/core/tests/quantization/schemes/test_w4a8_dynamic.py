@@ -1,7 +1,5 @@
 """Experts with 4-bit weights: stored in 4 bits on the device, and exact by a plain definition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_davinci.operators.attention import visible_keys
-from vllm_davinci_testing.operators.attention_definition import (
-    CAUSAL_MASK,
-    attention,
-    close,
-)
+from vllm_davinci_testing.operators.attention_definition import CAUSAL_MASK, attention, close
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
 

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_davinci.operators.attention import visible_keys
-from vllm_davinci_testing.operators.attention_definition import (
-    CAUSAL_MASK,
-    attention,
-    close,
-)
+from vllm_davinci_testing.operators.attention_definition import CAUSAL_MASK, attention, close
 from vllm_davinci_testing.operators.strategies import FLOATS, shuffled, values
 
 HEADS = [(4, 2, 64), (8, 1, 80), (3, 3, 40), (16, 2, 128)]  # query heads, key heads, size

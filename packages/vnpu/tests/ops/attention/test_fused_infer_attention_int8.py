@@ -4,10 +4,7 @@ import pytest
 import torch
 import torch_npu
 
-from vllm_davinci_testing.operators.attention_definition import (
-    attention,
-    close,
-)
+from vllm_davinci_testing.operators.attention_definition import attention, close
 from vllm_davinci_testing.operators.strategies import values
 
 

@@ -1,7 +1,5 @@
 """Sparse attention: the selected tokens, and attention over them only."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch_npu

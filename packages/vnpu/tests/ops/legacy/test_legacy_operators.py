@@ -1,7 +1,5 @@
 """torch's functions of FRACTAL_NZ tensors, for which torch_npu uses the older interface."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Casts between layouts of images, volumes and matrices, by the older operator Identity."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 

@@ -35,12 +35,7 @@ def one_by_one(products: list[torch.Tensor]) -> torch.Tensor:
     listed=st.booleans(),
 )
 def test_groups_of_rows(
-    form: int,
-    dtype: torch.dtype,
-    activation: int,
-    bias: bool,
-    transposed: bool,
-    listed: bool,
+    form: int, dtype: torch.dtype, activation: int, bias: bool, transposed: bool, listed: bool
 ) -> None:
     x, weight = values((ROWS, DEPTH), dtype, 1), values((3, DEPTH, COLUMNS), dtype, 2)
     shift = values((3, COLUMNS), dtype, 3)

@@ -39,9 +39,7 @@ def test_mm_equals_torch(pair: tuple[Pair, Pair]) -> None:
 def test_mm_takes_transposed_operands(pair: tuple[Pair, Pair]) -> None:
     a, b = pair
     compare(
-        torch.mm(b.npu.t(), a.npu.t()),
-        torch.mm(b.cpu.t(), a.cpu.t()),
-        **TOLERANCE[a.cpu.dtype],
+        torch.mm(b.npu.t(), a.npu.t()), torch.mm(b.cpu.t(), a.cpu.t()), **TOLERANCE[a.cpu.dtype]
     )
 
 
@@ -54,9 +52,7 @@ def test_linear_with_and_without_bias_equals_torch(pair: tuple[Pair, Pair], seed
     linear = torch.nn.functional.linear
     compare(linear(x.npu, npu_weight), linear(x.cpu, cpu_weight), **TOLERANCE[dtype])
     compare(
-        linear(x.npu, npu_weight, bias.npu()),
-        linear(x.cpu, cpu_weight, bias),
-        **TOLERANCE[dtype],
+        linear(x.npu, npu_weight, bias.npu()), linear(x.cpu, cpu_weight, bias), **TOLERANCE[dtype]
     )
 
 

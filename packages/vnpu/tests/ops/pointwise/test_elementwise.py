@@ -67,8 +67,7 @@ def test_division_rounds_as_asked(
     )
     npu, cpu = x.npu.clone(), x.cpu.clone()
     compare(
-        npu.div_(scalar, rounding_mode=rounding_mode),
-        cpu.div_(scalar, rounding_mode=rounding_mode),
+        npu.div_(scalar, rounding_mode=rounding_mode), cpu.div_(scalar, rounding_mode=rounding_mode)
     )
     wide_npu, wide_cpu = torch.zeros(2, 3, 5, device="npu"), torch.zeros(2, 3, 5)
     compare(

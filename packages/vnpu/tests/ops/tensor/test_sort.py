@@ -73,11 +73,7 @@ def test_unique_consecutive_equals_torch(dim: int | None) -> None:
     compare(torch.unique_consecutive(x.npu(), **kwargs), torch.unique_consecutive(x, **kwargs))
 
 
-@given(
-    x=tensors((torch.float32, torch.int64)),
-    right=st.booleans(),
-    out_int32=st.booleans(),
-)
+@given(x=tensors((torch.float32, torch.int64)), right=st.booleans(), out_int32=st.booleans())
 def test_searches_in_sorted_sequences_equal_torch(x: Pair, right: bool, out_int32: bool) -> None:
     sequence = values((13,), x.cpu.dtype, 3).sort().values
     kwargs = {"right": right, "out_int32": out_int32}
@@ -86,8 +82,7 @@ def test_searches_in_sorted_sequences_equal_torch(x: Pair, right: bool, out_int3
         torch.searchsorted(sequence, x.cpu, **kwargs),
     )
     compare(
-        torch.bucketize(x.npu, sequence.npu(), **kwargs),
-        torch.bucketize(x.cpu, sequence, **kwargs),
+        torch.bucketize(x.npu, sequence.npu(), **kwargs), torch.bucketize(x.cpu, sequence, **kwargs)
     )
     compare(
         torch.searchsorted(sequence.npu(), 1, **kwargs), torch.searchsorted(sequence, 1, **kwargs)

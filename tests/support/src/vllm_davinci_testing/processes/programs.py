@@ -22,6 +22,15 @@ def is_of_virtual_devices(variable: str) -> bool:
     return variable.startswith("VNPU_") and variable != env.VNPU_REFUSALS  # every run counts these
 
 
+def run_to_end(
+    command: Sequence[str | Path], limit_s: float = 120.0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command; stderr and stdout are text. options: of `subprocess.run`"""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=limit_s, check=False, **options
+    )
+
+
 def run_program(
     source: str, config: VirtualDeviceConfig | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -31,14 +40,7 @@ def run_program(
     }
     prepare_environment(environment, config)
     environment.update(variables, OMP_NUM_THREADS="1")
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_to_end([sys.executable, "-c", textwrap.dedent(source)], env=environment)
 
 
 def output_of(
@@ -64,14 +66,8 @@ def insert(path: Path, after: str, text: str) -> None:
 
 def said_in(folder: Path, source: str, *arguments: str) -> Any:
     """The last line, JSON, printed by Python source that imports the copies in `folder`."""
-    done = subprocess.run(
-        [sys.executable, "-c", source, *arguments],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = run_to_end([sys.executable, "-c", source, *arguments], 300, env=environment)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["file"].startswith(str(folder))
