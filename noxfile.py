@@ -4,8 +4,6 @@ The sessions that need vLLM share one environment, `.nox/serving`, which
 `ci/prepare_environment.py` makes and brings up to date; only `lint` and `isolated` have their own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Compares two result files: `python benchmarks/compare.py BEFORE.json AFTER.json`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -6,8 +6,6 @@ def add_arguments(parser): ...
 def run(args) -> Result: ...
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

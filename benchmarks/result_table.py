@@ -1,7 +1,5 @@
 """Prints a result as a table, readable from 80 columns on."""
 
-from __future__ import annotations
-
 from rich import box
 from rich.console import Console
 from rich.table import Table

@@ -4,8 +4,6 @@ A benchmark is a module `benchmarks/GROUP/NAME.py` with `add_arguments(parser)` 
 `run(args) -> Result`. `--list` names them all.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

@@ -1,7 +1,5 @@
 """Builds the sdist and, from it, the wheel of each package into dist/. Run by `nox -s build`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

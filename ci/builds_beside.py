@@ -1,7 +1,5 @@
 """Runs C++ builds and first imports while other steps download and install."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress

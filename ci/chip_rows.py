@@ -1,7 +1,5 @@
 """Writes core's rows of chips from the virtual NPU's chip files, which state each figure once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

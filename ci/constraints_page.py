@@ -1,7 +1,5 @@
 """Writes the page of operators' constraints: each row, and its test calls."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@
 not copied, so that their programs have paths below the folder.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Run by `nox -s demo`, over the virtual NPU. The report and the first engine load
 one program starts both engines, so that vLLM is imported once.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

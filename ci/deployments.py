@@ -3,8 +3,6 @@
 Run by `nox -s deployments`; `-- NAME...` selects rows of `vllm-davinci deployments` (default: all).
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@
 Run by `nox -s faults`; arguments are as for `vllm_davinci_testing.engines.fault_points`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

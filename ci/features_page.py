@@ -1,7 +1,5 @@
 """Writes the page "What works with what" from core's rows of features and architectures."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Run by `nox -s docs`, on the virtual NPU because core's configuration imports vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect
@@ -177,9 +175,7 @@ def pages() -> dict[Path, str]:
     )
     kernels, compiled = import_module("vllm_davinci.kernels"), "vllm_davinci.kernels._C"
     found[REFERENCE / "compiled_operators.md"] = compiled_operators_page(
-        import_module(compiled),
-        kernels.HOST_OPERATORS,
-        import_module("vllm_davinci.operators"),
+        import_module(compiled), kernels.HOST_OPERATORS, import_module("vllm_davinci.operators")
     )
     rows = import_module("vllm_davinci.vnpu.operator_rows")
     found[REFERENCE / "virtual_operators.md"] = virtual_operators_page(

@@ -4,8 +4,6 @@ uv is the machine's or is installed into the environment; without it, or if it f
 Both use pip's configured index, further indexes and folders of files.
 """
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

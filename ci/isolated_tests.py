@@ -5,8 +5,6 @@ dependency group `test` of its pyproject.toml; nothing else is installed, and th
 its wheel, so that a missing declaration or a file missing in the wheel is found.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess
@@ -44,7 +42,7 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
                     "-w",
                     directory,
                     package,
-                ],
+                ]
             )
 
 
@@ -88,7 +86,7 @@ def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
             distribution,
             *test_requirements,
             *TEST_RUNNER,
-        ],
+        ]
     )
     steps.start(f"packages/{package.name}: tests")
     command: list[str | Path] = [

@@ -11,8 +11,6 @@ their figure changes. Missed goals of measured figures are printed only, as the 
 cause.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

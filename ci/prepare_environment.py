@@ -6,8 +6,6 @@ packages editable from this checkout. C++ is compiled while wheels are downloade
 second run without changes installs nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -20,11 +18,7 @@ from pathlib import Path
 import versions
 import wheel_cache
 from builds_beside import builds_beside, run_beside
-from installer import (
-    Installer,
-    locked_requirements,
-    options_without_build,
-)
+from installer import Installer, locked_requirements, options_without_build
 from progress import StepFailedError, Steps, exit_status
 from versions import ROOT, read_toml
 
@@ -109,11 +103,7 @@ def package_fingerprint(package: Path, editable: bool) -> str:
 
 
 def prepare(
-    directory: Path,
-    *,
-    groups: list[str],
-    editable: bool,
-    vllm_version: str = versions.VLLM_VERSION,
+    directory: Path, *, groups: list[str], editable: bool, vllm_version: str = versions.VLLM_VERSION
 ) -> None:
     """Updates the environment in `directory` to this checkout.
 

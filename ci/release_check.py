@@ -5,8 +5,6 @@ new version; every version needs its heading in the package's CHANGELOG.md. Run 
 `nox -s release_check`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

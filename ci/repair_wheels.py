@@ -5,8 +5,6 @@ manylinux_2_34) that has all C and C++ symbols it uses. The libraries of torch a
 from their own wheels and are not copied.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

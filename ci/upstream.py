@@ -10,8 +10,6 @@ The default version is the newest release that installs beside core's torch; the
 newer ones do not, and why.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

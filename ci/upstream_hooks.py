@@ -6,8 +6,6 @@ attributes that our methods read from `self`, and Triton kernels with stand-ins.
 read, never imported. Prints the names of modules as progress.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

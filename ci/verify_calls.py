@@ -6,8 +6,6 @@ The expected answers are the virtual NPU's, for each chip and release of CANN in
 own. Run by `nox -s docs`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import lzma

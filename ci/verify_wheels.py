@@ -1,7 +1,5 @@
 """Checks our wheels: open namespace, one owner per file, licence."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import zipfile

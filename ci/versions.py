@@ -3,8 +3,6 @@
 tests/contract/test_versions.py compares all other files that name one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -5,8 +5,6 @@ target `empty`; our compiled packages are built from this checkout. Each wheel i
 by a hash of its inputs, so a second environment only copies it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -188,8 +186,7 @@ def build_environment(python: Path) -> dict[str, str]:
         variables["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
         # Without these, ccache skips every file that uses a precompiled header.
         variables["CCACHE_SLOPPINESS"] = os.environ.get(
-            "CCACHE_SLOPPINESS",
-            "pch_defines,time_macros,include_file_mtime,include_file_ctime",
+            "CCACHE_SLOPPINESS", "pch_defines,time_macros,include_file_mtime,include_file_ctime"
         )
     return variables
 

@@ -7,8 +7,6 @@ little (shared caches and cores). The goal corresponds to 24 core-minutes; the l
 that: twice for slower processors, half as much again for busy neighbours.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -4,8 +4,6 @@ Run by `nox -s constraints`. pip resolves the packages' requirements for this Py
 and reports the files that it would install.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess
@@ -65,10 +63,7 @@ def main() -> int:
     steps.start("the files that pip would install")
     try:
         vllm = wheel_cache.vllm_wheel(Path(sys.executable), steps)
-        pinned = {
-            "torch": versions.TORCH_VERSION,
-            "torch-npu": versions.TORCH_NPU_VERSION,
-        }
+        pinned = {"torch": versions.TORCH_VERSION, "torch-npu": versions.TORCH_NPU_VERSION}
         exactly = [f"{name}=={version}" for name, version in pinned.items()]
         vision = versions.read_toml(META)["project"]["optional-dependencies"]["vision"]
         # As in the tests' environment, where an older setuptools builds vLLM.

@@ -6,8 +6,6 @@ results/zoo/families: a run of some families keeps the others' results with thei
 page names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

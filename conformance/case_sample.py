@@ -5,8 +5,6 @@ name `--too-large REGEX` finds are not among them. It states for each function w
 not run how many do.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 

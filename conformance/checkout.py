@@ -1,7 +1,5 @@
 """Finds the files of another project's tests, in a working tree or a git directory."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -9,8 +9,6 @@ but some has those in `excluded.toml`, each under its reason:
     files = ["test/train/test_*.py"]   # paths or patterns
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

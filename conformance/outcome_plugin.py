@@ -7,8 +7,6 @@ A test that waits for a process that failed would wait until its time limit. The
 after the failure, with the process's error as message.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

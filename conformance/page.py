@@ -1,7 +1,5 @@
 """Writes the page of other projects' suites, from the last recorded run of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

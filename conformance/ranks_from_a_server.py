@@ -7,8 +7,6 @@ means that the server has ended, for example when memory ran out: the kernel end
 first (`outcome_plugin.py`).
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import multiprocessing.context
 import os

@@ -12,8 +12,6 @@ A suite's `reasons.toml` has one table per reason:
 docs/reference/conformance.md of it.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re

@@ -4,8 +4,6 @@ If a process ends during a test, a new one runs the remaining tests, so that a c
 only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -22,10 +22,7 @@ def main() -> None:
     print(f"vLLM {vllm.__version__}, torch {torch.__version__}, torch_npu {torch_npu.__version__}")
     for devices in args.tensor_parallel_size:
         llm = vllm.LLM(
-            model=args.checkpoint,
-            dtype="bfloat16",
-            seed=0,
-            tensor_parallel_size=devices,
+            model=args.checkpoint, dtype="bfloat16", seed=0, tensor_parallel_size=devices
         )
         sampling = vllm.SamplingParams(temperature=0.0, max_tokens=48)
         outputs = llm.generate(args.prompts, sampling)

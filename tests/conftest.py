@@ -1,7 +1,5 @@
 """Shared by tests of several packages: the repository's root and its packages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

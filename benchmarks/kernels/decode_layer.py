@@ -1,7 +1,5 @@
 """One decode layer of DeepSeek-V3 on one device: torch_npu's operators, and our compiled stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

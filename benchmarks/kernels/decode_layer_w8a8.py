@@ -3,8 +3,6 @@
 Router, norms and absorbed products stay in floats, as in the checkpoints.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

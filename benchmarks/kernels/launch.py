@@ -10,8 +10,6 @@ both sides take turns in it. Times are processor time of the launching thread: o
 machine do not count.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

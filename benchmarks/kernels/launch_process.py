@@ -1,7 +1,5 @@
 """Measures one process's part of launch.py: `launch_process.py TOKENS ROUNDS LAYERS`."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

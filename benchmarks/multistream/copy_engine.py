@@ -8,8 +8,6 @@ multistream package, no vLLM, and runs on any device of torch's: a virtual NPU's
 its equal bits do. The sizes are those of a small test; a GPU needs larger ones to be busy.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable, Iterator

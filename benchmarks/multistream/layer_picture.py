@@ -5,8 +5,6 @@
 matplotlib.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -134,10 +132,7 @@ def main() -> None:
         axes.set_title(f"{names[side]}: a layer every {pitch:.0f} ms", loc="left", fontsize=11)
     below.set_xlabel("milliseconds since the layer began")
     below.legend(
-        handles=[
-            Patch(color=FIRST, label="ubatch 0"),
-            Patch(color=SECOND, label="ubatch 1"),
-        ],
+        handles=[Patch(color=FIRST, label="ubatch 0"), Patch(color=SECOND, label="ubatch 1")],
         loc="upper right",
         bbox_to_anchor=(1.0, -0.22),
         ncols=2,

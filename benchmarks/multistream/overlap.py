@@ -14,8 +14,6 @@ whose tokens go to their experts and back by all-to-all; where they go is comput
 from layer to layer and from half to half, so that no two of its intervals are equally long.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

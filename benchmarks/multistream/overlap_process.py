@@ -3,8 +3,6 @@
 An engine prefills batches and writes their times to the file named in the options.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

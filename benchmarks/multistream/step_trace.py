@@ -1,7 +1,5 @@
 """Figures of one step, from one rank's trace."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vllm_davinci.vnpu import TraceError

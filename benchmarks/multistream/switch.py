@@ -6,8 +6,6 @@ calls there, in two threads on the same virtual device. The step is 61 layers wi
 each; operators do no work, so that only the host's time is measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Measures one process's part of switch.py: `switch_process.py HAND_OVERS STEPS LAYERS`."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Runs ubatches with vLLM's own contexts, in a thread each, on the same virtual device."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

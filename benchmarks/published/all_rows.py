@@ -7,8 +7,6 @@ the modelled picoseconds of one layer: `all_rows.py TOKENS`, under `vnpu run --n
 NAME`.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

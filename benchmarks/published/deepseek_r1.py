@@ -1,7 +1,5 @@
 """Dry-runs of DeepSeek-R1 in int8 with the checkpoint of the published commands."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

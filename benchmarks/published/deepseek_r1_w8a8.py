@@ -4,8 +4,6 @@ Steps of many sizes are split where their costs say so; regret is over the faste
 split. `published/page` compares such steps with published ones. `--rows` runs one of both.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Callable

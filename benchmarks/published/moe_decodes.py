@@ -5,8 +5,6 @@ vllm-ascend), not in ours. None of the commands distributes experts over ranks, 
 has a slice of every expert, and routing does not change a rank's share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

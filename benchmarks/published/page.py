@@ -5,8 +5,6 @@ of assumed figures and of what a source leaves open, and without each mechanism 
 figures can turn off. `--keep` keeps the modelled steps, and a later run reads them.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -81,10 +79,7 @@ class Step:
 
 
 def _r1(
-    config: Mapping[str, Any],
-    *options: str,
-    chip: str = CHIP,
-    topology: str = TOPOLOGY,
+    config: Mapping[str, Any], *options: str, chip: str = CHIP, topology: str = TOPOLOGY
 ) -> Step:
     is_prefill = options[: len(runs.PREFILL)] == runs.PREFILL
 

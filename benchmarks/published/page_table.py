@@ -1,7 +1,5 @@
 """Tables of published figures, of our goals, and of errors by mechanism, in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

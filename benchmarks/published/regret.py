@@ -6,8 +6,6 @@ decide by the engine's `step_costs` file. The regret of a workload is its time o
 fastest fixed schedule, minus 1. Nothing here was measured on an NPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The published steps of DeepSeek-R1 W8A8, as options of dry-runs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

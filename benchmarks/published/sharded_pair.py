@@ -8,8 +8,6 @@ collectives per layer. Prints the modelled picoseconds that it saves per layer, 
 `sharded_pair.py CHIP TOPOLOGY RANKS TOKENS`, under `vnpu run`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Loss from deciding by step times whether a step of DeepSeek-R1 W8A8 on 16 chips is split."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -45,9 +43,7 @@ def regret_rows(runs: Runs) -> list[Row]:
         )
         whole, split, decided = (
             runs.report(
-                {**PUBLISHED, "dbo": {"split": "token", **dbo}, "step_costs": by},
-                *engine,
-                *work,
+                {**PUBLISHED, "dbo": {"split": "token", **dbo}, "step_costs": by}, *engine, *work
             )["steps"]
             for dbo, by in ((NEVER, None), (ALWAYS, None), ({}, str(costs)))
         )

@@ -6,8 +6,6 @@ has its own process, whose host memory is sampled; the baseline of the memory ro
 Files are read once from the disk and once from the page cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Loads one checkpoint's weights: `loading_process.py MODEL RESULT.json [QUANTIZATION]`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

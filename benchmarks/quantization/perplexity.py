@@ -7,8 +7,6 @@ seen and scored with others; a model of another directory with the texts of Pyth
 (`pydoc_data.topics`), one in four of which is scored.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The baseline for encoders: lengths are read back from the device in every block."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ named `vllm` has `cpu` in its version, so the installed metadata is renamed acco
 changed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Engine of benchmarks that time decode steps: a batch of short requests with one graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

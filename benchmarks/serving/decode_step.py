@@ -7,8 +7,6 @@ of step in turn, on one engine. With --split also on two ranks of the larger mod
 those in two ubatches, captured and eager.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -66,9 +64,7 @@ def run(args: argparse.Namespace) -> Result:
                 "result": str(Path(scratch) / "found.json"),
             }
             run_child(
-                [str(CHILD), json.dumps(options)],
-                PROCESS_LIMIT_S,
-                {**os.environ, **HOST_ALONE},
+                [str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, {**os.environ, **HOST_ALONE}
             )
             rows += _rows(name, json.loads(Path(options["result"]).read_text(encoding="utf-8")))
         if args.split:

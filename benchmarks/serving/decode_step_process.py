@@ -3,8 +3,6 @@
 `python decode_step_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -17,13 +15,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from decode_engine import (
-    decode_engine,
-    decode_requests,
-    replay_graphs,
-    runner_of,
-    wrap_forwards,
-)
+from decode_engine import decode_engine, decode_requests, replay_graphs, runner_of, wrap_forwards
 
 from vllm_davinci.vnpu import _C
 

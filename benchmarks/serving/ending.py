@@ -6,8 +6,6 @@ gets SIGINT while it generates. `answered` is when the last request had its last
 `ended` when the last process was gone. `--page FILE` writes docs/measurements/ending.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

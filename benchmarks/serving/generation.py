@@ -1,7 +1,5 @@
 """Creates and runs engines under the same conditions for every comparison."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -4,8 +4,6 @@
 to the file named in the options. It uses vLLM's public API only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ freed on the device. The rate of its loads is compared with one contiguous copy 
 from pinned memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -68,8 +66,6 @@ def run(args: argparse.Namespace) -> Result:
                 for name in ("load", "store")
             ),
         ],
-        settings={
-            "model": args.model.name,
-        },
+        settings={"model": args.model.name},
         bounded_by="copies from host to device, and the rest of a step",
     )

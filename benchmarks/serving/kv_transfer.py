@@ -5,8 +5,6 @@ wait until the blocks are received and verified; then one step computes. The sam
 transfer as many bytes through one socket (TCP, loopback).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

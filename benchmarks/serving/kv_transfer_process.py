@@ -3,8 +3,6 @@
 Answers questions (child.py), each a dictionary whose `do` names the action.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

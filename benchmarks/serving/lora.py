@@ -7,8 +7,6 @@ chip's products of several slots have other costs. Also per second of processor 
 programs affect least.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -114,13 +112,7 @@ def _whole_rows(merged: dict[str, Any], lora: dict[str, Any]) -> list[Row]:
         "tokens_per_processor_second": "tokens per second of processor time",
     }
     return [
-        Row(
-            f"{name}: {kind}",
-            "tokens/s",
-            of[key],
-            Kind.MEASURED,
-            baseline=merged["plain"][key],
-        )
+        Row(f"{name}: {kind}", "tokens/s", of[key], Kind.MEASURED, baseline=merged["plain"][key])
         for key, kind in kinds.items()
         for name, of in lora.items()
     ]

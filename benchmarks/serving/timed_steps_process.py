@@ -4,8 +4,6 @@
 batch, so that two engines can take turns.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -6,8 +6,6 @@ host while the device is held up, the device when all has been launched. The blo
 reading the lengths of sequences back from the device in every layer does.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

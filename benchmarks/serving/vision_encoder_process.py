@@ -4,8 +4,6 @@
 name. Operators do no work and take a given time each.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

@@ -8,8 +8,6 @@ the device. Server, engine, device and client share the host's cores: figures ho
 only; their purpose is the difference between the two forms.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ model's time, with its logits and until the device has finished, is measured sep
 subtracted; both sides sample on the host.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ costs more than the branch in a process without a plan, so it bounds that cost. 
 alternate, so that other load on the machine affects both.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -5,8 +5,6 @@ is a call that does not wait, *enqueue + sync* one that waits for the device. Tw
 measure, one for each value of TASK_QUEUE_ENABLE (torch_npu reads it once per process).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ includes its launch; one wait ends each batch of calls. The two sides take turns
 A ratio above 1 means that on this processor torch's library is faster than vnpu.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

@@ -7,8 +7,6 @@ of each step, the batch that was disturbed least counts. Replayed graphs make fe
 make all of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -98,11 +96,7 @@ def _take_turns(options: dict[str, Any], counted: Path) -> list[Batches]:
 
 
 def _child(options: dict[str, Any], counted: Path, is_strict: bool) -> AskedChild:
-    environment = {
-        **os.environ,
-        "VNPU_STRICT": str(int(is_strict)),
-        "VNPU_REFUSALS": str(counted),
-    }
+    environment = {**os.environ, "VNPU_STRICT": str(int(is_strict)), "VNPU_REFUSALS": str(counted)}
     return AskedChild(
         [str(CHILD), json.dumps(options)], offline_throughput.PROCESS_LIMIT_S, environment
     )

@@ -4,8 +4,6 @@ Cost of a launch beside torch's smallest operator, in one process; and vLLM's ke
 a step (8 rows of 151,936 logits) beside Triton's interpreter, in a process each.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

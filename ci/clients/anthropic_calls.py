@@ -1,7 +1,5 @@
 """anthropic's client: messages, streams, tools, token counts, a bad call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anthropic

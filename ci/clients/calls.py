@@ -1,7 +1,5 @@
 """A client's named and checked calls, and their results."""
 
-from __future__ import annotations
-
 import json
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """litellm's client: completion, stream, async, text completion, an error of its own class."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """lm-eval: two tasks from local files, over the completions endpoint."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
@@ -50,12 +48,7 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         rows = [
-            {
-                "start": start,
-                "choices": [end, "@@@@"],
-                "answer": 0,
-                "text": start + end,
-            }
+            {"start": start, "choices": [end, "@@@@"], "answer": 0, "text": start + end}
             for start, end in LINES
         ]
         data = directory / "rows.jsonl"

@@ -1,7 +1,5 @@
 """openai's client: completions, chat, streams, structured output, tools, Responses, bad calls."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

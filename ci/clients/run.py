@@ -5,8 +5,6 @@ results/clients/page.md, the source of docs/measurements/clients.md. A run of so
 earlier results.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

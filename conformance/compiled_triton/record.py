@@ -101,7 +101,7 @@ class Memory:
         self._index: dict[int, int] = {}
 
     def described(self, value: Any) -> Any:
-        """An argument by its storage's index or its text; tuples by their elements."""
+        """Describes an argument: a tensor by its storage's index, a tuple by its elements."""
         if isinstance(value, tuple):
             return ("tuple", tuple(map(self.described, value)))
         if isinstance(value, JITFunction):

@@ -6,8 +6,6 @@ of its own. The table says for each kernel how many launches left the same bits,
 others differ. Without a GPU, Triton's interpreter runs the kernels.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

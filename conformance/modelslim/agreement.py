@@ -1,7 +1,5 @@
 """Compares two checkpoints of one format, tensor by tensor and bit by bit."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ It needs an older transformers than vLLM does, so none of our packages are in it
 own environment starts its Python, and torch_npu there finds the virtual NPU's libraries.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

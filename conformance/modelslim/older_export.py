@@ -6,8 +6,6 @@ the type that only this library writes, in format 1.0.0, with a scale per channe
 in ModelSlim's environment.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Results of ModelSlim's exports, as a table and as a page of the documentation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import environment

@@ -1,7 +1,5 @@
 """Recipes for ModelSlim, as data of its recipe files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

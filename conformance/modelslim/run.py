@@ -29,15 +29,7 @@ import environment  # noqa: E402 - beside this file
 import yaml  # noqa: E402
 from agreement import Agreement, compare  # noqa: E402
 from corpus import held_out_files, training_files  # noqa: E402
-from outcomes import (  # noqa: E402
-    NEAR_DEFINITION,
-    NUM_PROMPTS,
-    NUM_TOKENS,
-    SCORED_TOKENS,
-    Outcome,
-    page,
-    table,
-)
+from outcomes import NEAR_DEFINITION, NUM_PROMPTS, NUM_TOKENS, SCORED_TOKENS, Outcome, page, table  # noqa: E402
 from recipes import RECIPES, Recipe  # noqa: E402
 
 from progress import StepFailedError, Steps  # noqa: E402

@@ -5,8 +5,6 @@ Small models of ModelSlim's types with random weights, and the two trained check
 repository, whose files are of a later generation.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -3,8 +3,6 @@
 Exit status 1 if a test fails without a reason in `reasons.toml`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -6,8 +6,6 @@ the original's special tokens at the original's ids. Written once, beside the wh
 layout of a hub's cache.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sysconfig
@@ -147,12 +145,7 @@ MODELS = {
         "BertModel",
         30522,
         {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102},
-        {
-            "bos_token": "[CLS]",
-            "eos_token": "[SEP]",
-            "pad_token": "[PAD]",
-            "unk_token": "[UNK]",
-        },
+        {"bos_token": "[CLS]", "eos_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"},
         512,
         {
             "hidden_size": 128,
@@ -163,11 +156,7 @@ MODELS = {
         },
         "float16",
     ),
-    "Qwen/Qwen1.5-7B": _qwen(
-        "Qwen2ForCausalLM",
-        32768,
-        _WITHOUT_HEAD_DIM,
-    ),
+    "Qwen/Qwen1.5-7B": _qwen("Qwen2ForCausalLM", 32768, _WITHOUT_HEAD_DIM),
     "Qwen/Qwen3-0.6B": _qwen("Qwen3ForCausalLM", 40960, _SMALL),
     "llava-hf/llava-1.5-7b-hf": Model(
         "LlavaForConditionalGeneration",

@@ -5,8 +5,6 @@ skipped on others. During the import of these files the NPU says that it is one 
 whose name decides nothing else in them).
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

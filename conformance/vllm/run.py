@@ -5,8 +5,6 @@ of what decides what runs there; models of a hub are stand-ins (hub.py). Exit st
 fails without a reason in `reasons.toml`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings shared by suites of vLLM's own tests: sources and requirements."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -4,8 +4,6 @@ vLLM's tests know the class of each platform's products, and make layers without
 gives each layer the matrices that its steps multiply with (core.lora.stacked_weights).
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

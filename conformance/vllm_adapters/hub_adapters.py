@@ -4,8 +4,6 @@ Those of models that have a stand-in (hub.py) fit it; of the others only names, 
 read. Written once, in the layout of a hub's cache, beside the models.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a 
 and adapters are too (hub_adapters.py).
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 DIR is a checkout or a git directory. Kernels are imported from its package without a build.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

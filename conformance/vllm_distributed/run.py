@@ -3,8 +3,6 @@
 DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

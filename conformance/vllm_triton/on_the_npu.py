@@ -6,8 +6,6 @@ platform answers as an Ampere does, which has bfloat16 and no 8-bit floats; to v
 not. A test's outcome names the kernels that it launched.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import warnings

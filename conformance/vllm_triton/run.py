@@ -4,8 +4,6 @@ DIR is vLLM's unpacked source distribution. `files.txt` has files that launch a 
 `excluded.toml` do, too, but cannot run here.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -187,10 +187,7 @@ def test_only_the_collective_runs_on_the_communication_stream() -> None:
         seen.append(("compute", pool.device.current_stream() == compute))
         communicate(
             lambda: seen.append(
-                (
-                    "communication",
-                    pool.device.current_stream() == pool.stream(Role.COMMUNICATION),
-                )
+                ("communication", pool.device.current_stream() == pool.stream(Role.COMMUNICATION))
             )
         )
         seen.append(("compute", pool.device.current_stream() == compute))

@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from vllm_davinci.multistream import (
-    Interleave,
-    Role,
-    StreamPool,
-    communicate,
-    current_ubatch,
-)
+from vllm_davinci.multistream import Interleave, Role, StreamPool, communicate, current_ubatch
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 

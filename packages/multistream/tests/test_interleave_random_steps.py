@@ -13,14 +13,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from vllm_davinci.multistream import (
-    EventPool,
-    Fork,
-    Interleave,
-    Role,
-    StreamPool,
-    communicate,
-)
+from vllm_davinci.multistream import EventPool, Fork, Interleave, Role, StreamPool, communicate
 from vllm_davinci.multistream.device import Event, Stream
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")

@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm_davinci.multistream import (
-    EventPool,
-    Fork,
-    Interleave,
-    Role,
-    StreamPool,
-    communicate,
-)
+from vllm_davinci.multistream import EventPool, Fork, Interleave, Role, StreamPool, communicate
 
 
 def fails() -> None:

@@ -1,7 +1,5 @@
 """Number of engines for a load, from two dry-run reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command refuses impossible options by name, and a part continues in another process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

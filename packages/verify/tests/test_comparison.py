@@ -1,7 +1,5 @@
 """Two reports differ by name: in values, in figures beyond a tolerance, in bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

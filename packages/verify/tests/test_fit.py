@@ -1,7 +1,5 @@
 """A chip's file from a report's figures: rates without fixed costs; refused without figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A part continues where its process ended, and names the case that ended it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vllm_davinci.verify.finding import Finding

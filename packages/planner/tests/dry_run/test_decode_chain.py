@@ -1,7 +1,5 @@
 """Decreasing numbers of requests that decode together: lengths, sizes, and sizes not found."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts of unspecified length fit into the context."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests when drafts pay, from the steps of two dry-runs."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The figure that moves a step's time most."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

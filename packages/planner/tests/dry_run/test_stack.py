@@ -1,7 +1,5 @@
 """A few first layers stand for all: which ones, and the times that follow from theirs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

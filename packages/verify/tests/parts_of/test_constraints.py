@@ -1,7 +1,5 @@
 """The virtual NPU gives the expected answers to the calls that a chip is asked about."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any
@@ -53,10 +51,7 @@ def test_a_chip_that_accepts_everything_is_reported_call_by_call() -> None:
 
 @pytest.mark.parametrize(
     ("expected", "place", "answer"),
-    [
-        ("161002", "A2 8.5", "161002"),
-        ({"A2 8.5": "taken", "A2 9.0": "561002"}, "A2 9.0", "561002"),
-    ],
+    [("161002", "A2 8.5", "161002"), ({"A2 8.5": "taken", "A2 9.0": "561002"}, "A2 9.0", "561002")],
 )
 def test_expected_answers_may_depend_on_the_release(expected: Any, place: str, answer: str) -> None:
     assert constraints.expected_of({"expected": expected}, place) == answer

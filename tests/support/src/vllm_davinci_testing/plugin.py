@@ -4,8 +4,6 @@ The root's pyproject.toml loads it (`-p vllm_davinci_testing.plugin`), before an
 imports torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -6,8 +6,6 @@ Intel's processors alone; on others only MKL_CBWR=COMPATIBLE changes a product. 
 own loops follow ATEN_CPU_CAPABILITY.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -48,7 +46,7 @@ def resolved(choice: str) -> str:
 
 
 def use(choice: str) -> None:
-    """Applies to this process, before it imports torch, and to those that it starts."""
+    """Limits this process and those it starts to a processor's instructions, before torch."""
     os.environ.update(PROCESSORS[resolved(choice)])
 
 

@@ -5,8 +5,6 @@ to a group of GROUPS, of which at least one case stays daily. `--all` runs every
 GROUP` one group, and `-m` selects by marks as usual.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections import Counter
 

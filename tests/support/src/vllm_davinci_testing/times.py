@@ -1,7 +1,5 @@
 """Times of test files: measured in every run, and recorded to order the lanes' files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

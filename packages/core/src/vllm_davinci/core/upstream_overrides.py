@@ -73,10 +73,7 @@ OVERRIDES: tuple[Override, ...] = (
                 "self.uses_prompt_logprobs[idx_mapping_np]",
                 "self.token_id_scores",
             ),
-            STATE: (
-                "self.rope_state.prepare_positions(",
-                "self.prompt_embeds_state.apply(",
-            ),
+            STATE: ("self.rope_state.prepare_positions(", "self.prompt_embeds_state.apply("),
             "v1/worker/gpu/mm/rope.py": ("self.prefill_positions", "self.prefill_delta"),
         },
         goes_when="a platform can name the parts of the V2 runner",
@@ -148,10 +145,7 @@ OVERRIDES: tuple[Override, ...] = (
         where=("core.runner.ubatches:StepPlans", "core.runner.model_state:NPUModelState"),
         why="vLLM's ubatches are two equal parts in threads, only with data parallelism",
         upstream={
-            RUNNER: (
-                "self.model_state.prepare_attn(",
-                "model_output = self.model(**model_inputs)",
-            ),
+            RUNNER: ("self.model_state.prepare_attn(", "model_output = self.model(**model_inputs)"),
             "v1/worker/gpu/ubatch_utils.py": ("def _slice_input_batch",),
         },
         goes_when="a platform can name the class that plans and runs the parts of a step",
@@ -174,7 +168,7 @@ OVERRIDES: tuple[Override, ...] = (
                 "def _teardown_profiling_state",
                 "self._capture_descs",
                 "self._candidates",
-            ),
+            )
         },
         goes_when="vLLM gets its graphs from the platform",
     ),
@@ -242,7 +236,7 @@ OVERRIDES: tuple[Override, ...] = (
                 "pull_tasks_count",
                 "assert not send_meta.ready.is_set()",
                 "use_packed_row = (",
-            ),
+            )
         },
         goes_when="vLLM verifies received blocks, asks the attention backend for a layer's "
         "regions, and answers every request that was sent to a worker",
@@ -251,9 +245,7 @@ OVERRIDES: tuple[Override, ...] = (
         what="models that vLLM defines per vendor are refused by name",
         where=("core.config.architectures:is_foreign",),
         why="vLLM gives other platforms CUDA's definitions, which fail in some layer or on import",
-        upstream={
-            "model_executor/models/registry.py": ("vllm.models.deepseek_v32", "module_name"),
-        },
+        upstream={"model_executor/models/registry.py": ("vllm.models.deepseek_v32", "module_name")},
         goes_when="vLLM's registry states the platforms of a definition",
     ),
     Override(
@@ -328,9 +320,7 @@ OVERRIDES: tuple[Override, ...] = (
         where=("core.triton_kernels.registration:STAND_INS",),
         why="vLLM has no other path; its platform hook maps kernel paths to stand-ins, and "
         "installs them in its own modules",
-        upstream={
-            "triton_utils/dispatcher.py": ("def register_kernels",),
-        },
+        upstream={"triton_utils/dispatcher.py": ("def register_kernels",)},
         goes_when="an NPU runs them",
     ),
     Override(
@@ -367,9 +357,7 @@ OVERRIDES: tuple[Override, ...] = (
             "core.weight_transfer.hccl_engine:HCCLTrainerWeightTransferEngine._post_send_sync",
         ),
         why="vLLM's engine uses torch.cuda's streams there",
-        upstream={
-            "distributed/weight_transfer/nccl_engine.py": ("_broadcast", "_post_send_sync"),
-        },
+        upstream={"distributed/weight_transfer/nccl_engine.py": ("_broadcast", "_post_send_sync")},
         goes_when="vLLM's engine takes its streams from the platform",
     ),
     Override(
@@ -379,9 +367,7 @@ OVERRIDES: tuple[Override, ...] = (
             "core.weight_transfer.ipc_engine:NPUIPCTrainerWeightTransferEngine._post_send_sync",
         ),
         why="vLLM's engine uses torch.cuda's devices and memory there",
-        upstream={
-            "distributed/weight_transfer/ipc_engine.py": ("_send", "_post_send_sync"),
-        },
+        upstream={"distributed/weight_transfer/ipc_engine.py": ("_send", "_post_send_sync")},
         goes_when="vLLM's engine takes its device from the platform",
     ),
     Override(

@@ -247,8 +247,7 @@ class NPUWorker(Worker):
         self.model_runner.capture_model()
         if get_pp_group().is_last_rank:
             max_num_reqs = min(
-                self.scheduler_config.max_num_seqs,
-                self.scheduler_config.max_num_batched_tokens,
+                self.scheduler_config.max_num_seqs, self.scheduler_config.max_num_batched_tokens
             )
             with set_current_vllm_config(self.vllm_config):
                 hidden_states, last_hidden_states = self.model_runner._dummy_run(

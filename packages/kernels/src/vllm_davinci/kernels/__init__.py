@@ -4,8 +4,6 @@ Importing this package registers them. README.md lists them; `vllm_davinci.opera
 in plain torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

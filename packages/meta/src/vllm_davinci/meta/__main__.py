@@ -1,8 +1,6 @@
 """`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; generate, compare,
 quantize, score; with their packages: dry-run, plan pools, list deployments, verify a device."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys
@@ -18,12 +16,7 @@ from vllm_davinci.meta import (
     quantize,
     show_config,
 )
-from vllm_davinci.meta.commands import (
-    Command,
-    EngineOptions,
-    installed_commands,
-    missing_command,
-)
+from vllm_davinci.meta.commands import Command, EngineOptions, installed_commands, missing_command
 from vllm_davinci.meta.given_arguments import unknown_option
 
 AFTER_DASHES = EngineOptions.AFTER_DASHES

@@ -1,7 +1,5 @@
 """Defines the commands of `vllm-davinci`, and finds those of other packages by entry points."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum

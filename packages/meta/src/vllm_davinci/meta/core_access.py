@@ -1,7 +1,5 @@
 """Makes core importable for commands without a device, by CANN's libraries or the virtual NPU's."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

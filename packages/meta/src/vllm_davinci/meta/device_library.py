@@ -1,7 +1,5 @@
 """Checks that the dynamic loader finds CANN, and explains what to do if it does not."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex
@@ -10,12 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vllm_davinci.meta.errors import DeviceLibraryError, MetaError, UnsupportedVersionError
-from vllm_davinci.meta.supported_versions import (
-    TORCH,
-    TORCH_NPU,
-    installed_version,
-    problem_with,
-)
+from vllm_davinci.meta.supported_versions import TORCH, TORCH_NPU, installed_version, problem_with
 
 # The runtime: every other CANN library, and torch_npu itself, needs it.
 RUNTIME_LIBRARY = "libascendcl.so"

@@ -4,8 +4,6 @@
 end it; the doctor reads what it has printed by then.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

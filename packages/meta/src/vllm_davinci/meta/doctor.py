@@ -41,10 +41,7 @@ OPTIONAL_COMPONENTS = {
         "vllm_davinci.model_providers",
         "vLLM's own model definitions are used",
     ),
-    "vllm-davinci-multistream": (
-        "vllm_davinci.stream_schedulers",
-        "everything runs on one stream",
-    ),
+    "vllm-davinci-multistream": ("vllm_davinci.stream_schedulers", "everything runs on one stream"),
 }
 CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 CANN_DIRECTORIES = (
@@ -166,10 +163,7 @@ def _installations() -> Iterator[Check]:
     vnpu_version = supported_versions.installed_version(f"{DISTRIBUTION}-vnpu")
     yield Check(area, "chips in /dev", Status.NOTE if not chips else Status.OK, str(len(chips)))
     yield Check(
-        area,
-        "CANN",
-        Status.OK if cann else Status.NOTE,
-        ", ".join(map(str, cann)) or "not found",
+        area, "CANN", Status.OK if cann else Status.NOTE, ", ".join(map(str, cann)) or "not found"
     )
     if vnpu_version is None:
         remedy = "" if cann else f"no NPU here? pip install {DISTRIBUTION}-vnpu"

@@ -1,7 +1,5 @@
 """Errors of this package."""
 
-from __future__ import annotations
-
 
 class MetaError(Exception):
     """Base class of this package's errors."""

@@ -24,12 +24,7 @@ from vllm_davinci.meta import core_access
 from vllm_davinci.meta.engine_configuration import engine_configuration
 from vllm_davinci.meta.errors import ExplanationError, MetaError, ServerError
 from vllm_davinci.meta.given_arguments import problem_of_engine
-from vllm_davinci.meta.server_metrics import (
-    Acceptance,
-    acceptance,
-    decision_counts,
-    metrics_text,
-)
+from vllm_davinci.meta.server_metrics import Acceptance, acceptance, decision_counts, metrics_text
 
 if TYPE_CHECKING:
     from vllm_davinci.core.ubatch.explanation import Explanation, StepExplanation

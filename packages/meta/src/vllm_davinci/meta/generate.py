@@ -4,8 +4,6 @@ MODEL is a Hugging Face checkpoint's directory or a GGUF file. Before the engine
 prints how long it will take and how much memory it needs. Options of `vllm serve` follow `--`.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -1,7 +1,5 @@
 """Converts GGUF files into float checkpoints that vLLM loads, with transformers' reader."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

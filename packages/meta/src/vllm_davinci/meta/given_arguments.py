@@ -1,7 +1,5 @@
 """Finds mistakes in arguments before torch and vLLM are imported, which takes many seconds."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 from collections.abc import Sequence

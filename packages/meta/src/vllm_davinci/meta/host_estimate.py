@@ -1,7 +1,5 @@
 """Estimates a model's time and memory on this host, from its files and a short measurement."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Facts about the machine and its settings for a report."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator, Mapping

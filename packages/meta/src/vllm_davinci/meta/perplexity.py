@@ -5,8 +5,6 @@ follow `--`, so it measures what users get: with the checkpoint's types, on seve
 overlap.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The functions that vLLM calls: cheap, repeatable, without device access."""
 
-from __future__ import annotations
-
 from vllm_davinci.meta import device_library
 from vllm_davinci.meta.errors import UnsupportedVersionError
 from vllm_davinci.meta.supported_versions import check_supported_versions

@@ -1,7 +1,5 @@
 """The doctor's report, for the table and for programs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The doctor's report as a table on the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """Reads overlap decisions and accepted drafts from a running server's metrics."""
 
-from __future__ import annotations
-
 import re
 import urllib.error
 import urllib.request

@@ -64,11 +64,7 @@ def _sections(model: str, engine_arguments: list[str]) -> dict[str, list[Setting
     core_access.prepare()
     from vllm_davinci.core.config.parsing import get_config
     from vllm_davinci.core.device.soc import soc_of
-    from vllm_davinci.core.features.report import (
-        feature_settings,
-        option_settings,
-        vllm_settings,
-    )
+    from vllm_davinci.core.features.report import feature_settings, option_settings, vllm_settings
     from vllm_davinci.core.features.routed_experts import communication_settings
     from vllm_davinci.core.platform import NPUPlatform
 

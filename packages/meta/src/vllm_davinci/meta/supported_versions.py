@@ -1,7 +1,5 @@
 """Supported versions, and their comparison with the installed ones."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

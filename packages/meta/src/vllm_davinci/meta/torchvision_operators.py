@@ -6,8 +6,6 @@ import fails, and so does that of transformers, which imports an installed torch
 processors need the rest of it, but neither operator.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

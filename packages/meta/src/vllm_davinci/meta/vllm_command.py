@@ -4,8 +4,6 @@ Importing vLLM takes seconds, minutes on a busy or cold machine. Meanwhile the c
 nothing, and Ctrl-C would print a traceback of some import.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -101,9 +101,7 @@ class Interleave:
         self.is_aborting = False
 
     def run(
-        self,
-        forwards: Sequence[Callable[[], T]],
-        on_switch: Callable[[int], None] | None = None,
+        self, forwards: Sequence[Callable[[], T]], on_switch: Callable[[int], None] | None = None
     ) -> list[T]:
         """Runs all forwards to their end; their results in order.
 

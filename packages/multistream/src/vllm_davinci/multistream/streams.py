@@ -26,9 +26,7 @@ class StreamPool:
     """
 
     def __init__(
-        self,
-        device: Device | None = None,
-        on_new: Callable[[Role, Stream], None] | None = None,
+        self, device: Device | None = None, on_new: Callable[[Role, Stream], None] | None = None
     ) -> None:
         self.device = device if device is not None else current_device()
         self._streams: dict[Role, Stream] = {}

@@ -1,7 +1,5 @@
 """Attention over blocks of the KV cache."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

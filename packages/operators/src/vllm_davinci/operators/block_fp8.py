@@ -1,7 +1,5 @@
 """Weights in blocks of fp8, on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -29,11 +27,7 @@ def block_fp8_floats(
 
 
 def block_fp8_integers(
-    weight: Tensor,
-    scale: Tensor,
-    block_rows: int,
-    block_columns: int,
-    spares: Sequence[Tensor],
+    weight: Tensor, scale: Tensor, block_rows: int, block_columns: int, spares: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The same values rounded to int8 [out, in], and the scale of each row, fp32 [out, 1].
 

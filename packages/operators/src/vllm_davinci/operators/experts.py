@@ -1,7 +1,5 @@
 """Routed experts."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

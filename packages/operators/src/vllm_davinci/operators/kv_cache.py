@@ -1,7 +1,5 @@
 """Blocks of the KV cache."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

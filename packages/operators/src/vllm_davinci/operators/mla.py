@@ -1,7 +1,5 @@
 """The stage before the attention of MLA."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

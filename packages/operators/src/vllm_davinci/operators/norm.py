@@ -1,7 +1,5 @@
 """Root-mean-square norms, and the gated activation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Matrix products, of floats and of integers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Quantizes rows, and packs 4-bit integers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Rotary embedding."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

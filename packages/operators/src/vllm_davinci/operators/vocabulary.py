@@ -1,7 +1,5 @@
 """Look-up in a vocabulary divided among ranks."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,7 +1,5 @@
 """The planner's commands, which `vllm-davinci` finds by entry points."""
 
-from __future__ import annotations
-
 from vllm_davinci.meta.commands import Command, EngineOptions
 from vllm_davinci.planner import pools
 from vllm_davinci.planner.deployments import command as deployments

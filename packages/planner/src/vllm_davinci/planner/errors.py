@@ -1,7 +1,5 @@
 """Errors of this package."""
 
-from __future__ import annotations
-
 from vllm_davinci.meta.errors import MetaError
 
 

@@ -8,8 +8,6 @@ second of one that decodes as many requests at a time as an engine does. All tim
 NPU was involved.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

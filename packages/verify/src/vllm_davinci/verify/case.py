@@ -1,7 +1,5 @@
 """A case of a part, which runs or fails by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 

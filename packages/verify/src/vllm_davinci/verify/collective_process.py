@@ -3,8 +3,6 @@
 The variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT identify it. Rank 0 prints JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -6,8 +6,6 @@ second run resumes the first. At the end the directory has report.html to read a
 send to us.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -20,14 +18,7 @@ from vllm_davinci.verify.errors import VerificationError
 from vllm_davinci.verify.journal import Journal
 from vllm_davinci.verify.page import page
 from vllm_davinci.verify.parts import NAMES, PARTS, journal_of, run_part
-from vllm_davinci.verify.report import (
-    FILE,
-    Report,
-    assembled,
-    failed_of,
-    read_report,
-    write_report,
-)
+from vllm_davinci.verify.report import FILE, Report, assembled, failed_of, read_report, write_report
 from vllm_davinci.verify.settings import FILE as SETTINGS_FILE
 from vllm_davinci.verify.settings import Settings, open_directory
 

@@ -1,7 +1,5 @@
 """The command `verify`, which `vllm-davinci` finds by its entry point."""
 
-from __future__ import annotations
-
 from vllm_davinci.meta.commands import Command
 from vllm_davinci.verify import command
 

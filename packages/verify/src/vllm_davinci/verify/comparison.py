@@ -1,7 +1,5 @@
 """`vllm-davinci verify --compare A B`: the differences of two reports, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

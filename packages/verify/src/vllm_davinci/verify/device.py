@@ -1,7 +1,5 @@
 """The device of this process: its properties and its clock."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

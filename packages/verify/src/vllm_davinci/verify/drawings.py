@@ -1,7 +1,5 @@
 """Pictures of a report, as SVG."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from html import escape

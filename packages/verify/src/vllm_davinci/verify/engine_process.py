@@ -4,8 +4,6 @@ The engine computes in this process, so that the device's clock and the profiler
 JSON: tokens of each prompt, and seconds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Findings of a part, as in the report."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any

@@ -5,8 +5,6 @@ from the difference of two sizes, so that it excludes the cost of a launch. It b
 the base's peak, or a new peak if it is higher.
 """
 
-from __future__ import annotations
-
 import decimal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.verify.errors import VerificationError
-from vllm_davinci.verify.measured_sizes import (
-    ATTENTION_TOKENS,
-    COPY_MIB,
-    MEMORY_MIB,
-    PRODUCT_SIZES,
-)
+from vllm_davinci.verify.measured_sizes import ATTENTION_TOKENS, COPY_MIB, MEMORY_MIB, PRODUCT_SIZES
 from vllm_davinci.verify.report import Findings, Report, findings_of
 
 _DIGITS = 4

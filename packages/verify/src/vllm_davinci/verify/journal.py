@@ -4,8 +4,6 @@ If a process dies in a case, the line of its begin remains. The next process con
 records how the process ended as the case's finding.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes that `costs` measures; `fit` derives a chip's rates from the two largest."""
 
-from __future__ import annotations
-
 PRODUCT_SIZES = (1024, 2048, 4096, 8192)
 COPY_MIB = (64, 256)
 MEMORY_MIB = (512, 1024)

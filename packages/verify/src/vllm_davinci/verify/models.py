@@ -1,7 +1,5 @@
 """Released models in whose sizes operators are called, each on one rank of a typical layout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

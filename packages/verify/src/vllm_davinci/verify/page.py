@@ -1,7 +1,5 @@
 """Renders a report as one HTML page: unexpected findings first, then each part with a picture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from html import escape

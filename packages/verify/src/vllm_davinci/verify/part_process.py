@@ -1,7 +1,5 @@
 """The process of one part: `python -m vllm_davinci.verify.part_process NAME DIRECTORY`."""
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

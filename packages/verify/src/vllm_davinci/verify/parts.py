@@ -4,8 +4,6 @@ A part's module defines `cases(settings, directory)`. A device in error stays so
 ends; the part then continues in a new process after the failed case.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

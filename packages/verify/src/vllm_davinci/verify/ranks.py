@@ -1,7 +1,5 @@
 """Runs a module in a process for each rank of a group."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A run's report in JSON: every finding of every part, with details."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Options of a run of `verify`, stored in its directory, so that a second run can resume it."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass

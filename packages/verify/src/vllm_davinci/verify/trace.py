@@ -1,7 +1,5 @@
 """Reads torch_npu's profiles: when was each stream busy?"""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

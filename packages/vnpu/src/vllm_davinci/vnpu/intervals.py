@@ -1,7 +1,5 @@
 """Intervals of time: lists of (begin, end), which may overlap."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 

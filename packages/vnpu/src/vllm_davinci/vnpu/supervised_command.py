@@ -1,7 +1,5 @@
 """Runs a command to its end, for work that follows it."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -5,8 +5,6 @@ Event Format of Perfetto and chrome://tracing: a track per stream, a slice per t
 each event's record to its wait. The processes of a host share a clock.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Iterable, Iterator

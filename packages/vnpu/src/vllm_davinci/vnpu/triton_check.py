@@ -1,7 +1,5 @@
 """Runs a program and lists what a chip's compiler refuses in its Triton kernels."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Methods of a worker about its adapters; vLLM makes the class a base of the worker."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm.lora.layers import FusedMoEWithLoRA

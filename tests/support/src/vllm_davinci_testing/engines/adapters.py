@@ -1,7 +1,5 @@
 """LoRA adapters with random weights in peft's format, and transformers' model with them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Lines of output that look like problems."""
 
-from __future__ import annotations
-
 import re
 
 _ALARM = re.compile(r"WARNING|ERROR|CRITICAL|Traceback|\[W\d{4} |Warning:|nanobind|leaked")

@@ -1,7 +1,5 @@
 """Answers of engines in every kind of step, and their comparison between engines."""
 
-from __future__ import annotations
-
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines

@@ -1,7 +1,5 @@
 """Engines with other or moving placements of experts, and their answers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

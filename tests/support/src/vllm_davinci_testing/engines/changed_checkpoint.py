@@ -1,7 +1,5 @@
 """A checkpoint whose weights have changed, as by training."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small checkpoints of DeepSeek-V4's shape, with released tensor names."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

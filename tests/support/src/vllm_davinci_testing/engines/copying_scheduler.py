@@ -1,7 +1,5 @@
 """A scheduler that gives requests copies of shared cached blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy

@@ -1,7 +1,5 @@
 """Small checkpoints of DeepSeek's shape: MLA, with and without routed experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import transformers

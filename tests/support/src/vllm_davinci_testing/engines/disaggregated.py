@@ -11,11 +11,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from vllm_davinci_testing.engines.server_process import (
-    ForkedServer,
-    answers,
-    processes_of_session,
-)
+from vllm_davinci_testing.engines.server_process import ForkedServer, answers, processes_of_session
 from vllm_davinci_testing.processes.ranks import free_port
 
 REQUEST_LIMIT_S = 120
@@ -94,10 +90,7 @@ class Pair:
     @staticmethod
     def _channel(port: str) -> dict[str, str]:
         """Variables of a server: where the other one requests its blocks."""
-        return {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": port,
-        }
+        return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
 
     # --- actions of a proxy ----------------------------------------------------------------------
 

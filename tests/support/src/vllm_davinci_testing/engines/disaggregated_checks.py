@@ -1,7 +1,5 @@
 """Checks that a pair of engines gives one engine's tokens with any transfer of blocks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

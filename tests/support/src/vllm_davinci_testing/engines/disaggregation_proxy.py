@@ -4,8 +4,6 @@ It sends each prompt to the prefill engine, and the address of its blocks to the
 `Pair` does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from http import HTTPStatus
@@ -15,13 +13,7 @@ from typing import Any
 
 import httpx
 
-from vllm_davinci_testing.engines.disaggregated import (
-    REQUEST_LIMIT_S,
-    Answer,
-    Pair,
-    answer_of,
-    ask,
-)
+from vllm_davinci_testing.engines.disaggregated import REQUEST_LIMIT_S, Answer, Pair, answer_of, ask
 from vllm_davinci_testing.engines.server_process import ForkedServer, answers
 from vllm_davinci_testing.processes.fork_server import fork_context
 from vllm_davinci_testing.processes.ranks import free_port

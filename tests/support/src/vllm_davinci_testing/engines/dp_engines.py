@@ -39,9 +39,7 @@ class DPEngines:
                 "VLLM_DP_MASTER_PORT": str(port),
             }
             return start(
-                model,
-                environment={**(environment or {}), **(place if count > 1 else {})},
-                **engine,
+                model, environment={**(environment or {}), **(place if count > 1 else {})}, **engine
             )
 
         self._threads = ThreadPoolExecutor(count)

@@ -1,7 +1,5 @@
 """Drafters of vLLM's method custom_class: always wrong, never wrong, or right up to a position."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

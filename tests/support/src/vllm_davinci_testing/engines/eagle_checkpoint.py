@@ -1,7 +1,5 @@
 """Random EAGLE heads for a Llama, in the files of published heads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +40,7 @@ def random_eagle(target: Path, destination: Path) -> Path:
     """Writes an EAGLE head, which drafts with the target's own vocabulary."""
     config, draw = _config(target), _drawn_by(5)
     width = config["hidden_size"]
-    tensors = {
-        "fc.weight": draw(width, 2 * width),
-        **_layer("layers.0", config, draw, width),
-    }
+    tensors = {"fc.weight": draw(width, 2 * width), **_layer("layers.0", config, draw, width)}
     changes = {"architectures": ["EagleLlamaForCausalLM"]}
     return _write(destination, config | changes, tensors)
 

@@ -1,7 +1,5 @@
 """A worker that reports its multimodal encoder's runs, and their steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

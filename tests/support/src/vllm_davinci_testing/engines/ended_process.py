@@ -1,7 +1,5 @@
 """Commands and servers that must end by themselves, and their output."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """A worker one of whose ranks fails at a chosen place of its start."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

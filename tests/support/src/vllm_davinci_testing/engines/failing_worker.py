@@ -1,7 +1,5 @@
 """A worker whose model can be made to fail at a chosen place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Configurations of families, in addition to the common sizes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm_davinci_testing.engines.model_zoo import VOCAB_SIZE

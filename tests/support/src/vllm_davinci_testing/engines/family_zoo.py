@@ -4,8 +4,6 @@ Sizes are set under the names that configurations have for them; family_options.
 single families.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small engines for fault injection, and the program that runs each: see fault_points."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field

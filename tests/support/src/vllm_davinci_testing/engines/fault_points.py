@@ -10,8 +10,6 @@ Run by `nox -s faults`; `-- --one-in N` takes every Nth point of each kind, `--d
 engine, evenly over kinds, `--page FILE` writes the tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import hashlib
@@ -61,7 +59,7 @@ ACTIONS = {
 }
 OF_MEMORY = ("oom", "throw")
 LIMITS = {"VNPU_WAIT_LIMIT": "25", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "30"}
-# Limits of a whole run, and from its end to the end of its processes.
+# Limits of a run, and of its processes' end after it.
 RUN_LIMIT_S, END_LIMIT_S = 480.0, 30.0
 # From a fault to the end of all processes: 30 s, doubled on a machine with other work.
 LATE_S = 60.0

@@ -24,9 +24,7 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
-            self.points + other.points,
-            self.outcomes + other.outcomes,
-            self.times_s + other.times_s,
+            self.points + other.points, self.outcomes + other.outcomes, self.times_s + other.times_s
         )
 
     def cells(self) -> str:

@@ -1,7 +1,5 @@
 """A checkpoint with fp8 weights in blocks, rounded by transformers' own operation."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small Gemma3 with random weights and bidirectional attention within images."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An engine's greedy tokens, compared with transformers'."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GLM-4V at its smallest: its encoder interpolates position embeddings at an image's patches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

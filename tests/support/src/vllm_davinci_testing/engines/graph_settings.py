@@ -1,7 +1,5 @@
 """Options of engines that capture few sizes of decode steps, so that steps are padded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

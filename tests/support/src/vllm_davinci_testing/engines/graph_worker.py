@@ -1,7 +1,5 @@
 """A worker that reports its graphs' contents, and whose device can be made too small for them."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

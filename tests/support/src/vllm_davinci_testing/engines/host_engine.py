@@ -1,7 +1,5 @@
 """An engine in a program on a test host."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

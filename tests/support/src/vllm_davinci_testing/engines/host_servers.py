@@ -3,8 +3,6 @@
 Nothing outside of the hosts reaches their network: the client is a process there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -14,12 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci_testing.engines.server_process import (
-    FORKED_WORKERS,
-    SMALL,
-    START_LIMIT_S,
-    VLLM,
-)
+from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, SMALL, START_LIMIT_S, VLLM
 from vllm_davinci_testing.processes.hosts import Host
 from vllm_davinci_testing.processes.waiting import becomes_true
 

@@ -3,8 +3,6 @@
 A mutation changes a copy of the two-file checkpoint of `write_whole_checkpoint`.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

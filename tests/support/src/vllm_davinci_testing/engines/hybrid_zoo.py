@@ -1,7 +1,5 @@
 """Small checkpoints with recurrent state, alone or beside attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm_davinci_testing.engines.zoo_model import ZooModel
@@ -83,13 +81,7 @@ HYBRIDS = (
         num_layers=5,
         seed=4,
         options={
-            "layer_types": [
-                "linear_attention",
-                "mlp",
-                "linear_attention",
-                "full_attention",
-                "mlp",
-            ],
+            "layer_types": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
             **MAMBA2_OF_NEMOTRON,
         },
     ),

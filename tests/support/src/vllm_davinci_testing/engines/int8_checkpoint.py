@@ -1,7 +1,5 @@
 """int8 checkpoints: exports of float ones, and changes for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Everything else is computed in fp32: a 16-bit engine picks the same tokens where
 close.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

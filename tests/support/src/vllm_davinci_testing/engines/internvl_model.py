@@ -1,7 +1,5 @@
 """InternVL at its smallest: an encoder of fixed-size square tiles, then Qwen2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

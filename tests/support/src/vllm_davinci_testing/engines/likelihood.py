@@ -1,7 +1,5 @@
 """Log-likelihood of a text by an engine."""
 
-from __future__ import annotations
-
 import math
 
 from vllm import SamplingParams

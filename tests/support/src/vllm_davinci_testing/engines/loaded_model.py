@@ -1,7 +1,5 @@
 """A model built by vLLM, into which checkpoints are loaded in turn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,7 @@ class LoadedModel:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        dtype: torch.dtype = torch.bfloat16,
-        device: int = 0,
-        **options: Any,
+        self, directory: Path, dtype: torch.dtype = torch.bfloat16, device: int = 0, **options: Any
     ) -> None:
         arguments = EngineArgs(str(directory), skip_tokenizer_init=True, dtype=dtype, **options)
         self.config = arguments.create_engine_config()

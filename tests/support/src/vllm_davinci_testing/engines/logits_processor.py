@@ -1,7 +1,5 @@
 """A user's logits processor for vLLM's V2 runner."""
 
-from __future__ import annotations
-
 import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig

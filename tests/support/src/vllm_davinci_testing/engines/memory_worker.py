@@ -1,7 +1,5 @@
 """Methods of a worker about its device memory; vLLM makes the class a base of the worker."""
 
-from __future__ import annotations
-
 import torch
 
 

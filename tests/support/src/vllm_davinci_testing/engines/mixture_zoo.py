@@ -1,7 +1,5 @@
 """Small checkpoints with routed experts, with every routing rule."""
 
-from __future__ import annotations
-
 from vllm_davinci_testing.engines.deepseek_zoo import V3_EXPERTS, YARN, deepseek
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 

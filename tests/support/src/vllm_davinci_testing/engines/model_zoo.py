@@ -4,8 +4,6 @@ The weights are as large as trained ones, so that any error changes the tokens: 
 initial weights, a model repeats its input whatever its attention computes.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -14,11 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
-from vllm_davinci_testing.engines.compressed_zoo import (
-    COMPRESSED,
-    fill_streams_and_tables,
-    release,
-)
+from vllm_davinci_testing.engines.compressed_zoo import COMPRESSED, fill_streams_and_tables, release
 from vllm_davinci_testing.engines.deepseek_zoo import DEEPSEEK, HEADS128
 from vllm_davinci_testing.engines.hybrid_zoo import HYBRIDS
 from vllm_davinci_testing.engines.mixture_zoo import MIXTURES

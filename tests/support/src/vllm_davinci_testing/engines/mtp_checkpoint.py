@@ -1,7 +1,5 @@
 """A small DeepSeek checkpoint with MTP layers, by seeds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

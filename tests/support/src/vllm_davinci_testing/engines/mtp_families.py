@@ -3,8 +3,6 @@
 transformers makes the model without those layers, which are copied here from one of its layers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

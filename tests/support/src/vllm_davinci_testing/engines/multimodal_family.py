@@ -1,7 +1,5 @@
 """Writes small checkpoints of multimodal families, and their common requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

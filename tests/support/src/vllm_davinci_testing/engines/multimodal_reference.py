@@ -1,7 +1,5 @@
 """transformers' tokens of multimodal families, compared with vLLM's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

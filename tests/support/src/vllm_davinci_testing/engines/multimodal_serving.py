@@ -1,7 +1,5 @@
 """An engine of a multimodal family: its differences from transformers, and its waits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

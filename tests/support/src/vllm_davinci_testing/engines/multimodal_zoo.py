@@ -4,8 +4,6 @@ Families of vision_zoo and of other files are referenced by name; vLLM's other d
 rest. `unmade_families` lists families without a small checkpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

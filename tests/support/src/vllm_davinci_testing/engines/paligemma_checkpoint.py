@@ -1,7 +1,5 @@
 """A small PaliGemma with random weights and bidirectional attention in the whole prompt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import transformers

@@ -1,7 +1,5 @@
 """Images and videos of noise for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

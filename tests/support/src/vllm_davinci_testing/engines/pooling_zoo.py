@@ -1,7 +1,5 @@
 """Small checkpoints of pooling models with random weights: embeddings, classes, scores."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Engines with so few cache blocks that they preempt requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qwen3.5 at its smallest: Qwen3-VL's encoder, gated delta rules and gated attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

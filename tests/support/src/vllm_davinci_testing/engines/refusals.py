@@ -1,7 +1,5 @@
 """Reads a refused configuration's error without starting an engine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path

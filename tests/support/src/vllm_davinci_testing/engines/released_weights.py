@@ -1,7 +1,5 @@
 """Weights of a small multimodal model, under released names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

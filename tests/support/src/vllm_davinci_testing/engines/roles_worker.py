@@ -1,7 +1,5 @@
 """A worker that reports the side streams its layers have used."""
 
-from __future__ import annotations
-
 from vllm_davinci.core import components
 from vllm_davinci.multistream import Role
 from vllm_davinci.multistream.provider import StreamScheduler

@@ -8,8 +8,6 @@ A small model's last norm has weights of similar size, so a drafter without them
 Here some change sign, and the following weights reverse it: again the same model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -17,8 +17,6 @@ In 16 bits sums are of fp32, and rounded once to the dtype that layers hand on. 
 round otherwise, it is there: inputs get errors of u of that dtype, which is about two roundings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -81,10 +79,7 @@ def explained_by_rounding(
 
 
 def first_wrong_token(
-    network: nn.Module,
-    logits: Logits,
-    tokens: Sequence[int],
-    dtype: torch.dtype = torch.float32,
+    network: nn.Module, logits: Logits, tokens: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> str | None:
     """Describes the first of `tokens` that `network` would not choose under any rounding, or None.
 

@@ -4,8 +4,6 @@ Other rounding of almost equal scores selects other experts. With one side's sco
 routers, only rounding is left to compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -48,11 +48,7 @@ class ServerProcess:
     """Starts the server; `wait_until_ready` returns when it answers."""
 
     def __init__(
-        self,
-        model: Path,
-        log: Path,
-        *options: str,
-        environment: Mapping[str, str] | None = None,
+        self, model: Path, log: Path, *options: str, environment: Mapping[str, str] | None = None
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"

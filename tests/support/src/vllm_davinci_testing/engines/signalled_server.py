@@ -1,7 +1,5 @@
 """A server that gets a signal while its engine is in a step longer than every limit."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """A worker that sleeps and reports its device memory; vLLM makes the class a base of the worker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests of a soak: prompts with shared prefixes, adapters, images, aborts, invalid ones."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Small checkpoints with MLA over the tokens that an indexer selects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm_davinci_testing.engines.zoo_model import ZooModel

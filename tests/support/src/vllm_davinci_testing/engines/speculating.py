@@ -1,7 +1,5 @@
 """Requests for comparing engines with and without speculation, and their results."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

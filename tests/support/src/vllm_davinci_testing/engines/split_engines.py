@@ -1,7 +1,5 @@
 """Engines with split steps, and their decisions."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of `dbo` under which every step that can be cut is split, decodes too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Options of a published command that enables `dbo`.

@@ -1,7 +1,5 @@
 """A worker that reports the work its device was given."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

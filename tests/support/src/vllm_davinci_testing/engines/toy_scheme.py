@@ -3,8 +3,6 @@
 Named as `worker_extension_cls`, the module is imported by an engine's workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

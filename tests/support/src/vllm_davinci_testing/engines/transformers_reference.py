@@ -1,7 +1,5 @@
 """transformers' results on the CPU in fp32, and the comparison of vLLM's tokens with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Adapters that a model cannot take, and the error for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Updates a worker's weights as trainers do; a base of the worker."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

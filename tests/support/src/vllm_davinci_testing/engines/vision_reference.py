@@ -1,7 +1,5 @@
 """Answers of transformers to requests with images and videos, on the CPU in fp32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

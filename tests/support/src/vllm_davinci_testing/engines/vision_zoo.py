@@ -3,8 +3,6 @@
 vLLM's models of these families need torchvision, for their image processors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from vllm_davinci_testing.engines.glm4v_model import (
-    TOKENS_OF_VIDEOS,
-    glm4v_config,
-    glm4v_processor,
-)
+from vllm_davinci_testing.engines.glm4v_model import TOKENS_OF_VIDEOS, glm4v_config, glm4v_processor
 from vllm_davinci_testing.engines.internvl_model import internvl_config, internvl_processor
 from vllm_davinci_testing.engines.model_zoo import (
     BOS,

@@ -4,8 +4,6 @@ Each worker has a sender, on its device. A sender keeps one bucket, in the devic
 host's shared memory, refills it repeatedly, and describes its content to the worker over a socket.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Arguments: the server's URL, number of its workers, device of the trainer, check
 After each it prints a line and waits for one, so that the test can query the server in between.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A small Whisper with random weights: an audio encoder, and a decoder that attends to it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

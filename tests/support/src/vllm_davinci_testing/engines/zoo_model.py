@@ -1,7 +1,5 @@
 """One small checkpoint of random weights, by the fields of its configuration."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 from typing import Any

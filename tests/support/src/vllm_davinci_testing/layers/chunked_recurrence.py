@@ -1,7 +1,5 @@
 """Chunks of a recurrence, compared with its steps and with other chunk lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Counts launches between ranks and waits of the host in a part of a program."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

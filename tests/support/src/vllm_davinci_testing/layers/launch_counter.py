@@ -1,7 +1,5 @@
 """A layer's launches, observed from Python."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Requests over a paged cache, and their attention in plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

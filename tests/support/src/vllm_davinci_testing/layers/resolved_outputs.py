@@ -1,7 +1,5 @@
 """Quantized layers of an MLP, and the resolution of their output types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -13,13 +11,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan
-from vllm_davinci_testing.layers.quantized_linear import (
-    IN,
-    Exported,
-    build,
-    fill,
-    prepare,
-)
+from vllm_davinci_testing.layers.quantized_linear import IN, Exported, build, fill, prepare
 
 
 def resolve(run: Callable[[], object], *modules: torch.nn.Module) -> None:

@@ -6,8 +6,6 @@ beside it, such as an output of the same dtype: an edge has several calls, from 
 to all operands that are like it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -5,8 +5,6 @@ for each rule from which calls are generated the answers to those calls, up to t
 the rule; with the argument AT_EDGES, under it, for each rule the answers to calls at its edges.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ first, so each rule has several changes; the first phase shows which one breaks 
 tests rules of other kinds and conditional rules.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping

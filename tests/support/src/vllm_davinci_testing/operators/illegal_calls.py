@@ -4,8 +4,6 @@ A case changes arguments of a legal call to break a rule of a special kind or a 
 `generated_calls` makes the calls that break the other rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -566,11 +564,7 @@ _swiglu = partial(_case, "DequantSwigluQuant")
 
 
 def _wide(columns: int) -> dict[str, Any]:
-    return {
-        "x": i32(7, columns),
-        "weight_scale": f32(4, columns),
-        "y": i8(7, columns // 2),
-    }
+    return {"x": i32(7, columns), "weight_scale": f32(4, columns), "y": i8(7, columns // 2)}
 
 
 # fmt: off

@@ -44,13 +44,7 @@ class Block:
         return [self.kv_a_norm, self.W_UK, *rotation, *self.caches, EPSILON, EPSILON]
 
     def arguments(self) -> list[object]:
-        return [
-            self.x,
-            self.a_weight,
-            self.q_a_norm,
-            self.q_b_weight,
-            *self.key_arguments(),
-        ]
+        return [self.x, self.a_weight, self.q_a_norm, self.q_b_weight, *self.key_arguments()]
 
 
 def after_projections(

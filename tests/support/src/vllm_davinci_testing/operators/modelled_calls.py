@@ -11,8 +11,6 @@ picoseconds. Figures: "any" of the device, "host" of the host, and what the work
 resource alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -3,8 +3,6 @@
 In plain torch on the CPU, for comparison with the layer on ranks.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ server has done them; its children still have their own device, environment and 
 server never uses a device, whose settings are read at the first use.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import multiprocessing

@@ -5,8 +5,6 @@ an import reads (TASK_QUEUE_ENABLE, PYTORCH_NPU_ALLOC_CONF) need a new interpret
 Commands are tested in forks too; their start in a new interpreter is tested once.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import runpy

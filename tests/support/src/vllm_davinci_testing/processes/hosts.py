@@ -3,8 +3,6 @@
 Each has its own network, host name, process numbers and shared memory, as two machines have.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_davinci_testing.processes.programs import run_to_end
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 _READY_S = 30.0
@@ -101,7 +100,7 @@ def _skip_without_namespaces() -> None:
     if missing:
         pytest.skip(f"no hosts can be made without {', '.join(missing)}")
     asked = ["unshare", "--user", "--map-root-user", "--net", "true"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=_READY_S, check=False)
+    done = run_to_end(asked, _READY_S)
     if done.returncode != 0:
         pytest.skip(f"namespaces are forbidden here: {done.stderr.strip()}")
 

@@ -5,8 +5,6 @@ architecture on a new machine. Here one fork of a process with vLLM imported fin
 architectures in about that time.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import random

@@ -3,8 +3,6 @@
 Only the fork server imports this module (see `fork_server`).
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import sys

@@ -1,7 +1,5 @@
 """Runs a program once per rank of a group, on virtual devices 0 and up."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Waits with a limit, for processes on a busy machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

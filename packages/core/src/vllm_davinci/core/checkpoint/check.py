@@ -3,8 +3,6 @@
 Reads configuration, index and headers, no weights.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks a checkpoint's tensors against the model that its config.json describes."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Error messages for checkpoints that did not load completely."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -107,7 +107,7 @@ class NPUModelLoader(DefaultModelLoader):
         yield from weights
 
     def _checked(self, weights: Weights) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Passes `weights` through and records the file's name of the last tensor in `_stored`."""
+        """Yields `weights`; `_stored` is the name, as the file spells it, of the newest one."""
         for name, tensor in weights:
             self._stored = name
             require_usable(name, tensor)

@@ -4,8 +4,6 @@ vLLM's models skip unknown tensors, truncate tensors that are too large, and lea
 uninitialized if no tensor is loaded into it. The loader's copies show all three.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator

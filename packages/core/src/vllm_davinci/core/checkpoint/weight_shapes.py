@@ -1,7 +1,5 @@
 """Shapes of a model's weights, as far as they follow from config.json."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -178,12 +178,7 @@ class NPUCommunicator(UbatchCommunicator):
         self._collective(
             "all_to_all",
             lambda: dist.all_to_all_single(
-                received,
-                rows,
-                output_sizes,
-                input_sizes,
-                group=self.device_group,
-                async_op=True,
+                received, rows, output_sizes, input_sizes, group=self.device_group, async_op=True
             ),
         )
         return received

@@ -7,9 +7,7 @@ import torch
 from torch.distributed import ProcessGroup
 from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
-from vllm.distributed.device_communicators.base_device_communicator import (
-    DeviceCommunicatorBase,
-)
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config

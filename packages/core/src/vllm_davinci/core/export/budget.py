@@ -1,7 +1,5 @@
 """Chooses layer types: the fewest high-precision layers whose loss stays within a budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Measures a model on a text: the inputs of its linear layers and the loss from their errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of an export: their names, and writing all of them or none."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Writes a quantized checkpoint in ModelSlim's format from a float one, by round-to-nearest."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -217,11 +215,7 @@ class Exporter:
         return self._types.of(name, weight.shape, weight.dtype) != FLOAT
 
     def _layer(
-        self,
-        prefix: str,
-        weight: torch.Tensor,
-        kind: str,
-        stored: Mapping[str, StoredTensor],
+        self, prefix: str, weight: torch.Tensor, kind: str, stored: Mapping[str, StoredTensor]
     ) -> dict[str, torch.Tensor]:
         scheme = find_scheme(kind, f"{prefix}.weight")
         if not scheme.needs_input_range:

@@ -1,7 +1,5 @@
 """Splits experts that a checkpoint stores in one tensor per projection into one tensor each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The type that each tensor of an export gets."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping, Sequence

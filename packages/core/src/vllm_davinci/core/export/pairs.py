@@ -6,8 +6,6 @@ readers leaves the model unchanged. So outliers of activations move into weights
 et al. 2023; AWQ, Lin et al. 2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

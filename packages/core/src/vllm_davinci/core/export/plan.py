@@ -1,7 +1,5 @@
 """Calibration's decisions for an export: moved scales, input ranges, types and their loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -134,13 +132,7 @@ def make_plan(
     loss = choose(costs, kind, budget, rounded.measure)
     moved = [(each.pair, each.scales) for each in smoothed if each.strength]
     plan = Plan(
-        costs,
-        folds(model, moved),
-        float(rounded.scores.mean().exp()),
-        loss,
-        budget,
-        notes,
-        [],
+        costs, folds(model, moved), float(rounded.scores.mean().exp()), loss, budget, notes, []
     )
     plan.warnings += _warnings(plan, kind, sum(window.numel() for window in windows))
     return plan

@@ -4,8 +4,6 @@ Candidates are compared by the loss that rounding adds to a calibration text (`P
 not by the error of one layer's output, so outliers that matter to later layers are preserved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

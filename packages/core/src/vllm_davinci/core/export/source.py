@@ -1,7 +1,5 @@
 """The source of an export: a float checkpoint, or one with fp8 weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -20,9 +20,7 @@ def _dtype(engine: Engine) -> str | None:
 
 FEATURES = (
     Feature(
-        "--data-parallel-size",
-        "data parallelism",
-        lambda e: e.parallel.data_parallel_size > 1,
+        "--data-parallel-size", "data parallelism", lambda e: e.parallel.data_parallel_size > 1
     ),
     Feature(
         "--pipeline-parallel-size",
@@ -49,9 +47,7 @@ FEATURES = (
     Feature("--enable-prompt-embeds", "prompts of embeddings", model_has("enable_prompt_embeds")),
     Feature("--logits-processors", "logits processors of the user", model_has("logits_processors")),
     Feature(
-        "--enable-trace-replay",
-        "decoding along a given trace",
-        model_has("enable_trace_replay"),
+        "--enable-trace-replay", "decoding along a given trace", model_has("enable_trace_replay")
     ),
     Feature(
         "--return-sampling-mask",

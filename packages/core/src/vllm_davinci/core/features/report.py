@@ -54,9 +54,7 @@ def feature_settings(
 
 
 def vllm_settings(
-    vllm_config: "VllmConfig",
-    flags: Mapping[str, str],
-    environ: Mapping[str, str] = os.environ,
+    vllm_config: "VllmConfig", flags: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> list[Setting]:
     """Values of vLLM's configuration that an NPU, the model or an option can decide.
 

@@ -41,10 +41,7 @@ def _backend(engine: Engine) -> str | None:
 
 FEATURES = (
     Feature(
-        FLAG,
-        "weights sent by a trainer",
-        lambda e: _backend(e) is not None,
-        excludes=_EXCLUDED,
+        FLAG, "weights sent by a trainer", lambda e: _backend(e) is not None, excludes=_EXCLUDED
     ),
     refused(
         f"{FLAG} with another backend",

@@ -283,8 +283,7 @@ class CommunicationRule:
         hurry = "ubatches overlap" if self.overlapped else "the step decodes"
         if self.unfused_reason is None:
             return Choice(
-                CommunicationMethod.FUSED,
-                f"{hurry}, and fused launches need no host wait",
+                CommunicationMethod.FUSED, f"{hurry}, and fused launches need no host wait"
             )
         if ep_size <= MAX_RANKS_TO_GATHER:
             return Choice(

@@ -89,6 +89,5 @@ def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> _Curves:
         raise ValueError(f"step sizes are {tokens}: expected ascending sizes")
     names = set.intersection(*(set(durations) for _, durations in rows)) if rows else set()
     return _Curves(
-        tokens,
-        {name: [float(durations[name]) for _, durations in rows] for name in sorted(names)},
+        tokens, {name: [float(durations[name]) for _, durations in rows] for name in sorted(names)}
     )

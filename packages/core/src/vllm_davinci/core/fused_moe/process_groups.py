@@ -14,11 +14,7 @@ from vllm.distributed.parallel_state import (
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.distributed.hccl_buffers import needs_buffers_of
-from vllm_davinci.core.fused_moe.communication import (
-    CommunicationRule,
-    RoutedSizes,
-    window_mib,
-)
+from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes, window_mib
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedGroup
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout, expert_layout
 from vllm_davinci.core.fused_moe.expert_map_agreement import check_expert_maps

@@ -175,7 +175,7 @@ def weights_of(router_logits: torch.Tensor, ids: torch.Tensor, rule: RoutingRule
 def _gating_top_k(
     router_logits: torch.Tensor, rule: RoutingRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sigmoid scores, groups, bias, scaling."""
+    """Chooses experts by one operator, which scores, groups, biases and scales."""
     sigmoid = rule.scoring == "sigmoid"
     # The operator always renormalizes sigmoid scores and never softmax scores: if the model
     # differs, its weights are computed here.

@@ -1,10 +1,6 @@
 """Offset of the running ubatch in its step."""
 
-from vllm.forward_context import (
-    ForwardContext,
-    get_forward_context,
-    is_forward_context_available,
-)
+from vllm.forward_context import ForwardContext, get_forward_context, is_forward_context_available
 
 _FIRST_TOKEN = "first_token_of_ubatch"
 

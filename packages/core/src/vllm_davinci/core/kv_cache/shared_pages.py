@@ -21,12 +21,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
-    KVCacheConfig,
-    MambaSpec,
-    MLAAttentionSpec,
-)
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, MLAAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.paged_cache import PagedCache

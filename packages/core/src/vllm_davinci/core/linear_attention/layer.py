@@ -108,11 +108,7 @@ class StatefulLayer:
         return outputs
 
     def _verify(
-        self,
-        mixed: torch.Tensor,
-        gates: torch.Tensor,
-        blocks: torch.Tensor,
-        plan: Verification,
+        self, mixed: torch.Tensor, gates: torch.Tensor, blocks: torch.Tensor, plan: Verification
     ) -> torch.Tensor:
         """Computes up to `plan.width` tokens of each request. blocks: [n, pages]"""
         assert self.pages is not None

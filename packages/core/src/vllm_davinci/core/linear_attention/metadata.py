@@ -142,10 +142,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
         )
 
     def update_block_table(
-        self,
-        metadata: LinearAttentionMetadata,
-        blk_table: torch.Tensor,
-        slot_mapping: torch.Tensor,
+        self, metadata: LinearAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> LinearAttentionMetadata:
         num_reqs, pages = metadata.blocks.shape
         return replace(metadata, blocks=blk_table[:num_reqs, :pages], host_lengths=None)

@@ -48,9 +48,7 @@ def reasons_against(
 
 
 def complete_experts(
-    adapter: LoRAModel,
-    layers: Mapping[str, BaseLayerWithLoRA],
-    packed: Mapping[str, list[str]],
+    adapter: LoRAModel, layers: Mapping[str, BaseLayerWithLoRA], packed: Mapping[str, list[str]]
 ) -> None:
     """Fills in zeros for experts that the adapter omits: vLLM requires all experts or none.
 

@@ -51,10 +51,7 @@ def _leave_engine() -> None:
 
 
 def _leave_interrupted(
-    before: ExceptHook,
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
+    before: ExceptHook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Ends a program at a KeyboardInterrupt that it has not caught, by SIGINT as Python does."""
     before(kind, error, trace)

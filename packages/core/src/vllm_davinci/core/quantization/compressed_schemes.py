@@ -1,14 +1,8 @@
 """The schemes of compressed-tensors that layers here support."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from compressed_tensors.quantization import (
-    QuantizationArgs,
-    QuantizationStrategy,
-    QuantizationType,
-)
+from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy, QuantizationType
 
 NAME = "compressed-tensors"
 WAY_OUT = "Run vllm-davinci quantize on the float checkpoint and serve what it writes"

@@ -1,7 +1,5 @@
 """Loads quantized experts' tensors, and names the tensor in errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

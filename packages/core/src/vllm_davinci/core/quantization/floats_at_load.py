@@ -1,7 +1,5 @@
 """Quantized weights that are converted to floats once, after loading."""
 
-from __future__ import annotations
-
 import torch
 
 from vllm_davinci.core.errors import CheckpointError

@@ -4,8 +4,6 @@ MXFP4: two numbers of 4 bits (1 of sign, 2 of exponent, 1 of mantissa) in a byte
 low half, and a power of two for each 32 of a row (OCP Microscaling Formats, 1.0).
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Checks one layer of a checkpoint: it must have the tensors of its scheme and no others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES, Layout, Scheme

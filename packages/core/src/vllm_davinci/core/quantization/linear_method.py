@@ -1,7 +1,5 @@
 """Creates a quantized linear layer's tensors as vLLM's parameters, fills and checks them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loads a quantized layer's tensors, and names the tensor in errors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,11 +29,7 @@ class TensorLoader:
     """
 
     def __init__(
-        self,
-        load: Callable[..., Any],
-        tensor: str,
-        spec: TensorSpec,
-        params_dtype: torch.dtype,
+        self, load: Callable[..., Any], tensor: str, spec: TensorSpec, params_dtype: torch.dtype
     ) -> None:
         self._load = load
         self._spec = spec

@@ -43,10 +43,7 @@ class QuantMatmul(NamedTuple):
 
 
 def per_token_quant_matmul(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """(integers of x * weight) * scales of x * weight_scale + bias, rounded once. Two launches.
 

@@ -1,7 +1,5 @@
 """Finds entries by name: each is a class in its own file, imported on demand."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping
 from importlib import import_module

@@ -5,8 +5,6 @@ or without padding. Dummy runs cover all cases before the first step: those with
 memory is measured, those with attention once there is a KV cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol

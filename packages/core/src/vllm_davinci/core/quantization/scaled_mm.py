@@ -5,8 +5,6 @@ With o and s the zero point and the scale of the activations:
     y  = (xq * weight^T - o * sum(weight)) * weight_scale * s + bias
 """
 
-from __future__ import annotations
-
 import torch
 import torch_npu
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (

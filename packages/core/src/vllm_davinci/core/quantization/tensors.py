@@ -1,7 +1,5 @@
 """Describes a layer's tensors for schemes: names, dtypes, shapes, conversions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum

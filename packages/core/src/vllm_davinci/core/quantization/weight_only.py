@@ -5,8 +5,6 @@ of x and sums are fp32. A checkpoint's offset has the other sign: (weight - weig
 weight_scale. Limits: aclnnWeightQuantBatchMatmulV2 on Atlas A2 and A3.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -95,11 +93,7 @@ class WeightOnlyMatmul(NamedTuple):
 
 
 def arranged(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    offset: torch.Tensor,
-    bits: int,
-    dtype: torch.dtype,
+    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int, dtype: torch.dtype
 ) -> WeightOnlyMatmul:
     """Lays a loaded layer's tensors out for the product.
 

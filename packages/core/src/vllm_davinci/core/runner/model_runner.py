@@ -56,11 +56,7 @@ from vllm_davinci.core.runner.model_state import NPUModelState
 from vllm_davinci.core.runner.plain_steps import NPURequestState, PlainSteps
 from vllm_davinci.core.runner.prefill_context import NPUPCPManager
 from vllm_davinci.core.runner.prompt_logprobs import AdaptersPromptLogprobs
-from vllm_davinci.core.runner.sampler import (
-    NPURejectionSampler,
-    NPUSampler,
-    counts_of_plain_step,
-)
+from vllm_davinci.core.runner.sampler import NPURejectionSampler, NPUSampler, counts_of_plain_step
 from vllm_davinci.core.runner.speculation import ComputedTokens, name_auxiliary_layers, on_npu
 from vllm_davinci.core.runner.step_graphs import StepGraphs
 from vllm_davinci.core.runner.ubatches import DummyLengths, StepPlans

@@ -27,12 +27,7 @@ from vllm_davinci.core.runner.rope_positions import NPURopeState
 from vllm_davinci.core.runner.ubatches import StepPlans
 
 # Of steps without drafts these need nothing that follows their requests on the device.
-PLAIN = (
-    DefaultModelState,
-    EncoderDecoderModelState,
-    EncoderOnlyModelState,
-    MambaHybridModelState,
-)
+PLAIN = (DefaultModelState, EncoderDecoderModelState, EncoderOnlyModelState, MambaHybridModelState)
 
 
 class NPUModelState(ModelState):

@@ -60,9 +60,7 @@ def prepare_prefill_inputs(
     shifted = following(target_input_ids)
     ids.copy_(
         torch.where(
-            beyond < 0,
-            shifted,
-            torch.where(beyond == 0, tokens.index_select(0, request), ids),
+            beyond < 0, shifted, torch.where(beyond == 0, tokens.index_select(0, request), ids)
         )
     )
     positions.copy_(torch.where(beyond < 1, target_positions, positions))

@@ -61,6 +61,5 @@ def coordinate_across_dp(
     prefills, *ubatch_sizes = message
     all_split = all(bool((sizes > 0).all()) for sizes in ubatch_sizes)
     return CoordinatedStep(
-        ubatch_sizes=ubatch_sizes if all_split else None,
-        prefills=bool(prefills.any()),
+        ubatch_sizes=ubatch_sizes if all_split else None, prefills=bool(prefills.any())
     )

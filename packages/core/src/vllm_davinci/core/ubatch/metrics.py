@@ -14,11 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
-from vllm_davinci.core.components.worker_metrics import (
-    SHARED_DIRECTORY,
-    MetricsFile,
-    own_directory,
-)
+from vllm_davinci.core.components.worker_metrics import SHARED_DIRECTORY, MetricsFile, own_directory
 from vllm_davinci.core.config.parsing import get_config, is_resolved
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ubatch.acceptance import AcceptanceWatch

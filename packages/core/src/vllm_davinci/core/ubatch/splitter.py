@@ -17,11 +17,7 @@ from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import ATTENTION, side_stream
 from vllm_davinci.core.config.step_costs import costs_file, ways_to_experts
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.ubatch.coordination import (
-    CoordinatedStep,
-    RankStep,
-    coordinate_across_dp,
-)
+from vllm_davinci.core.ubatch.coordination import CoordinatedStep, RankStep, coordinate_across_dp
 from vllm_davinci.core.ubatch.decisions import Counts, Decisions, has_communication
 from vllm_davinci.core.ubatch.metrics import CountWriter
 from vllm_davinci.core.ubatch.planned_step import PlannedStep, SplitStep

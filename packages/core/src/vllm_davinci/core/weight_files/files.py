@@ -1,7 +1,5 @@
 """A checkpoint directory: the tensors in its files, read from headers only."""
 
-from __future__ import annotations
-
 import json
 import math
 import stat

@@ -1,7 +1,5 @@
 """The result of a checkpoint check, ready to be printed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Names of a checkpoint's layers that formats and models share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -24,11 +24,7 @@ class TransferGroup:
     def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
         # Does not wait for the others: late ranks find the store.
         self._store = TCPStore(
-            address,
-            port,
-            is_master=rank == SENDER,
-            timeout=JOIN_LIMIT,
-            wait_for_workers=False,
+            address, port, is_master=rank == SENDER, timeout=JOIN_LIMIT, wait_for_workers=False
         )
         made = torch_npu._C._distributed_c10d.ProcessGroupHCCL
         store = PrefixStore(HCCL_ENGINE, self._store)

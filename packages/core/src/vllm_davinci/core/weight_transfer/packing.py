@@ -48,9 +48,7 @@ def views(buffer: torch.Tensor, tensors: Iterable[ParamMeta]) -> Iterator[tuple[
 
 
 def filled(
-    buffer: torch.Tensor,
-    tensors: Sequence[ParamMeta],
-    pairs: Iterator[tuple[str, torch.Tensor]],
+    buffer: torch.Tensor, tensors: Sequence[ParamMeta], pairs: Iterator[tuple[str, torch.Tensor]]
 ) -> torch.Tensor:
     """Fills the buffer with the next of `pairs`, which may be on any device."""
     for (_, view), (_, tensor) in zip(views(buffer, tensors), pairs, strict=False):

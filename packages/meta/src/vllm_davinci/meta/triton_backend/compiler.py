@@ -1,7 +1,5 @@
 """Refuses to compile, naming the kernel."""
 
-from __future__ import annotations
-
 import re
 from pathlib import PurePath
 from types import ModuleType, SimpleNamespace

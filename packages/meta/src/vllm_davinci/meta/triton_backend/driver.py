@@ -1,7 +1,5 @@
 """Decides whether the backend is active, and answers what Triton asks before it compiles."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from triton.backends.compiler import GPUTarget

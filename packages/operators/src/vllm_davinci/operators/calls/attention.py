@@ -1,7 +1,5 @@
 """Grouped-query attention: the cache's writes, decodes and prefills, sinks, the merge of parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """A call of an operator, its definition, and the tolerance between their results."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +15,7 @@ npu: Any = torch.ops.npu  # registered by torch_npu
 
 # Tolerance relative to a result's largest value: rounding once to the dtype, and another order of
 # sums. fp32: a cube core may compute products with 10 bits of mantissa (HF32).
-BOUNDS = {
-    torch.float32: 2e-3,
-    torch.float16: 4e-3,
-    torch.bfloat16: 1.6e-2,
-}
+BOUNDS = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
 # Tolerance of integers rounded from floats: the difference, and the share of entries.
 MOST_STEPS = 1
 STEPS_SHARE = 0.02

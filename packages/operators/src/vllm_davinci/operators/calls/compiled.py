@@ -1,7 +1,5 @@
 """Compiled operators of the installed packages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import entry_points

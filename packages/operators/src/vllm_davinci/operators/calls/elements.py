@@ -1,7 +1,5 @@
 """Element-wise operators, reductions and moves of rows, defined by torch's own operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

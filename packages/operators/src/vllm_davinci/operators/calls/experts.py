@@ -1,7 +1,5 @@
 """Routed experts: selection, sort, grouped products, weighted sum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any

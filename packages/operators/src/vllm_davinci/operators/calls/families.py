@@ -1,7 +1,5 @@
 """The calls of a whole model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from vllm_davinci.operators.calls import (

@@ -1,7 +1,5 @@
 """MLA: decodes over compressed rows, prefills, cache writes and reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

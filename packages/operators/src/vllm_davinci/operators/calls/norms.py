@@ -1,7 +1,5 @@
 """Norms and gated activations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Operands with the spread of real models, as functions of a generator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

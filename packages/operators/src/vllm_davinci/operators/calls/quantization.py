@@ -1,7 +1,5 @@
 """Quantization of rows to int8, dynamic or static, and operators fused with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any

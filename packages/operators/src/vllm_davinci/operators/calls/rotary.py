@@ -1,19 +1,10 @@
 """Rotary embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 
 from vllm_davinci.operators.calls.call import OperatorCall, npu
-from vllm_davinci.operators.calls.operands import (
-    DTYPES,
-    cos_sin,
-    integers,
-    name_of,
-    normal,
-    table,
-)
+from vllm_davinci.operators.calls.operands import DTYPES, cos_sin, integers, name_of, normal, table
 from vllm_davinci.operators.calls.sizes import ModelSizes
 from vllm_davinci.operators.rotary import rotary_embedding, rotated_pairs
 

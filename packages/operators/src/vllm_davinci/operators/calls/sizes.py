@@ -1,7 +1,5 @@
 """Sizes of a model's layers on one rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 Source: DeepSeek-V3.2-Exp technical report, section 2.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ The model's config.json is enough. Options that are not listed here are those of
 times are modelled: no NPU was involved.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -24,11 +22,7 @@ from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
 from vllm_davinci.planner.dry_run.of_deployment import take_deployment
 from vllm_davinci.planner.errors import DeploymentError, DryRunError
 
-_DEFAULTS: dict[str, Any] = {
-    "topology": "node-of-8",
-    "requests": 4,
-    "output_tokens": (4,),
-}
+_DEFAULTS: dict[str, Any] = {"topology": "node-of-8", "requests": 4, "output_tokens": (4,)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,9 +117,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 def _add_server(parser: argparse.ArgumentParser) -> None:
     served = parser.add_argument_group("a server instead")
     served.add_argument(
-        "--serve",
-        action="store_true",
-        help="run `vllm serve`, with answers in modelled time",
+        "--serve", action="store_true", help="run `vllm serve`, with answers in modelled time"
     )
     served.add_argument(
         "--time-scale",

@@ -1,7 +1,5 @@
 """The length of a dry-run's prompts where none is given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A step's time does not depend on which drafts are accepted, so one run that acce
 acceptance rate.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Runs one worker in this process, as rank 0 of the whole group."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

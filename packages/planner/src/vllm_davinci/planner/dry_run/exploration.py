@@ -11,11 +11,7 @@ from vllm.config import CUDAGraphMode
 
 from vllm_davinci.core.components import stream_scheduler
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.sized_choices import (
-    NORM_VECTOR_CORES,
-    PREFETCH_BYTES,
-    SizedChoices,
-)
+from vllm_davinci.core.config.sized_choices import NORM_VECTOR_CORES, PREFETCH_BYTES, SizedChoices
 from vllm_davinci.core.config.step_costs import engine_of_costs
 from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
@@ -268,8 +264,6 @@ def least(durations: Mapping[Any, int]) -> int:
     return min(durations.values())
 
 
-def named(
-    methods: Sequence[CommunicationMethod | None],
-) -> dict[str, CommunicationMethod | None]:
+def named(methods: Sequence[CommunicationMethod | None]) -> dict[str, CommunicationMethod | None]:
     """Methods by name; "only" if there is no choice."""
     return {"only" if each is None else each.value: each for each in methods}

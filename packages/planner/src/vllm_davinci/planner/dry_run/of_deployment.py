@@ -1,7 +1,5 @@
 """Takes a dry-run's options from a row of the table of deployments."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -4,18 +4,12 @@ A dry-run computes nothing, so no operator knows how many of its allocated rows 
 layer therefore passes that share, by the step's dispatch method, to the timing model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from vllm_davinci.core.fused_moe.communication import (
-    Choice,
-    CommunicationMethod,
-    CommunicationRule,
-)
+from vllm_davinci.core.fused_moe.communication import Choice, CommunicationMethod, CommunicationRule
 from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.all_to_all_fixed import FixedAllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector

@@ -1,7 +1,5 @@
 """Runs a dry-run in a process of its own, for commands that compare several."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Result of a dry-run: memory plan and steps, with modelled times."""
 
-from __future__ import annotations
-
 import dataclasses
 import resource
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tokens of a dry-run: nothing is computed, so the device has no counts of them to read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sensitivity of step times to assumed figures: intervals, and the figures that move them most."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

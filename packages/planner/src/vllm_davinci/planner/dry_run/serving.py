@@ -1,7 +1,5 @@
 """Runs `vllm serve` in a dry-run: its answers take their modelled time on this host's clock."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

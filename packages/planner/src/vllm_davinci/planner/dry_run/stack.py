@@ -127,7 +127,7 @@ class LayerStack:
     def of_all(
         self, sample: Repetition | None, measured: Callable[[], dict[K, StepTime]]
     ) -> dict[K, StepTime]:
-        """Measures steps of all layers, by extrapolation if there is a sample."""
+        """Times of steps with all layers: measured, or extrapolated from those of a sample."""
         if sample is None:
             return measured()
         with self.only(sample.fewer):

@@ -1,7 +1,5 @@
 """A step of a dry-run's engine, with modelled times."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vllm import SamplingParams
 
 from vllm_davinci.planner.dry_run.step import Step
-from vllm_davinci.vnpu.timing import (
-    pass_host_step,
-    read_report,
-    read_variants,
-    restart_timeline,
-)
+from vllm_davinci.vnpu.timing import pass_host_step, read_report, read_variants, restart_timeline
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine

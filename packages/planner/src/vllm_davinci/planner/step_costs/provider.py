@@ -4,8 +4,6 @@ Step times are modelled, on a machine with a chip too, by vllm-davinci-vnpu's ti
 is found by its engine, and used only if the installed timing model made it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Collectives of several devices, by size: results and times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ rule each, with the expected answer of each generation and release of CANN. Only
 nothing is launched.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections.abc import Iterator, Mapping

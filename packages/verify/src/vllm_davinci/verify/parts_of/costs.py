@@ -5,8 +5,6 @@ if those take longer than the work. In a graph the host launches once, so that o
 time remains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The environment: the doctor's report, the device's properties, its number of streams."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

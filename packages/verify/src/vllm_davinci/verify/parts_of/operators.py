@@ -1,7 +1,5 @@
 """Compares every operator that we launch with its definition, in released models' sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Concurrent streams, and the profile of a step with overlap."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path

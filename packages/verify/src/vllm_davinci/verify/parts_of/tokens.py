@@ -1,7 +1,5 @@
 """Compares checkpoints' tokens with transformers' in fp32 on the CPU, with and without overlap."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

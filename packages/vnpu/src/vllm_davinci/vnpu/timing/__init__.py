@@ -4,12 +4,7 @@ Everything here is modelled. Nothing was measured on an NPU.
 """
 
 from vllm_davinci.vnpu.timing.figures import Assumption
-from vllm_davinci.vnpu.timing.machine import (
-    Machine,
-    chip_names,
-    load_machine,
-    topology_names,
-)
+from vllm_davinci.vnpu.timing.machine import Machine, chip_names, load_machine, topology_names
 from vllm_davinci.vnpu.timing.report import (
     Report,
     is_modelled,

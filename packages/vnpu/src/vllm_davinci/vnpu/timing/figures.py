@@ -1,7 +1,5 @@
 """Checks the figures of a machine's files and converts them to base units."""
 
-from __future__ import annotations
-
 import dataclasses
 import decimal
 from collections.abc import Mapping

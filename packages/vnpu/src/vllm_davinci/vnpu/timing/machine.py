@@ -6,8 +6,6 @@ and `high`; others may, if sources differ. `--chip` and `--topology` take a name
 or the path of any such file. With `based_on = "OTHER"` a chip states only what differs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import hashlib

@@ -1,7 +1,5 @@
 """Merges several processes' timelines of the modelled clock."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Draws modelled timelines: a panel each, with a row per stream and a colour per label."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -4,8 +4,6 @@ mechanism of the model each.
 A program runs once, and is modelled on all of them (`VNPU_TIMING_VARIANTS`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 

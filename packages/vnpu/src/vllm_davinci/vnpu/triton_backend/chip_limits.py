@@ -5,8 +5,6 @@ and "ub overflow, requires ... bits while 1572864 bits available") and its table
 element type, for Atlas A2 and A3. Alignment only costs time there, and is not checked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Lowers kernels for virtual NPUs, by Triton's own passes and `program`."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tells Triton about virtual NPUs, and launches compiled kernels on their streams."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

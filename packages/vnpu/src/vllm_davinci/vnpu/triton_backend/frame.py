@@ -1,7 +1,5 @@
 """Places the values of a program in its frame."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 

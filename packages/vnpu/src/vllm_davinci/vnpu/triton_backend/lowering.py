@@ -4,8 +4,6 @@ An instruction is an operation of Triton's with numbers instead of names. Beside
 kernel costs, and from which of its parameters each address comes.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -47,9 +45,7 @@ FLOAT_PREDICATES = (
     *("ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true"),
 )
 UPDATES = (*("", "and", "or", "xor", "add", "fadd", "max", "min", "umax", "umin", "exch"),)
-ENDS = {
-    *("tt.return", "scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return"),
-}
+ENDS = {*("tt.return", "scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return")}
 COPIES = {
     *("tt.expand_dims", "tt.reshape", "tt.bitcast", "arith.bitcast", "tt.unsplat"),
     *("tt.int_to_ptr", "tt.ptr_to_int"),

@@ -1,7 +1,5 @@
 """Writes a lowered kernel as vnpu's C++ reads it (csrc/triton/program.cpp)."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -11,11 +11,7 @@ from vllm_davinci.core.fused_moe.dispatcher.base import (
     SelectedTokens,
     TokenDispatcher,
 )
-from vllm_davinci.core.fused_moe.dispatcher.sort import (
-    slots_of_rows,
-    sort_by_expert,
-    sum_by_token,
-)
+from vllm_davinci.core.fused_moe.dispatcher.sort import slots_of_rows, sort_by_expert, sum_by_token
 
 
 @dataclass(frozen=True, kw_only=True)

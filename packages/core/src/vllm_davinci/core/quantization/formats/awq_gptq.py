@@ -1,7 +1,5 @@
 """AWQ and GPTQ: weights packed into int32, described by config.json and the tensors' names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self

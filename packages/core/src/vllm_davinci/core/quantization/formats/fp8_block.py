@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import (
-    QuantizeMethodBase,
-)
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod

@@ -23,12 +23,7 @@ from vllm_davinci.core.quantization.scheme import (
 )
 from vllm_davinci.core.weight_files.files import StoredTensor, read_header, read_json, tensor_files
 from vllm_davinci.core.weight_files.issues import CheckReport
-from vllm_davinci.core.weight_files.layer_names import (
-    EXPERT,
-    FUSED_LAYERS,
-    WRAPPED_NORM,
-    shortened,
-)
+from vllm_davinci.core.weight_files.layer_names import EXPERT, FUSED_LAYERS, WRAPPED_NORM, shortened
 
 # Keys that describe the export as a whole. All others are tensors.
 GLOBAL_KEYS = frozenset(

@@ -1,7 +1,5 @@
 """compressed-tensors' format pack-quantized, which quantizes weights only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self

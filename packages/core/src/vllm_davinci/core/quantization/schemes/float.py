@@ -1,7 +1,5 @@
 """FLOAT: weights in the model's dtype."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod

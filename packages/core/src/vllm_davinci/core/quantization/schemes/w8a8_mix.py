@@ -4,8 +4,6 @@ Prefills use scales per token. A separate decode engine uses the checkpoint's sc
 launch per product. An engine that does both, and routed experts, use scales per token.
 """
 
-from __future__ import annotations
-
 import torch
 
 from vllm_davinci.core.quantization.scheme import SCHEMES, Layout

@@ -3,8 +3,6 @@
 Source: the language expansion in Triton-Ascend's "architecture design and core features".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
