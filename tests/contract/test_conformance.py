@@ -35,9 +35,7 @@ def test_the_page_says_what_share_of_all_tests_passes():
     )
 
 
-def test_a_run_is_compared_with_the_recorded_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_is_compared_with_the_recorded_one(tmp_path, capsys):
     results, test_files = import_module("results"), import_module("test_files")
     recorded = tmp_path / "results.json"
 
@@ -92,9 +90,7 @@ def test_a_suite_runs_each_file_of_its_folders_or_says_why_not(tmp_path: Path):
 
 
 @pytest.mark.parametrize("suite_name", ["torch_npu"])
-def test_no_error_of_a_dtype_counts_as_an_operator_that_is_not_there(
-    suite_name: str, repository: Path
-):
+def test_no_error_of_a_dtype_counts_as_an_operator_that_is_not_there(suite_name, repository):
     results, test_files = import_module("results"), import_module("test_files")
     reasons = results.read_reasons(repository / "conformance" / suite_name / "reasons.toml")
     for message in (

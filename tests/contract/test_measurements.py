@@ -82,9 +82,7 @@ def test_figures_are_of_this_release_or_the_one_before(page: Path, monkeypatch: 
         ("0.3.0", 34, "2 releases of vLLM old"),
     ],
 )
-def test_a_page_that_is_older_by_more_than_a_release_is_found(
-    version: str, minor: int, problem: str | None
-):
+def test_a_page_that_is_older_by_more_than_a_release_is_found(version, minor, problem):
     changelog = "# Changelog\n\n## 0.3.0\n\n- x\n\n## 0.2.0\n\n- x\n\n## 0.1.0\n\n- x\n"
     page = f"# A\n\nFigures of 2026-11-23 at commit 35d48a0, with vLLM 0.32.0; of core {version}.\n"
     found = problems(page, minor, {"core": changelog})

@@ -21,9 +21,7 @@ def row(kind: str, ratio: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_a_missed_goal_is_shown_and_only_that_of_an_exact_figure_fails_the_night(
-    nightly: ModuleType,
-):
+def test_a_missed_goal_is_shown_and_only_that_of_an_exact_figure_fails_the_night(nightly):
     is_good, text = nightly.goals_of({"rows": [row("measured", 0.5), row("counted", 2.0)]}, {})
     assert is_good
     assert "1 of 2 goals met" in text
@@ -31,9 +29,7 @@ def test_a_missed_goal_is_shown_and_only_that_of_an_exact_figure_fails_the_night
     assert not nightly.goals_of({"rows": [row("counted", 0.5)]}, {})[0]
 
 
-def test_a_goal_that_is_known_to_be_missed_fails_the_night_only_when_its_figure_changes(
-    nightly: ModuleType,
-):
+def test_a_goal_that_is_known_to_be_missed_fails_the_night_only_when_its_figure_changes(nightly):
     def goals(ratio: float, known: dict[str, float]) -> tuple[bool, str]:
         return nightly.goals_of({"rows": [row("modelled", ratio)]}, known)
 
@@ -66,9 +62,7 @@ def test_suites_run_at_night_where_their_checkouts_lie(nightly: ModuleType, tmp_
     assert vllm.arguments == ("conformance", "vllm", "--checkout", str(tmp_path / "vllm"))
 
 
-def test_calls_of_operators_and_engines_have_a_night_on_a_910c(
-    nightly: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_calls_of_operators_and_engines_have_a_night_on_a_910c(nightly, tmp_path, monkeypatch):
     parts = {
         part.arguments[0]: part
         for part in nightly.session_parts(["tests", "demo"])

@@ -46,9 +46,7 @@ def two_outputs_apart(
             weight.copy_(before)
 
 
-def test_greedy_tokens_are_right_and_any_with_a_clear_margin_is_wrong(
-    reference: TransformersReference,
-):
+def test_greedy_tokens_are_right_and_any_with_a_clear_margin_is_wrong(reference):
     tokens = reference.greedy(PROMPT, NUM_TOKENS)
     assert reference.first_difference(PROMPT, tokens) is None
     for position in (0, 7, NUM_TOKENS - 1):
@@ -75,9 +73,7 @@ def test_logits_are_adjusted_before_they_are_compared(reference: TransformersRef
 
 
 @pytest.mark.parametrize(("gap", "is_right"), [(1e-7, True), (1e-4, False)])
-def test_either_of_two_tokens_that_rounding_decides_between_is_right(
-    gap: float, is_right: bool, reference: TransformersReference
-):
+def test_either_of_two_tokens_that_rounding_decides_between_is_right(gap, is_right, reference):
     token = reference.greedy(PROMPT, 1)[0]
     other = (token + 1) % 64
     with two_outputs_apart(reference, "lm_head.weight", token, other, gap):
@@ -116,9 +112,7 @@ def continuations(
 
 
 @pytest.mark.parametrize(("gap", "is_right"), [(2e-7, True), (1e-3, False)])
-def test_either_of_two_experts_that_rounding_decides_between_is_right(
-    gap: float, is_right: bool, reference: TransformersReference
-):
+def test_either_of_two_experts_that_rounding_decides_between_is_right(gap, is_right, reference):
     weight = reference.network.model.layers[1].mlp.gate.weight
     before = weight.detach().clone()
     num_different = 0

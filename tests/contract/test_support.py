@@ -115,9 +115,7 @@ KINDS_OF_CASES = """
         ),
     ],
 )
-def test_cases_are_chosen_by_their_marks_and_the_others_listed(
-    options: str, counts: str, listed: list[str], tmp_path: Path
-):
+def test_cases_are_chosen_by_their_marks_and_the_others_listed(options, counts, listed, tmp_path):
     done = run_pytest(tmp_path, KINDS_OF_CASES, "env", f"PYTEST_ADDOPTS={options}")
     assert done.returncode == 0, done.stdout
     assert counts in done.stdout
@@ -199,9 +197,7 @@ def test_lanes_report_as_one_process_does_and_survive_a_crash(tmp_path: Path):
 
 
 @AT_NIGHT
-def test_an_interrupt_ends_lanes_with_what_has_passed_and_the_status_of_an_interrupt(
-    tmp_path: Path,
-):
+def test_an_interrupt_ends_lanes_with_what_has_passed_and_the_status_of_an_interrupt(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import time\nfrom pathlib import Path\n\ndef test_passes(): pass\n\n"
         "def test_waits():\n    Path('waits').touch()\n    time.sleep(100)\n"

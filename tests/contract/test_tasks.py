@@ -97,9 +97,7 @@ def test_a_step_past_its_limit_is_ended(progress, tmp_path: Path):
         steps.run([sys.executable, "-c", "import time; time.sleep(60)"], limit_s=1)
 
 
-def test_a_step_without_a_limit_takes_as_long_as_it_says_something(
-    progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_without_a_limit_takes_as_long_as_it_says_something(progress, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "QUIET_LIMIT_S", 2.0)
     steps = progress.Steps(1, tmp_path)
     steps.start("a step")
@@ -225,9 +223,7 @@ def test_pip_installs_what_uv_fails_to_install(progress, programs: Path, tmp_pat
     assert "trying pip" in capsys.readouterr().out
 
 
-def test_without_a_configured_place_torch_is_the_one_for_the_cpu(
-    progress, programs: Path, tmp_path: Path
-):
+def test_without_a_configured_place_torch_is_the_one_for_the_cpu(progress, programs, tmp_path):
     (programs / "python").write_text("#!/bin/sh\n")  # configured for nothing
     (programs / "uv").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     installer = import_module("installer").Installer(
@@ -239,9 +235,7 @@ def test_without_a_configured_place_torch_is_the_one_for_the_cpu(
     assert asked.endswith("--torch-backend=cpu torch==2.13.0")
 
 
-def test_an_installation_that_fails_twice_shows_what_pip_says(
-    progress, programs: Path, tmp_path: Path
-):
+def test_an_installation_that_fails_twice_shows_what_pip_says(progress, programs, tmp_path):
     installer = import_module("installer").Installer(
         programs / "python", progress.Steps(1, tmp_path / "logs")
     )
@@ -265,9 +259,7 @@ def test_uv_looks_where_pip_is_configured_to_look():
     ]  # fmt: skip
 
 
-def test_the_lock_serves_the_python_and_the_processor_that_it_names(
-    repository: Path, tmp_path: Path
-):
+def test_the_lock_serves_the_python_and_the_processor_that_it_names(repository, tmp_path):
     locked = import_module("installer").locked_requirements
     lock = tmp_path / "lock.txt"
     head = import_module("write_constraints").HEAD.format(python="3.11", processor="x86_64")

@@ -71,9 +71,7 @@ def wheel(path: Path, **modules: str) -> Path:
         ("Runner.sample", "kernel", "its body is another"),
     ],
 )
-def test_a_changed_name_is_reported(
-    comparison: ModuleType, tmp_path: Path, name: str, kind: str, expected: str | None
-):
+def test_a_changed_name_is_reported(comparison, tmp_path, name, kind, expected):
     old = comparison.Wheel(wheel(tmp_path / "old.whl", runner=BEFORE))
     new = comparison.Wheel(
         wheel(tmp_path / "new.whl", runner=AFTER, elsewhere="def moved(): ...\n")
@@ -93,9 +91,7 @@ def test_every_method_that_ours_override_is_compared(comparison: ModuleType):
     assert "_post_update_kernel" in by_kind["kernel"]
 
 
-def test_the_newest_release_that_installs_is_tried(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_newest_release_that_installs_is_tried(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "ci"))
     upstream = import_module("upstream")
     monkeypatch.setattr(upstream.versions, "VLLM_VERSION", "0.32.0")

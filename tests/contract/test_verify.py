@@ -30,9 +30,7 @@ def test_every_operator_that_layers_call_is_compared_or_says_why_not(repository:
 
 
 @pytest.mark.thorough
-def test_the_calls_that_a_chip_is_asked_about_are_fresh(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_calls_that_a_chip_is_asked_about_are_fresh(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "ci"))
     kept = lzma.decompress(CALLS.read_bytes()).decode()
     assert import_module("verify_calls").calls_file() == kept, "run `nox -s docs`"

@@ -69,9 +69,7 @@ def requirements(content: dict[str, Any]) -> list[Requirement]:
     return [Requirement(text) for text in texts]
 
 
-def test_every_package_pins_the_releases_that_core_pins(
-    projects: dict[str, Any], pinned: dict[str, Requirement]
-):
+def test_every_package_pins_the_releases_that_core_pins(projects, pinned):
     different = [
         f"{name}: {requirement}"
         for name, content in projects.items()
@@ -182,9 +180,7 @@ def test_no_message_spells_out_a_release_of_ours(packages: list[Path]):
     assert not spelled
 
 
-def test_the_requirements_for_npus_are_the_pinned_releases_and_our_packages(
-    packages: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_requirements_for_npus_are_the_pinned_releases_and_our_packages(packages, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "ci"))
     versions = import_module("versions")
     text = (ROOT / "requirements-npu.txt").read_text(encoding="utf-8")

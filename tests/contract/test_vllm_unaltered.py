@@ -62,9 +62,7 @@ def attributes_after_an_engine(
     return report
 
 
-def test_no_attribute_is_replaced_by_a_dense_model_and_a_replaced_one_would_be_found(
-    repository: Path,
-):
+def test_no_attribute_is_replaced_by_a_dense_model_and_a_replaced_one_would_be_found(repository):
     checkpoint = repository / "checkpoints" / "tiny_llama"
     report = attributes_after_an_engine(repository, checkpoint, {}, *ALTERED)
     assert report["replaced"] == []

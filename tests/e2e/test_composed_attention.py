@@ -4,13 +4,11 @@
 have no rules.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vllm_davinci_testing.engines.family_zoo import write_family
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.generating import assert_generates
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -34,12 +32,8 @@ GRAPHS: dict[str, Any] = {
     ],
 )
 def test_every_path_gives_the_tokens_of_transformers(
-    family: str,
-    options: dict[str, Any],
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
-) -> None:
+    family, options, start_engine, prompts, tmp_path
+):
     checkpoint, prompts = write_family(family, tmp_path / "model"), prompts[:12]
     with start_engine(checkpoint, **options) as engine:
         assert_generates(engine, TransformersReference(checkpoint), prompts, MAX_TOKENS)

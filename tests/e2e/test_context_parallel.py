@@ -1,6 +1,5 @@
 """Context parallelism: the tokens of an engine whose ranks hold the whole context."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,9 +67,7 @@ PREFILLS = [
 
 
 @pytest.mark.parametrize(("model", "options"), [*CASES, *PREFILLS])
-def test_tokens_are_those_of_transformers(
-    model: str, options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
-):
+def test_tokens_are_those_of_transformers(model, options, zoo, reference, start_engine):
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompts = [prompt_of(length) for length in LENGTHS]
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -141,9 +138,7 @@ def assert_stripes(
 @pytest.mark.thorough
 @pytest.mark.parametrize("exchange", ["ag_rs", "a2a"])
 @pytest.mark.parametrize("model", [DENSE, LATENT])
-def test_a_strict_chip_takes_every_call(
-    model: str, exchange: str, zoo: Zoo, start_engine: Callable[..., Any]
-):
+def test_a_strict_chip_takes_every_call(model, exchange, zoo, start_engine):
     """In 16 bits, where rounding depends on the division: close logprobs, no refused call."""
     wanted = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
     inputs = [{"prompt_token_ids": prompt_of(length)} for length in LENGTHS]

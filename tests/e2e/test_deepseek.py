@@ -13,7 +13,7 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.fixture_types import Engines, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
@@ -48,9 +48,7 @@ OTHER_NAMES = [model.name for model in deepseek_zoo.DEEPSEEK if model.name not i
 @pytest.mark.parametrize(
     "name", [*NAMES, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHER_NAMES)]
 )
-def test_greedy_tokens_equal_those_of_transformers(
-    name: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, batch: list[list[int]]
-):
+def test_greedy_tokens_equal_those_of_transformers(name, zoo, reference, start_engine, batch):
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(batch), GREEDY)
     assert_greedy(reference(name), batch, outputs, MAX_TOKENS)
@@ -89,20 +87,13 @@ def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
         ),
     ],
 )
-def test_tokens_are_the_same_with(
-    options: dict[str, Any],
-    environment: dict[str, str],
-    exact_engine: Engines,
-    batch: list[list[int]],
-):
+def test_tokens_are_the_same_with(options, environment, exact_engine, batch):
     more = {"environment": environment, "enable_prefix_caching": False}
     with exact_engine(PATHS_MODEL, batch, MAX_TOKENS, **more, **options):
         pass
 
 
-def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine
-):
+def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(zoo, reference, start_engine):
     prefix = list(range(100)) + list(range(30, 58))
     prompts = [[*prefix, *range(n, n + 12)] for n in range(0, 160, 20)]
     with start_engine(zoo(PATHS_MODEL)) as engine:
@@ -148,11 +139,7 @@ def with_calls(engine: EngineProcess, prompts: list[list[int]]) -> tuple[list[An
 
 @ON_ONE_DEVICE_AND_TWO
 def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
-    options: dict[str, Any],
-    tiny_deepseek: Path,
-    start_engine: StartEngine,
-    batch: list[list[int]],
-    tmp_path: Path,
+    options, tiny_deepseek, start_engine, batch, tmp_path
 ):
     traces = tmp_path / "traces"
     traces.mkdir()
@@ -171,11 +158,7 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
 @pytest.mark.thorough
 @ON_ONE_DEVICE_AND_TWO
 def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
-    options: dict[str, Any],
-    tiny_deepseek: Path,
-    start_engine: StartEngine,
-    batch: list[list[int]],
-    tmp_path: Path,
+    options, tiny_deepseek, start_engine, batch, tmp_path
 ):
     Exporter(tiny_deepseek, tmp_path, "W8A8_DYNAMIC", torch.bfloat16, {}).run(lambda _: None)
     found = []

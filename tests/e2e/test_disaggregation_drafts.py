@@ -2,13 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.disaggregated import MooncakePair, Pair, metric
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.server_process import SMALL
 from vllm_davinci_testing.engines.speculating import RACES, told
 
@@ -31,11 +29,7 @@ def prompt_of(length: int) -> list[int]:
     ],
 )
 def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
-    of_kind: type[Pair],
-    package: str,
-    start_engine: StartEngine,
-    tiny_deepseek: Path,
-    tmp_path: Path,
+    of_kind, package, start_engine, tiny_deepseek, tmp_path
 ):
     pytest.importorskip(package, exc_type=ImportError)
     sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)

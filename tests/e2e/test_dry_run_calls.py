@@ -99,12 +99,7 @@ def options_of(arguments: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "ranks", "more"), CASES)
 def test_a_rank_launches_what_an_engine_launches(
-    kind: str,
-    ranks: dict[str, Any],
-    more: dict[str, Any],
-    checkpoint: Callable[[str], Path],
-    start_engine: Callable[..., Any],
-    tmp_path: Path,
+    kind, ranks, more, checkpoint, start_engine, tmp_path
 ):
     timeline = tmp_path / "timeline.json"
     done = run_command(

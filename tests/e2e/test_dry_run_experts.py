@@ -29,9 +29,7 @@ def products_ps(repository: Path, directory: Path, *options: str) -> float:
     return sum(found)
 
 
-def test_experts_that_ranks_share_out_have_their_part_of_the_rows(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_experts_that_ranks_share_out_have_their_part_of_the_rows(repository, tmp_path):
     """Both options for whole experts give the same products."""
     ranks = "--tensor-parallel-size=4"
     flag = products_ps(repository, tmp_path, ranks, "--enable-expert-parallel")

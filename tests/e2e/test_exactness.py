@@ -4,7 +4,6 @@
 """
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,9 +69,7 @@ PATHS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
-def test_every_shape_gives_the_tokens_of_transformers(
-    model: ZooModel, tmp_path: Path, start_engine: StartEngine, prompts: Prompts
-):
+def test_every_shape_gives_the_tokens_of_transformers(model, tmp_path, start_engine, prompts):
     checkpoint = write_checkpoint(model, tmp_path / "model")
     with start_engine(checkpoint) as engine:
         outputs = engine.generate(as_inputs(prompts), GREEDY)
@@ -82,12 +79,7 @@ def test_every_shape_gives_the_tokens_of_transformers(
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_path_gives_the_tokens_of_transformers(
-    name: str,
-    path: str,
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    name, path, zoo, reference, start_engine, prompts
 ):
     options, environment = PATHS[path]
     with start_engine(zoo(name), environment=environment, **options) as engine:

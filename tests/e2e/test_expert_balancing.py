@@ -129,13 +129,7 @@ def assert_close(found: list[Any], expected: list[Any]) -> None:
     ],
 )
 def test_experts_that_move_change_no_bit_of_an_answer(
-    model: str,
-    ranks: dict[str, Any],
-    options: dict[str, Any],
-    additional: dict[str, Any],
-    balance: dict[str, Any],
-    start: Start,
-    request: pytest.FixtureRequest,
+    model, ranks, options, additional, balance, start, request
 ):
     with start(model, additional, **ranks, **options) as engine:
         expected = answers(engine)

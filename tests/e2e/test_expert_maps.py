@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from vllm_davinci_testing.engines.balanced_engines import (
     experts_of,
     started,
 )
-from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Zoo
 from vllm_davinci_testing.engines.refusals import refusal_of
 
 THOROUGH = pytest.mark.thorough
@@ -61,12 +60,7 @@ PLACES = {0: [[7, 0, 2, 5, 1], [1, 3, 4, 6, 0]], 1: [[3, 2, 1, 0, 7], [4, 7, 5, 
     ],
 )
 def test_a_map_with_replicas_changes_no_bit_of_an_answer(
-    ranks: dict[str, Any],
-    options: dict[str, Any],
-    additional: dict[str, Any],
-    zoo: Zoo,
-    start_engine: StartEngine,
-    tmp_path: Path,
+    ranks, options, additional, zoo, start_engine, tmp_path
 ):
     others = {key: value for key, value in additional.items() if key != "eplb_config"}
     model = zoo(EXPERTS)

@@ -33,9 +33,7 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 @pytest.mark.parametrize(
     "kind", [ForkedServer, pytest.param(ServerProcess, marks=pytest.mark.thorough)]
 )
-def test_a_killed_worker_fails_the_requests_and_ends_the_server(
-    kind: type[ServerProcess], tiny_llama: Path, tmp_path: Path
-):
+def test_a_killed_worker_fails_the_requests_and_ends_the_server(kind, tiny_llama, tmp_path):
     server = kind(
         tiny_llama,
         tmp_path / "log.txt",
@@ -183,9 +181,7 @@ INTERRUPTED = """
         ),
     ],
 )
-def test_an_interrupt_ends_everything(
-    moment: str, delay_s: float, environment: dict[str, str], tiny_llama: Path, tmp_path: Path
-):
+def test_an_interrupt_ends_everything(moment, delay_s, environment, tiny_llama, tmp_path):
     program, log = tmp_path / "program.py", tmp_path / "log.txt"
     program.write_text(textwrap.dedent(INTERRUPTED))
     with log.open("wb") as file:

@@ -16,7 +16,7 @@ from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.failing_start import FAILING_METHOD
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
@@ -69,13 +69,7 @@ ENTERS, SAMPLES = "model", "sampling"
     ],
 )
 def test_an_error_of_one_rank_is_the_client_s_error(
-    model: str,
-    options: dict[str, Any],
-    part: str,
-    rank: int,
-    zoo: Zoo,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, options, part, rank, zoo, start_engine, prompts
 ):
     engine = start_engine(zoo(model), **{**TWO_RANKS, **options})
     engine.on_workers("fail_once_in_step", part, FAILS_AT_TOKEN, rank)
@@ -103,9 +97,7 @@ def test_an_error_of_one_rank_is_the_client_s_error(
         pytest.param("capture_model", marks=THOROUGH),
     ],
 )
-def test_an_error_of_one_rank_at_the_start_ends_the_start(
-    method: str, zoo: Zoo, start_engine: StartEngine
-):
+def test_an_error_of_one_rank_at_the_start_ends_the_start(method, zoo, start_engine):
     begin = time.monotonic()
     worker = "vllm_davinci_testing.engines.failing_start.FailingStart"
     options = {**TWO_RANKS, **GRAPHS, "worker_cls": worker, "worker_extension_cls": ""}
@@ -117,9 +109,7 @@ def test_an_error_of_one_rank_at_the_start_ends_the_start(
 
 
 @pytest.mark.thorough
-def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
-    start_engine: StartEngine, tmp_path: Path
-):
+def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(start_engine, tmp_path):
     checkpoint = vision_zoo.write_vision_checkpoint("qwen2_5_vl", tmp_path / "vision")
     engine = start_engine(checkpoint, **TWO_RANKS, max_model_len=512)
     engine.on_workers("fail_once_in_step", "encoder", 0, 1)
@@ -151,9 +141,7 @@ def test_an_error_in_the_drafter_of_one_rank_is_the_client_s_error(
 
 
 @pytest.mark.thorough
-def test_an_error_of_one_data_parallel_engine_ends_the_others(
-    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
-):
+def test_an_error_of_one_data_parallel_engine_ends_the_others(zoo, start_engine, prompts):
     options = {name: TWO_RANKS[name] for name in ("worker_extension_cls",)}
     engines = DPEngines(start_engine, zoo(MOE), count=2, **options, **EXPERTS)
     with ThreadPoolExecutor(2) as threads:
@@ -206,11 +194,7 @@ def test_a_rank_that_is_slow_or_dies_or_fails_is_named_in_time(
     ids=["asynchronous", "synchronous"],
 )
 def test_an_error_of_every_rank_is_that_step_s_and_serving_goes_on(
-    is_asynchronous: bool,
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    is_asynchronous, zoo, reference, start_engine, prompts
 ):
     with start_engine(zoo(MODEL), **TWO_RANKS, async_scheduling=is_asynchronous) as engine:
         for part in (ENTERS, SAMPLES):
@@ -223,9 +207,7 @@ def test_an_error_of_every_rank_is_that_step_s_and_serving_goes_on(
 
 
 @NIGHTLY
-def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(
-    tiny_llama: Path, tmp_path: Path
-):
+def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(tiny_llama, tmp_path):
     server = ForkedServer(
         tiny_llama,
         tmp_path / "log.txt",

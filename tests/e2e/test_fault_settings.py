@@ -69,9 +69,7 @@ def assert_says(text: str, *words: str) -> None:
     ],
     ids=["unknown_key", "unknown_inner_key", "ill_typed", "ill_typed_section"],
 )
-def test_an_additional_config_that_cannot_be_read_is_refused(
-    config: dict[str, Any], words: list[str], zoo: Zoo
-):
+def test_an_additional_config_that_cannot_be_read_is_refused(config, words, zoo):
     assert_says(refusal_of(zoo(MODEL), additional_config=config), *words)
 
 
@@ -237,9 +235,7 @@ def test_a_corrupt_checkpoint_is_refused(zoo: Zoo, refusal: Refusal, tmp_path: P
 
 
 @pytest.mark.nightly("refusals")
-def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(
-    zoo: Zoo, tmp_path: Path
-):
+def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(zoo, tmp_path):
     model = changed(zoo(MODEL), tmp_path / "m")
     weights = model / "model.safetensors"
     content = weights.read_bytes()
@@ -253,9 +249,7 @@ def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(
 # --- requests ------------------------------------------------------------------------------------
 
 
-def test_a_prompt_longer_than_the_model_is_refused_and_the_engine_goes_on(
-    zoo: Zoo, start_engine: StartEngine
-):
+def test_a_prompt_longer_than_the_model_is_refused_and_the_engine_goes_on(zoo, start_engine):
     with start_engine(zoo(MODEL)) as engine:
         sampling = SamplingParams(max_tokens=4, ignore_eos=True)
         with pytest.raises(EngineError, match="256") as error:

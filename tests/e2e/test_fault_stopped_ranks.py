@@ -2,7 +2,6 @@
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,6 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 
@@ -44,9 +42,7 @@ def assert_names_the_stopped(told: str, rank: int, stopped: psutil.Process) -> N
     [{"async_scheduling": True}, {"async_scheduling": False}, GRAPHS, PIPELINE],
     ids=["asynchronous", "synchronous", "graphs", "pipeline"],
 )
-def test_a_stopped_rank_is_named_before_vllm_gives_up(
-    options: dict[str, Any], rank: int, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
-):
+def test_a_stopped_rank_is_named_before_vllm_gives_up(options, rank, zoo, start_engine, prompts):
     limit_s = 40
     engine = start_engine(
         zoo(MODEL),
@@ -66,9 +62,7 @@ def test_a_stopped_rank_is_named_before_vllm_gives_up(
     assert_ended(workers)
 
 
-def test_a_server_whose_first_rank_is_stopped_names_it_and_ends_with_a_status(
-    tiny_llama: Path, tmp_path: Path
-):
+def test_a_server_whose_first_rank_is_stopped_names_it_and_ends_with_a_status(tiny_llama, tmp_path):
     limit_s = 25
     server = ForkedServer(
         tiny_llama,

@@ -51,9 +51,7 @@ def test_asynchronous_steps_and_parts_of_prompts_give_the_tokens_of_transformers
     assert_greedy(reference(PATHS_MODEL), prompts, outputs, MAX_TOKENS)
 
 
-def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
-    engine: EngineProcess, reference: Reference
-):
+def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(engine, reference):
     prefix = list(range(100)) + list(range(30, 58))
     prompts = [[*prefix, *range(n, n + 12)] for n in range(0, 160, 20)]
     first = engine.generate(as_inputs(prompts[:1]), GREEDY)
@@ -114,9 +112,7 @@ def test_a_stop_string_ends_the_text_before_it(engine: EngineProcess):
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
 
 
-def test_logprobs_equal_those_of_transformers(
-    engine: EngineProcess, reference: Reference, prompts: Prompts
-):
+def test_logprobs_equal_those_of_transformers(engine, reference, prompts):
     chosen = prompts[3:9]
     sampling = SamplingParams(
         temperature=0, max_tokens=16, ignore_eos=True, logprobs=5, prompt_logprobs=3
@@ -157,9 +153,7 @@ def test_logprobs_equal_those_of_transformers(
     ],
     ids=["choice", "regex", "json", "grammar"],
 )
-def test_structured_output_has_the_structure(
-    constraint: dict[str, Any], pattern: str, engine: EngineProcess
-):
+def test_structured_output_has_the_structure(constraint, pattern, engine):
     constrained = SamplingParams(
         temperature=1.0,
         seed=3,
@@ -194,9 +188,7 @@ def test_sampling_from_one_candidate_is_greedy(options: dict[str, Any], engine: 
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_penalties_choose_as_their_definitions_do(
-    name: str, engine: EngineProcess, reference: Reference
-):
+def test_penalties_choose_as_their_definitions_do(name, engine, reference):
     prompt, penalty = [11, 22, 33], 1.4
 
     def adjust(logits: torch.Tensor, generated: list[int]) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """Every path through the engine gives transformers' tokens."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts
 from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.preemption import few_blocks
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
@@ -38,9 +37,7 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_equal_those_of_transformers(
-    name: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
-):
+def test_greedy_tokens_equal_those_of_transformers(name, zoo, reference, start_engine, prompts):
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(prompts), GREEDY)
     assert_greedy(reference(name), prompts, outputs, MAX_TOKENS)
@@ -64,9 +61,7 @@ def test_greedy_tokens_equal_those_of_transformers(
         pytest.param({}, {"VNPU_SCHEDULE": "threads"}, id="schedule_threads"),
     ],
 )
-def test_tokens_are_the_same_with(
-    options: dict[str, Any], environment: dict[str, str], exact_engine: Engines, prompts: Prompts
-):
+def test_tokens_are_the_same_with(options, environment, exact_engine, prompts):
     more = {"environment": environment, "enable_prefix_caching": False}
     with exact_engine(PATHS_MODEL, prompts, MAX_TOKENS, **more, **options) as other:
         assert other.scheduler_settings().items() >= options.items()
@@ -89,9 +84,7 @@ def test_tokens_are_the_same_under_fuzz_seed(seed: int, exact_engine: Engines, p
         assert engine.schedule() == f"fuzz:{seed}"
 
 
-def test_the_shipped_checkpoint_completes_python_in_bfloat16(
-    tiny_llama: Path, start_engine: StartEngine
-):
+def test_the_shipped_checkpoint_completes_python_in_bfloat16(tiny_llama, start_engine):
     prompts = ["def ", "import ", "class ", "if __name__ == "]
     with start_engine(tiny_llama, dtype="bfloat16") as engine:
         sampling = SamplingParams(temperature=0, max_tokens=40, logprobs=0)

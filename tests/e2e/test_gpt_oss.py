@@ -11,7 +11,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import COMPOSED, TWO_STAGES
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -43,9 +43,7 @@ SPLIT = {"additional_config": {"dbo": SPLIT_ALWAYS}}
         pytest.param(TWO_STAGES, {}, id="pipeline2", marks=THOROUGH),
     ],
 )
-def test_every_path_gives_the_tokens_of_transformers(
-    options: dict[str, Any], environment: dict[str, str], exact_engine: Engines, prompts: Prompts
-) -> None:
+def test_every_path_gives_the_tokens_of_transformers(options, environment, exact_engine, prompts):
     asked = MODEL, prompts[:NUM_PROMPTS], MAX_TOKENS
     with exact_engine(*asked, environment=environment, **options):
         pass
@@ -89,9 +87,7 @@ def test_hits_of_the_prefix_cache_give_the_tokens_of_transformers(
         ),
     ],
 )
-def test_what_is_not_computed_ends_the_start_with_a_reason(
-    options: dict[str, Any], said: tuple[str, ...], zoo: Zoo, tmp_path: Path
-) -> None:
+def test_what_is_not_computed_ends_the_start_with_a_reason(options, said, zoo, tmp_path):
     assert_refused(zoo(MODEL), options, said, tmp_path / "log.txt")
 
 

@@ -205,9 +205,7 @@ def check_plan(engines: DPEngines, is_split: bool) -> None:
 
 
 @pytest.mark.parametrize(("model", "options", "environment"), CASES)
-def test_tokens_are_those_of_eager_steps(
-    model: str, options: dict[str, Any], environment: dict[str, str], start: Start, prompts: Prompts
-):
+def test_tokens_are_those_of_eager_steps(model, options, environment, start, prompts):
     eager = start(
         model, {**options, "enforce_eager": True, "additional_config": plain(options)}, environment
     )
@@ -238,9 +236,7 @@ def eager_tokens() -> dict[str, list[list[int]]]:
 
 @THOROUGH
 @pytest.mark.parametrize("seed", range(20))
-def test_any_order_gives_the_tokens_of_eager_steps(
-    seed: int, start: Start, prompts: Prompts, eager_tokens: dict[str, list[list[int]]]
-):
+def test_any_order_gives_the_tokens_of_eager_steps(seed, start, prompts, eager_tokens):
     name = sorted(FUZZED)[seed % 2]
     model, options = FUZZED[name]
     if name not in eager_tokens:

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -90,7 +89,5 @@ def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_or_stale_record_is_not
         ),
     ],
 )
-def test_what_excludes_graph_mode_ends_the_start_with_a_message(
-    options: dict[str, Any], environment: dict[str, str], message: str, zoo: Zoo
-):
+def test_what_excludes_graph_mode_ends_the_start_with_a_message(options, environment, message, zoo):
     assert re.search(message, refusal_of(zoo(MODEL), environment, **options))

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,15 +47,7 @@ def assert_exact(reference: TransformersReference, found: list[list[int]]) -> No
         ),
     ],
 )
-def test_drafts_change_no_token(
-    model: str,
-    drafter: str,
-    options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    tmp_path: Path,
-):
+def test_drafts_change_no_token(model, drafter, options, zoo, reference, start_engine, tmp_path):
     network = reference(model)
     prompts = [text["prompt_token_ids"] for text in texts()]
     answers = [network.greedy(each, greedy(n).max_tokens or 0) for n, each in enumerate(prompts)]

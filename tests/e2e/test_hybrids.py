@@ -91,9 +91,7 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
 
 
 @pytest.mark.thorough
-def test_states_in_16_bits_are_asked_for_by_name(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
-):
+def test_states_in_16_bits_are_asked_for_by_name(zoo, reference, start_engine, prompts):
     """A state that is rounded after every token eventually gives other tokens, but few."""
     with start_engine(
         zoo(DENSE), environment=RACES, mamba_ssm_cache_dtype="bfloat16", **IN_PARTS
@@ -111,8 +109,6 @@ def test_states_in_16_bits_are_asked_for_by_name(
         ({"additional_config": {"dbo": {"enabled": True}}}, "dbo.enabled is not supported"),
     ],
 )
-def test_what_is_not_served_beside_states_is_refused_by_name(
-    options: dict[str, Any], named: str, zoo: Zoo
-):
+def test_what_is_not_served_beside_states_is_refused_by_name(options, named, zoo):
     said = refusal_of(zoo(NEXT), **options)
     assert "recurrent state" in said and named in said

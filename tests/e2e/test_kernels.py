@@ -23,7 +23,7 @@ from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
 from vllm_davinci.kernels import HOST_OPERATORS
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import as_inputs, tokens_and_logprobs
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
@@ -112,15 +112,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "quantized", "used", "options"), CASES)
 def test_results_are_equal_with_and_without_compiled_operators(
-    model: str,
-    quantized: str | None,
-    used: set[str],
-    options: dict[str, Any],
-    zoo: Zoo,
-    repository: Path,
-    tmp_path: Path,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, quantized, used, options, zoo, repository, tmp_path, start_engine, prompts
 ):
     is_trained = model.startswith("tiny_")
     source = repository / "checkpoints" / model if is_trained else zoo(model)

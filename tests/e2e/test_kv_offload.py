@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.generating import as_inputs, tokens_and_logprobs
 from vllm_davinci_testing.engines.refusals import refusal_of
 
@@ -75,9 +73,7 @@ def assert_near(answers: list[Any], expected: list[Any]) -> None:
         ),
     ],
 )
-def test_evicted_blocks_come_back_bit_by_bit(
-    checkpoint: str, options: dict[str, Any], repository: Path, start_engine: StartEngine
-) -> None:
+def test_evicted_blocks_come_back_bit_by_bit(checkpoint, options, repository, start_engine):
     model, asked = repository / "checkpoints" / checkpoint, prompts()
     options = {**OPTIONS, **options}
     with start_engine(model, **MANY_BLOCKS, **options) as engine:
@@ -118,16 +114,12 @@ def test_evicted_blocks_come_back_bit_by_bit(
         ),
     ],
 )
-def test_what_cannot_be_kept_on_the_host_ends_the_start(
-    options: dict[str, Any], message: str, tiny_llama: Path
-) -> None:
+def test_what_cannot_be_kept_on_the_host_ends_the_start(options, message, tiny_llama):
     assert re.search(message, refusal_of(tiny_llama, **OPTIONS, **FEW_BLOCKS, **options))
 
 
 @pytest.mark.nightly("refusals")
-def test_too_little_memory_of_the_host_ends_the_start(
-    tiny_llama: Path, start_engine: StartEngine
-) -> None:
+def test_too_little_memory_of_the_host_ends_the_start(tiny_llama, start_engine):
     with pytest.raises(
         EngineError, match=r"is too small for one block of the KV cache.*Give at least"
     ):

@@ -86,13 +86,7 @@ def numbers(output: Any) -> list[tuple[int, dict[int, float]]]:
     ]
 
 
-def test_tokens_of_mixed_batches_equal_those_of_peft(
-    engine: EngineProcess,
-    written: dict[str, Path],
-    requests: dict[str, LoRARequest],
-    reference: Reference,
-    prompts: Prompts,
-):
+def test_tokens_of_mixed_batches_equal_those_of_peft(engine, written, requests, reference, prompts):
     names = [None, *requests]
     asked = [name for name in names for _ in range(4)]
     given = prompts[3:7] * len(names)  # the same prompts, two of them longer than a cache block
@@ -107,9 +101,7 @@ def test_tokens_of_mixed_batches_equal_those_of_peft(
     assert len(texts) > 16  # the zero adapter's are the base's
 
 
-def test_mixed_batches_equal_single_requests_bit_for_bit(
-    engine: EngineProcess, requests: dict[str, LoRARequest], prompts: Prompts
-):
+def test_mixed_batches_equal_single_requests_bit_for_bit(engine, requests, prompts):
     names = [None, *requests]
     given = [prompts[10 + index] for index in range(len(names))]
     of_request = [requests.get(name) for name in names]
@@ -122,11 +114,7 @@ def test_mixed_batches_equal_single_requests_bit_for_bit(
 
 
 def test_base_requests_and_a_zero_adapter_equal_an_engine_without_lora(
-    engine: EngineProcess,
-    zoo: Zoo,
-    start_engine: StartEngine,
-    requests: dict[str, LoRARequest],
-    prompts: Prompts,
+    engine, zoo, start_engine, requests, prompts
 ):
     given = prompts[20:24]
     with start_engine(zoo(MODEL), max_num_seqs=16, **GRAPHS) as plain:
@@ -142,11 +130,7 @@ def test_base_requests_and_a_zero_adapter_equal_an_engine_without_lora(
 
 
 def test_logprobs_of_prompts_are_those_under_the_adapter(
-    engine: EngineProcess,
-    written: dict[str, Path],
-    requests: dict[str, LoRARequest],
-    reference: Reference,
-    prompts: Prompts,
+    engine, written, requests, reference, prompts
 ):
     names = [None, "rank8", "rank64", None]
     given = [prompts[40 + index] for index in range(len(names))]
@@ -163,18 +147,14 @@ def test_logprobs_of_prompts_are_those_under_the_adapter(
             assert of_token[token].logprob == pytest.approx(float(row[token]), abs=2e-4), name
 
 
-def test_every_tensor_of_an_adapter_is_in_its_slot(
-    engine: EngineProcess, written: dict[str, Path], requests: dict[str, LoRARequest]
-):
+def test_every_tensor_of_an_adapter_is_in_its_slot(engine, written, requests):
     name = "rank16"
     engine.generate(as_inputs([[1, 2, 3]]), GREEDY, lora_request=requests[name])
     (layers,) = engine.on_workers("layers_with", requests[name].lora_int_id)
     assert sorted(layers) == sorted(adapters.layer_names(written[name]))
 
 
-def test_cached_prefixes_are_those_of_the_same_adapter(
-    engine: EngineProcess, differences: Callable[..., Any]
-):
+def test_cached_prefixes_are_those_of_the_same_adapter(engine, differences):
     prompt = [*range(60, 200)]  # longer than a cache block, and in no other test
     hits = []
     for name in ("rank8", "rank64", None, "rank8", None):
@@ -191,13 +171,7 @@ def test_cached_prefixes_are_those_of_the_same_adapter(
     ids=["not_specialized", "by_number_of_adapters"],
 )
 def test_graphs_of_any_specialization_give_the_same_numbers(
-    engine: EngineProcess,
-    zoo: Zoo,
-    start_engine: StartEngine,
-    requests: dict[str, LoRARequest],
-    prompts: Prompts,
-    of_graphs: dict[str, Any],
-    of_adapters: dict[str, Any],
+    engine, zoo, start_engine, requests, prompts, of_graphs, of_adapters
 ):
     graphs = {**GRAPHS, "compilation_config": {**GRAPHS["compilation_config"], **of_graphs}}
     names = [None, *requests]
@@ -210,9 +184,7 @@ def test_graphs_of_any_specialization_give_the_same_numbers(
             assert [numbers(each) for each in found] == [numbers(each) for each in expected]
 
 
-def test_more_adapters_than_slots_on_two_ranks(
-    zoo: Zoo, start_engine: StartEngine, differences: Callable[..., Any], prompts: Prompts
-):
+def test_more_adapters_than_slots_on_two_ranks(zoo, start_engine, differences, prompts):
     names = [None, *RANKS, "zero"] * 2
     given = [prompts[30 + index % 3] for index in range(len(names))]
     options = {**LORA, "max_loras": 2, "max_cpu_loras": 3, "tensor_parallel_size": 2}
@@ -239,12 +211,7 @@ def test_no_step_races_and_none_waits_under_a_fuzzed_schedule(
 
 @pytest.mark.parametrize(("write", "told"), UNFIT)
 def test_an_adapter_that_does_not_fit_is_named_and_the_engine_goes_on(
-    engine: EngineProcess,
-    written: dict[str, Path],
-    requests: dict[str, LoRARequest],
-    tmp_path: Path,
-    write: Callable[[Path, Path], None],
-    told: str,
+    engine, written, requests, tmp_path, write, told
 ):
     write(tmp_path, written["rank8"])
     engine.generate(as_inputs([[1, 2, 3]]), GREEDY, lora_request=requests["rank8"])
@@ -262,7 +229,5 @@ def test_an_adapter_that_does_not_fit_is_named_and_the_engine_goes_on(
         ({"enable_tower_connector_lora": True}, "--enable-tower-connector-lora"),
     ],
 )
-def test_what_is_not_served_with_adapters_ends_the_start(
-    zoo: Zoo, options: dict[str, Any], told: str
-):
+def test_what_is_not_served_with_adapters_ends_the_start(zoo, options, told):
     assert told in refusal_of(zoo(MODEL), enable_lora=True, **options)

@@ -103,15 +103,7 @@ def of_expert(directory: Path, rows: int = 96) -> Path:
     ],
 )
 def test_tokens_are_those_of_transformers(
-    zoo: Zoo,
-    start_engine: StartEngine,
-    reference: Reference,
-    prompts: Prompts,
-    tmp_path: Path,
-    model: str,
-    dp_ranks: int,
-    options: dict[str, Any],
-    environment: dict[str, str],
+    zoo, start_engine, reference, prompts, tmp_path, model, dp_ranks, options, environment
 ):
     network = reference(model).network
     targets = LAYERS if dp_ranks == 1 else WITHOUT_EXPERTS
@@ -206,9 +198,7 @@ def test_experts_that_an_adapter_leaves_alone_stay_the_base(
     assert not adapters.first_differences(reference(EXPERTS), [some] * 4, prompts[3:7], outputs)
 
 
-def test_experts_that_do_not_lie_in_order_take_no_adapters(
-    zoo: Zoo, start_engine: StartEngine, tmp_path: Path
-):
+def test_experts_that_do_not_lie_in_order_take_no_adapters(zoo, start_engine, tmp_path):
     places = [
         {
             "layer_id": layer,
@@ -237,7 +227,5 @@ def test_experts_that_do_not_lie_in_order_take_no_adapters(
         ({"enable_mixed_moe_lora_format": True}, "--enable-mixed-moe-lora-format"),
     ],
 )
-def test_other_forms_of_experts_adapters_end_the_start(
-    zoo: Zoo, options: dict[str, Any], told: str
-):
+def test_other_forms_of_experts_adapters_end_the_start(zoo, options, told):
     assert told in refusal_of(zoo(EXPERTS), enable_lora=True, **options)

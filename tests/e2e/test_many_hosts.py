@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.host_engine import environment_on, generate_on, tokens_in
 from vllm_davinci_testing.processes.hosts import two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -39,14 +38,7 @@ DIVIDED = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
         pytest.param("deepseek_v3_dense", DIVIDED, marks=pytest.mark.thorough),
     ],
 )
-def test_tokens_are_those_of_one_host(
-    model: str,
-    ranks: dict[str, int],
-    zoo: Zoo,
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
-):
+def test_tokens_are_those_of_one_host(model, ranks, zoo, start_engine, prompts, tmp_path):
     over_hosts = _tokens_over_hosts(zoo(model), ranks, prompts, tmp_path)
     with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
         outputs = engine.generate(

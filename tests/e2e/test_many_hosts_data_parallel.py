@@ -105,15 +105,8 @@ def test_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
     ],
 )
 def test_bits_are_those_of_the_same_ranks_on_one_host(
-    layout: Layout,
-    model: str,
-    scheme: str,
-    hosts: tuple[Host, Host],
-    zoo: Zoo,
-    reference: Reference,
-    prompts: Prompts,
-    tmp_path: Path,
-) -> None:
+    layout, model, scheme, hosts, zoo, reference, prompts, tmp_path
+):
     options = [f"--additional-config={json.dumps({'moe_communication': scheme})}"]
     servers = serve_on_both(hosts, zoo(model), tmp_path, layout, *options)
     # Each server with its own ranks gets half of the prompts.
@@ -227,15 +220,8 @@ def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
     ],
 )
 def test_a_host_with_a_server_that_dies_is_named_to_clients_of_the_other(
-    layout: Layout,
-    ranks: tuple[str, str],
-    dead: int,
-    end: str,
-    hosts: tuple[Host, Host],
-    zoo: Zoo,
-    prompts: Prompts,
-    tmp_path: Path,
-) -> None:
+    layout, ranks, dead, end, hosts, zoo, prompts, tmp_path
+):
     # Here a server is its engines' parent. Spawned ones share no signal descriptor with it.
     spawned = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     servers = serve_on_both(hosts, zoo(V3), tmp_path, layout, **spawned)

@@ -37,9 +37,7 @@ def run_on(host: Host, command: str, folder: Path, log: Path) -> subprocess.Pope
 
 
 @pytest.mark.parametrize("section", ["One engine", "Data-parallel ranks"])
-def test_the_commands_serve(
-    section: str, hosts: tuple[Host, Host], repository: Path, tmp_path: Path
-) -> None:
+def test_the_commands_serve(section, hosts, repository, tmp_path):
     commands = commands_of(section, repository)
     (tmp_path / "checkpoints").symlink_to(repository / "checkpoints")
     logs = [tmp_path / "host1.txt", tmp_path / "host2.txt"]

@@ -11,7 +11,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.family_zoo import write_family
-from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import assert_generates
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
@@ -54,9 +54,7 @@ def test_tokens_are_those_of_transformers(model: str, exact_engine: Engines, pro
         pytest.param(EXAONE, EXPERT2, id="exaone_expert2", marks=THOROUGH),
     ],
 )
-def test_tokens_of_several_ranks_are_those_of_transformers(
-    model: str, ranks: dict[str, Any], exact_engine: Engines, prompts: Prompts
-):
+def test_tokens_of_several_ranks_are_those_of_transformers(model, ranks, exact_engine, prompts):
     options = {"distributed_executor_backend": "mp", **ranks}
     with exact_engine(model, prompts[:NUM_PROMPTS], MAX_TOKENS, **options):
         pass
@@ -129,9 +127,7 @@ def test_any_order_that_events_allow_gives_the_same_tokens(
 
 
 @pytest.mark.nightly("weights")
-def test_experts_placed_by_a_file_give_the_same_tokens(
-    exact_engine: Engines, prompts: Prompts, tmp_path: Path
-):
+def test_experts_placed_by_a_file_give_the_same_tokens(exact_engine, prompts, tmp_path):
     places = {0: [[7, 0, 2, 5], [1, 3, 4, 6]], 1: [[3, 2, 1, 0], [4, 7, 5, 6]]}
     layers = [
         {
@@ -193,14 +189,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
     ],
 )
 def test_tokens_of_two_dp_ranks_are_those_of_transformers(
-    model: str,
-    options: list[str],
-    additional: dict[str, Any],
-    schemes: set[str],
-    zoo: Zoo,
-    reference: Reference,
-    prompts: Prompts,
-    tmp_path: Path,
+    model, options, additional, schemes, zoo, reference, prompts, tmp_path
 ):
     log = tmp_path / "log.txt"
     server = ForkedServer(
@@ -240,9 +229,7 @@ def test_tokens_of_two_dp_ranks_are_those_of_transformers(
         ),
     ],
 )
-def test_options_that_do_not_fit_end_the_start_with_their_name(
-    options: dict[str, Any], named: str, zoo: Zoo
-):
+def test_options_that_do_not_fit_end_the_start_with_their_name(options, named, zoo):
     assert named in refusal_of(
         zoo(TOP2),
         distributed_executor_backend="mp",

@@ -7,7 +7,6 @@ it.
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,13 +64,7 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
     ],
 )
 def test_every_layout_of_one_dp_rank_gives_the_tokens_of_transformers(
-    layout: str,
-    scheme: str,
-    model: str,
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    layout, scheme, model, zoo, reference, start_engine, prompts
 ):
     options, additional = ONE_DP_RANK[layout]
     with start_engine(
@@ -98,13 +91,7 @@ def test_every_layout_of_one_dp_rank_gives_the_tokens_of_transformers(
     ],
 )
 def test_two_dp_ranks_of_two_ranks_give_the_tokens_of_transformers(
-    whole_experts: bool,
-    scheme: str,
-    model: str,
-    zoo: Zoo,
-    reference: Reference,
-    prompts: Prompts,
-    tmp_path: Path,
+    whole_experts, scheme, model, zoo, reference, prompts, tmp_path
 ):
     server = ForkedServer(
         zoo(model),

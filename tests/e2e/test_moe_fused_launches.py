@@ -1,12 +1,9 @@
 """Fused launches of dispatch and combine give the tokens of separate ones."""
 
-from typing import Any
-
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 
 RANDOM = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
 
@@ -40,13 +37,7 @@ RANDOM = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
     ],
 )
 def test_fused_launches_give_the_tokens_of_separate_ones(
-    dp_ranks: int,
-    tensor: int,
-    options: dict[str, Any],
-    additional: dict[str, Any],
-    zoo: Zoo,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    dp_ranks, tensor, options, additional, zoo, start_engine, prompts
 ):
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     if tensor > 1:

@@ -1,12 +1,10 @@
 """Dual-batch overlap: the tokens of whole steps, in every schedule, without a race."""
 
 import re
-from typing import Any
 
 import pytest
 
 from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import TWO_RANKS, as_inputs
 from vllm_davinci_testing.engines.split_engines import (
     FIRST_TOKEN,
@@ -69,9 +67,7 @@ MODEL = "llama_head64_gqa4"
         ),
     ],
 )
-def test_tokens_are_those_of_whole_steps(
-    model: str, options: dict[str, Any], exact_engine: Engines, prompts: Prompts
-):
+def test_tokens_are_those_of_whole_steps(model, options, exact_engine, prompts):
     with exact_engine(model, prompts[:32], MAX_TOKENS, **TWO_RANKS, **options) as engine:
         counts = decisions(engine)
     assert counts["split"] > 10
@@ -80,9 +76,7 @@ def test_tokens_are_those_of_whole_steps(
 # --- any schedule, no race -----------------------------------------------------------------------
 
 
-def test_every_schedule_gives_the_same_bits_and_none_races(
-    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
-):
+def test_every_schedule_gives_the_same_bits_and_none_races(zoo, start_engine, prompts):
     answers = {}
     for schedule in ("eager", "fuzz:1", "fuzz:2"):
         with start_engine(
@@ -127,12 +121,7 @@ def test_every_schedule_gives_the_same_bits_and_none_races(
     ],
 )
 def test_an_error_in_a_ubatch_is_the_step_s_error_and_the_next_request_is_served(
-    model: str,
-    options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, options, zoo, reference, start_engine, prompts
 ):
     config = overlapped(split="token")["additional_config"]
     if model != MODEL:
@@ -154,9 +143,7 @@ def test_an_error_in_a_ubatch_is_the_step_s_error_and_the_next_request_is_served
             assert_greedy(reference(model), prompts[4:8], outputs, MAX_TOKENS)
 
 
-def test_an_error_of_one_rank_ends_every_process_of_the_engine(
-    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
-):
+def test_an_error_of_one_rank_ends_every_process_of_the_engine(zoo, start_engine, prompts):
     engine = start_engine(
         zoo(MODEL),
         # The engine core in its own process, as in a server.

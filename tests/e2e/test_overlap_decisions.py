@@ -13,7 +13,6 @@ import pytest
 
 from vllm_davinci.meta.server_metrics import decision_counts, metrics_text
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import TWO_RANKS, as_inputs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
 from vllm_davinci_testing.engines.split_engines import (
@@ -50,9 +49,7 @@ def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess
         pytest.param([200, 100], "no_cut", id="no_boundary_near_the_middle"),
     ],
 )
-def test_the_first_step_is_split_or_not_by_its_tokens(
-    lengths: list[int], reason: str, engine: EngineProcess, reference: Reference
-):
+def test_the_first_step_is_split_or_not_by_its_tokens(lengths, reason, engine, reference):
     before = decisions(engine)
     prompts = random_prompts(sum(lengths), lengths)
     outputs = engine.generate(as_inputs(prompts), FIRST_TOKEN)
@@ -70,9 +67,7 @@ def test_decodes_stay_whole_unless_asked_for(engine: EngineProcess):
 
 
 @pytest.mark.thorough
-def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
-    zoo: Zoo, start_engine: StartEngine, reference: Reference
-):
+def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(zoo, start_engine, reference):
     options = {"enabled": True, "decode": True, "min_total_tokens_to_split": 2}
     with start_engine(zoo(MODEL), **TWO_RANKS, additional_config={"dbo": options}) as engine:
         for lengths, reason in (([32, 32], "split"), ([32, 31], "few_prefill_tokens")):
@@ -92,9 +87,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
 
 
 @pytest.mark.nightly("layouts")
-def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
-    engine: EngineProcess, reference: Reference
-):
+def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(engine, reference):
     # All four start together: the first fills the block that the others read.
     prefix = random_prompts(7, [128])[0]
     prompts = [prefix + random_prompts(seed, [100])[0] for seed in range(4)]
@@ -120,9 +113,7 @@ def split_steps(server: ServerProcess) -> dict[str, int]:
 
 
 @pytest.mark.nightly("layouts")
-def test_dp_ranks_split_together_and_the_metrics_say_so(
-    zoo: Zoo, reference: Reference, prompts: Prompts, tmp_path: Path
-):
+def test_dp_ranks_split_together_and_the_metrics_say_so(zoo, reference, prompts, tmp_path):
     model = "qwen3_moe_softmax_top2_of_8"
     server = ForkedServer(
         zoo(model),

@@ -222,13 +222,7 @@ def without_overlap(start: Start) -> Expected:
 
 @pytest.mark.parametrize(("layout", "model", "name", "config"), CASES)
 def test_answers_are_those_without_overlap(
-    layout: str,
-    model: str,
-    name: str,
-    config: dict[str, Any],
-    start: Start,
-    without_overlap: Expected,
-    request: pytest.FixtureRequest,
+    layout, model, name, config, start, without_overlap, request
 ):
     # sp changes no bit except with MLA, whose products then have other rows.
     is_sequence_parallel = model not in MLAS and "sp" in name

@@ -2,13 +2,10 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, Zoo
 from vllm_davinci_testing.engines.generating import assert_generates
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, shared_memory
 
@@ -40,9 +37,7 @@ MODEL = "llama_head64_gqa4"
         ),
     ],
 )
-def test_tokens_are_those_of_one_device(
-    model: str, ranks: dict[str, Any], exact_engine: Engines, prompts: Prompts
-):
+def test_tokens_are_those_of_one_device(model, ranks, exact_engine, prompts):
     # test_generate compares one device with the same reference.
     options = {"distributed_executor_backend": "mp", **ranks}
     with exact_engine(model, prompts, MAX_TOKENS, **options) as engine:
@@ -55,9 +50,7 @@ def test_tokens_are_those_of_one_device(
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_two_dp_ranks_give_the_tokens_of_one(
-    ranks: int, zoo: Zoo, reference: Reference, prompts: Prompts, tmp_path: Path
-):
+def test_two_dp_ranks_give_the_tokens_of_one(ranks, zoo, reference, prompts, tmp_path):
     log = tmp_path / "log.txt"
     server = ForkedServer(
         zoo(MODEL),
@@ -108,9 +101,7 @@ def test_two_dp_ranks_give_the_tokens_of_one(
         server.kill()
 
 
-def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(
-    exact_engine: Engines, reference: Reference
-):
+def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(exact_engine, reference):
     """Only the last stage waits for its device; runs with a schedule in which copies are late."""
     model = "qwen3_moe_softmax_top2_of_8"
     generator = random.Random(2)

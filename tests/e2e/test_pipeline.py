@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Engines, Prompts
 from vllm_davinci_testing.engines.generating import as_inputs
 
 MODEL = "llama_head64_gqa4"
@@ -53,9 +53,7 @@ def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
 
 
 @pytest.mark.thorough
-def test_structured_output_of_stages_is_that_of_one_device(
-    zoo: Zoo, start_engine: StartEngine, prompts: Prompts
-):
+def test_structured_output_of_stages_is_that_of_one_device(zoo, start_engine, prompts):
     """Its masks need a step's tokens before the next step's."""
     constrained = SamplingParams(
         temperature=0,

@@ -49,9 +49,7 @@ def assert_refuses_what_it_cannot_answer(engine: EngineProcess, task: str) -> No
         for dtype in TOLERANCES
     ],
 )
-def test_answers_are_those_of_transformers(
-    name: str, dtype: str, tmp_path: Path, inputs: list[list[int]], start_engine: StartEngine
-) -> None:
+def test_answers_are_those_of_transformers(name, dtype, tmp_path, inputs, start_engine):
     """In 16 bits on a chip that accepts only documented calls, in fp32 on the reference chip."""
     model = BY_NAME[name]
     checkpoint = pooling_zoo.write_pooling(model, tmp_path / "model")

@@ -1,13 +1,9 @@
 """The prefill-first scheduler in whole engines: the tokens of vLLM's scheduler."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
-
-from vllm_davinci_testing.engines.fixture_types import Prompts
 
 pytestmark = pytest.mark.nightly("layouts")
 
@@ -46,11 +42,7 @@ def generate(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("options", CASES)
 def test_tokens_are_those_of_vllm_s_scheduler(
-    options: dict[str, Any],
-    start_engine: Callable[..., Any],
-    tiny_deepseek: Path,
-    tiny_llama: Path,
-    prompts: Prompts,
+    options, start_engine, tiny_deepseek, tiny_llama, prompts
 ):
     model = tiny_llama if "pipeline" in str(options) else tiny_deepseek
     plain = start_engine(model, **{**SMALL, **TP2} if "mp" in str(options) else SMALL)
@@ -72,9 +64,7 @@ def test_tokens_are_those_of_vllm_s_scheduler(
     engine.close()
 
 
-def test_a_prompt_that_fits_no_step_ends_without_tokens(
-    start_engine: Callable[..., Any], tiny_llama: Path
-):
+def test_a_prompt_that_fits_no_step_ends_without_tokens(start_engine, tiny_llama):
     engine = start_engine(
         tiny_llama, **{**SMALL, "max_num_batched_tokens": 64}, additional_config=PREFILL_FIRST
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.processes.forked import output_of
 
@@ -34,9 +33,7 @@ def test_virtual_devices_compute_with_the_threads_that_there_were(tiny_llama: Pa
     assert threads == "threads: 3"
 
 
-def test_vllm_s_profiler_writes_a_trace_of_host_and_device(
-    start_engine: StartEngine, tiny_llama: Path, tmp_path: Path
-):
+def test_vllm_s_profiler_writes_a_trace_of_host_and_device(start_engine, tiny_llama, tmp_path):
     engine = start_engine(
         tiny_llama,
         enforce_eager=False,

@@ -6,8 +6,6 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
-
 MODEL = "llama_head64_gqa4"
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -24,11 +22,7 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
     ],
 )
 def test_embeddings_of_tokens_give_what_the_tokens_give(
-    options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    prompts: Prompts,
-    start_engine: StartEngine,
+    options, zoo, reference, prompts, start_engine
 ):
     engine = start_engine(
         zoo(MODEL), enable_prompt_embeds=True, environment={"VNPU_RACES": "raise"}, **options

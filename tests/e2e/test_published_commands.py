@@ -115,13 +115,7 @@ RANKS_AND_PROMPTS = [
         *(pytest.param(*each.values, {}, id=each.id, marks=THOROUGH) for each in RANKS_AND_PROMPTS),
     ],
 )
-def test_the_server_for_mla_multistream(
-    ranks: int,
-    prompts: int,
-    environment: dict[str, str],
-    serve: Callable[..., ServerProcess],
-    int8_deepseek: Path,
-):
+def test_the_server_for_mla_multistream(ranks, prompts, environment, serve, int8_deepseek):
     config = {**MLA_CONFIG, "expert_tensor_parallel_size": ranks}
     server = serve(
         int8_deepseek,
@@ -139,9 +133,7 @@ def test_the_server_for_mla_multistream(
 
 
 @pytest.mark.parametrize(("ranks", "prompts"), RANKS_AND_PROMPTS)
-def test_the_server_for_dual_batch_overlap(
-    ranks: int, prompts: int, serve: Callable[..., ServerProcess], tiny_deepseek: Path
-):
+def test_the_server_for_dual_batch_overlap(ranks, prompts, serve, tiny_deepseek):
     server = serve(
         tiny_deepseek,
         f"-tp={ranks}",

@@ -15,7 +15,6 @@ from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci_testing.engines.engine_process import ON_910C
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.int8_checkpoint import compressed_int8, rewrite, tensors_of
 from vllm_davinci_testing.engines.likelihood import CLOSE, likelihood
 
@@ -42,11 +41,7 @@ def assert_close(
 
 
 def test_the_description_alone_selects_the_method(
-    quantize: Quantize,
-    tiny_llama: Path,
-    of_floats: Callable[[Path], float],
-    start_engine: StartEngine,
-    text: list[int],
+    quantize, tiny_llama, of_floats, start_engine, text
 ):
     with start_engine(quantize(tiny_llama, "W8A8_DYNAMIC"), **BF16) as engine:
         value = likelihood(engine, text)
@@ -64,29 +59,19 @@ def test_the_description_alone_selects_the_method(
         pytest.param("float16", ON_910C, marks=pytest.mark.thorough),
     ],
 )
-def test_static_layers_run_in_both_dtypes(
-    dtype: str,
-    chip: dict[str, str],
-    quantize: Quantize,
-    tiny_llama: Path,
-    assert_close: Callable[..., None],
-):
+def test_static_layers_run_in_both_dtypes(dtype, chip, quantize, tiny_llama, assert_close):
     model = quantize(tiny_llama, "W8A8", getattr(torch, dtype))
     assert_close(model, tiny_llama, dtype=dtype, quantization="ascend", environment=chip)
 
 
-def test_ranks_add_a_static_bias_once(
-    quantize: Quantize, tiny_llama: Path, assert_close: Callable[..., None]
-):
+def test_ranks_add_a_static_bias_once(quantize, tiny_llama, assert_close):
     # The bias holds the offset's share of every sum: applying it twice destroys the text.
     assert_close(quantize(tiny_llama, "W8A8"), tiny_llama, tensor_parallel_size=2)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
-def test_the_nz_layout_changes_no_bit(
-    kind: str, quantize: Quantize, tiny_deepseek: Path, likelihood_of: Callable[..., float]
-):
+def test_the_nz_layout_changes_no_bit(kind, quantize, tiny_deepseek, likelihood_of):
     model, nz = quantize(tiny_deepseek, kind), {"enable_weight_nz_layout": True}
     plain = likelihood_of(model, environment=ON_910C)
     assert plain == likelihood_of(model, environment=ON_910C, additional_config=nz)
@@ -108,20 +93,14 @@ def test_the_nz_layout_changes_no_bit(
     ],
 )
 def test_latent_attention_and_experts_run_quantized(
-    kind: str,
-    options: dict[str, Any],
-    quantize: Quantize,
-    tiny_deepseek: Path,
-    assert_close: Callable[..., None],
+    kind, options, quantize, tiny_deepseek, assert_close
 ):
     assert_close(quantize(tiny_deepseek, kind), tiny_deepseek, **options)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_experts_with_input_scales_of_their_own_run(
-    ranks: int, quantize: Quantize, tiny_deepseek: Path, assert_close: Callable[..., None]
-):
+def test_experts_with_input_scales_of_their_own_run(ranks, quantize, tiny_deepseek, assert_close):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name=f"static-experts-{ranks}")
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
@@ -144,11 +123,7 @@ def test_experts_with_input_scales_of_their_own_run(
 
 
 def test_layers_that_stayed_floats_run_among_quantized_ones(
-    quantize: Quantize,
-    tiny_deepseek: Path,
-    of_floats: Callable[[Path], float],
-    start_engine: StartEngine,
-    text: list[int],
+    quantize, tiny_deepseek, of_floats, start_engine, text
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name="mixed")
     tensors = tensors_of(directory)
@@ -212,13 +187,7 @@ def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
         pytest.param("tiny_deepseek", "W8A8_DYNAMIC", id="experts"),
     ],
 )
-def test_a_compressed_tensors_checkpoint_runs(
-    model: str,
-    kind: str,
-    request: pytest.FixtureRequest,
-    quantize: Quantize,
-    assert_close: Callable[..., None],
-):
+def test_a_compressed_tensors_checkpoint_runs(model, kind, request, quantize, assert_close):
     source = request.getfixturevalue(model)
     directory = quantize(source, kind, name=f"compressed-{model}")
     as_compressed_tensors(directory, source, kind)

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.fp8_checkpoint import (
     deepseek_of_blocks,
     dequantized,
@@ -38,12 +37,7 @@ Quantize = Callable[..., Path]
     ],
 )
 def test_biases_of_norms_do_what_they_do_in_transformers(
-    model: str,
-    kind: str,
-    request: pytest.FixtureRequest,
-    quantize: Quantize,
-    text: list[int],
-    likelihood_of: Callable[..., float],
+    model, kind, request, quantize, text, likelihood_of
 ):
     source = request.getfixturevalue(model)
     directory = quantize(source, kind, name=f"biased-{model}")
@@ -96,9 +90,7 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_fp8_in_blocks_gives_the_tokens_of_its_floats(
-    ranks: int, fp8: tuple[Path, Path], start_engine: StartEngine, prompts: Prompts
-):
+def test_fp8_in_blocks_gives_the_tokens_of_its_floats(ranks, fp8, start_engine, prompts):
     blocks, floats = fp8
     options = {"tensor_parallel_size": ranks, "enable_expert_parallel": ranks > 1}
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -109,9 +101,7 @@ def test_fp8_in_blocks_gives_the_tokens_of_its_floats(
 
 
 @pytest.mark.thorough
-def test_fp8_in_blocks_becomes_int8_where_the_option_says_so(
-    fp8: tuple[Path, Path], likelihood_of: Callable[..., float], text: list[int]
-):
+def test_fp8_in_blocks_becomes_int8_where_the_option_says_so(fp8, likelihood_of, text):
     blocks, floats = fp8
     within = [token % 512 for token in text]
     rows = TransformersReference(floats).logprobs(within)[:-1]

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.weight_only import unpacked_rows
 from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.likelihood import CLOSE, likelihood
@@ -81,12 +79,7 @@ def write(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
     ],
 )
 def test_tokens_of_mixed_layers_are_those_of_dynamic_ones(
-    model: str,
-    most_wrong: int,
-    request: pytest.FixtureRequest,
-    quantize: Quantize,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, most_wrong, request, quantize, start_engine, prompts
 ):
     directory = write(quantize, request.getfixturevalue(model), "W8A8_MIX")
     assert check_checkpoint(directory).can_load
@@ -101,11 +94,7 @@ def test_tokens_of_mixed_layers_are_those_of_dynamic_ones(
 
 @pytest.mark.thorough
 def test_mixed_layers_of_an_engine_that_only_decodes_are_static_ones(
-    tiny_llama: Path,
-    tmp_path: Path,
-    quantize: Quantize,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    tiny_llama, tmp_path, quantize, start_engine, prompts
 ):
     directory = write(quantize, tiny_llama, "W8A8_MIX")
     static = tmp_path / "static"
@@ -159,13 +148,7 @@ def in_eight_bits(directory: Path, target: Path) -> Path:
     ],
 )
 def test_weights_of_four_bits_say_what_the_same_integers_say_in_eight(
-    options: dict[str, Any],
-    is_kept: bool,
-    zoo: Zoo,
-    quantize: Quantize,
-    start_engine: StartEngine,
-    text: list[int],
-    tmp_path: Path,
+    options, is_kept, zoo, quantize, start_engine, text, tmp_path
 ):
     directory = write(quantize, zoo(EXPERTS), "W4A8_DYNAMIC")
     assert check_checkpoint(directory).can_load
@@ -196,13 +179,7 @@ EXPERT = "model.layers.1.mlp.experts.3.up_proj"
     ],
     ids=["groups", "rows_short", "floats", "parts"],
 )
-def test_bad_weights_of_four_bits_are_named(
-    part: str,
-    change: Callable[[Tensor], Tensor],
-    told: str,
-    tiny_deepseek: Path,
-    quantize: Quantize,
-):
+def test_bad_weights_of_four_bits_are_named(part, change, told, tiny_deepseek, quantize):
     directory = write(quantize, tiny_deepseek, "W4A8_DYNAMIC", "experts")
     whole = tensors_of(directory)
     name = f"{EXPERT}.{part}"
@@ -214,9 +191,7 @@ def test_bad_weights_of_four_bits_are_named(
     assert any(told in each for each in said), said
 
 
-def test_experts_that_are_not_symmetric_end_the_start(
-    tiny_deepseek: Path, quantize: Quantize, start_engine: StartEngine
-):
+def test_experts_that_are_not_symmetric_end_the_start(tiny_deepseek, quantize, start_engine):
     directory = write(quantize, tiny_deepseek, "W4A8_DYNAMIC", "experts.")
     tensors = tensors_of(directory)
     tensors[f"{EXPERT}.weight_offset"] += 1

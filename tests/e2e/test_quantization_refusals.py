@@ -8,7 +8,6 @@ import pytest
 
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
@@ -56,12 +55,7 @@ EXPERT = "model.layers.2.mlp.experts.5"
     ],
 )
 def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(
-    tensor: str,
-    type_name: str | None,
-    told: str,
-    quantize: Quantize,
-    tiny_deepseek: Path,
-    start_engine: StartEngine,
+    tensor, type_name, told, quantize, tiny_deepseek, start_engine
 ):
     # The name separates this directory from all others.
     name = f"bad-{tensor.replace('.', '-')}-{type_name}"
@@ -71,9 +65,7 @@ def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(
     assert told in str(error.value)
 
 
-def test_the_option_on_a_float_checkpoint_says_how_to_make_one(
-    tiny_llama: Path, start_engine: StartEngine
-):
+def test_the_option_on_a_float_checkpoint_says_how_to_make_one(tiny_llama, start_engine):
     with pytest.raises(
         EngineError, match=r"needs quant_model_description\.json next to the weights"
     ):

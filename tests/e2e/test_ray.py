@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.host_engine import generate_on, tokens_in
 from vllm_davinci_testing.processes.hosts import Host, two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -83,14 +82,8 @@ def ended_well(program: subprocess.Popen[bytes], log: Path) -> None:
     ],
 )
 def test_tokens_are_those_of_workers_that_vllm_starts(
-    npus: tuple[int, ...],
-    ranks: dict[str, int],
-    hosts: tuple[Host, Host],
-    zoo: Zoo,
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
-) -> None:
+    npus, ranks, hosts, zoo, start_engine, prompts, tmp_path
+):
     start_ray(hosts, npus, tmp_path)
     log = tmp_path / "engine.txt"
     options = {**OPTIONS, **ranks, "model": str(zoo(MODEL)), "distributed_executor_backend": "ray"}
@@ -104,9 +97,7 @@ def test_tokens_are_those_of_workers_that_vllm_starts(
     assert len(set(re.findall(r"RayWorkerProc pid=(\d+)", log.read_text()))) == 2
 
 
-def test_too_few_npus_end_the_start_with_how_many_there_are(
-    hosts: tuple[Host, Host], zoo: Zoo, prompts: Prompts, tmp_path: Path
-) -> None:
+def test_too_few_npus_end_the_start_with_how_many_there_are(hosts, zoo, prompts, tmp_path):
     start_ray(hosts, (1,), tmp_path)
     log = tmp_path / "engine.txt"
     options = {

@@ -85,9 +85,7 @@ def test_a_trace_takes_the_place_of_what_is_sampled(engine: EngineProcess):
     assert tokens_of([other]) == tokens_of(engine.generate(given[1:], asking()))
 
 
-def test_a_sampled_token_comes_with_the_tokens_that_were_allowed(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
-):
+def test_a_sampled_token_comes_with_the_tokens_that_were_allowed(zoo, start_engine):
     with start_engine(
         zoo(MODEL), environment=RACES, return_sampling_mask=True, logprobs_mode="processed_logprobs"
     ) as engine:

@@ -1,7 +1,5 @@
 """Sequence parallel between attention and MLP: one device's tokens."""
 
-from typing import Any
-
 import pytest
 
 from vllm_davinci_testing.engines.fixture_types import Engines, Prompts
@@ -39,9 +37,7 @@ THOROUGH = pytest.mark.thorough
         ),
     ],
 )
-def test_tokens_are_those_of_transformers(
-    model: str, min_tokens: int, engine: dict[str, Any], exact_engine: Engines, prompts: Prompts
-):
+def test_tokens_are_those_of_transformers(model, min_tokens, engine, exact_engine, prompts):
     with exact_engine(
         *(model, prompts[:16], MAX_TOKENS),
         distributed_executor_backend="mp",
@@ -64,9 +60,7 @@ def test_turned_off_no_step_is_sequence_parallel(exact_engine: Engines, prompts:
     assert "run sequence parallel" not in log
 
 
-def test_sequence_parallel_steps_are_split_exactly_and_without_a_race(
-    exact_engine: Engines, prompts: Prompts
-):
+def test_sequence_parallel_steps_are_split_exactly_and_without_a_race(exact_engine, prompts):
     # Each half exchanges its shards on its own stream while the other half computes.
     with exact_engine(
         *("deepseek_v3_moe", prompts[:12], 8),

@@ -110,9 +110,7 @@ def test_a_stream_adds_up_to_the_whole_text(client: openai.OpenAI):
     assert "".join(parts) == whole
 
 
-def test_concurrent_requests_get_the_texts_they_get_alone(
-    server: ServerProcess, client: openai.OpenAI
-):
+def test_concurrent_requests_get_the_texts_they_get_alone(server, client):
     prompts = [f"def function_{n}(" for n in range(8)] + ["import ", "class A", "    for ", "x = "]
     alone = [complete(client, prompt) for prompt in prompts]
     with ThreadPoolExecutor(24) as threads:
@@ -161,9 +159,7 @@ def test_malformed_json_is_a_bad_request(server: ServerProcess):
     [("x = 1\n" * 5000, 1), ("x = 1\n", 300)],
     ids=["prompt", "max_tokens"],
 )
-def test_an_oversized_request_is_refused_with_the_limit(
-    prompt: str, max_tokens: int, client: openai.OpenAI
-):
+def test_an_oversized_request_is_refused_with_the_limit(prompt, max_tokens, client):
     with pytest.raises(openai.BadRequestError, match="256") as refusal:
         complete(client, prompt, max_tokens=max_tokens)
     assert refusal.value.status_code == 400
@@ -180,9 +176,7 @@ def test_an_impossible_option_is_a_bad_request(client: openai.OpenAI):
 
 
 @pytest.mark.nightly("planning")
-def test_the_profile_endpoints_write_a_trace_with_rows_of_the_device(
-    server: ServerProcess, client: openai.OpenAI, traces: Path
-):
+def test_the_profile_endpoints_write_a_trace_with_rows_of_the_device(server, client, traces):
     httpx.post(f"{server.url}/start_profile", timeout=60).raise_for_status()
     complete(client, "the", max_tokens=3)
     httpx.post(f"{server.url}/stop_profile", timeout=60).raise_for_status()

@@ -70,9 +70,7 @@ def complete(server: Callable[..., httpx.Response], name: str) -> list[int]:
     return answer.json()["choices"][0]["token_ids"]
 
 
-def test_adapters_come_and_go_while_the_server_answers(
-    server: Callable[..., httpx.Response], model: TransformersReference, tmp_path: Path
-):
+def test_adapters_come_and_go_while_the_server_answers(server, model, tmp_path):
     paths = {
         f"adapter{seed}": adapters.write_adapter(
             model.network, tmp_path / f"adapter{seed}", rank=16, seed=seed
@@ -99,9 +97,7 @@ def test_adapters_come_and_go_while_the_server_answers(
     assert server("/v1/completions", model="adapter0", prompt="a").status_code == 404
 
 
-def test_an_adapter_that_does_not_fit_is_answered_with_its_layer(
-    server: Callable[..., httpx.Response], tmp_path: Path
-):
+def test_an_adapter_that_does_not_fit_is_answered_with_its_layer(server, tmp_path):
     name = "base_model.model.model.layers.0.self_attn.o_proj.lora_{}.weight"
     adapters.write_files(
         tmp_path,
@@ -135,9 +131,7 @@ def stream(url: str, prompt: list[int], max_tokens: int, has_begun: Event) -> li
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep", "wait"])
-def test_a_server_sleeps_while_requests_are_under_way(
-    url: str, server: Callable[..., httpx.Response], model: TransformersReference, mode: str
-):
+def test_a_server_sleeps_while_requests_are_under_way(url, server, model, mode):
     prompts = [[*PROMPT, number] for number in range(80, 84)]
     count = 180  # no request ends before the server gets the request to sleep
     with ThreadPoolExecutor(len(prompts)) as pool:

@@ -34,11 +34,7 @@ TERMINAL, SUPERVISOR = (signal.SIGINT, True), (signal.SIGTERM, False)
     ],
 )
 def test_a_signal_in_a_long_step_answers_all_requests_and_ends_the_server(
-    kind: type[ServerProcess],
-    options: tuple[str, ...],
-    signalled: tuple[signal.Signals, bool],
-    tiny_llama: Path,
-    tmp_path: Path,
+    kind, options, signalled, tiny_llama, tmp_path
 ):
     with signalled_server(kind, tiny_llama, tmp_path, *options) as ending:
         server = ending.server

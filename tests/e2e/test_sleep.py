@@ -7,7 +7,6 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from vllm_davinci_testing.engines.adapters import write_adapter
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import bits
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.refusals import refusal_of
@@ -44,14 +43,7 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     ],
 )
 def test_tokens_after_sleep_are_those_before(
-    repository: Path,
-    zoo: Zoo,
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
-    model: str,
-    options: dict[str, Any],
-    environment: dict[str, str],
+    repository, zoo, start_engine, prompts, tmp_path, model, options, environment
 ):
     checkpoint = repository / "checkpoints" / model if model in (DENSE, MLA) else zoo(model)
     given = prompts[3:9]

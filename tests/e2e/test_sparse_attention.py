@@ -79,12 +79,7 @@ def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_wait
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", [None, "W8A8_DYNAMIC", "W8A8"])
 def test_where_all_tokens_are_chosen_attention_is_dense(
-    scheme: str | None,
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
+    scheme, zoo, reference, start_engine, prompts, tmp_path
 ):
     """In fp32 the same tokens as dense MLA; with int8 weights in 16 bits, a similar number."""
     name = "deepseek_v32_all"
@@ -145,13 +140,7 @@ def as_dense(sparse: Path, directory: Path) -> Path:
     [(DEEPSEEK, None), (SHARED, None), (DEEPSEEK, "W8A8_DYNAMIC"), (DEEPSEEK, "W8A8")],
 )
 def test_in_16_bits_on_a_chip_tokens_stay_close(
-    model: str,
-    scheme: str | None,
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
+    model, scheme, zoo, reference, start_engine, prompts, tmp_path
 ):
     """Is as close to fp32 as transformers' bfloat16 model, which also selects other tokens."""
     floats = zoo(model)

@@ -1,12 +1,11 @@
 """Speculative decoding changes no token: any method, number of drafts and schedule."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from vllm_davinci_testing.engines.drafters import KNOWING, TEXTS, WRONG
-from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine, Undrafted, Zoo
+from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine
 from vllm_davinci_testing.engines.speculating import speculation, told, write_texts
 
 THOROUGH = pytest.mark.thorough
@@ -35,9 +34,7 @@ THOROUGH = pytest.mark.thorough
         ),
     ],
 )
-def test_ngrams_change_no_token(
-    count: int, options: dict[str, Any], drafting_engine: Engines, tiny_llama: Path
-):
+def test_ngrams_change_no_token(count, options, drafting_engine, tiny_llama):
     with drafting_engine(tiny_llama, {**speculation("ngram", count), **options}) as engine:
         drafted, accepted = told(engine)
     assert 0 < accepted < drafted
@@ -50,9 +47,7 @@ def test_wrong_drafts_change_no_token(drafting_engine: Engines, tiny_llama: Path
         assert accepted < drafted / 4
 
 
-def test_drafts_of_one_who_knows_are_all_accepted(
-    drafting_engine: Engines, undrafted: Undrafted, tiny_llama: Path, tmp_path: Path
-):
+def test_drafts_of_one_who_knows_are_all_accepted(drafting_engine, undrafted, tiny_llama, tmp_path):
     known = write_texts(tmp_path / "texts.json", undrafted(tiny_llama))
     asked = {**speculation("custom_class", 3, model=KNOWING), "enforce_eager": False}
     with drafting_engine(tiny_llama, asked, **{TEXTS: str(known)}) as engine:
@@ -65,9 +60,7 @@ def test_drafts_of_one_who_knows_are_all_accepted(
 
 @THOROUGH
 @pytest.mark.parametrize("model", ["qwen3_norm_head128_gqa2", "mistral_window32_head80_gqa2"])
-def test_wrong_drafts_change_no_token_of_other_families(
-    model: str, drafting_engine: Engines, zoo: Zoo
-):
+def test_wrong_drafts_change_no_token_of_other_families(model, drafting_engine, zoo):
     with drafting_engine(zoo(model), speculation("custom_class", 3, model=WRONG)):
         pass
 

@@ -13,7 +13,7 @@ from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine, Undrafted
+from vllm_davinci_testing.engines.fixture_types import Engines
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
 from vllm_davinci_testing.engines.preemption import few_blocks
@@ -70,9 +70,7 @@ def generate_on(engines: DPEngines, counts: list[int]) -> list[list[list[int]]]:
         pytest.param(2, {"async_scheduling": False}, id="2_sync", marks=THOROUGH),
     ],
 )
-def test_ranks_without_requests_draft_along(
-    count: int, options: dict[str, Any], start_engine: StartEngine, mtp: Path, undrafted: Undrafted
-):
+def test_ranks_without_requests_draft_along(count, options, start_engine, mtp, undrafted):
     """Both ranks are busy, then one ends after its first token and joins all passes as idle."""
     asked = {**speculation("mtp", count), **options}
     with DPEngines(start_engine, mtp, 2, RACES, **asked) as engines:
@@ -112,9 +110,7 @@ def test_steps_with_drafts_are_split(options: dict[str, Any], drafting_engine: E
 
 
 @THOROUGH
-def test_auxiliary_states_of_split_steps_are_whole(
-    drafting_engine: Engines, repository: Path, tiny_llama: Path
-):
+def test_auxiliary_states_of_split_steps_are_whole(drafting_engine, repository, tiny_llama):
     head = {"model": str(repository / "checkpoints" / "tiny_llama_eagle3")}
     found = []
     for options in (TP2, dbo()):
@@ -125,9 +121,7 @@ def test_auxiliary_states_of_split_steps_are_whole(
 
 
 @THOROUGH
-def test_drafts_continue_on_blocks_from_the_hosts_memory(
-    drafting_engine: Engines, undrafted: Undrafted, mtp: Path
-):
+def test_drafts_continue_on_blocks_from_the_hosts_memory(drafting_engine, undrafted, mtp):
     asked = {**speculation("mtp", 3), **few_blocks(12), "kv_offloading_size": 0.25}
     with drafting_engine(mtp, asked) as engine:
         assert generate(engine) == undrafted(mtp)
@@ -137,9 +131,7 @@ def test_drafts_continue_on_blocks_from_the_hosts_memory(
 
 
 @THOROUGH
-def test_drafters_sleep_and_wake_with_their_model(
-    drafting_engine: Engines, undrafted: Undrafted, mtp: Path
-):
+def test_drafters_sleep_and_wake_with_their_model(drafting_engine, undrafted, mtp):
     expected = undrafted(mtp)
     options = {
         "enable_sleep_mode": True,
@@ -173,12 +165,7 @@ def test_drafters_sleep_and_wake_with_their_model(
     ],
 )
 def test_adapters_change_the_same_tokens_with_drafts(
-    method: str,
-    options: dict[str, Any],
-    start_engine: StartEngine,
-    tiny_llama: Path,
-    mtp: Path,
-    tmp_path: Path,
+    method, options, start_engine, tiny_llama, mtp, tmp_path
 ):
     """Each step has requests with two adapters of all layers, embeddings and heads, and without."""
     target = mtp if method == "mtp" else tiny_llama
@@ -216,12 +203,7 @@ def test_adapters_change_the_same_tokens_with_drafts(
     ],
 )
 def test_int8_models_keep_their_tokens(
-    kind: str,
-    method: str,
-    start_engine: StartEngine,
-    repository: Path,
-    tiny_llama: Path,
-    tmp_path: Path,
+    kind, method, start_engine, repository, tiny_llama, tmp_path
 ):
     checkpoints = repository / "checkpoints"
     source = checkpoints / ("tiny_deepseek" if method == "mtp" else "tiny_llama")

@@ -7,7 +7,6 @@ import pytest
 
 from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle
-from vllm_davinci_testing.engines.fixture_types import Engines
 from vllm_davinci_testing.engines.speculating import speculation, told
 
 CASES = [
@@ -26,9 +25,7 @@ def drafter(method: str, target: Path, place: Path) -> dict[str, Any]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "method", "count"), CASES)
-def test_no_token_changes(
-    name: str, method: str, count: int, drafting_engine: Engines, repository: Path, tmp_path: Path
-):
+def test_no_token_changes(name, method, count, drafting_engine, repository, tmp_path):
     target = repository / "checkpoints" / name
     asked = speculation(method, count, **drafter(method, target, tmp_path / "drafter"))
     with drafting_engine(target, {**asked, "enforce_eager": False}) as engine:

@@ -1,12 +1,9 @@
 """Methods that draft on the host change no token."""
 
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine, Undrafted
 from vllm_davinci_testing.engines.speculating import generate, speculation, told
 
 THOROUGH = pytest.mark.thorough
@@ -26,9 +23,7 @@ NEEDS_ARCTIC = pytest.mark.skipif(
         pytest.param({"num_gpu_blocks_override": 8}, id="few_blocks", marks=THOROUGH),
     ],
 )
-def test_suffix_trees_change_no_token(
-    options: dict[str, Any], drafting_engine: Engines, undrafted: Undrafted, tiny_llama: Path
-):
+def test_suffix_trees_change_no_token(options, drafting_engine, undrafted, tiny_llama):
     """Runs twice, so that the second run finds the first one's texts in its tree."""
     with drafting_engine(tiny_llama, {**speculation("suffix", 4), **options}) as engine:
         first = told(engine)
@@ -39,9 +34,7 @@ def test_suffix_trees_change_no_token(
     assert (both[1] - first[1]) / (both[0] - first[0]) > 0.9
 
 
-def test_without_its_package_the_method_says_what_to_install(
-    start_engine: StartEngine, tiny_llama: Path
-):
+def test_without_its_package_the_method_says_what_to_install(start_engine, tiny_llama):
     if find_spec("arctic_inference") is not None:
         pytest.skip("arctic-inference is installed")
     with pytest.raises(Exception, match="pip install arctic-inference"):

@@ -5,12 +5,10 @@ drafts were accepted.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
-from vllm_davinci_testing.engines.fixture_types import Engines, StartEngine
 from vllm_davinci_testing.engines.mtp_checkpoint import with_copied_mtp, with_random_mtp
 from vllm_davinci_testing.engines.speculating import generate, speculation, told
 
@@ -50,9 +48,7 @@ def modules(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         pytest.param(2, {**TP2, "enable_expert_parallel": True}, id="2_ep2", marks=THOROUGH),
     ],
 )
-def test_mtp_changes_no_token(
-    count: int, options: dict[str, Any], drafting_engine: Engines, mtp: Path
-):
+def test_mtp_changes_no_token(count, options, drafting_engine, mtp):
     with drafting_engine(mtp, {**speculation("mtp", count), **options}) as engine:
         is_async = engine.scheduler_settings()["async_scheduling"]
         assert is_async == options.get("async_scheduling", True)
@@ -75,9 +71,7 @@ def test_mtp_changes_no_token(
         pytest.param(2, {**TP2, **GRAPHS}, id="2_tp2_graphs", marks=THOROUGH),
     ],
 )
-def test_mtp_of_several_modules_changes_no_token(
-    count: int, options: dict[str, Any], drafting_engine: Engines, modules: Path, mtp: Path
-):
+def test_mtp_of_several_modules_changes_no_token(count, options, drafting_engine, modules, mtp):
     asked = {**speculation("mtp", count), **options}
     with drafting_engine(modules, asked, plain=mtp) as engine:
         drafted, accepted = told(engine)
@@ -107,14 +101,7 @@ def test_mtp_of_several_modules_changes_no_token(
         ),
     ],
 )
-def test_heads_change_no_token(
-    method: str,
-    count: int,
-    options: dict[str, Any],
-    drafting_engine: Engines,
-    tiny_llama: Path,
-    tmp_path: Path,
-):
+def test_heads_change_no_token(method, count, options, drafting_engine, tiny_llama, tmp_path):
     write = random_eagle3 if method == "eagle3" else random_eagle
     head = write(tiny_llama, tmp_path / "head")
     options = dict(options)
@@ -137,9 +124,7 @@ def test_heads_change_no_token(
         pytest.param(TP2, id="tp2", marks=THOROUGH),
     ],
 )
-def test_all_drafts_of_the_model_itself_are_accepted(
-    options: dict[str, Any], drafting_engine: Engines, tiny_llama: Path
-):
+def test_all_drafts_of_the_model_itself_are_accepted(options, drafting_engine, tiny_llama):
     draft = {"model": str(tiny_llama)}
     if "tensor_parallel_size" in options:
         draft["draft_tensor_parallel_size"] = options["tensor_parallel_size"]
@@ -164,13 +149,7 @@ def test_all_drafts_of_the_model_itself_are_accepted(
     ],
 )
 def test_trained_drafters_are_accepted_as_often_as_measured(
-    target: str,
-    method: str,
-    draft: str | None,
-    least: float,
-    bounds: tuple[float, ...],
-    repository: Path,
-    start_engine: StartEngine,
+    target, method, draft, least, bounds, repository, start_engine
 ):
     checkpoints = repository / "checkpoints"
     head = {} if draft is None else {"model": str(checkpoints / draft)}

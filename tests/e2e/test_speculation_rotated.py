@@ -1,10 +1,7 @@
 """Drafts of models with rotated hidden states (QuaRot): the drafter reverses the rotation."""
 
-from pathlib import Path
-
 import pytest
 
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.rotated_checkpoint import rotated
 from vllm_davinci_testing.engines.speculating import (
     RACES,
@@ -23,9 +20,7 @@ DESCRIBED = {**PLAIN, "quantization": "ascend"}
 
 
 @pytest.mark.thorough
-def test_a_rotated_model_is_drafted_for_as_well_as_before(
-    start_engine: StartEngine, tiny_deepseek: Path, tmp_path: Path
-):
+def test_a_rotated_model_is_drafted_for_as_well_as_before(start_engine, tiny_deepseek, tmp_path):
     turned = rotated(tiny_deepseek, tmp_path / "turned")
     with start_engine(turned, **SMALL, **DESCRIBED) as engine:
         expected = with_logprobs(engine)

@@ -11,7 +11,6 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.speculating import RACES, SMALL, speculation, told
 
 pytestmark = pytest.mark.nightly("layouts")
@@ -80,9 +79,7 @@ def test_greedy_tokens_stay(feature: str, plain: EngineProcess, speculating: Eng
 
 
 @pytest.mark.thorough
-def test_synchronous_steps_count_tokens_for_a_minimum(
-    plain: EngineProcess, start_engine: StartEngine, tiny_deepseek: Path
-):
+def test_synchronous_steps_count_tokens_for_a_minimum(plain, start_engine, tiny_deepseek):
     """Under asynchronous scheduling vLLM also counts rejected drafts."""
     asked = {"min_tokens": 24, "stop_token_ids": [326, 722]}
     options = {**speculation("mtp", DRAFTS), **OPTIONS, "async_scheduling": False}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,13 +38,7 @@ def checkpoints(
         pytest.param(DEEPSEEK, 2, {**TP2, **GRAPHS}, id="2_tp2_graphs", marks=THOROUGH),
     ],
 )
-def test_mtp_changes_no_token(
-    model: str,
-    count: int,
-    options: dict[str, Any],
-    drafting_engine: Engines,
-    checkpoints: dict[str, Path],
-):
+def test_mtp_changes_no_token(model, count, options, drafting_engine, checkpoints):
     asked = {**speculation("mtp", count), **options}
     with drafting_engine(checkpoints[model], asked) as engine:
         drafted, accepted = told(engine)
@@ -70,9 +63,7 @@ def test_drafts_of_one_who_knows_are_all_accepted(
 @pytest.mark.parametrize(
     ("method", "options"), [("ngram", {"prompt_lookup_min": 1}), ("custom_class", {"model": WRONG})]
 )
-def test_drafts_out_of_the_text_change_no_token(
-    method: str, options: dict[str, Any], drafting_engine: Engines, checkpoints: dict[str, Path]
-):
+def test_drafts_out_of_the_text_change_no_token(method, options, drafting_engine, checkpoints):
     asked = {**speculation(method, 3, **options), **GRAPHS}
     with drafting_engine(checkpoints[DEEPSEEK], asked) as engine:
         assert told(engine)[0] > 30

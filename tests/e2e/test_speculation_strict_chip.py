@@ -5,12 +5,9 @@ rounding decides between two tokens. An engine with drafts is compared with tran
 without: each token is the greatest up to rounding.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.speculating import (
     RACES,
     REQUESTS,
@@ -43,13 +40,7 @@ def wrong_in(
     [pytest.param("tiny_deepseek", "mtp", None, torch.bfloat16, A2, id="mtp_bfloat16")],
 )
 def test_every_token_is_the_greatest_as_far_as_rounding_tells(
-    target: str,
-    method: str,
-    head: str | None,
-    dtype: torch.dtype,
-    soc: str,
-    repository: Path,
-    start_engine: StartEngine,
+    target, method, head, dtype, soc, repository, start_engine
 ):
     checkpoints = repository / "checkpoints"
     options = {

@@ -1,12 +1,8 @@
 """Families with other kinds of recurrent state: transformers' tokens."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from vllm_davinci_testing.engines.family_zoo import write_family
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -30,12 +26,8 @@ THOROUGH = pytest.mark.thorough
     ],
 )
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
-    family: str,
-    options: dict[str, Any],
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
-) -> None:
+    family, options, start_engine, prompts, tmp_path
+):
     checkpoint = write_family(family, tmp_path / "model")
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(checkpoint, environment=environment, **options) as engine:

@@ -227,9 +227,7 @@ def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_pat
 
 @NIGHTLY
 @pytest.mark.refused_calls
-def test_an_int8_layer_that_its_product_does_not_take_ends_the_start(
-    zoo: Zoo, tmp_path: Path
-) -> None:
+def test_an_int8_layer_that_its_product_does_not_take_ends_the_start(zoo, tmp_path):
     quantized, kind = tmp_path / "int8", "W8A8_DYNAMIC"
     Exporter(zoo("llama_head64_gqa4"), quantized, kind, torch.bfloat16, None).run(lambda _: None)
     assert_refused_before_weights_load(

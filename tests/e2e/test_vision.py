@@ -101,10 +101,7 @@ def generated(engine: EngineProcess, asked: list[Request]) -> list[tuple[list[in
     ],
 )
 def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for_nothing(
-    family: str,
-    vision: Callable[[str], Path],
-    start: Callable[..., EngineProcess],
-    reference: Callable[[str], Reference],
+    family, vision, start, reference
 ):
     asked = requests(family)
     limits = {"image": 4, "video": 2} if vision_zoo.MODELS[family].takes_videos else {"image": 4}
@@ -142,10 +139,7 @@ def places_of(features: torch.Tensor, rows: torch.Tensor) -> list[int]:
 
 @pytest.mark.nightly("weights")
 def test_adapters_change_the_text_model_and_those_of_the_encoder_are_refused(
-    vision: Callable[[str], Path],
-    start: Callable[..., EngineProcess],
-    reference: Callable[[str], Reference],
-    tmp_path: Path,
+    vision, start, reference, tmp_path
 ):
     model = reference("qwen2_5_vl")
     text, encoder = (
@@ -205,12 +199,7 @@ DAILY = ("graph_mode", "ubatches_m_rope")
     "setting",
     [pytest.param(name, marks=() if name in DAILY else pytest.mark.thorough) for name in SETTINGS],
 )
-def test_tokens_are_the_same_under(
-    setting: str,
-    vision: Callable[[str], Path],
-    start: Callable[..., EngineProcess],
-    reference: Callable[[str], Reference],
-):
+def test_tokens_are_the_same_under(setting, vision, start, reference):
     family, options = SETTINGS[setting]
     asked = requests(family)
     with start(vision(family), **options) as engine:
@@ -254,9 +243,7 @@ def test_an_int8_text_model_answers_as_its_integers_do(int8: Path, start: Callab
 
 
 @pytest.mark.nightly("layouts")
-def test_an_int8_text_model_answers_the_same_in_ubatches_and_from_graphs(
-    int8: Path, start: Callable[..., EngineProcess]
-):
+def test_an_int8_text_model_answers_the_same_in_ubatches_and_from_graphs(int8, start):
     asked = requests()
     found = []
     prefills = {**SPLIT_ALWAYS, "split": "token", "decode": False}
@@ -271,9 +258,7 @@ def test_an_int8_text_model_answers_the_same_in_ubatches_and_from_graphs(
     assert all(sum(of_worker.values()) > 5 for of_worker in replays)
 
 
-def test_what_cannot_be_answered_ends_its_request_and_the_engine_goes_on(
-    vision: Callable[[str], Path], start: Callable[..., EngineProcess]
-):
+def test_what_cannot_be_answered_ends_its_request_and_the_engine_goes_on(vision, start):
     image = pictures.image(56, 56)
     with start(vision("qwen2_5_vl")) as engine:
         [expected] = generated(engine, requests()[:1])

@@ -11,7 +11,6 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines import pictures
 from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.gemma3_checkpoint import (
     TOKENS_PER_IMAGE,
     gemma3_prompt,
@@ -112,13 +111,8 @@ def assert_chosen(
     ],
 )
 def test_tokens_are_those_of_transformers(
-    options: dict[str, Any],
-    environment: dict[str, str],
-    family: str,
-    checkpoint: Callable[[str], Path],
-    reference: Callable[[str], MultimodalReference],
-    start_engine: StartEngine,
-) -> None:
+    options, environment, family, checkpoint, reference, start_engine
+):
     asked = requests(family)
     options = {**LIMITS[family], **options}
     if family == "gemma3" and environment:
@@ -135,11 +129,7 @@ def test_tokens_are_those_of_transformers(
 
 
 @THOROUGH
-def test_a_preempted_prompt_is_whole_again(
-    checkpoint: Callable[[str], Path],
-    reference: Callable[[str], MultimodalReference],
-    start_engine: StartEngine,
-) -> None:
+def test_a_preempted_prompt_is_whole_again(checkpoint, reference, start_engine):
     """Tokens that it had generated come after the prompt, and see only those before them."""
     image = pictures.image(60, 60, seed=3)
     asked = [
@@ -157,17 +147,13 @@ def test_a_preempted_prompt_is_whole_again(
 
 
 @pytest.mark.nightly("refusals")
-def test_steps_that_do_not_hold_an_image_end_the_start(
-    checkpoint: Callable[[str], Path], start_engine: StartEngine
-) -> None:
+def test_steps_that_do_not_hold_an_image_end_the_start(checkpoint, start_engine):
     options = {"max_num_batched_tokens": TOKENS_PER_IMAGE - 1, "max_num_seqs": 4}
     with pytest.raises(EngineError, match=r"max_num_batched_tokens|max_tokens_per_mm_item"):
         start_engine(checkpoint("gemma3"), **{**LIMITS["gemma3"], **options})
 
 
-def test_steps_that_do_not_hold_a_prompt_whole_are_refused(
-    checkpoint: Callable[[str], Path],
-) -> None:
+def test_steps_that_do_not_hold_a_prompt_whole_are_refused(checkpoint):
     options = {**LIMITS["paligemma"], "max_num_batched_tokens": 128}
     said = refusal_of(checkpoint("paligemma"), **options)
     assert re.search(r"--max-num-batched-tokens \(128\) .* --max-model-len \(256\)", said)

@@ -79,9 +79,7 @@ def answer(client: openai.OpenAI, *urls: str) -> tuple[list[int], list[int]]:
     return completion.prompt_token_ids, completion.choices[0].token_ids
 
 
-def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(
-    client: openai.OpenAI, server: ServerProcess, reference: Callable[[str], Reference]
-):
+def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(client, server, reference):
     image = pictures.image(112, 84)
     from_data = answer(client, data_url(encoded(image)))
     request = {"prompt": vision_zoo.prompt(1, "\nwhat"), "multi_modal_data": {"image": [image]}}
@@ -105,9 +103,7 @@ def videos(directory: Path) -> dict[str, tuple[np.ndarray, str]]:
 
 
 @pytest.mark.parametrize("form", ["mp4", "frames"])
-def test_a_video_comes_as_a_file_or_as_frames(
-    form: str, client: openai.OpenAI, tmp_path: Path, reference: Callable[[str], Reference]
-):
+def test_a_video_comes_as_a_file_or_as_frames(form, client, tmp_path, reference):
     frames, url = videos(tmp_path)[form]
     assert len(frames) == 8
     request = {
@@ -153,9 +149,7 @@ def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
     "too_large", "elsewhere", "not_there", "video_cut_short", "no_video",
     "video_of_broken_frames", "video_too_large", "too_many_videos",
 ])  # fmt: skip
-def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(
-    case: str, client: openai.OpenAI, tmp_path: Path
-):
+def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(case, client, tmp_path):
     urls, said = broken(tmp_path)[case]
     good = data_url(encoded(pictures.image(56, 56)))
     expected = answer(client, good)
@@ -171,9 +165,7 @@ def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(
     [pytest.param(30, 90, id="90", marks=pytest.mark.nightly("refusals")),
      pytest.param(200, 1000, id="1000", marks=pytest.mark.thorough)],
 )  # fmt: skip
-def test_bad_requests_leave_no_memory_behind(
-    first: int, requests: int, client: openai.OpenAI, server: ServerProcess, tmp_path: Path
-):
+def test_bad_requests_leave_no_memory_behind(first, requests, client, server, tmp_path):
     """The server's processes hold no more memory after all requests than after the `first`."""
 
     def resident() -> int:
@@ -215,9 +207,7 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 
 
 @pytest.mark.thorough
-def test_without_torchvision_the_start_says_what_is_missing(
-    vision: Callable[[str], Path], tmp_path: Path
-):
+def test_without_torchvision_the_start_says_what_is_missing(vision, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCHVISION)
     # With an empty cache: vLLM stores its findings about a model's class.
     environment = {"PYTHONPATH": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}

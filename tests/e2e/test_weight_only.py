@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import toy_scheme
 from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import Zoo
 from vllm_davinci_testing.engines.packed_checkpoint import WEIGHTS, write_packed
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.toy_scheme import PowersOfTwo
@@ -46,13 +45,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "settings", "options"), CASES)
 def test_tokens_are_those_of_the_floats(
-    model: str,
-    settings: tuple[str, int, int, bool],
-    options: dict[str, Any],
-    zoo: Zoo,
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
+    model, settings, options, zoo, start_engine, prompts, tmp_path
 ):
     options = {"dtype": "bfloat16", "max_model_len": 512, **options}
     integers, floats = write_packed(zoo(model), tmp_path, *settings)
@@ -70,9 +63,7 @@ def test_tokens_are_those_of_the_floats(
     assert len({tuple(tokens) for tokens in found}) > len(few) // 2
 
 
-def test_a_scheme_of_one_file_is_written_checked_and_served(
-    zoo: Zoo, start_engine: StartEngine, prompts: Prompts, tmp_path: Path
-):
+def test_a_scheme_of_one_file_is_written_checked_and_served(zoo, start_engine, prompts, tmp_path):
     toy = PowersOfTwo.name
     integers, floats = tmp_path / toy, tmp_path / "floats"
     Exporter(zoo(DENSE), integers, toy, torch.bfloat16, {}).run(lambda count: None)
@@ -110,9 +101,7 @@ def without(directory: Path, ending: str) -> str:
     ("method", "ending"),
     [("awq", "down_proj.qzeros"), ("gptq", "down_proj.scales"), ("gptq", "down_proj.qweight")],
 )
-def test_a_missing_tensor_ends_the_start_with_its_name(
-    method: str, ending: str, zoo: Zoo, start_engine: StartEngine, tmp_path: Path
-):
+def test_a_missing_tensor_ends_the_start_with_its_name(method, ending, zoo, start_engine, tmp_path):
     integers, _ = write_packed(zoo(DENSE), tmp_path, method, is_symmetric=method == "gptq")
     name = without(integers, ending)
     told = name.replace("qweight", "weight")

@@ -17,7 +17,6 @@ from vllm_davinci_testing.engines import weight_buckets
 from vllm_davinci_testing.engines.adapters import write_adapter
 from vllm_davinci_testing.engines.changed_checkpoint import changed
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine
 from vllm_davinci_testing.engines.generating import bits
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
@@ -106,12 +105,7 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
     ],
 )
 def test_updated_weights_are_those_of_a_fresh_engine(
-    repository: Path,
-    start_engine: StartEngine,
-    prompts: Prompts,
-    tmp_path: Path,
-    name: str,
-    options: dict[str, Any],
+    repository, start_engine, prompts, tmp_path, name, options
 ):
     old = repository / "checkpoints" / name
     new = changed(old, tmp_path / "new", seed=1)
@@ -148,9 +142,7 @@ def test_updated_weights_are_those_of_a_fresh_engine(
 
 
 @NIGHTLY
-def test_quantized_weights_are_not_updated(
-    tiny_llama: Path, start_engine: StartEngine, tmp_path: Path
-):
+def test_quantized_weights_are_not_updated(tiny_llama, start_engine, tmp_path):
     quantized = tmp_path / "int8"
     ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])])
     Exporter(tiny_llama, quantized, "W8A8", torch.bfloat16, ranges).run(lambda _: None)

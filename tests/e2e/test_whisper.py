@@ -13,7 +13,6 @@ import transformers
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.generating import COMPOSED, FUZZED
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.model_zoo import write_tokenizer
@@ -110,13 +109,7 @@ def requests() -> list[dict[str, Any]]:
         pytest.param(COMPOSED, {}, id="composed", marks=THOROUGH),
     ],
 )
-def test_tokens_are_those_of_transformers(
-    options: dict[str, Any],
-    environment: dict[str, str],
-    whisper: Path,
-    reference: Reference,
-    start_engine: StartEngine,
-) -> None:
+def test_tokens_are_those_of_transformers(options, environment, whisper, reference, start_engine):
     asked = requests()
     with start_engine(whisper, environment=environment, **OPTIONS, **options) as engine:
         outputs = engine.generate(asked, greedy())
@@ -133,9 +126,7 @@ def test_tokens_are_those_of_transformers(
 
 
 @THOROUGH
-def test_a_preempted_request_answers_as_one_that_was_not(
-    whisper: Path, reference: Reference, start_engine: StartEngine
-) -> None:
+def test_a_preempted_request_answers_as_one_that_was_not(whisper, reference, start_engine):
     """Its encoder runs again, beside those of new requests, in any order."""
     asked = [request(number, 3.0, 100 + 5 * (number % 6)) for number in range(12)]
     few_blocks = {"kv_cache_memory_bytes": 24 * (256 << 10), "disable_log_stats": False}
@@ -148,9 +139,7 @@ def test_a_preempted_request_answers_as_one_that_was_not(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @THOROUGH
-def test_16_bits_on_a_strict_chip_choose_as_well(
-    dtype: str, whisper: Path, reference: Reference, start_engine: StartEngine
-) -> None:
+def test_16_bits_on_a_strict_chip_choose_as_well(dtype, whisper, reference, start_engine):
     asked = requests()
     with start_engine(whisper, dtype=dtype, **OPTIONS, **GRAPHS) as engine:
         outputs = engine.generate(asked, greedy())
@@ -166,9 +155,7 @@ def test_16_bits_on_a_strict_chip_choose_as_well(
 
 
 @THOROUGH
-def test_what_an_encoder_decoder_does_not_do_is_turned_off_or_refused(
-    whisper: Path, tmp_path: Path
-) -> None:
+def test_what_an_encoder_decoder_does_not_do_is_turned_off_or_refused(whisper, tmp_path):
     asked = {"enable_prefix_caching": True, "enable_chunked_prefill": True}
     with EngineProcess(whisper, tmp_path / "log.txt", **OPTIONS, **asked) as engine:
         outputs = [engine.generate(requests()[2:3], greedy(4)) for _ in range(2)]

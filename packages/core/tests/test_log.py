@@ -33,9 +33,7 @@ def vllm_logs(
 
 
 @pytest.mark.parametrize(("name", "text"), WARNINGS)
-def test_an_irrelevant_warning_is_suppressed(
-    name: str, text: str, vllm_logs: pytest.LogCaptureFixture
-):
+def test_an_irrelevant_warning_is_suppressed(name, text, vllm_logs):
     leave_out_what_means_nothing()
     leave_out_what_means_nothing()
     logging.getLogger(name).warning(text + ", and so on.")
@@ -54,11 +52,7 @@ def test_a_warning_about_a_user_s_scheduler_stays(vllm_logs: pytest.LogCaptureFi
 @pytest.mark.parametrize(("name", "text"), OF_THE_END)
 @pytest.mark.parametrize("seconds_since_the_end_began", [None, 1.0, END_S + 1])
 def test_an_engines_end_is_not_reported_while_its_program_ends(
-    seconds_since_the_end_began: float | None,
-    name: str,
-    text: str,
-    vllm_logs: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    seconds_since_the_end_began, name, text, vllm_logs, monkeypatch
 ):
     leave_out_what_means_nothing()
     # Before vLLM kills a process, it waits; it logs late that another thread saw an engine end.
@@ -79,9 +73,7 @@ def test_vllm_has_that_warning(name: str, text: str):
     assert text in Path(file).read_text(encoding="utf-8")
 
 
-def test_long_work_logs_its_start_and_progress(
-    monkeypatch: pytest.MonkeyPatch, vllm_logs: pytest.LogCaptureFixture
-):
+def test_long_work_logs_its_start_and_progress(monkeypatch, vllm_logs):
     monkeypatch.setattr(log, "SAYS_EVERY_S", 0.01)
     vllm_logs.set_level(logging.INFO, "vllm")
     logger = log.init_logger("vllm_davinci.core.worker")

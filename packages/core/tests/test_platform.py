@@ -130,18 +130,14 @@ def test_a_multiple_of_the_block_size_is_kept():
         ("cache_config", "cache_dtype", "float16", "--kv-cache-dtype float16 .*not supported"),
     ],
 )
-def test_options_of_vllm_that_are_not_served_are_refused_by_flag(
-    holder: str, name: str, value: object, named: str
-):
+def test_options_of_vllm_that_are_not_served_are_refused_by_flag(holder, name, value, named):
     config = configured()
     setattr(attrgetter(holder)(config), name, value)
     with pytest.raises(ConfigurationError, match=named):
         NPUPlatform.check_and_update_config(config)
 
 
-def test_an_unknown_environment_variable_is_reported_or_ends_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_an_unknown_environment_variable_is_reported_or_ends_the_start(monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(platform_module.logger, "warning", told.append)
     monkeypatch.setenv("VLLM_ASCEND_ENABLE_DBO", "1")

@@ -18,9 +18,7 @@ def test_commands_of_other_packages_are_found_by_entry_points():
 
 
 @pytest.mark.parametrize(("name", "extra"), sorted(commands.EXTRAS.items()))
-def test_a_command_of_a_missing_package_says_how_to_get_it(
-    name: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_command_of_a_missing_package_says_how_to_get_it(name, extra, monkeypatch, capsys):
     monkeypatch.setattr(program, "installed_commands", dict)
     with pytest.raises(SystemExit) as ended:
         program.main([name, "--help"])
@@ -68,9 +66,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]):
     ],
     ids=["none is near", "near", "of vLLM", "another package", "too many"],
 )
-def test_an_unknown_argument_is_refused_with_the_nearest_option(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_an_unknown_argument_is_refused_with_the_nearest_option(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
         program.main(arguments)
     assert ended.value.code == 2

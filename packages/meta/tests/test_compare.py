@@ -64,9 +64,7 @@ def test_every_request_has_room_in_the_cache(longest: int, requests: int, blocks
 @pytest.mark.parametrize(
     ("soc", "dtype"), [(None, "float32"), ("reference", "float32"), ("Ascend910B3", "bfloat16")]
 )
-def test_the_virtual_device_computes_in_float32_by_default(
-    soc: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_virtual_device_computes_in_float32_by_default(soc, dtype, monkeypatch):
     monkeypatch.setenv("VNPU_ACTIVE", "1")
     monkeypatch.delenv("VNPU_SOC", raising=False)
     if soc is not None:

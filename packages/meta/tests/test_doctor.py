@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -42,9 +41,7 @@ def test_on_the_virtual_npu_it_exits_zero_and_says_whose_libraries_are_used(run_
 
 
 @pytest.mark.nightly("planning")
-def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(
-    run_on_vnpu, tmp_path: Path
-):
+def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(run_on_vnpu, tmp_path):
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64" / "libascendcl.so").write_bytes(b"")
     program = (

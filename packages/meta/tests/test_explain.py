@@ -69,9 +69,7 @@ def test_a_server_s_counts_are_read_from_its_metrics(serve: Callable[[str], str]
         assert acceptance(text) is None
 
 
-def test_accepted_drafts_are_reported_by_position(
-    serve: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-):
+def test_accepted_drafts_are_reported_by_position(serve, capsys):
     assert main(["explain", serve(SPECULATING)]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "90 of 200 drafts were accepted (45%), 1.90 tokens" in told
@@ -83,9 +81,7 @@ def test_accepted_drafts_are_reported_by_position(
     assert json.loads(capsys.readouterr().out)["drafts"]["by_position"] == [60, 30]
 
 
-def test_a_server_without_counts_is_distinguished_from_another_program(
-    serve: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-):
+def test_a_server_without_counts_is_distinguished_from_another_program(serve, capsys):
     assert main(["explain", serve("vllm:num_requests_running 1.0\n")]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "no overlap decisions and no drafts: both are off there" in told
@@ -106,9 +102,7 @@ def test_a_server_without_counts_is_distinguished_from_another_program(
         (["model", "--tokens", "0"], "must be at least 1"),
     ],
 )
-def test_bad_input_is_answered_before_anything_is_loaded(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_bad_input_is_answered_before_anything_is_loaded(arguments, message, capsys):
     assert main(["explain", *arguments]) in (1, 2)
     assert message in capsys.readouterr().err
 

@@ -61,11 +61,7 @@ BAD_OPTIONS = {
 
 @pytest.mark.parametrize(("given", "told"), BAD_OPTIONS.items())
 def test_bad_options_are_answered_before_anything_is_loaded(
-    given: str,
-    told: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    given, told, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(core_access, "prepare", lambda: pytest.fail("core was to be imported"))
     monkeypatch.chdir(tmp_path)
@@ -88,9 +84,7 @@ def test_a_budget_is_a_percentage(given: str, share: float):
 
 
 @pytest.mark.parametrize("given", ["-1%", "much", "nan", ""])
-def test_a_budget_that_is_not_a_percentage_is_refused(
-    given: str, capsys: pytest.CaptureFixture[str]
-):
+def test_a_budget_that_is_not_a_percentage_is_refused(given, capsys):
     parser = argparse.ArgumentParser()
     quantize.add_arguments(parser)
     with pytest.raises(SystemExit):

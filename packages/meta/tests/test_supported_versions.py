@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -52,9 +51,7 @@ def test_torch_npu_of_another_release_than_torch_is_refused(monkeypatch: pytest.
     assert problem_with(TORCH_NPU) is None
 
 
-def test_a_build_of_torch_for_cuda_is_refused_beside_torch_npu_2_14(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_build_of_torch_for_cuda_is_refused_beside_torch_npu_2_14(monkeypatch, tmp_path):
     installed = {"torch": "2.13.0", "torch_npu": "2.13.0"}
     monkeypatch.setattr(supported_versions, "installed_version", installed.get)
     for file in ("__init__.py", "lib/libc10_cuda.so"):

@@ -40,9 +40,7 @@ def test_an_engine_s_command_says_what_it_does_and_is_interrupted_quietly(
         (["bench", "throughput", "--model=/nothing"], "vllm bench throughput: error: there is no"),
     ],
 )
-def test_a_nonexistent_path_ends_before_the_import(
-    command: list[str], said: str, run_without_device, vllm: str
-):
+def test_a_nonexistent_path_ends_before_the_import(command, said, run_without_device, vllm):
     done = run_without_device(vllm, *command)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
@@ -70,9 +68,7 @@ def test_a_client_needs_no_device(command: list[str], run_without_device, vllm: 
         ("ValueError('of a program')", ""),
     ],
 )
-def test_a_client_whose_server_is_absent_ends_with_one_line(
-    error: str, said: str, run_without_device, vllm: str
-):
+def test_a_client_whose_server_is_absent_ends_with_one_line(error, said, run_without_device, vllm):
     Path(vllm).write_text(f"raise RuntimeError('Failed to fetch models') from {error}")
     done = run_without_device(vllm, "bench", "serve")
     assert done.returncode == 1

@@ -79,9 +79,7 @@ def test_the_order_is_the_same_when_one_part_has_fewer_collectives(run: Interlea
 
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("at", [0, 2])
-def test_an_error_ends_the_run_with_that_error_and_leaves_nothing(
-    run: Interleave, failing: int, at: int
-) -> None:
+def test_an_error_ends_the_run_with_that_error_and_leaves_nothing(run, failing, at):
     cleaned: list[int] = []
 
     def part(index: int) -> None:

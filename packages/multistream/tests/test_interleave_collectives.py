@@ -68,9 +68,7 @@ class BrokenHandle(Handle):
         raise RuntimeError(f"{self.name} cannot be waited for")
 
 
-def test_the_first_error_is_raised_and_all_are_unwound_when_unwinding_fails_too(
-    run: Interleave, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_error_is_raised_and_all_are_unwound_when_unwinding_fails_too(run, caplog):
     seen: list[str] = []
 
     def failing() -> None:

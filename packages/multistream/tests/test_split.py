@@ -22,9 +22,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("query_lens", "tokens", "requests"), TABLE)
-def test_the_cut_of_request_mode(
-    query_lens: list[int], tokens: int | None, requests: int | None
-) -> None:
+def test_the_cut_of_request_mode(query_lens, tokens, requests):
     cuts = choose_cuts(query_lens)
     if tokens is None:
         assert cuts == []
@@ -84,9 +82,7 @@ def test_cuts_that_leave_a_part_empty_are_refused(cuts: list[int]) -> None:
     parts=st.integers(2, 4),
     mode=st.sampled_from(get_args(CutMode)),
 )
-def test_parts_hold_every_token_and_request_once_in_order(
-    lengths: list[int], parts: int, mode: CutMode
-) -> None:
+def test_parts_hold_every_token_and_request_once_in_order(lengths, parts, mode):
     total = sum(lengths)
     if parts > total:
         return

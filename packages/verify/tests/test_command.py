@@ -25,9 +25,7 @@ from vllm_davinci.verify.settings import FILE, Settings, open_directory, setting
         (["--fit", "/nowhere"], "--fit needs --chip NAME and --output FILE.toml"),
     ],
 )
-def test_impossible_options_are_refused(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_impossible_options_are_refused(options, said, capsys, tmp_path):
     assert main(["verify", "--directory", str(tmp_path / "run"), *options]) == 2
     assert said in capsys.readouterr().err
 
@@ -79,9 +77,7 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Part:
     return Part("dying", "What becomes of a case that ends the process?", limit_s=60.0)
 
 
-def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
-    dying: Part, tmp_path: Path
-) -> None:
+def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(dying, tmp_path):
     directory = tmp_path / "run"
     open_directory(directory, Settings())
     told: list[str] = []

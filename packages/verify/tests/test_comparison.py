@@ -31,9 +31,7 @@ def names(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
         (Kind.NOTE, "this", "that", False),
     ],
 )
-def test_values_differ_by_the_kind_of_their_finding(
-    kind: Kind, one: Any, other: Any, differs: bool
-) -> None:
+def test_values_differ_by_the_kind_of_their_finding(kind, one, other, differs):
     pair = report(Finding("part/a", one, kind)), report(Finding("part/a", other, kind))
     assert names(*pair) == (["part/a"] if differs else [])
 

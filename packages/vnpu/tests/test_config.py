@@ -22,9 +22,7 @@ def test_a_wait_that_no_clock_can_measure_is_refused(seconds: float) -> None:
         ("VNPU_MEMORY", "20000000000GiB", "VNPU_MEMORY does not fit into 64 bits"),
     ],
 )
-def test_a_variable_out_of_range_is_refused_by_its_name(
-    name: str, value: str, message: str
-) -> None:
+def test_a_variable_out_of_range_is_refused_by_its_name(name, value, message):
     ended = run_to_exit("import torch; torch.ones(1, device='npu')", **{name: value})
     assert ended.status == 1
     assert message in ended.output

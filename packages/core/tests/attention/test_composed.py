@@ -24,9 +24,7 @@ RULES = [
 @pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize(("options", "of_scores"), RULES, ids=["capped", "alibi"])
 @pytest.mark.parametrize("lengths", [DECODES, PREFILLS, MIXED], ids=["decode", "prefill", "mixed"])
-def test_scores_follow_the_rule(
-    lengths, options, of_scores, window: int | None, device: torch.device
-):
+def test_scores_follow_the_rule(lengths, options, of_scores, window, device):
     batch = Batch(lengths, 4, 2, 80, torch.float32, device)
     attention = NPUAttentionImpl(4, 80, 0.5, 2, sliding_window=window, **options)
     expected = batch.expected(0.5, window, **of_scores)

@@ -65,9 +65,7 @@ def metadata(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor
 @pytest.mark.parametrize("is_flat", [False, True], ids=["heads_apart", "heads_flat"])
 @pytest.mark.parametrize("filling", [0, 48], ids=["own_size", "filled"])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 80), (4, 2, 72), (4, 1, 64)])
-def test_every_sequence_attends_to_itself(
-    heads: int, kv_heads: int, size: int, filling: int, is_flat: bool, device: torch.device
-):
+def test_every_sequence_attends_to_itself(heads, kv_heads, size, filling, is_flat, device):
     lengths = [7, 1, 33, 16]
     layer = make(heads, size, kv_heads)
     layer.operator_head_size = size + filling
@@ -133,9 +131,7 @@ class LayerZeroCache(Encoder):
 
 @pytest.mark.parametrize("is_trap", [False, True], ids=["ours", "cache_of_layer_0"])
 @pytest.mark.parametrize("is_second", [False, True], ids=["windows_and_images", "second_encoder"])
-def test_lengths_belong_to_their_tensors_and_not_to_layers(
-    is_second: bool, is_trap: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
-):
+def test_lengths_belong_to_their_tensors_and_not_to_layers(is_second, is_trap, device, monkeypatch):
     """Windows and whole images alternate, and the process has a second encoder."""
     monkeypatch.setattr(LayerZeroCache, "kept", None)
     kind = LayerZeroCache if is_trap else Encoder

@@ -13,9 +13,7 @@ TOKENS, HEADS, SIZE, WIDTH, NUM_ROWS = 7, 4, 32, 19, 50
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("has_sinks", [True, False])
-def test_rows_that_are_visible_and_a_sink_share_the_softmax(
-    dtype: torch.dtype, has_sinks: bool, device: torch.device
-):
+def test_rows_that_are_visible_and_a_sink_share_the_softmax(dtype, has_sinks, device):
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(TOKENS, HEADS, SIZE, generator=generator).to(dtype)
     rows = torch.randn(NUM_ROWS, SIZE, generator=generator).to(dtype)

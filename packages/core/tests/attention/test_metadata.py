@@ -47,9 +47,7 @@ def test_a_bidirectional_batch_keeps_its_direction(builder: NPUAttentionMetadata
     assert not builder.build(0, common(causal=False)).causal
 
 
-def test_missing_host_lengths_are_refused_with_the_flag_to_change(
-    builder: NPUAttentionMetadataBuilder,
-):
+def test_missing_host_lengths_are_refused_with_the_flag_to_change(builder):
     with pytest.raises(UnsupportedFeatureError, match="--no-async-scheduling"):
         builder.build(0, common(seq_lens_cpu_upper_bound=None))
 

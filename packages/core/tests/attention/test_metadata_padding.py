@@ -14,7 +14,5 @@ from vllm_davinci.core.attention.metadata import padded_lengths
         ([0, 0], [4, 4], 2, ([1, 2], [1, 1])),
     ],
 )
-def test_padding_requests_have_one_token_per_query(
-    ends: list[int], seq_lens: list[int], num_tokens: int, expected: tuple[list[int], list[int]]
-):
+def test_padding_requests_have_one_token_per_query(ends, seq_lens, num_tokens, expected):
     assert padded_lengths(ends, seq_lens, num_tokens) == expected

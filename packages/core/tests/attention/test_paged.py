@@ -23,9 +23,7 @@ def test_attention_over_the_cache_equals_a_plain_softmax(
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)], ids=str
 )
-def test_attention_in_16_bits_is_close_to_a_plain_softmax(
-    dtype: torch.dtype, tolerance: float, device: torch.device
-):
+def test_attention_in_16_bits_is_close_to_a_plain_softmax(dtype, tolerance, device):
     batch = Batch(MIXED, 4, 2, 64, dtype, device)
     torch.testing.assert_close(
         batch.run(NPUAttentionImpl(4, 64, 0.125, 2)),
@@ -47,9 +45,7 @@ def test_a_sliding_window_hides_older_keys(lengths, window: int, device: torch.d
 
 @pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("lengths", [DECODES, PREFILLS, MIXED], ids=["decode", "prefill", "mixed"])
-def test_sinks_take_part_in_the_softmax_without_a_value(
-    lengths, window: int | None, device: torch.device
-):
+def test_sinks_take_part_in_the_softmax_without_a_value(lengths, window, device):
     batch = Batch(lengths, 8, 2, 64, torch.float32, device)
     sinks = torch.nn.Parameter(torch.zeros(8, device=device))
     attention = NPUAttentionImpl(8, 64, 0.125, 2, sliding_window=window, sinks=sinks)
@@ -86,9 +82,7 @@ def test_a_layer_that_shares_another_cache_does_not_write_it(device: torch.devic
 
 
 @pytest.mark.parametrize("window", [None, 8])
-def test_an_encoder_sees_both_directions_and_no_other_request(
-    window: int | None, device: torch.device
-):
+def test_an_encoder_sees_both_directions_and_no_other_request(window, device):
     batch = Batch([(0, 30), (0, 1), (0, 140)], 4, 4, 64, torch.float32, device)
     attention = NPUAttentionImpl(
         4, 64, 0.125, 4, sliding_window=window, attn_type=AttentionType.ENCODER_ONLY

@@ -36,9 +36,7 @@ def test_a_span_continues_after_its_computed_beginning(device: torch.device):
 
 
 @pytest.mark.parametrize("ranges", [{}, {0: []}, {0: [(2, 2)]}, {0: [(20, 29)]}])
-def test_steps_without_tokens_of_spans_have_none(
-    ranges: dict[int, list[tuple[int, int]]], device: torch.device
-):
+def test_steps_without_tokens_of_spans_have_none(ranges, device):
     assert of_step(ranges, [6], [12]) is None
 
 

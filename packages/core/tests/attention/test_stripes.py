@@ -33,9 +33,7 @@ def test_lengths_equal_vllms_and_a_count(size: int, interleave: int):
 
 @pytest.mark.parametrize("contexts", [[200], [0, 200, 389], [128, 700], [1000, 0, 3]], ids=str)
 @pytest.mark.parametrize(("size", "interleave"), DIVISIONS)
-def test_rows_of_all_ranks_come_into_the_order_of_tokens(
-    size: int, interleave: int, contexts: list[int]
-):
+def test_rows_of_all_ranks_come_into_the_order_of_tokens(size, interleave, contexts):
     queries, table = [7] * len(contexts), torch.zeros(len(contexts), 8, dtype=torch.int32)
     for parts in plan_context(contexts, 1024, 128 * size):
         divisions = [Stripes(size, rank, interleave) for rank in range(size)]

@@ -80,9 +80,7 @@ def problems(report: CheckReport) -> str:
     return "\n".join(f"{one.subject}: {one.what}" for one in report.issues)
 
 
-def test_a_whole_checkpoint_can_be_loaded_and_its_layers_are_listed_by_kind(
-    checkpoint: Checkpoint, tmp_path: Path
-):
+def test_a_whole_checkpoint_can_be_loaded_and_its_layers_are_listed_by_kind(checkpoint, tmp_path):
     found = check_checkpoint(checkpoint.write(tmp_path))
     assert found.can_load
     assert not found.issues
@@ -158,9 +156,7 @@ def spoil(checkpoint: Checkpoint, how: str) -> None:
         ("quantized head", "lm_head.weight: is W8A8_DYNAMIC; embeddings and LM heads"),
     ],
 )
-def test_a_problem_names_its_tensor_or_file(
-    how: str, told: str, checkpoint: Checkpoint, tmp_path: Path
-):
+def test_a_problem_names_its_tensor_or_file(how, told, checkpoint, tmp_path):
     spoil(checkpoint, how)
     found = check_checkpoint(checkpoint.write(tmp_path))
     assert not found.can_load

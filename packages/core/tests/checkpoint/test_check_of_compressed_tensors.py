@@ -77,9 +77,7 @@ INPUT_SCALE = {"input_scale": torch.ones(1)}
         ),
     ],
 )
-def test_supported_compressed_tensors_schemes_load(
-    tensors: dict[str, Tensor], activations: dict[str, Any], tmp_path: Path
-):
+def test_supported_compressed_tensors_schemes_load(tensors, activations, tmp_path):
     found = check_checkpoint(compressed(tmp_path, tensors, activations))
     assert not found.issues
     assert {kind.loads for kind in found.kinds} == {"compressed-tensors"}
@@ -121,11 +119,7 @@ def test_supported_compressed_tensors_schemes_load(
     ],
 )
 def test_a_problem_in_compressed_tensors_names_its_tensor(
-    tensors: dict[str, Tensor],
-    activations: dict[str, Any],
-    weights: dict[str, Any],
-    told: str,
-    tmp_path: Path,
+    tensors, activations, weights, told, tmp_path
 ):
     found = check_checkpoint(compressed(tmp_path, tensors, activations, **weights))
     assert not found.can_load

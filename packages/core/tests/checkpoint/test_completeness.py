@@ -150,12 +150,7 @@ def spoilt(
     ],
 )
 def test_a_tensor_that_differs_from_the_models_is_named(
-    name: str,
-    kind: str,
-    write: Callable[[str, str], Path],
-    one_rank: None,
-    vllm_config: VllmConfig,
-    tmp_path: Path,
+    name, kind, write, one_rank, vllm_config, tmp_path
 ):
     register()
     stored = Stored(write(name, kind))
@@ -186,11 +181,7 @@ def put_together(weights: Weights) -> Weights:
 
 @pytest.mark.parametrize("taken", [listed, put_together])
 def test_a_model_that_does_not_copy_tensors_one_by_one_as_they_are_is_watched(
-    taken: Callable[[Weights], Weights],
-    write: Callable[[str, str], Path],
-    one_rank: None,
-    vllm_config: VllmConfig,
-    tmp_path: Path,
+    taken, write, one_rank, vllm_config, tmp_path
 ):
     register()
     stored = Stored(write("qwen2", "FLOAT"))
@@ -221,13 +212,7 @@ def static(write: Callable[[str, str], Path]) -> Path:
     ],
 )
 def test_an_unusable_value_is_named_with_its_file(
-    part: str,
-    value: float,
-    told: str,
-    static: Path,
-    one_rank: None,
-    vllm_config: VllmConfig,
-    tmp_path: Path,
+    part, value, told, static, one_rank, vllm_config, tmp_path
 ):
     register()
     stored = Stored(static)
@@ -239,9 +224,7 @@ def test_an_unusable_value_is_named_with_its_file(
     assert f"{WRITTEN}: {name} {told}" in str(error.value)
 
 
-def test_a_shard_that_is_cut_short_is_named(
-    static: Path, one_rank: None, vllm_config: VllmConfig, tmp_path: Path
-):
+def test_a_shard_that_is_cut_short_is_named(static, one_rank, vllm_config, tmp_path):
     register()
     stored = Stored(static)
     directory = tmp_path / "cut"

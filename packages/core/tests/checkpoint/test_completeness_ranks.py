@@ -98,9 +98,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         for name in LAYOUTS
     ],
 )
-def test_at_least_one_rank_names_missing_and_extra_tensors(
-    layout: str, checkpoints: list[Path]
-) -> None:
+def test_at_least_one_rank_names_missing_and_extra_tensors(layout, checkpoints):
     setting = {"layout": LAYOUTS[layout], "checkpoints": [str(each) for each in checkpoints]}
     said: dict[str, list[str]] = {}
     for printed in check_ranks(PROGRAM, 2, json.dumps(setting)):

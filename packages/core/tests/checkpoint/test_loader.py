@@ -72,9 +72,7 @@ def test_every_load_format_is_checked(load_format: str, qwen2: Path, tmp_path: P
 
 @pytest.mark.usefixtures("one_rank", "vllm_config")
 @pytest.mark.parametrize("load_format", FORMATS)
-def test_a_quantized_checkpoint_is_converted_or_refused(
-    load_format: str, qwen2: Path, tmp_path: Path
-):
+def test_a_quantized_checkpoint_is_converted_or_refused(load_format, qwen2, tmp_path):
     """Compares descriptions with safetensors headers, which other files lack."""
     register()
     tensors = load_file(qwen2 / "model.safetensors")

@@ -47,9 +47,7 @@ def outcome(model: LoadedModel, directory: Path, right: dict[str, torch.Tensor])
 @pytest.mark.usefixtures("one_rank", "vllm_config")
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_hostile_checkpoint_loads_equal_or_is_refused_by_name(
-    part: int, whole: Path, told: Counter[str], tmp_path: Path
-):
+def test_a_hostile_checkpoint_loads_equal_or_is_refused_by_name(part, whole, told, tmp_path):
     register()
     model = LoadedModel(whole, torch.float16)
     model.load(whole)

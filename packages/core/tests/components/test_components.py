@@ -112,9 +112,7 @@ def test_a_provider_that_does_not_load_is_an_error_with_the_reason(monkeypatch: 
         components.find(ROLE)
 
 
-def test_missing_components_are_reported_once_with_the_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_missing_components_are_reported_once_with_the_install_command(monkeypatch):
     installed(monkeypatch)
     lines: list[str] = []
     monkeypatch.setattr(providers.logger, "info", lambda text, *values: lines.append(text % values))
@@ -129,9 +127,7 @@ def test_missing_components_are_reported_once_with_the_install_command(
 @pytest.mark.parametrize(
     ("names", "active"), [((), None), (("IdleDevice",), None), (("IdleDevice", "Device"), "Device")]
 )
-def test_the_active_device_is_named(
-    names: tuple[str, ...], active: str | None, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_active_device_is_named(names, active, monkeypatch):
     installed(monkeypatch, *names, role=components.DEVICES)
     assert components.active_device() == active
 

@@ -94,9 +94,7 @@ def test_any_unknown_key_is_an_error_that_names_a_known_one(key: str):
         ("weight_prefetch_config.prefetch_ratio.attn.o", "1", "number"),
     ],
 )
-def test_an_ill_typed_value_is_an_error_with_key_value_and_type(
-    key: str, value: object, expected: str
-):
+def test_an_ill_typed_value_is_an_error_with_key_value_and_type(key, value, expected):
     with pytest.raises(ConfigurationError) as caught:
         parse_config(nested(key, value))
     message = str(caught.value)

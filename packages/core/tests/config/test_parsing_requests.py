@@ -38,9 +38,7 @@ def notes(asked: VllmConfig, environ: dict[str, str] | None = None) -> list[str]
         ({}, {}),
     ],
 )
-def test_flags_of_vllm_become_options_and_are_reset(
-    flags: dict[str, Any], options: dict[str, Any], vllm_config: VllmConfig
-):
+def test_flags_of_vllm_become_options_and_are_reset(flags, options, vllm_config):
     asked = config(**flags)
     told = notes(asked)
     expected = DualBatchConfig().model_copy(update=options)
@@ -68,9 +66,7 @@ def test_the_defaults_of_the_thresholds_are_those_of_vllm():
         ({"dbo_prefill_token_threshold": 300}, {"min_total_tokens_to_split": 256}),
     ],
 )
-def test_a_flag_that_contradicts_an_option_names_both(
-    flags: dict[str, Any], dbo: dict[str, Any], vllm_config: VllmConfig
-):
+def test_a_flag_that_contradicts_an_option_names_both(flags, dbo, vllm_config):
     (name,) = dbo
     with pytest.raises(
         ConfigurationError, match=rf"--.* asks for dbo\..* dbo\.{name} to .*Remove one"
@@ -117,9 +113,7 @@ def test_other_options_are_kept(vllm_config: VllmConfig):
     ("variable", "method"),
     [(ALL_GATHER, "all_gather"), (ALL_TO_ALL, "all_to_all"), ("VLLM_ENABLE_MC2", "fused")],
 )
-def test_variables_of_earlier_plugins_become_the_option(
-    variable: str, method: str, vllm_config: VllmConfig
-):
+def test_variables_of_earlier_plugins_become_the_option(variable, method, vllm_config):
     asked = config({})
     (note,) = notes(asked, {variable: "1"})
     assert f"{variable}=1 is served as moe_communication = {method!r}" in note

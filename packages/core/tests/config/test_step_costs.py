@@ -49,18 +49,14 @@ def test_a_file_for_this_engine_is_taken(asked: VllmConfig, tmp_path: Path):
         ("attention_heads", 1),
     ],
 )
-def test_a_file_for_another_engine_is_refused_with_the_differences(
-    asked: VllmConfig, tmp_path: Path, name: str, value: object
-):
+def test_a_file_for_another_engine_is_refused_with_the_differences(asked, tmp_path, name, value):
     file = tmp_path / "costs.json"
     file.write_text(json.dumps({"engine": described(asked) | {name: value}}))
     with pytest.raises(ConfigurationError, match=f"another engine: {name} {value!r}, here"):
         refuse_costs_of_others(str(file), asked, get_config(asked))
 
 
-def test_engines_that_share_experts_in_another_way_or_replay_graphs_have_other_files(
-    asked: VllmConfig,
-):
+def test_engines_that_share_experts_in_another_way_or_replay_graphs_have_other_files(asked):
     asked.parallel_config.tensor_parallel_size = 4
     asked.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
     of_options = [{}, {"expert_tensor_parallel_size": 1}, {"overlap": "published"}]
@@ -130,17 +126,13 @@ def resolved(
     return costs_file(get_config(asked))
 
 
-def test_the_file_of_this_engine_is_found(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_file_of_this_engine_is_found(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch, overlap="auto") == costs
     assert resolved(asked, Files(costs), monkeypatch) == costs
     assert resolved(asked, Files(None), monkeypatch, step_costs=str(costs)) == costs
 
 
-def test_a_found_file_refines_enabled_features_and_enables_none(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_found_file_refines_enabled_features_and_enables_none(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch) == costs
     assert not get_config(asked).dbo.model_fields_set  # or it would be told that they do nothing
     assert resolved(asked, Files(costs), monkeypatch, dbo={"enabled": True}) == costs
@@ -153,40 +145,30 @@ def test_a_found_file_refines_enabled_features_and_enables_none(
 
 
 @pytest.mark.parametrize("overlap", [None, "auto", "published"])
-def test_thresholds_that_are_given_are_not_replaced(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch, overlap: str | None
-):
+def test_thresholds_that_are_given_are_not_replaced(asked, costs, monkeypatch, overlap):
     dbo = {"min_total_tokens_to_split": 1 << 30}
     assert resolved(asked, Files(costs), monkeypatch, overlap=overlap, dbo=dbo) is None
 
 
-def test_files_of_one_data_parallel_rank_do_not_decide_dispatch_methods(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_files_of_one_data_parallel_rank_do_not_decide_dispatch_methods(asked, costs, monkeypatch):
     given = {"moe_communication": "all_to_all"}
     assert resolved(asked, Files(costs), monkeypatch, overlap="auto", **given) is None
     asked.parallel_config.data_parallel_size = 2
     assert resolved(asked, Files(costs), monkeypatch, overlap="auto", **given) == costs
 
 
-def test_null_asks_for_the_fixed_rules(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_null_asks_for_the_fixed_rules(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch, step_costs=None, overlap="auto") is None
     assert get_config(asked).dbo.split == "request"
 
 
-def test_auto_takes_the_options_that_were_the_fastest(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_auto_takes_the_options_that_were_the_fastest(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch, overlap="auto", dbo={"first_share": 0.6})
     dbo = get_config(asked).dbo
     assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.6)  # the last was given
 
 
-def test_auto_creates_a_missing_file(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_auto_creates_a_missing_file(asked, costs, monkeypatch):
     files = Files(None, costs)
     assert resolved(asked, files, monkeypatch, overlap="auto") == costs
     ((model, *options),) = files.asked
@@ -195,17 +177,13 @@ def test_auto_creates_a_missing_file(
     assert '--additional-config={"overlap": "auto", "step_costs": null}' in options
 
 
-def test_without_auto_no_file_is_created(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_auto_no_file_is_created(asked, costs, monkeypatch):
     files = Files(None, costs)
     assert resolved(asked, files, monkeypatch) is None
     assert files.asked == []
 
 
-def test_a_file_that_cannot_be_created_leaves_the_fixed_rules(
-    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_cannot_be_created_leaves_the_fixed_rules(asked, costs, monkeypatch):
     assert resolved(asked, Files(None, None), monkeypatch, overlap="auto") is None
     assert get_config(asked).dbo.enabled
 
@@ -218,11 +196,7 @@ def test_a_file_that_cannot_be_created_leaves_the_fixed_rules(
     ],
 )
 def test_auto_shards_from_where_steps_gain_over_the_ranges(
-    asked: VllmConfig,
-    costs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stated: dict[str, bool],
-    first: int,
+    asked, costs, monkeypatch, stated, first
 ):
     content = json.loads(costs.read_text())
     content["options"] |= {"sequence_parallel.enabled": True, "sequence_parallel.min_tokens": 512}
@@ -233,9 +207,7 @@ def test_auto_shards_from_where_steps_gain_over_the_ranges(
     assert get_config(asked).sequence_parallel.min_tokens == 9  # what is given stays
 
 
-def test_auto_without_a_file_leaves_small_steps_whole(
-    asked: VllmConfig, monkeypatch: pytest.MonkeyPatch
-):
+def test_auto_without_a_file_leaves_small_steps_whole(asked, monkeypatch):
     asked.parallel_config.tensor_parallel_size = 2
     resolved(asked, Files(None), monkeypatch, overlap="auto", step_costs=None)
     assert get_config(asked).sequence_parallel.min_tokens == SURELY_FASTER_SHARDED

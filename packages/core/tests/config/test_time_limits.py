@@ -32,9 +32,7 @@ def test_hccls_limit_follows_vllms_unless_it_is_set(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("asked", "is_told"), [("99", False), ("100", True), ("0", True)])
-def test_an_hccl_limit_above_vllms_is_reported(
-    asked: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_hccl_limit_above_vllms_is_reported(asked, is_told, monkeypatch):
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")
     environment = {"HCCL_EXEC_TIMEOUT": asked}
     told = limit_device_waits(environment)

@@ -51,9 +51,7 @@ def test_norms_of_sums_have_the_limit(device: torch.device, vllm_config: VllmCon
 
 
 @pytest.mark.refused_calls
-def test_the_limit_holds_after_a_collective_has_bound_the_thread(
-    device: torch.device, vllm_config: VllmConfig
-) -> None:
+def test_the_limit_holds_after_a_collective_has_bound_the_thread(device, vllm_config):
     """Limits its own stream, which torch_npu does not report to later operators."""
     register()
     norm = RMSNorm(64).to(device)

@@ -19,9 +19,7 @@ from vllm_davinci.core.device.cpu_binding import CPU_AFFINITY, bind_threads, sha
         ([3], 2, [[], []]),
     ],
 )
-def test_every_worker_gets_equally_many_adjacent_cores(
-    cores: list[int], count: int, expected: list[list[int]]
-):
+def test_every_worker_gets_equally_many_adjacent_cores(cores, count, expected):
     assert [share_of_cores(cores, rank, count) for rank in range(count)] == expected
 
 
@@ -42,9 +40,7 @@ def test_all_threads_of_a_process_are_bound():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_torch_npu_s_own_binding_wins(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_torch_npu_s_own_binding_wins(monkeypatch, caplog):
     monkeypatch.setenv(CPU_AFFINITY, "1")
     before = os.sched_getaffinity(0)
     cpu_binding.logger.addHandler(caplog.handler)

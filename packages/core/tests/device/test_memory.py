@@ -1,7 +1,6 @@
 """The message about a KV cache that does not fit, and damaged recorded sizes."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,9 +163,7 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("free", "buffers", "gib"), [(61, 3, 0.9 * 64), (55, 9, 0.9 * 55), (48, 9, None), (20, 0, None)]
 )
-def test_collectives_buffers_reduce_the_plan_and_other_processes_do_not(
-    free: int, buffers: int, gib: float | None, worker: SimpleNamespace
-):
+def test_collectives_buffers_reduce_the_plan_and_other_processes_do_not(free, buffers, gib, worker):
     cache_config = worker.cache_config
     cache_config.gpu_memory_utilization = 0.9
     snapshot: Any = SimpleNamespace(total_memory=64 * GIB, free_memory=free * GIB, device_="npu:0")
@@ -179,17 +176,13 @@ def test_collectives_buffers_reduce_the_plan_and_other_processes_do_not(
 
 
 @pytest.mark.parametrize(("given", "left", "step"), [(None, 0, 9), (5, 9, 9)])
-def test_a_cache_that_leaves_the_largest_step_its_memory_passes(
-    worker: SimpleNamespace, given: int | None, left: int, step: int
-):
+def test_a_cache_that_leaves_the_largest_step_its_memory_passes(worker, given, left, step):
     worker.cache_config.kv_cache_memory_bytes = given
     check_given_cache(worker, left, step)
 
 
 @pytest.mark.parametrize(("left", "most"), [(1 << 20, "2097152"), (-(8 << 20), "0")])
-def test_a_cache_that_leaves_the_largest_step_too_little_is_refused(
-    worker: SimpleNamespace, left: int, most: str
-):
+def test_a_cache_that_leaves_the_largest_step_too_little_is_refused(worker, left, most):
     worker.cache_config.kv_cache_memory_bytes = 4 << 20
     with pytest.raises(DeviceError, match=rf"largest step takes 3.00 MiB. Lower it to {most} or"):
         check_given_cache(worker, left, 3 << 20)
@@ -219,9 +212,7 @@ def test_sizes_are_written_in_the_largest_fitting_unit(count: int, text: str):
         (b"null", "it holds NoneType, not an object"),
     ],
 )
-def test_a_damaged_plan_is_removed_and_named(
-    content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_damaged_plan_is_removed_and_named(content, reason, tmp_path, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(memory.logger, "warning", lambda text, *values: told.append(text % values))
     folder = tmp_path / "startup_plan"
@@ -238,9 +229,7 @@ def test_a_damaged_plan_is_removed_and_named(
 
 
 @pytest.mark.parametrize(("free_gib", "is_said"), [(23.5, True), (64.0, False)])
-def test_a_cache_larger_than_the_hosts_memory_is_logged(
-    free_gib: float, is_said: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_cache_larger_than_the_hosts_memory_is_logged(free_gib, is_said, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(memory.logger, "info", lambda text, *values: told.append(text % values))
     free = SimpleNamespace(available=int(free_gib * 2**30))

@@ -52,9 +52,7 @@ def test_too_few_npus_are_reported_with_their_number(asked: list[int]):
         ({"placement_group": object()}, []),
     ],
 )
-def test_enough_npus_or_another_executor_pass(
-    asked: list[int], changes: dict[str, Any], needed: list[int]
-):
+def test_enough_npus_or_another_executor_pass(asked, changes, needed):
     check_ray_devices(parallel(**changes))
     assert asked == needed
 

@@ -18,9 +18,7 @@ from vllm_davinci.core.distributed.engine_ring import size_of_ring
     ],
     ids=["dense", "one_host", "experts", "external", "hybrid", "one_engine"],
 )
-def test_engines_of_a_dense_model_on_several_hosts_make_a_ring(
-    changed: dict[str, object], size: int
-) -> None:
+def test_engines_of_a_dense_model_on_several_hosts_make_a_ring(changed, size):
     parallel = ParallelConfig()
     parallel.data_parallel_master_ip = "10.0.0.1"
     parallel.elastic_ep_max_dp_size = 4

@@ -17,7 +17,5 @@ from vllm_davinci.core.expert_balance.imbalance import imbalance
         ([[0, 0, 0, 0]], [[0, 1, 2, 3]], 1.0),
     ],
 )
-def test_the_largest_load_of_a_rank_over_the_mean(
-    loads: list[list[int]], placed: list[list[int]], expected: float
-):
+def test_the_largest_load_of_a_rank_over_the_mean(loads, placed, expected):
     assert imbalance(torch.tensor(loads), torch.tensor(placed), 2) == pytest.approx(expected)

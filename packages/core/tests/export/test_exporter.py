@@ -80,9 +80,7 @@ def test_static_tensors_reproduce_the_product_and_its_bias(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
-def test_projections_and_experts_are_quantized_and_no_other_layer(
-    kind: str, source: Path, tmp_path: Path
-):
+def test_projections_and_experts_are_quantized_and_no_other_layer(kind, source, tmp_path):
     written = export(source, tmp_path, kind)
     assert check_checkpoint(tmp_path).can_load
     types = QuantDescription.load(tmp_path / DESCRIPTION).types
@@ -142,9 +140,7 @@ def test_a_quantized_source_is_refused(source: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
-def test_fused_experts_become_the_same_as_separate_ones(
-    kind: str, is_transposed: bool, source: Path, tmp_path: Path
-):
+def test_fused_experts_become_the_same_as_separate_ones(kind, is_transposed, source, tmp_path):
     fused = tmp_path / "fused"
     shutil.copytree(source, fused)
     tensors = load_file(source / WEIGHTS)
@@ -186,9 +182,7 @@ def test_fused_experts_become_the_same_as_separate_ones(
         ),
     ],
 )
-def test_experts_in_an_unknown_layout_are_refused_with_their_shape(
-    tensors: dict[str, tuple[int, ...]], named: str, tmp_path: Path
-):
+def test_experts_in_an_unknown_layout_are_refused_with_their_shape(tensors, named, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "config.json").write_text("{}")
@@ -235,9 +229,7 @@ def test_a_failed_export_leaves_nothing_behind(is_new: bool, source: Path, tmp_p
     assert not (destination / PARTIAL_NAME).exists()
 
 
-def test_a_full_disk_is_refused_before_rounding(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_is_refused_before_rounding(source, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
     with pytest.raises(CheckpointError, match=r"out needs 1 MiB at least, .* 0 MiB free"):
         export(source, tmp_path / "out", "W8A8_DYNAMIC")

@@ -132,9 +132,7 @@ def test_a_dynamic_export_gains_from_moved_scales_too(planned: Planned):
     assert not any(cost.clipped for cost in smoothed.costs)
 
 
-def test_the_export_has_the_plans_scales_and_types(
-    planned: Planned, source: Path, windows: list[torch.Tensor], tmp_path: Path
-):
+def test_the_export_has_the_plans_scales_and_types(planned, source, windows, tmp_path):
     plan = planned("W8A8", 0.03, True)
     Exporter(
         source, tmp_path / "out", "W8A8", torch.bfloat16, plan.ranges, plan.types, plan.folds

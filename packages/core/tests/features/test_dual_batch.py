@@ -31,9 +31,7 @@ def check_overlap(vllm_config: VllmConfig, options: DualBatchConfig) -> list[str
     return engine.warnings
 
 
-def test_without_the_package_the_error_names_it(
-    vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_the_package_the_error_names_it(vllm_config, monkeypatch):
     monkeypatch.setattr(components, "stream_scheduler", lambda: None)
     with pytest.raises(ComponentError, match="pip install vllm-davinci-multistream"):
         check_overlap(config(tensor_parallel_size=2), ON)

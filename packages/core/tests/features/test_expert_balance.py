@@ -90,9 +90,7 @@ def test_nothing_is_set_unless_asked(mixture: Path):
         ({"use_async": True, "communicator": "torch_nccl"}, {}, "Use 'torch_gloo'"),
     ],
 )
-def test_impossible_balancing_is_reported(
-    balance: dict[str, Any], ranks: dict[str, Any], told: str, mixture: Path
-):
+def test_impossible_balancing_is_reported(balance, ranks, told, mixture):
     with pytest.raises(ConfigurationError, match=told):
         settle_expert_balance(engine(mixture, {**DYNAMIC, **balance}, **ranks))
 
@@ -123,9 +121,7 @@ def test_a_key_without_effect_is_an_error(balance: dict[str, Any], told: str, mi
         ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode"),
     ],
 )
-def test_what_excludes_it_is_refused_by_flag(
-    holder: str, name: str, value: object, told: str, mixture: Path
-):
+def test_what_excludes_it_is_refused_by_flag(holder, name, value, told, mixture):
     made = engine(mixture, DYNAMIC)
     assert not refused(made)
     setattr(made if holder == "vllm_config" else getattr(made, holder), name, value)

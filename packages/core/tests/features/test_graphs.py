@@ -110,9 +110,7 @@ def with_mode(mode: CUDAGraphMode) -> VllmConfig:
         (CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE, "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
     ],
 )
-def test_an_impossible_mode_is_answered_with_the_reason(
-    asked: CUDAGraphMode, becomes: CUDAGraphMode, reason: str
-):
+def test_an_impossible_mode_is_answered_with_the_reason(asked, becomes, reason):
     config = with_mode(asked)
     told = settle_graph_mode(config, {})
     assert config.compilation_config.cudagraph_mode == becomes

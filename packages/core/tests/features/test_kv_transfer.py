@@ -114,9 +114,7 @@ def test_other_protocols_of_mooncake_are_refused_by_name(protocol: str):
         ({}, {"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(
-    extra: dict[str, Any], changes: dict[str, Any], named: str
-):
+def test_what_is_not_served_is_refused_by_name(extra, changes, named):
     assert named in refused(config(asked_for(**extra), **changes))
 
 
@@ -142,12 +140,7 @@ def test_other_connectors_are_refused_by_name(connector: str):
 )
 @pytest.mark.parametrize(("found", "said"), [(None, "needs the {}"), ("0.2", "tested with {}")])
 def test_without_a_package_that_was_tested_the_start_ends_with_what_to_install(
-    connector: str,
-    extra: str,
-    package: str,
-    found: str | None,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    connector, extra, package, found, said, monkeypatch
 ):
     def version(_: str) -> str:
         if found is None:

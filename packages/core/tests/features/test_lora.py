@@ -1,7 +1,6 @@
 """Unsupported adapters end the start with the option's name."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
@@ -24,9 +23,7 @@ MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
         ({"enable_mixed_moe_lora_format": True}, "--enable-mixed-moe-lora-format"),
     ],
 )
-def test_what_is_not_served_with_adapters_is_refused_in_one_line(
-    options: dict[str, Any], told: str
-):
+def test_what_is_not_served_with_adapters_is_refused_in_one_line(options, told):
     arguments = EngineArgs(model=str(MODEL), dtype="float32", enable_lora=True, **options)
     with pytest.raises(ValueError, match=told) as caught:
         arguments.create_engine_config()

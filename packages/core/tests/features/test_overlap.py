@@ -91,9 +91,7 @@ def applied(
         ("lean", False, {"dbo.enabled": True}),
     ],
 )
-def test_a_schedule_sets_what_applies_to_the_model(
-    schedule: str, is_deepseek: bool, expected: dict[str, Any], vllm_config: VllmConfig
-):
+def test_a_schedule_sets_what_applies_to_the_model(schedule, is_deepseek, expected, vllm_config):
     options, notes = applied(vllm_config, is_deepseek, overlap=schedule)
     assert options == {"overlap": schedule, **expected}
     assert notes == []
@@ -149,9 +147,7 @@ def test_without_a_preset_single_options_decide(vllm_config: VllmConfig):
         ),
     ],
 )
-def test_auto_picks_for_the_engine_and_says_why(
-    engine: dict[str, Any], expected: dict[str, Any], reason: str, vllm_config: VllmConfig
-):
+def test_auto_picks_for_the_engine_and_says_why(engine, expected, reason, vllm_config):
     options, notes = applied(vllm_config, **engine, overlap="auto")
     assert options == {"overlap": "auto", **expected}
     assert sum(reason in note for note in notes) == 1
@@ -175,9 +171,7 @@ def test_auto_uses_mla_s_side_stream_where_decodes_replay_graphs(vllm_config: Vl
         ({"dp": 2}, "DP ranks exchange whole steps"),
     ],
 )
-def test_impossible_sequence_parallelism_is_refused_or_reported(
-    engine: dict[str, Any], reason: str, vllm_config: VllmConfig
-):
+def test_impossible_sequence_parallelism_is_refused_or_reported(engine, reason, vllm_config):
     def checked(**options: Any) -> list[str]:
         notes = applied(vllm_config, **engine, **options)[1]
         assert not get_config(vllm_config).sequence_parallel.enabled
@@ -198,17 +192,13 @@ def test_impossible_sequence_parallelism_is_refused_or_reported(
     [{}, {"is_deepseek": False}, {"is_deepseek": False, "dp": 2}],
     ids=["deepseek", "dense", "independent_dp_ranks"],
 )
-def test_possible_sequence_parallelism_needs_no_note(
-    engine: dict[str, Any], vllm_config: VllmConfig
-):
+def test_possible_sequence_parallelism_needs_no_note(engine, vllm_config):
     options = {"enabled": True, "min_tokens": 9}
     assert applied(vllm_config, **engine, sequence_parallel=options)[1] == []
     assert get_config(vllm_config).sequence_parallel.enabled
 
 
-def test_without_the_package_nothing_is_sequence_parallel(
-    vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_the_package_nothing_is_sequence_parallel(vllm_config, monkeypatch):
     find = components.find
     monkeypatch.setattr(
         components, "find", lambda role: {} if role is components.MODELS else find(role)
@@ -231,9 +221,7 @@ def test_without_the_package_nothing_is_sequence_parallel(
         ),
     ],
 )
-def test_thresholds_without_effect_are_reported(
-    options: dict[str, Any], note: str, vllm_config: VllmConfig
-):
+def test_thresholds_without_effect_are_reported(options, note, vllm_config):
     applied(vllm_config, dbo=options)
     (given,) = check_overlap(vllm_config)
     assert re.match(note, given)

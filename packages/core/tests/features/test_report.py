@@ -81,9 +81,7 @@ def test_options_know_who_asked_for_them(monkeypatch: pytest.MonkeyPatch):
     assert multistream.reason.startswith("overlap = 'auto': ")
 
 
-def test_other_keys_and_variables_in_use_are_shown_with_what_became_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_other_keys_and_variables_in_use_are_shown_with_what_became_of_them(monkeypatch):
     monkeypatch.setenv("VLLM_ASCEND_ENABLE_MLAPO", "0")
     found = by_key(option_settings(made({"refresh": True, "enable_graph_mode": True})))
     source = Source.ADDITIONAL_CONFIG

@@ -24,9 +24,7 @@ def check_streams(vllm_config: VllmConfig) -> None:
             row.settle(engine)
 
 
-def test_without_the_package_the_error_names_it(
-    vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_the_package_the_error_names_it(vllm_config, monkeypatch):
     monkeypatch.setattr(components, "stream_scheduler", lambda: None)
     check_streams(vllm_config)
     assert side_stream(vllm_config, ATTENTION) is None

@@ -1,7 +1,5 @@
 """Kinds of models that would give wrong tokens are refused by name."""
 
-from pathlib import Path
-
 import pytest
 from vllm.config import DeviceConfig, ModelConfig, VllmConfig
 
@@ -27,9 +25,7 @@ from vllm_davinci_testing.engines.model_zoo import write_tokenizer
         ("qwen3", "Qwen3ForCausalLM", None),
     ],
 )
-def test_a_model_that_cannot_run_is_refused_by_what_it_needs(
-    family: str, architecture: str, told: str | None, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_run_is_refused_by_what_it_needs(family, architecture, told, tmp_path):
     config = small_config(family)
     config.architectures = [architecture]
     config.save_pretrained(tmp_path)

@@ -90,9 +90,7 @@ def with_value(key: str, value: object) -> dict[str, Any]:
         (with_experts([5, 2, "4"], [1, 3, 0]), r"device_expert\.2 .*integer"),
     ],
 )
-def test_a_bad_file_is_an_error_with_its_name_and_the_field(
-    content: object, named: str, tmp_path: Path
-):
+def test_a_bad_file_is_an_error_with_its_name_and_the_field(content, named, tmp_path):
     path = written(tmp_path, content)
     with pytest.raises(ConfigurationError, match=f"Expert map .*map.json.*{named}"):
         read(path)

@@ -216,9 +216,7 @@ def test_shared_experts_beside_routed_ones_give_the_same_bits_in_stages(
     assert moments == sorted(moments), counter.names
 
 
-def test_shared_experts_that_are_more_than_their_stages_run_as_a_whole(
-    vllm_config: VllmConfig, beside_layer: Callable[[], DeepseekV2MoE]
-):
+def test_shared_experts_that_are_more_than_their_stages_run_as_a_whole(vllm_config, beside_layer):
     def doubled(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return 2 * output
 

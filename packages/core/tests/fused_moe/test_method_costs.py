@@ -52,9 +52,7 @@ def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -
         (50, 2, CommunicationMethod.ALL_GATHER),
     ],
 )
-def test_each_step_uses_the_fastest_method(
-    costs: MethodCosts, max_tokens: int, num_ubatches: int, method: CommunicationMethod
-):
+def test_each_step_uses_the_fastest_method(costs, max_tokens, num_ubatches, method):
     choice = rule(costs).choose(max_tokens, num_ubatches)
     assert choice.method is method
     other = {"all_gather": "all_to_all", "all_to_all": "all_gather"}[method.value]

@@ -74,12 +74,7 @@ def rule(
     ],
 )
 def test_a_steps_method_follows_from_ranks_and_tokens(
-    tp_size: int,
-    dp_size: int,
-    etp_size: int,
-    max_tokens: int,
-    method: CommunicationMethod,
-    reason: str,
+    tp_size, dp_size, etp_size, max_tokens, method, reason
 ):
     choice = rule(tp_size, dp_size, etp_size).choose(max_tokens)
     assert choice.method is method
@@ -116,9 +111,7 @@ def test_fused_launches_serve_steps_that_a_waiting_host_would_hurt(
         (rule(4, 1, 1, CommunicationMethod.FUSED, None), True),
     ],
 )
-def test_fused_launches_need_a_group_only_where_a_step_may_use_them(
-    elsewhere: CommunicationRule, may_fuse: bool
-):
+def test_fused_launches_need_a_group_only_where_a_step_may_use_them(elsewhere, may_fuse):
     assert elsewhere.may_fuse is may_fuse
 
 
@@ -143,13 +136,7 @@ A2, A3, BF16 = "Ascend910B3", "Ascend910_9391", torch.bfloat16
     ],
 )
 def test_obstacles_to_fused_launches_are_named(
-    soc: str,
-    dtype: torch.dtype,
-    hidden_size: int,
-    ranks: int,
-    experts: int,
-    top_k: int,
-    named: str | None,
+    soc, dtype, hidden_size, ranks, experts, top_k, named
 ):
     reason = unfused_reason(
         soc_of(soc), dtype, RoutedSizes(hidden_size, experts, top_k), ExpertLayout(ranks, 1)
@@ -171,17 +158,13 @@ def test_obstacles_to_fused_launches_are_named(
         (A2, RoutedSizes(7168, 256, 8), 16, 256, 900),
     ],
 )
-def test_the_buffer_of_fused_launches_holds_the_largest_one(
-    soc: str, sizes: RoutedSizes, ranks: int, tokens: int, mib: int
-) -> None:
+def test_the_buffer_of_fused_launches_holds_the_largest_one(soc, sizes, ranks, tokens, mib):
     limits = soc_of(soc).fused_experts
     assert limits is not None
     assert window_mib(limits, tokens, sizes, ExpertLayout(ranks, 1)) == pytest.approx(mib, rel=0.05)
 
 
-def test_the_buffer_of_fused_launches_is_at_least_as_large_as_other_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_buffer_of_fused_launches_is_at_least_as_large_as_other_groups(monkeypatch):
     limits = soc_of(A3).fused_experts
     assert limits is not None
     sizes = RoutedSizes(2048, 64, 8)
@@ -237,9 +220,7 @@ def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("forced", [CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST])
-def test_a_method_asked_for_on_one_dp_rank_is_said_to_have_no_effect(
-    forced: CommunicationMethod, caplog: pytest.LogCaptureFixture
-):
+def test_a_method_asked_for_on_one_dp_rank_is_said_to_have_no_effect(forced, caplog):
     selector.logger.addHandler(caplog.handler)
     try:
         assert (

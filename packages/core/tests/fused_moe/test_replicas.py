@@ -44,9 +44,7 @@ def test_a_new_placement_is_read_where_the_old_one_was():
     ("tp_rank", "sequence_parallel", "weighed"),
     [(0, False, [1, 1, 1, 0]), (1, False, []), (1, True, [0, 0, 1, 1])],
 )
-def test_tokens_count_once_among_ranks_and_padding_never(
-    tp_rank: int, sequence_parallel: bool, weighed: list[int]
-):
+def test_tokens_count_once_among_ranks_and_padding_never(tp_rank, sequence_parallel, weighed):
     weights = torch.tensor([1, 1, 1, 0, 0, 0, 1, 1], dtype=torch.int32)[:, None].npu()
     load = torch.zeros(6, dtype=torch.int32, device="npu")
     counter = LoadCounter(load, weights, tp_rank, sequence_parallel)

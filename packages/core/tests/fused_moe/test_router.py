@@ -45,13 +45,7 @@ def defined_choice(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tenso
 @pytest.mark.parametrize(("groups", "chosen_groups"), [(1, 1), (4, 2)])
 @pytest.mark.parametrize("scaling_factor", [1.0, 2.5])
 def test_choice_of_experts_equals_its_definition(
-    scoring: str,
-    renormalize: bool,
-    biased: bool,
-    groups: int,
-    chosen_groups: int,
-    scaling_factor: float,
-    device: torch.device,
+    scoring, renormalize, biased, groups, chosen_groups, scaling_factor, device
 ):
     bias = torch.randn(NUM_EXPERTS, generator=generator(1)) / 4
     rule = RoutingRule(
@@ -118,9 +112,7 @@ def deepseek_v4_router(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_square_root_of_softplus_chooses_as_in_deepseek_v4(
-    dtype: torch.dtype, device: torch.device
-):
+def test_the_square_root_of_softplus_chooses_as_in_deepseek_v4(dtype, device):
     router, x = deepseek_v4_router("DeepseekV4TopKRouter")
     router.e_score_correction_bias.normal_(generator=generator(3))
     logits, expected, ids = router(x)
@@ -167,9 +159,7 @@ NUM_ZERO = 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_zero_experts_return_their_token_and_the_others_get_its_rows(
-    dtype: torch.dtype, device: torch.device
-):
+def test_zero_experts_return_their_token_and_the_others_get_its_rows(dtype, device):
     bias = torch.randn(NUM_EXPERTS + NUM_ZERO, generator=generator(1)) / 4
     rule = RoutingRule(4, "softmax", False, scaling_factor=6.0, correction_bias=bias)
     logits = torch.randn(30, NUM_EXPERTS + NUM_ZERO, generator=generator())
@@ -250,9 +240,7 @@ def routed_tokens(num_tokens: int, dtype: torch.dtype = torch.float32) -> tuple[
 
 @pytest.mark.parametrize(("first", "num_local"), [(0, NUM_EXPERTS), (0, 4), (12, 4), (5, 1)])
 @pytest.mark.parametrize("num_tokens", [1, 37])
-def test_the_expert_stage_equals_its_definition(
-    first: int, num_local: int, num_tokens: int, device: torch.device
-):
+def test_the_expert_stage_equals_its_definition(first, num_local, num_tokens, device):
     stage = Stage()
     x, weights, ids = routed_tokens(num_tokens)
     expected = stage.defined(x, weights, ids, first, num_local)
@@ -288,9 +276,7 @@ def test_the_expert_stage_in_bfloat16_is_close_to_its_definition(device: torch.d
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("first", "num_local"), [(0, NUM_EXPERTS), (4, 4)])
-def test_a_nan_token_affects_no_other(
-    value: float, first: int, num_local: int, device: torch.device
-):
+def test_a_nan_token_affects_no_other(value, first, num_local, device):
     stage = Stage()
     x, _, _ = routed_tokens(11)
     logits = torch.randn(11, NUM_EXPERTS, generator=generator(5))

@@ -30,9 +30,7 @@ def test_a_plan_within_the_limits_stays_as_it_is():
         ),
     ],
 )
-def test_a_plan_over_a_limit_keeps_what_fits_and_says_why(
-    limits: GraphLimits, sizes: tuple[int, ...], what: str
-):
+def test_a_plan_over_a_limit_keeps_what_fits_and_says_why(limits, sizes, what):
     kept = PLAN.within(limits)
     assert kept.sizes == sizes
     assert f"5 sizes were requested, and the device has {what}" in kept.told()
@@ -50,9 +48,7 @@ MEMORY = GraphMemory(first=100, next=10)
     ("available_bytes", "sizes"),
     [(140, (1, 2, 4, 8, 16)), (139, (1, 2, 8, 16)), (100, (16,)), (99, ())],
 )
-def test_a_plan_keeps_as_many_sizes_as_fit_into_memory(
-    available_bytes: int, sizes: tuple[int, ...]
-):
+def test_a_plan_keeps_as_many_sizes_as_fit_into_memory(available_bytes, sizes):
     plan = replace(PLAN, memory=MEMORY).within(LARGE, available_bytes)
     assert plan.sizes == sizes
     assert plan.totals()["memory"] == (90 + 10 * len(sizes) if sizes else 0)

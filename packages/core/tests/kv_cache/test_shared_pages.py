@@ -10,9 +10,7 @@ NUM_BLOCKS, OPERATOR_BLOCK, HEADS, SIZE = 5, 128, 2, 16
 
 
 @pytest.mark.parametrize("per_block", [1, 2, 3])
-def test_slots_of_a_block_are_in_its_page_and_no_two_are_the_same(
-    per_block: int, device: torch.device
-):
+def test_slots_of_a_block_are_in_its_page_and_no_two_are_the_same(per_block, device):
     block_size = per_block * OPERATOR_BLOCK
     spec = FullAttentionSpec(
         block_size=block_size, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.bfloat16

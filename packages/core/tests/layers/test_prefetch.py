@@ -49,9 +49,7 @@ def layer(scheduler: Any, limit: PrefetchLimit, is_last: bool = False) -> Weight
     return WeightPrefetch(scheduler, weights, "attention", limit, is_last)
 
 
-def test_a_step_fetches_what_is_chosen_for_its_size(
-    monkeypatch: pytest.MonkeyPatch, fetched: list[int]
-):
+def test_a_step_fetches_what_is_chosen_for_its_size(monkeypatch, fetched):
     scheduler = Scheduler()
     step = layer(scheduler, PrefetchLimit(18, SizedChoices([1, 8, 16], [20, 0, None])))
     for num_tokens in (4, 8, 16):
@@ -64,9 +62,7 @@ def test_a_step_fetches_what_is_chosen_for_its_size(
     assert [step.fetches(num_tokens) for num_tokens in (4, 8, 16)] == [True, False, True]
 
 
-def test_the_last_layer_that_runs_waits_and_fetches_nothing(
-    monkeypatch: pytest.MonkeyPatch, fetched: list[int]
-):
+def test_the_last_layer_that_runs_waits_and_fetches_nothing(monkeypatch, fetched):
     scheduler, limit = Scheduler(), PrefetchLimit(18)
     steps = [(number // 2, layer(scheduler, limit, number == 5)) for number in range(6)]
     of_model = Prefetches(steps, limit)

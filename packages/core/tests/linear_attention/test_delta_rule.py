@@ -64,9 +64,7 @@ in_chunks = partial(computed_in_chunks, chunked_delta_rule)
 
 @pytest.mark.parametrize("lengths", [[1], [64], [65], [200], [3, 130, 64, 1, 200]])
 @pytest.mark.parametrize(("alike", "channels"), [(0.0, 1), (0.9, 1), (0.0, KEY_SIZE)])
-def test_chunks_are_the_rule_token_by_token(
-    lengths: list[int], alike: float, channels: int, device: torch.device
-):
+def test_chunks_are_the_rule_token_by_token(lengths, alike, channels, device):
     heads = random_heads(sum(lengths), 0, alike, channels)
     states = random_states(len(lengths))
     assert_chunks_are_defined(heads, states, lengths, in_chunks, defined, device, 2e-5)

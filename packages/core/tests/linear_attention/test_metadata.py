@@ -54,11 +54,7 @@ def build(
     ],
 )
 def test_decodes_have_a_state_and_one_token(
-    lengths: list[int],
-    totals: list[int],
-    num_decodes: int,
-    num_prefill_tokens: int,
-    device: torch.device,
+    lengths, totals, num_decodes, num_prefill_tokens, device
 ):
     metadata = build(lengths, totals, device)
     assert metadata.num_decodes == num_decodes
@@ -85,9 +81,7 @@ def test_drafts_are_verified_in_order_without_an_index(device: torch.device):
     assert plan.columns.tolist() == [[0, 1, 2, 3]] * 3
 
 
-def test_requests_of_other_lengths_are_padded_and_known_tokens_end_in_the_first_page(
-    device: torch.device,
-):
+def test_requests_of_other_lengths_are_padded_and_known_tokens_end_in_the_first_page(device):
     # Two drafts, none, three tokens of a request that was preempted, a first prompt.
     metadata = build([3, 1, 3, 9], [50, 9, 20, 9], device, [2, 0, -1, -1], [1, 2, 1, 1])
     plan = metadata.verification

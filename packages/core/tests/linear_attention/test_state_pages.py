@@ -9,9 +9,7 @@ SHAPES, DTYPES = ((3, 10), (2, 4, 4)), (torch.bfloat16, torch.float32)
 
 
 @pytest.mark.parametrize("sizes", [[64], [48, 16], [10, 54]])
-def test_states_of_two_dtypes_come_back_and_other_pages_stay(
-    sizes: list[int], device: torch.device
-):
+def test_states_of_two_dtypes_come_back_and_other_pages_stay(sizes, device):
     before = torch.randn(6, 64)
     parts = [part.contiguous().to(device) for part in before.split(sizes, dim=1)]
     pages = StatePages(parts, SHAPES, DTYPES)

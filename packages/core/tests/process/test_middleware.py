@@ -104,9 +104,7 @@ def test_a_command_without_middleware_is_left_alone():
 @pytest.mark.parametrize(
     ("tokens", "said"), [(["secret"], "need an API key"), ([], "need no API key")]
 )
-def test_the_log_says_whether_a_key_is_needed(
-    tokens: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_says_whether_a_key_is_needed(tokens, said, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(middleware.logger, "info", lines.append)
     inner = [Middleware(AuthenticationMiddleware, tokens=tokens)] if tokens else []

@@ -64,9 +64,7 @@ def test_an_error_of_configuration_is_one_line(error: BaseException, by: str, wo
     ("error", "by"),
     [(ValueError("of a step"), "execute_model"), (TypeError("ours"), "create_engine_config")],
 )
-def test_another_error_keeps_its_traceback(
-    error: BaseException, by: str, capsys: pytest.CaptureFixture[str]
-):
+def test_another_error_keeps_its_traceback(error, by, capsys):
     found = raised(error, by)
     assert plain_errors._print_error(type(found), found, found.__traceback__) is None
     assert "Traceback" in capsys.readouterr().err

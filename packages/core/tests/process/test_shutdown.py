@@ -139,9 +139,7 @@ def test_only_a_server_fails_when_its_engine_has_died(name: str, ended: dict[str
 
 @pytest.mark.nightly("faults")
 @pytest.mark.parametrize("name", REPORTS)
-def test_the_end_of_an_engine_that_was_told_to_end_is_no_error(
-    name: str, ended: dict[str, tuple[int, str]]
-):
+def test_the_end_of_an_engine_that_was_told_to_end_is_no_error(name, ended):
     _, printed = ended[name]
     assert ("output_handler failed" in printed) is REPORTS[name][1], printed
 
@@ -288,8 +286,6 @@ sys.exit(7)
         pytest.param("lambda: None", [15, 2], 0, 130, "Ctrl-C again", id="after_sigterm"),
     ],
 )
-def test_a_signalled_server_ends_in_time(
-    begin: str, numbers: list[int], waits_s: int, status: int, said: str
-):
+def test_a_signalled_server_ends_in_time(begin, numbers, waits_s, status, said):
     ended = run_alone(SIGNALLED.format(begin=begin, numbers=numbers, waits_s=waits_s))
     assert (ended.status, said in ended.output) == (status, True), ended.output

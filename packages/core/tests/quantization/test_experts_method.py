@@ -113,9 +113,7 @@ def test_rows_that_are_sorted_already_equal_the_definition(dtype: torch.dtype):
 
 @DTYPES
 @pytest.mark.parametrize("limit", [None, 0.5])
-def test_experts_whose_activation_takes_no_integers_round_between_their_products(
-    dtype: torch.dtype, limit: float | None
-):
+def test_experts_whose_activation_takes_no_integers_round_between_their_products(dtype, limit):
     weights = Weights(dtype)
     experts = weights.on_device()
     scale = experts.gate_up_scale.to(experts.down_scale.dtype)
@@ -153,9 +151,7 @@ print([activation_takes_integers(4, columns) for columns in (192, 160, 7232, 729
         ({"VNPU_SOC": "reference"}, [True] * 5),
     ],
 )
-def test_sizes_that_the_activation_takes_are_asked_for(
-    variables: dict[str, str], taken: list[bool]
-):
+def test_sizes_that_the_activation_takes_are_asked_for(variables, taken):
     assert output_of(ASKED, **variables)[-1] == str(taken)
 
 
@@ -240,9 +236,7 @@ def test_launches_per_stage_stay_in_the_budget():
 
 @DTYPES
 @pytest.mark.parametrize("adds_bias", [True, False])
-def test_experts_with_input_scales_equal_the_integer_definition(
-    dtype: torch.dtype, adds_bias: bool
-):
+def test_experts_with_input_scales_equal_the_integer_definition(dtype, adds_bias):
     gate_up, down = static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2)
     experts = static_experts(gate_up, down, adds_bias)
     if not adds_bias:

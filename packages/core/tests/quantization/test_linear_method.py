@@ -216,9 +216,7 @@ def test_the_projection_after_mla_becomes_floats(kind: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_a_norm_adds_the_bias_that_the_checkpoint_has(
-    with_residual: bool, vllm_config: VllmConfig, device: torch.device
-):
+def test_a_norm_adds_the_bias_that_the_checkpoint_has(with_residual, vllm_config, device):
     name = "model.layers.0.input_layernorm.bias"
     vllm_config.quant_config = AscendQuantizationConfig(QuantDescription.parse({name: "W8A8"}))
     with device:
@@ -234,9 +232,7 @@ def test_a_norm_adds_the_bias_that_the_checkpoint_has(
     assert torch.equal(with_bias.cpu(), without.cpu() + bias)
 
 
-def test_a_norm_whose_bias_is_described_and_did_not_come_is_named(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_a_norm_whose_bias_is_described_and_did_not_come_is_named(vllm_config, device):
     description = QuantDescription.parse(dict.fromkeys(("a.norm.bias", "b.norm.bias"), "W8A8"))
     vllm_config.quant_config = AscendQuantizationConfig(description)
     with device:

@@ -1,7 +1,6 @@
 """Packed integers of AWQ, GPTQ and compressed-tensors are converted to the layers' integers."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,9 +35,7 @@ def packed_format(config: Mapping[str, Any]) -> PackedWeights | None:
 
 
 @pytest.mark.parametrize(("method", "bits", "group_size", "is_symmetric"), CASES)
-def test_integers_keep_their_values(
-    method: str, bits: int, group_size: int, is_symmetric: bool, tmp_path: Path
-):
+def test_integers_keep_their_values(method, bits, group_size, is_symmetric, tmp_path):
     weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
     made = Integers.of(weight, bits, group_size, is_symmetric)
     stored = tensors_of(method, made, "a.p") | {"a.norm.weight": torch.ones(3)}
@@ -71,9 +68,7 @@ def test_integers_keep_their_values(
         ("gptq", {"dynamic": {r"+:.*mlp.*": {"bits": 8}}}, "separate settings"),
     ],
 )
-def test_formats_that_are_not_read_are_refused_in_one_line(
-    method: str, changed: dict[str, Any], told: str
-):
+def test_formats_that_are_not_read_are_refused_in_one_line(method, changed, told):
     config = {**settings_of(method, 4, 32, method != "awq"), **changed}
     with pytest.raises(UnsupportedFeatureError, match=told) as error:
         packed_format(config)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
 from vllm.model_executor.layers.linear import LinearBase
 
@@ -137,9 +136,7 @@ def test_an_output_read_differently_by_some_steps_is_float_in_all(caplog: pytest
         (2, 2, 64, [1, 3, 17, 64]),
     ],
 )
-def test_dummy_runs_have_the_sizes_of_all_kinds_of_steps(
-    vllm_config: VllmConfig, tensor: int, data: int, most: int, sizes: list[int]
-):
+def test_dummy_runs_have_the_sizes_of_all_kinds_of_steps(vllm_config, tensor, data, most, sizes):
     vllm_config.parallel_config.tensor_parallel_size = tensor
     vllm_config.parallel_config.data_parallel_size = data
     vllm_config.scheduler_config.max_num_batched_tokens = most

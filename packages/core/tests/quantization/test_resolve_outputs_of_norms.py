@@ -95,9 +95,7 @@ def norm_and_values(norm: RMSNorm) -> tuple[tuple[Tensor, Tensor], tuple[Tensor,
 
 
 @pytest.mark.parametrize("is_mlp", [False, True], ids=["one_layer", "mlp"])
-def test_a_norm_quantizes_for_a_dynamic_layer(
-    is_mlp: bool, norm: NPURMSNorm, dynamic_norm: DynamicNorm
-):
+def test_a_norm_quantizes_for_a_dynamic_layer(is_mlp, norm, dynamic_norm):
     if is_mlp:
         gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
         layers = [gate_up, SiluAndMul(), down_proj]
@@ -115,9 +113,7 @@ def test_a_norm_quantizes_for_a_dynamic_layer(
 
 
 @pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC", "FLOAT"])
-def test_a_norm_that_anything_else_reads_returns_floats(
-    kind: str, norm: NPURMSNorm, dynamic_norm: DynamicNorm, static_norm: StaticNorm
-):
+def test_a_norm_that_anything_else_reads_returns_floats(kind, norm, dynamic_norm, static_norm):
     layer = prepare(single("FLOAT", torch.bfloat16)) if kind == "FLOAT" else quantized_layer(kind)
     x, (values, _) = norm_and_values(norm)
 
@@ -166,9 +162,7 @@ def test_a_norm_with_a_bias_quantizes_for_static_layers_only(
 
 
 @pytest.mark.parametrize("other", ["W8A8", "W8A8_DYNAMIC", "FLOAT"])
-def test_disagreeing_readers_get_floats(
-    other: str, norm: NPURMSNorm, static_norm: StaticNorm, dynamic_norm: DynamicNorm
-):
+def test_disagreeing_readers_get_floats(other, norm, static_norm, dynamic_norm):
     x, (values, _) = norm_and_values(norm)
     first = Exported.make("W8A8", OUT, IN, torch.bfloat16)
     layers = [quantized_layer("W8A8", first)]
@@ -192,9 +186,7 @@ def test_disagreeing_readers_get_floats(
 
 
 @TYPES
-def test_rows_of_a_norm_move_as_integers(
-    kind: str, norm: NPURMSNorm, static_norm: StaticNorm, dynamic_norm: DynamicNorm
-):
+def test_rows_of_a_norm_move_as_integers(kind, norm, static_norm, dynamic_norm):
     x, (values, _) = norm_and_values(norm)
     layer = quantized_layer(kind)
     moved_dtypes: list[torch.dtype] = []

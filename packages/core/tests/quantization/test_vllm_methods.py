@@ -214,9 +214,7 @@ def test_asymmetric_activations_of_compressed_tensors_are_as_close_as_their_step
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_the_projection_after_mla_becomes_floats_in_this_format_too(
-    dynamic: bool, symmetric: bool, one_rank: None
-):
+def test_the_projection_after_mla_becomes_floats_in_this_format_too(dynamic, symmetric, one_rank):
     strategy = "token" if dynamic else "tensor"
     quantization = compressed(dynamic=dynamic, strategy=strategy, symmetric=symmetric)
     with torch.device("npu", 0):
@@ -249,9 +247,7 @@ DYNAMIC = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="tok
         ({}, {"dynamic": False}, "static scale per .*token"),
     ],
 )
-def test_other_schemes_are_refused_with_what_is_there(
-    weights: dict[str, Any], activations: dict[str, Any] | None, told: str
-):
+def test_other_schemes_are_refused_with_what_is_there(weights, activations, told):
     made = INT8.model_copy(update=weights)
     of_inputs = None if activations is None else DYNAMIC.model_copy(update=activations)
     for is_expert in (False, True):

@@ -104,9 +104,7 @@ def test_packed_columns_keep_their_signs():
 @KINDS
 @GROUPS
 @SYMMETRY
-def test_layers_equal_their_definition(
-    dtype: torch.dtype, kind: str, group_size: int, is_symmetric: bool
-):
+def test_layers_equal_their_definition(dtype, kind, group_size, is_symmetric):
     export = Exported(kind, group_size, is_symmetric)
     made = build(
         ReplicatedLinear, IN, OUT, kinds={"p": kind}, group_size=group_size, params_dtype=dtype
@@ -122,9 +120,7 @@ def test_layers_equal_their_definition(
 @DTYPES
 @KINDS
 @pytest.mark.parametrize("layer", [ColumnParallelLinear, RowParallelLinear])
-def test_a_float_bias_is_added_before_rounding(
-    dtype: torch.dtype, kind: str, layer: type[LinearBase]
-):
+def test_a_float_bias_is_added_before_rounding(dtype, kind, layer):
     export = Exported(kind, 32, is_symmetric=False)
     made = build(layer, IN, OUT, kinds={"p": kind}, group_size=32, params_dtype=dtype, bias=True)
     fill(made, export)
@@ -239,9 +235,7 @@ def test_experts_equal_their_definition(dtype: torch.dtype, kind: str, group_siz
         (0, (65536, OUT), "the most on a side is 65535"),
     ],
 )
-def test_weights_that_the_operator_does_not_take_are_refused(
-    group_size: int, sizes: tuple[int, int], told: str
-):
+def test_weights_that_the_operator_does_not_take_are_refused(group_size, sizes, told):
     assert told in (refusal(4, group_size, *sizes) or "")
     with pytest.raises(UnsupportedFeatureError, match=r"p is W4A16.*Quantize the model again"):
         build(ReplicatedLinear, *sizes, kinds={"p": "W4A16"}, group_size=group_size)

@@ -104,9 +104,7 @@ def test_a_decode_without_a_block_preempts_the_last_request(serve: Callable[...,
     assert again == [3 * BLOCK + 1]  # prompt and output, whole
 
 
-def test_a_preempted_request_that_has_outgrown_a_step_comes_back_in_parts(
-    serve: Callable[..., Served],
-):
+def test_a_preempted_request_that_has_outgrown_a_step_comes_back_in_parts(serve):
     served = serve(9, max_num_batched_tokens=4 * BLOCK, enable_prefix_caching=False)
     served.add("a", 3 * BLOCK + 100, max_tokens=BLOCK)
     served.add("b", 4 * BLOCK - 20, max_tokens=60)
@@ -119,9 +117,7 @@ def test_a_preempted_request_that_has_outgrown_a_step_comes_back_in_parts(
     assert all(list(step) == [name] for step in served.steps[2:] if step.get(name, 0) > 1)
 
 
-def test_a_prompt_that_fits_no_step_ends_at_once(
-    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture
-):
+def test_a_prompt_that_fits_no_step_ends_at_once(serve, caplog):
     served = serve()
     served.add("a", 513)
     served.add("b", 512)
@@ -168,9 +164,7 @@ def test_a_throttled_step_decodes_where_it_can(serve: Callable[..., Served]):
     assert served.step() == {"b": 50}
 
 
-def test_between_prefills_are_steps_of_decodes_where_that_is_asked_for(
-    serve: Callable[..., Served],
-):
+def test_between_prefills_are_steps_of_decodes_where_that_is_asked_for(serve):
     served = serve(prefill_schedule_interval=3)
     served.add("a", 100)
     assert served.step() == {"a": 100}
@@ -191,9 +185,7 @@ def test_a_paused_engine_admits_nobody(serve: Callable[..., Served]):
     assert served.step() == {"b": 50}
 
 
-def test_a_session_whose_input_goes_on_keeps_its_blocks_and_goes_on_in_a_pause(
-    serve: Callable[..., Served],
-):
+def test_a_session_whose_input_goes_on_keeps_its_blocks_and_goes_on_in_a_pause(serve):
     served = serve()
     served.add("a", 100, max_tokens=2, resumable=True)
     for _ in range(4):

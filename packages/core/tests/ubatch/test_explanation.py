@@ -36,9 +36,7 @@ def engine(ranks: int = 2, **dbo: Any) -> Any:
         (engine(min_prefill_tokens_to_split=301), [200, 100], "few_prefill_tokens"),
     ],
 )
-def test_a_described_step_is_decided_by_the_engine_s_own_policy(
-    engine: Any, query_lens: list[int], reason: str
-):
+def test_a_described_step_is_decided_by_the_engine_s_own_policy(engine, query_lens, reason):
     found = explain_step(engine, query_lens)
     assert found.reason == reason
     assert sum(found.part_tokens) == sum(query_lens)

@@ -71,16 +71,12 @@ def test_a_worker_works_without_a_reading_server(config: VllmConfig):
     assert counted() == {}
 
 
-def test_the_directory_is_the_servers_users_alone(
-    config: VllmConfig, stat_logger: OverlapStatLogger, tmp_path: Path
-):
+def test_the_directory_is_the_servers_users_alone(config, stat_logger, tmp_path):
     (directory,) = tmp_path.glob("vllm-davinci-*")
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_directory_writable_by_others_is_not_used(
-    config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_directory_writable_by_others_is_not_used(config, tmp_path, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(metrics.logger, "warning", lambda text, *_: told.append(text))
     monkeypatch.setattr(worker_metrics.logger, "warning_once", lambda text, *_: told.append(text))
@@ -106,9 +102,7 @@ def at_most(limited: int, most: int) -> Iterator[None]:
         resource.setrlimit(limited, before)
 
 
-def test_a_step_does_not_fail_where_no_file_can_be_opened_or_grow(
-    config: VllmConfig, stat_logger: OverlapStatLogger, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_does_not_fail_where_no_file_can_be_opened_or_grow(config, stat_logger, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(worker_metrics.logger, "warning", lambda text, cause: told.append(cause))
     without_descriptors, without_room = CountWriter(config), CountWriter(config)
@@ -124,9 +118,7 @@ def test_a_step_does_not_fail_where_no_file_can_be_opened_or_grow(
     assert [type(cause) for cause in told] == [OSError, OSError], told
 
 
-def test_several_api_servers_share_vllms_directory(
-    config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_several_api_servers_share_vllms_directory(config, tmp_path, monkeypatch):
     shared = tmp_path / "shared"
     shared.mkdir()
     monkeypatch.setenv(SHARED_DIRECTORY, str(shared))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +79,7 @@ def test_layers_that_share_a_tensor_share_its_parts_and_stay_in_order(split: Spl
         assert part["1"].tolist() == list(range(begin + 100, begin + 104))
 
 
-def test_leftovers_of_an_interrupted_step_are_dropped(
-    split: Split, scheduler: StreamScheduler, vllm_config: VllmConfig
-):
+def test_leftovers_of_an_interrupted_step_are_dropped(split, scheduler, vllm_config):
     slot, model = SlotPerUBatch(scheduler), Model(scheduler)
     model.slot, model.fails_at = slot, 1
     with pytest.raises(ValueError, match="metadata 1"):
@@ -168,9 +165,7 @@ def run(model: Model, split: Split, vllm_config: VllmConfig, slots: Sequence[Any
             assert get_forward_context() is whole
 
 
-def test_a_split_step_gives_the_rows_of_a_whole_one(
-    split: Split, scheduler: StreamScheduler, vllm_config: VllmConfig
-):
+def test_a_split_step_gives_the_rows_of_a_whole_one(split, scheduler, vllm_config):
     model = Model(scheduler)
     total, sent = run(model, split, vllm_config)
     rows = torch.arange(14.0)
@@ -193,9 +188,7 @@ def test_an_error_in_any_part_is_the_step_s_error_and_the_next_step_runs(
     assert total.shape == (14,)
 
 
-def test_norms_take_the_cores_that_are_chosen_for_the_step_s_size(
-    scheduler: StreamScheduler, vllm_config: VllmConfig, tmp_path: Path
-):
+def test_norms_take_the_cores_that_are_chosen_for_the_step_s_size(scheduler, vllm_config, tmp_path):
     file = tmp_path / "costs.json"
     rows = [{"tokens": 128, "norm_vector_cores": 8}, {"tokens": 4096, "norm_vector_cores": None}]
     file.write_text(json.dumps({"steps": rows}))
@@ -208,9 +201,7 @@ def test_norms_take_the_cores_that_are_chosen_for_the_step_s_size(
     assert SplitForward(scheduler, vllm_config).norm_vector_cores(200) == 2
 
 
-def test_more_cores_than_there_are_are_refused(
-    scheduler: StreamScheduler, vllm_config: VllmConfig, tmp_path: Path
-):
+def test_more_cores_than_there_are_are_refused(scheduler, vllm_config, tmp_path):
     file = tmp_path / "costs.json"
     file.write_text(json.dumps({"steps": [{"tokens": 128, "norm_vector_cores": 9999}]}))
     vllm_config.additional_config = {"step_costs": str(file)}

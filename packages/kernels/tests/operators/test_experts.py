@@ -86,9 +86,7 @@ def weights(dtype: torch.dtype, num_local: int) -> tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", [1, 7, 40])
 @pytest.mark.parametrize(("first", "num_local"), [(0, EXPERTS), (4, 8)])
-def test_experts_of_a_rank_equal_their_composition(
-    dtype: torch.dtype, num_tokens: int, first: int, num_local: int
-) -> None:
+def test_experts_of_a_rank_equal_their_composition(dtype, num_tokens, first, num_local):
     x = normal(0, dtype, num_tokens, HIDDEN)
     gate_up, down = weights(dtype, num_local)
     topk_weights = normal(3, dtype, num_tokens, TOP_K).abs()
@@ -128,9 +126,7 @@ def tokens(
 @pytest.mark.parametrize("dtype", DTYPES)
 @RULES
 @LOGITS
-def test_routing_and_experts_equal_their_composition(
-    dtype: torch.dtype, rule: Rule, are_logits_wide: bool
-) -> None:
+def test_routing_and_experts_equal_their_composition(dtype, rule, are_logits_wide):
     x, logits, bias = tokens(dtype, are_logits_wide, rule.with_bias)
     gate_up, down = weights(dtype, EXPERTS)
     inputs = [t.npu() for t in (x, logits, gate_up, down)]
@@ -201,9 +197,7 @@ def near_integers(npu: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_tokens", [1, 7, 40])
 @pytest.mark.parametrize(("first", "num_local"), [(0, EXPERTS), (4, 8)])
-def test_int8_experts_equal_their_composition(
-    dtype: torch.dtype, num_tokens: int, first: int, num_local: int
-) -> None:
+def test_int8_experts_equal_their_composition(dtype, num_tokens, first, num_local):
     generator = torch.Generator().manual_seed(num_tokens)
     x = normal(0, dtype, num_tokens, HIDDEN)
     weights = int8_weights(dtype, num_local)
@@ -221,9 +215,7 @@ def test_int8_experts_equal_their_composition(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @RULES
 @LOGITS
-def test_routing_and_int8_experts_equal_their_composition(
-    dtype: torch.dtype, rule: Rule, are_logits_wide: bool
-) -> None:
+def test_routing_and_int8_experts_equal_their_composition(dtype, rule, are_logits_wide):
     first = 4
     x, logits, bias = tokens(dtype, are_logits_wide, rule.with_bias)
     weights = int8_weights(dtype, 8)

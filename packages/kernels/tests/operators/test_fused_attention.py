@@ -23,13 +23,7 @@ def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2)])
 @pytest.mark.parametrize(("query_lens", "seq_lens"), [([1, 1], [20, 3]), ([5, 1, 9], [21, 33, 9])])
-def test_step_goes_into_the_cache_and_sees_it(
-    mode: str,
-    dtype: torch.dtype,
-    heads: tuple[int, int],
-    query_lens: list[int],
-    seq_lens: list[int],
-) -> None:
+def test_step_goes_into_the_cache_and_sees_it(mode, dtype, heads, query_lens, seq_lens):
     generator = torch.Generator().manual_seed(len(query_lens))
 
     def normal(*sizes: int) -> torch.Tensor:

@@ -28,12 +28,8 @@ def check_equal(found: tuple[Tensor | None, ...], expected: tuple[Tensor | None,
 @RANKS
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(1, 1), (5, 5), (7, 3), (6, 0)])
 def test_it_equals_its_composition_and_its_definition(
-    num_tokens: int,
-    num_decode_tokens: int,
-    q_lora_rank: int | None,
-    is_dynamic: bool,
-    dtype: torch.dtype,
-) -> None:
+    num_tokens, num_decode_tokens, q_lora_rank, is_dynamic, dtype
+):
     made = (dtype, q_lora_rank, num_tokens, is_dynamic)
     block, other, host = (IntegerBlock(*made) for _ in range(3))
     found = ops.mla_preprocess_w8a8(*block.arguments(), num_decode_tokens)
@@ -111,9 +107,7 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
 @KINDS
 @RANKS
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(5, 5), (7, 3)])
-def test_a_side_stream_changes_no_bit(
-    num_tokens: int, num_decode_tokens: int, q_lora_rank: int | None, is_dynamic: bool
-) -> None:
+def test_a_side_stream_changes_no_bit(num_tokens, num_decode_tokens, q_lora_rank, is_dynamic):
     """Two products instead of one have the same integer sums."""
     made = (torch.bfloat16, q_lora_rank, num_tokens, is_dynamic)
     block, other = (IntegerBlock(*made) for _ in range(2))
@@ -157,13 +151,7 @@ def test_shapes_under_fake_tensors_are_those_of_the_device(num_decode_tokens: in
         (True, {10: "shorter"}, ValueError, r"q_b_scale of sizes \[383\].*\[384\]"),
     ],
 )
-def test_mismatched_arguments_of_w8a8_are_refused(
-    is_dynamic: bool,
-    changed: dict[int, str | None],
-    error: type[Exception],
-    message: str,
-    is_fake: bool,
-) -> None:
+def test_mismatched_arguments_of_w8a8_are_refused(is_dynamic, changed, error, message, is_fake):
     block = IntegerBlock(torch.bfloat16, 48, 4, is_dynamic)
     wrong = block.arguments()
     for index, change in changed.items():

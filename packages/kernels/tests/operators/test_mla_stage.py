@@ -35,9 +35,7 @@ def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("q_lora_rank", [None, 48])
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(1, 1), (5, 5), (7, 3), (6, 0)])
-def test_preprocess_equals_its_composition(
-    dtype: torch.dtype, q_lora_rank: int | None, num_tokens: int, num_decode_tokens: int
-) -> None:
+def test_preprocess_equals_its_composition(dtype, q_lora_rank, num_tokens, num_decode_tokens):
     block, other = (Block(dtype, q_lora_rank, num_tokens) for _ in range(2))
     found = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
     expected = composed(other, num_decode_tokens)
@@ -58,9 +56,7 @@ def test_preprocess_equals_its_composition(
 
 @pytest.mark.parametrize("q_lora_rank", [None, 48])
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(5, 5), (7, 3)])
-def test_a_side_stream_changes_nothing(
-    q_lora_rank: int | None, num_tokens: int, num_decode_tokens: int
-) -> None:
+def test_a_side_stream_changes_nothing(q_lora_rank, num_tokens, num_decode_tokens):
     block, other = (Block(torch.float32, q_lora_rank, num_tokens) for _ in range(2))
     alone = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
     beside = ops.mla_preprocess(

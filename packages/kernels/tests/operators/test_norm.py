@@ -28,9 +28,7 @@ def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(sizes=SIZES, seed=st.integers(0, 99))
-def test_norm_with_and_without_residual(
-    dtype: torch.dtype, sizes: tuple[int, int], seed: int
-) -> None:
+def test_norm_with_and_without_residual(dtype, sizes, seed):
     x, residual = rows(sizes, dtype, seed), rows(sizes, dtype, seed + 1)
     weight = rows(sizes[1:], dtype, seed + 2)
     inputs = [t.npu() for t in (x, residual, weight)]
@@ -72,9 +70,7 @@ def test_norm_quantized_row_by_row(dtype: torch.dtype, sizes: tuple[int, int], s
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 @given(sizes=SIZES, seed=st.integers(0, 99))
-def test_norm_quantized_with_a_given_scale(
-    dtype: torch.dtype, has_bias: bool, sizes: tuple[int, int], seed: int
-) -> None:
+def test_norm_quantized_with_a_given_scale(dtype, has_bias, sizes, seed):
     host = [rows(s, dtype, seed + n) for n, s in enumerate((sizes, sizes, sizes[1:], sizes[1:]))]
     x, residual, weight, bias = (t.npu() for t in host)
     scale, offset = torch.tensor([0.021]), torch.tensor([seed - 50], dtype=torch.int32)

@@ -21,13 +21,8 @@ MAX_POSITION = 64
     seed=st.integers(0, 99),
 )
 def test_query_and_key_rotate_by_their_position(
-    dtype: torch.dtype,
-    is_neox_style: bool,
-    num_tokens: int,
-    heads: tuple[int, int],
-    sizes: tuple[int, int],
-    seed: int,
-) -> None:
+    dtype, is_neox_style, num_tokens, heads, sizes, seed
+):
     head_size, rotary_dim = sizes
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(MAX_POSITION, (num_tokens,), generator=generator)

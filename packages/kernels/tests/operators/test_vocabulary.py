@@ -13,9 +13,7 @@ ops = torch.ops.vllm_davinci
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @given(ranks=st.integers(1, 5), tokens=st.lists(st.integers(0, 19), min_size=1, max_size=30))
-def test_shares_sum_to_the_embedding(
-    dtype: torch.dtype, kind: torch.dtype, ranks: int, tokens: list[int]
-) -> None:
+def test_shares_sum_to_the_embedding(dtype, kind, ranks, tokens):
     table = torch.arange(20 * 8).view(20, 8).to(dtype)
     ids = torch.tensor(tokens, dtype=kind)
     per_rank = -(-20 // ranks)

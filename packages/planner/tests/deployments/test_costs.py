@@ -56,9 +56,7 @@ NO_ROOM = (
 )
 
 
-def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(tmp_path, monkeypatch):
     asked: list[tuple[str, ...]] = []
 
     def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
@@ -76,9 +74,7 @@ def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_rows_of_one_engine_have_the_file_of_the_first_of_them(
-    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_rows_of_one_engine_have_the_file_of_the_first_of_them(at_once, tmp_path, monkeypatch):
     def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
         modelled(options, ROW.chip, ROW.topology)
         return None

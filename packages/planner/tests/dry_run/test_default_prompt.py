@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,9 +22,7 @@ from vllm_davinci.planner.dry_run.default_prompt import fitting_prompt
         ([], [], 1024),
     ],
 )
-def test_a_prompt_and_its_output_fit_into_the_context(
-    tmp_path: Path, config: Any, given: list[str], expected: int
-) -> None:
+def test_a_prompt_and_its_output_fit_into_the_context(tmp_path, config, given, expected):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert fitting_prompt(str(tmp_path), given, (2, 4)) == expected
 

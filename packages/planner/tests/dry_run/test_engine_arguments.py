@@ -26,9 +26,7 @@ def arguments_of(*given: str) -> PhantomEngineArgs:
     )
 
 
-def test_a_published_command_is_accepted_and_options_without_effect_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_published_command_is_accepted_and_options_without_effect_are_named(capsys):
     found = arguments_of(*PUBLISHED.split())
     assert found.world_size == 8
     assert (found.layout.data_parallel_size, found.max_num_seqs) == (4, 8)
@@ -46,9 +44,7 @@ def test_a_published_command_is_accepted_and_options_without_effect_are_named(
     )
 
 
-def test_front_end_options_have_an_effect_with_a_front_end(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_front_end_options_have_an_effect_with_a_front_end(capsys):
     given = ["--port=8006", "--host=::", "--reasoning-parser=qwen3"]
     assert parse([MODEL], given, has_server=True).reasoning_parser == "qwen3"
     assert capsys.readouterr().err == ""
@@ -72,9 +68,7 @@ def test_front_end_options_have_an_effect_with_a_front_end(
         (["--data-parallel-size=1024"], "1024 ranks do not fit into topology supernode"),
     ],
 )
-def test_what_needs_other_ranks_or_engines_is_refused_by_name(
-    given: list[str], message: str
-) -> None:
+def test_what_needs_other_ranks_or_engines_is_refused_by_name(given, message):
     with pytest.raises(Exception, match=message) as raised:
         arguments_of(*given)
     assert type(raised.value).__name__ in (DryRunError.__name__, "MachineError")

@@ -102,9 +102,7 @@ def test_schedules_with_equal_times_have_sizes_between_everywhere():
         (0, 256, None),
     ],
 )
-def test_sequence_parallel_begins_where_all_larger_steps_gain_over_the_ranges(
-    lost: int, more: int, first: int | None
-):
+def test_sequence_parallel_begins_where_all_larger_steps_gain_over_the_ranges(lost, more, first):
     explored = Sharded(lost, more)
     options, steps = step_costs._sharded(explored, [128, 256, 512, 1024])
     assert options["sequence_parallel.enabled"] is (first is not None)

@@ -47,9 +47,7 @@ SUCCESS, NOT_SUPPORT = 0, 5
         ("Ascend910B3", 3, 2, NOT_SUPPORT),
     ],
 )
-def test_unequal_parts_go_between_servers_where_the_chip_has_it(
-    soc: str, ranks: int, server: int | None, status: int
-) -> None:
+def test_unequal_parts_go_between_servers_where_the_chip_has_it(soc, ranks, server, status):
     variables = {} if server is None else {"VNPU_SERVER_DEVICES": str(server)}
     done = run_to_exit(UNEQUAL_PARTS.replace("{ranks}", str(ranks)), VNPU_SOC=soc, **variables)
     assert done.status == 0, done.stderr

@@ -133,9 +133,7 @@ def test_points_are_counted_by_process_and_kind(tmp_path: Path) -> None:
         ("alloc@1=oom die", "1:9", "is nothing that can happen"),
     ],
 )
-def test_a_plan_that_is_wrong_is_refused_with_line_and_column(
-    plan: str, where: str, what: str
-) -> None:
+def test_a_plan_that_is_wrong_is_refused_with_line_and_column(plan, where, what):
     with pytest.raises(RuntimeError) as raised:
         _C.check_fault_plan(plan)
     assert f"VNPU_FAULTS:{where}: " in str(raised.value), raised.value
@@ -200,9 +198,7 @@ def test_a_rank_that_fails_in_a_phase_of_a_collective_ends_both(phase: str, acti
         pytest.param("map@1=oom", 0, "memory", marks=pytest.mark.thorough),
     ],
 )
-def test_ranks_whose_shared_memory_is_gone_or_too_short_say_so(
-    fault: str, rank: int, told: str
-) -> None:
+def test_ranks_whose_shared_memory_is_gone_or_too_short_say_so(fault, rank, told):
     plan = f"rank={rank};segment:{fault}"
     ended = run_ranks(REDUCE, 2, VNPU_FAULTS=plan, HCCL_CONNECT_TIMEOUT="4", HCCL_EXEC_TIMEOUT="20")
     assert all(each.status != 0 for each in ended), ended

@@ -137,9 +137,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], dict[i
     return answers(ended), points_in(directory)
 
 
-def test_the_points_of_both_programs_are_in_the_grids(
-    alone: tuple[set[str], int], together: tuple[set[str], dict[int, int]]
-) -> None:
+def test_the_points_of_both_programs_are_in_the_grids(alone, together):
     assert POINTS_ALONE / 2 < alone[1] <= POINTS_ALONE
     assert all(POINTS_TOGETHER / 2 < points <= POINTS_TOGETHER for points in together[1].values())
 
@@ -147,9 +145,7 @@ def test_the_points_of_both_programs_are_in_the_grids(
 @pytest.mark.thorough
 @pytest.mark.parametrize("action", ["oom", "throw"])
 @pytest.mark.parametrize("point", range(1, POINTS_ALONE + 1))
-def test_a_program_answers_correctly_or_names_the_failure(
-    point: int, action: str, alone: tuple[set[str], int]
-) -> None:
+def test_a_program_answers_correctly_or_names_the_failure(point, action, alone):
     expected, points = alone
     if point > points:
         return  # the grid is a little larger than the program
@@ -165,9 +161,7 @@ def test_a_program_answers_correctly_or_names_the_failure(
 @pytest.mark.parametrize("action", ["throw", "die"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("point", range(1, POINTS_TOGETHER + 1))
-def test_ranks_answer_correctly_or_name_the_failure(
-    point: int, rank: int, action: str, together: tuple[set[str], dict[int, int]]
-) -> None:
+def test_ranks_answer_correctly_or_name_the_failure(point, rank, action, together):
     expected, points = together
     if point > points[rank]:
         return
@@ -190,9 +184,7 @@ def caught(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("action", ["oom", "throw"])
 @pytest.mark.parametrize("point", range(1, POINTS_CAUGHT // 2))
-def test_a_failure_that_is_caught_leaves_memory_and_descriptors_as_they_were(
-    point: int, action: str, caught: tuple[set[str], int]
-) -> None:
+def test_a_failure_that_is_caught_leaves_memory_and_descriptors_as_they_were(point, action, caught):
     expected, points = caught
     assert points <= POINTS_CAUGHT
     plan = f"point@{points // 2 + point}={action}"  # of the later passes, until the last

@@ -97,9 +97,7 @@ def test_tables_have_their_rows(profile: pathlib.Path) -> None:
     assert [row["kernel_name"] for row in table(directory, "task_time")][2] == "MEMCPY_ASYNC"
 
 
-def test_damaged_and_invalid_profiles_are_named(
-    profile: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_and_invalid_profiles_are_named(profile, tmp_path, capsys):
     tasks = profile / "device_3" / "data" / "tasks.jsonl"
     tasks.write_text(tasks.read_text() + '{"kind":"oper')
     assert main(["--export=on", f"--output={profile}"]) == 1

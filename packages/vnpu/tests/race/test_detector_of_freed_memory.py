@@ -31,9 +31,7 @@ ENOUGH = {
 
 @pytest.mark.parametrize("wait", ["", "acl.aclrtSynchronizeStream(idle)"], ids=["none", "another"])
 @pytest.mark.parametrize(("freed", "use"), [("device", "write"), ("other", "read")])
-def test_memory_that_is_freed_while_a_launch_may_use_it_is_found(
-    wait: str, freed: str, use: str
-) -> None:
+def test_memory_that_is_freed_while_a_launch_may_use_it_is_found(wait, freed, use):
     source = FREES.format(wait=wait, freed=freed)
     done = run_to_exit(source, VNPU_RACES="report")
     line = source[: source.index("print")].count("\n") + 1

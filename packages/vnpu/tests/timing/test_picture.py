@@ -48,9 +48,7 @@ def test_a_timeline_is_read_without_its_events_and_counters(timeline: pathlib.Pa
     ]
 
 
-def test_a_stream_without_a_role_is_named_after_its_only_kind_of_task(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_stream_without_a_role_is_named_after_its_only_kind_of_task(tmp_path):
     file = tmp_path / "unnamed.json"
     names = {"compute": "stream (device 0, stream 1)", "communication": "stream (device 0)"}
     events = [
@@ -69,9 +67,7 @@ def test_a_stream_without_a_role_is_named_after_its_only_kind_of_task(
 @pytest.mark.parametrize(
     ("text", "message"), [("[", "cannot be read"), ("[]", "has no tasks"), (None, "cannot be read")]
 )
-def test_an_invalid_timeline_is_refused(
-    tmp_path: pathlib.Path, text: str | None, message: str
-) -> None:
+def test_an_invalid_timeline_is_refused(tmp_path, text, message):
     file = tmp_path / "other.json"
     if text is not None:
         file.write_text(text)
@@ -79,17 +75,13 @@ def test_an_invalid_timeline_is_refused(
         picture.read(file)
 
 
-def test_without_matplotlib_the_error_says_how_to_get_it(
-    timeline: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_the_error_says_how_to_get_it(timeline, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(TraceError, match=r"pip install 'vllm-davinci-vnpu\[picture\]'"):
         picture.draw([timeline], tmp_path / "a.png")
 
 
-def test_the_command_draws_png_and_svg_the_same_each_time(
-    timeline: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_draws_png_and_svg_the_same_each_time(timeline, tmp_path, monkeypatch):
     drawn = []
     for name in ("a.png", "b.svg", "c.svg"):
         file = tmp_path / name

@@ -48,16 +48,12 @@ def kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event.get("cat") == "kernel"]
 
 
-def test_each_operator_of_the_profiled_part_has_a_row_those_of_replays_too(
-    events: list[dict[str, Any]],
-) -> None:
+def test_each_operator_of_the_profiled_part_has_a_row_those_of_replays_too(events):
     names = Counter(event["name"] for event in kernels(events))
     assert names == {"aclnnMatmul": 5, "aclnnExp": 1}
 
 
-def test_a_row_has_its_stream_and_its_time_inside_of_the_trace(
-    events: list[dict[str, Any]],
-) -> None:
+def test_a_row_has_its_stream_and_its_time_inside_of_the_trace(events):
     host = [event for event in events if event.get("name") == "aten::matmul"]
     begin = min(event["ts"] for event in host)
     rows = kernels(events)

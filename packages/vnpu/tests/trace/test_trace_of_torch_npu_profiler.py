@@ -120,9 +120,7 @@ def test_each_task_has_a_row_on_its_stream(results: Path) -> None:
         assert names[row["pid"], row["tid"]] == f"Stream {row['tid']}"
 
 
-def test_a_row_lies_in_its_step_and_is_linked_to_the_operator_that_launched_it(
-    results: Path,
-) -> None:
+def test_a_row_lies_in_its_step_and_is_linked_to_the_operator_that_launched_it(results):
     steps = [event for event in events(results) if event["name"].startswith("ProfilerStep#")]
     launchers = [event for event in events(results) if event["name"] == "aten::exp"]
     begins = {float(event["ts"]) for event in launchers}

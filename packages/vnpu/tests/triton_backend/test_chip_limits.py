@@ -84,9 +84,7 @@ def test_a_grid_that_the_chip_walks_in_parts_is_allowed(monkeypatch: pytest.Monk
     torch.npu.synchronize()
 
 
-def test_the_command_lists_all_and_asks_tritons_checker(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_the_command_lists_all_and_asks_tritons_checker(tmp_path, capfd):
     adapter = tmp_path / "triton-adapter-opt"
     adapter.write_text(
         f"#!{sys.executable}\nimport pathlib, sys\n"

@@ -139,9 +139,7 @@ def inputs_of(lengths: Sequence[int], width: int, seed: int) -> list[torch.Tenso
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("ratio", [4, 128])
 @torch.inference_mode()
-def test_rows_equal_those_of_transformers(
-    ratio: int, cuts: tuple[list[int], list[int]], vllm_config: VllmConfig, device: torch.device
-):
+def test_rows_equal_those_of_transformers(ratio, cuts, vllm_config, device):
     """Steps of one token per request are those of a graph."""
     name = "DeepseekV4CSACompressor" if ratio == 4 else "DeepseekV4HCACompressor"
     module = getattr(theirs, name)(CONFIG)
@@ -176,9 +174,7 @@ def test_rows_equal_those_of_transformers(
 
 @pytest.mark.parametrize("lengths", [(1, 3), (4, 5), (23, 24), (100, 259)], ids=str)
 @torch.inference_mode()
-def test_selected_rows_equal_transformers(
-    lengths: tuple[int, int], vllm_config: VllmConfig, device: torch.device
-):
+def test_selected_rows_equal_transformers(lengths, vllm_config, device):
     """Some queries see fewer rows than the indexer may choose, some see none."""
     module = theirs.DeepseekV4Indexer(CONFIG)
     fill(module)
@@ -216,9 +212,7 @@ def test_selected_rows_equal_transformers(
     ("heads", "size", "block_size", "has_graphs"),
     [(64, 128, 128, True), (64, 128, 32, False), (64, 64, 128, False), (128, 128, 128, False)],
 )
-def test_graphs_need_keys_that_the_operator_reads(
-    heads: int, size: int, block_size: int, has_graphs: bool, vllm_config: VllmConfig
-):
+def test_graphs_need_keys_that_the_operator_reads(heads, size, block_size, has_graphs, vllm_config):
     vllm_config.cache_config.block_size = block_size
     kind = RowKind(size, torch.bfloat16, tokens_per_row=4, page_rows=key_page_rows(heads, size))
     spec: Any = RowCacheLayer(kind, "keys").get_kv_cache_spec(vllm_config)

@@ -48,17 +48,13 @@ def registered(one_rank: None) -> None:
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
-def test_every_step_equals_plain_attention(
-    steps: list[Step], q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
-):
+def test_every_step_equals_plain_attention(steps, q_lora_rank, vllm_config, device):
     Block(vllm_config, device, q_lora_rank=q_lora_rank).check(steps)
 
 
 @pytest.mark.parametrize("steps", [CHUNKED, MIXED], ids=["chunked", "mixed"])
 @pytest.mark.parametrize("rows", [128, 200, 384])
-def test_context_in_several_chunks_gives_the_same(
-    steps: list[Step], rows: int, vllm_config: VllmConfig, device: torch.device
-):
+def test_context_in_several_chunks_gives_the_same(steps, rows, vllm_config, device):
     block = Block(vllm_config, device)
     block.builder.context_chunk_rows = rows
     block.check(steps)
@@ -69,26 +65,20 @@ def test_context_in_several_chunks_gives_the_same(
     [{"qk_nope_head_dim": 32, "v_head_dim": 64}, {"qk_nope_head_dim": 128, "v_head_dim": 128}],
     ids=["unequal", "full_size"],
 )
-def test_head_sizes_of_keys_and_values_may_differ(
-    sizes: dict[str, int], vllm_config: VllmConfig, device: torch.device
-):
+def test_head_sizes_of_keys_and_values_may_differ(sizes, vllm_config, device):
     Block(vllm_config, device, **sizes).check(MIXED)
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("on_two_streams", [False, True], ids=["one_stream", "two_streams"])
-def test_a_bias_of_the_norm_of_kv_c_reaches_the_values(
-    steps: list[Step], on_two_streams: bool, vllm_config: VllmConfig, device: torch.device
-):
+def test_a_bias_of_the_norm_of_kv_c_reaches_the_values(steps, on_two_streams, vllm_config, device):
     description = QuantDescription.parse({"layers.0.attention.kv_a_layernorm.bias": "W8A8"})
     vllm_config.quant_config = AscendQuantizationConfig(description)
     make = with_streams if on_two_streams else Block
     make(vllm_config, device, kv_bias=1.0).check(steps)
 
 
-def test_yarn_stretches_positions_and_sharpens_the_softmax(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_yarn_stretches_positions_and_sharpens_the_softmax(vllm_config, device):
     mscale = 0.1 * YARN["mscale_all_dim"] * math.log(YARN["factor"]) + 1.0
     Block(vllm_config, device, rope=dict(YARN)).check(MIXED, scale_correction=mscale**2)
 
@@ -96,16 +86,12 @@ def test_yarn_stretches_positions_and_sharpens_the_softmax(
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
 )
-def test_16_bits_are_close_to_plain_attention(
-    dtype: torch.dtype, tolerance: float, vllm_config: VllmConfig, device: torch.device
-):
+def test_16_bits_are_close_to_plain_attention(dtype, tolerance, vllm_config, device):
     Block(vllm_config, device, dtype).check(MIXED, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("threshold", [2, 16])
-def test_decodes_of_several_queries_see_each_other_causally(
-    threshold: int, vllm_config: VllmConfig, device: torch.device
-):
+def test_decodes_of_several_queries_see_each_other_causally(threshold, vllm_config, device):
     block = Block(vllm_config, device)
     block.check([[("a", 40), ("b", 127), ("c", 20)]])
     block.builder.reorder_batch_threshold = threshold
@@ -120,9 +106,7 @@ def test_decodes_of_several_queries_see_each_other_causally(
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_more_drafts_than_the_operator_takes_are_refused(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_more_drafts_than_the_operator_takes_are_refused(vllm_config, device):
     spec = Block(vllm_config, device).builder.kv_cache_spec
     vllm_config.speculative_config = SimpleNamespace(
         num_speculative_tokens=16, parallel_drafting=False
@@ -133,9 +117,7 @@ def test_more_drafts_than_the_operator_takes_are_refused(
         NPUMLAMetadataBuilder(spec, [], vllm_config, device)
 
 
-def test_padding_rows_become_zero_and_change_nothing_else(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_padding_rows_become_zero_and_change_nothing_else(vllm_config, device):
     block = Block(vllm_config, device)
     block.run(MIXED[0])
     metadata = block.metadata(MIXED[1])
@@ -182,9 +164,7 @@ def test_a_profile_run_takes_as_much_memory_as_the_largest_prefill(
 
 @pytest.mark.parametrize("poisoned", range(4))
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_nan_and_inf_stay_in_their_request(
-    poisoned: int, value: float, vllm_config: VllmConfig, device: torch.device
-):
+def test_nan_and_inf_stay_in_their_request(poisoned, value, vllm_config, device):
     block = Block(vllm_config, device)
     block.run(MIXED[0])
     step = MIXED[1]
@@ -207,9 +187,7 @@ CONTEXT_CHUNK_LAUNCHES = 9
 
 
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
-def test_launches_per_block_stay_in_the_budget(
-    q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
-):
+def test_launches_per_block_stay_in_the_budget(q_lora_rank, vllm_config, device):
     block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
 
     def launches(step: Step) -> int:
@@ -235,9 +213,7 @@ def test_launches_per_block_stay_in_the_budget(
 
 
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
-def test_a_fused_preprocess_finds_the_projections(
-    q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
-):
+def test_a_fused_preprocess_finds_the_projections(q_lora_rank, vllm_config, device):
     """vLLM's model uses its own layer class for the down-projection if queries are compressed."""
     block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
     weights = fusible_projections(block.wrapper.mla_attn.preprocess.modules)

@@ -153,10 +153,7 @@ KINDS = pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
 @RANKS
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_quantized_block_is_prepared_in_one_call(
-    kind: str, q_lora_rank: int | None, dtype: torch.dtype, vllm_config: VllmConfig,
-    device: torch.device,
-):  # fmt: skip
+def test_a_quantized_block_is_prepared_in_one_call(kind, q_lora_rank, dtype, vllm_config, device):
     kinds = projections(q_lora_rank, kind, kind, kind)
 
     make = partial(QuantizedBlock, vllm_config, device, kinds, dtype=dtype)
@@ -167,9 +164,7 @@ def test_a_quantized_block_is_prepared_in_one_call(
 
 @RANKS
 @KINDS
-def test_rows_quantized_by_the_norm_are_used_unchanged(
-    kind: str, q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device,
-):  # fmt: skip
+def test_rows_quantized_by_the_norm_are_used_unchanged(kind, q_lora_rank, vllm_config, device):
     kinds = projections(q_lora_rank, kind, kind)
 
     def make() -> QuantizedBlock:
@@ -185,9 +180,7 @@ def test_rows_quantized_by_the_norm_are_used_unchanged(
 
 
 @KINDS
-def test_biases_of_both_norms_are_in_the_one_call(
-    kind: str, vllm_config: VllmConfig, device: torch.device
-):
+def test_biases_of_both_norms_are_in_the_one_call(kind, vllm_config, device):
     kinds = projections(48, kind, kind)
 
     make = partial(QuantizedBlock, vllm_config, device, kinds, q_bias=0.7, kv_bias=0.7)
@@ -198,9 +191,7 @@ def test_biases_of_both_norms_are_in_the_one_call(
 
 @RANKS
 @KINDS
-def test_on_two_streams_it_is_one_call_in_decodes(
-    kind: str, q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device,
-):  # fmt: skip
+def test_on_two_streams_it_is_one_call_in_decodes(kind, q_lora_rank, vllm_config, device):
     kinds = projections(q_lora_rank, kind, kind)
 
     make = partial(QuantizedBlock, vllm_config, device, kinds, on_two_streams=True)
@@ -238,9 +229,7 @@ def test_projections_of_several_kinds_are_composed(
     assert calls["mla_decode_attention"]
 
 
-def test_queries_without_a_rank_share_rows_of_an_equal_input_scale(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_queries_without_a_rank_share_rows_of_an_equal_input_scale(vllm_config, device):
     kinds = projections(None, "W8A8", "W8A8")
     scales = {"q_proj": 0.04, "kv_a_proj_with_mqa": 0.04}
 
@@ -251,9 +240,7 @@ def test_queries_without_a_rank_share_rows_of_an_equal_input_scale(
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
 
 
-def test_a_float_block_with_a_bias_of_its_norm_of_kv_c_is_prepared_in_one_call(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_a_float_block_with_a_bias_of_its_norm_of_kv_c_is_prepared_in_one_call(vllm_config, device):
     kinds = projections(None, "FLOAT", "FLOAT")
 
     def make() -> QuantizedBlock:

@@ -36,9 +36,7 @@ class StreamTrace(TorchDispatchMode):
 
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_two_streams_give_the_same_bits(
-    dtype: torch.dtype, q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
-):
+def test_two_streams_give_the_same_bits(dtype, q_lora_rank, vllm_config, device):
     alone = Block(vllm_config, device, dtype, q_lora_rank=q_lora_rank)
     vllm_config.compilation_config.static_forward_context.clear()
     beside = with_streams(vllm_config, device, dtype=dtype, q_lora_rank=q_lora_rank)
@@ -83,17 +81,13 @@ def test_launches_go_to_the_planned_streams(vllm_config: VllmConfig, device: tor
 
 
 @pytest.mark.parametrize("step", [MIXED[0], [("a", 1), ("e", 30)]], ids=["prefill", "mixed"])
-def test_steps_with_prefills_stay_on_one_stream(
-    step: Step, vllm_config: VllmConfig, device: torch.device
-):
+def test_steps_with_prefills_stay_on_one_stream(step, vllm_config, device):
     block = with_streams(vllm_config, device)
     block.run([("a", 3)])
     assert not trace(block, step).on_side
 
 
-def test_prefills_of_another_dp_rank_keep_decodes_on_one_stream(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_prefills_of_another_dp_rank_keep_decodes_on_one_stream(vllm_config, device):
     block = with_streams(vllm_config, device)
     block.run(DECODES[0])
     assert not trace(block, DECODES[1], others_prefill=True).on_side

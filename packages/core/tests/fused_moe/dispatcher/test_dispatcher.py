@@ -51,9 +51,7 @@ def test_own_rows_among_those_of_all_ranks_follow_those_of_lower_ranks():
 @pytest.mark.parametrize(
     ("most_tokens", "sizes"), [(512, [512]), (513, [257, 256]), (1200, [400, 400, 400])]
 )
-def test_every_rank_makes_as_many_launches_as_the_one_with_most_tokens(
-    most_tokens: int, sizes: list[int]
-):
+def test_every_rank_makes_as_many_launches_as_the_one_with_most_tokens(most_tokens, sizes):
     limits = soc_of("Ascend910_9391").fused_experts
     assert limits is not None
     group = FusedGroup(NO_GROUP, "name", limits, 512)
@@ -76,9 +74,7 @@ def test_every_rank_makes_as_many_launches_as_the_one_with_most_tokens(
         (1, 8, 4, [1, 1]),
     ],
 )
-def test_every_rank_sends_as_many_chunks_as_the_one_with_most_tokens(
-    own: int, most: int, pieces: int | None, sizes: list[int]
-):
+def test_every_rank_sends_as_many_chunks_as_the_one_with_most_tokens(own, most, pieces, sizes):
     dispatcher = AllToAllDispatcher(TPSlice(0, 1), NO_GROUP, CountsWait("layer"), most)
     parts = dispatcher.split(tokens(own), ExpertPieces(pieces))
     assert [len(part.x) for part in parts] == sizes

@@ -162,9 +162,7 @@ IN_BF16 = {"dtype": "bfloat16", "fused": True}
     ("tensor", "data", "steps"),
     [pytest.param(2, 1, ONE_DP_RANK, marks=pytest.mark.thorough), (2, 2, TWO_DP_RANKS)],
 )
-def test_fused_launches_leave_the_host_nothing_to_wait_for(
-    tensor: int, data: int, steps: list[list[int]], launched: Launched
-):
+def test_fused_launches_leave_the_host_nothing_to_wait_for(tensor, data, steps, launched):
     reduced = {"tp all_reduce": 1}
     asked = {"moe_communication": "fused"}
     whole = {"expert_tensor_parallel_size": 1, **asked}
@@ -233,9 +231,7 @@ QUANTIZED = {"quantized": "W8A8_DYNAMIC", **IN_BF16}
         pytest.param(2, 2, TWO_DP_RANKS, marks=pytest.mark.thorough),
     ],
 )
-def test_rows_of_int8_experts_give_the_integer_definition(
-    tensor: int, data: int, steps: list[list[int]], launched: Launched
-):
+def test_rows_of_int8_experts_give_the_integer_definition(tensor, data, steps, launched):
     whole = {"expert_tensor_parallel_size": 1}
     variants: list[dict[str, Any]] = [
         {"steps": steps, "options": {**whole, "moe_communication": method}, **QUANTIZED}

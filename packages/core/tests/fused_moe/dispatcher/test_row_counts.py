@@ -15,9 +15,7 @@ GROUP: Any = SimpleNamespace(world_size=4, rank_in_group=0, unique_name="ep:0")
     ("is_computed", "expected"),
     [(True, ([1, 0, 6, 3], [2, 2, 2, 5])), (False, ([2, 3, 2, 3], [2, 3, 2, 3]))],
 )
-def test_counts_are_the_devices_or_equal_parts(
-    is_computed: bool, expected: tuple[list[int], list[int]]
-) -> None:
+def test_counts_are_the_devices_or_equal_parts(is_computed, expected):
     sent = torch.tensor([[1, 0], [0, 0], [2, 4], [3, 0]]).npu()
     received = torch.tensor([[1, 1], [0, 2], [2, 0], [5, 0]]).npu()
     counts = RowCounts(sent, received, num_rows=10)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,7 @@ def test_loaded_floats_are_those_of_transformers_and_of_the_offline_conversion(
     assert all(torch.equal(loaded[name], value) for name, value in other.parameters().items())
 
 
-def test_loaded_integers_are_those_of_the_offline_conversion(
-    fp8: Path, one_rank: None, vllm_config: VllmConfig, tmp_path: Path
-):
+def test_loaded_integers_are_those_of_the_offline_conversion(fp8, one_rank, vllm_config, tmp_path):
     register()
     model = LoadedModel(fp8, quantization="ascend")
     model.load(fp8)
@@ -185,14 +183,7 @@ def of_a_float_weight(tensors: dict[str, torch.Tensor]) -> None:
         (of_a_float_weight, f"{DOWN}_scale_inv exists without the fp8 tensor {DOWN}"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file(
-    spoil: Callable[[dict[str, torch.Tensor]], None],
-    told: str,
-    fp8: Path,
-    one_rank: None,
-    vllm_config: VllmConfig,
-    tmp_path: Path,
-):
+def test_what_is_wrong_is_named_with_its_file(spoil, told, fp8, one_rank, vllm_config, tmp_path):
     register()
     directory = tmp_path / "spoilt"
     shutil.copytree(fp8, directory)

@@ -48,9 +48,7 @@ def operators(request: pytest.FixtureRequest) -> Iterator[None]:
         ((200,), None),
     ],
 )
-def test_scales_of_every_dtype_and_extent_are_multiplied(
-    shape: tuple[int, ...], blocks: Block | None, dtype: torch.dtype
-):
+def test_scales_of_every_dtype_and_extent_are_multiplied(shape, blocks, dtype):
     g = torch.Generator().manual_seed(0)
     weight = torch.randn(SHAPE, generator=g).to(FP8)
     scale = (torch.rand(shape, generator=g) + 0.5).to(dtype)
@@ -192,9 +190,7 @@ def write(floats: Path, tmp_path: Path) -> Write:
 
 @pytest.mark.usefixtures("operators", "one_rank", "vllm_config")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_published_variants_load_and_check_and_become_floats(
-    name: str, write: Write, tmp_path: Path
-):
+def test_published_variants_load_and_check_and_become_floats(name, write, tmp_path):
     register()
     fp8, meant = write(name)
     expected = loads_as(fp8, meant).parameters()

@@ -1,8 +1,5 @@
 """Types and generations of ModelSlim's exports are converted to the tensors that layers load."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -77,9 +74,7 @@ def test_routed_experts_of_four_bits_stay_as_they_are_stored():
     ],
     ids=["one in a byte", "two columns", "two rows"],
 )
-def test_weights_of_four_bits_load_from_every_layout(
-    options: dict[str, Any], stored: Callable[[Tensor], Tensor]
-):
+def test_weights_of_four_bits_load_from_every_layout(options, stored):
     values = torch.randint(-8, 8, (4, 6))
     tensors = {"p.weight": stored(values), "p.weight_scale": torch.ones(4)}
     types = dict.fromkeys(tensors, "W4A16")

@@ -77,9 +77,7 @@ def test_parts_merge_by_their_lse(parts: int, dtype: torch.dtype) -> None:
 
 
 @given(dtype=st.sampled_from(FLOATS), turned=st.booleans(), split=st.sampled_from([1, 2]))
-def test_batched_products_with_permuted_operands(
-    dtype: torch.dtype, turned: bool, split: int
-) -> None:
+def test_batched_products_with_permuted_operands(dtype, turned, split):
     x = values((3, 5, 16) if not turned else (5, 3, 16), dtype, 1)
     weight = values((3, 16, 32), dtype, 2)
     out = torch_npu.npu_transpose_batchmatmul(

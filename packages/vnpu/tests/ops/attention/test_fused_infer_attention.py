@@ -61,15 +61,7 @@ def mask_for(sparse_mode: int) -> torch.Tensor | None:
     sparse_mode=st.sampled_from([0, 3, 4]),
     window=st.integers(0, 90),
 )
-def test_packed_queries_over_a_paged_cache(
-    form: str,
-    dtype: torch.dtype,
-    heads: tuple[int, int, int],
-    block: int,
-    lengths: list[tuple[int, int]],
-    sparse_mode: int,
-    window: int,
-) -> None:
+def test_packed_queries_over_a_paged_cache(form, dtype, heads, block, lengths, sparse_mode, window):
     query_heads, key_heads, size = heads
     queries = [q for q, _ in lengths]
     keys = [q + more for q, more in lengths]
@@ -116,9 +108,7 @@ def test_packed_queries_over_a_paged_cache(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 30), st.integers(1, 150)),
     partly=st.booleans(),
 )
-def test_dense_layouts(
-    layout: str, dtype: torch.dtype, sparse_mode: int, sizes: tuple[int, int, int], partly: bool
-) -> None:
+def test_dense_layouts(layout, dtype, sparse_mode, sizes, partly):
     batch, queries, keys = sizes
     query = values((batch, 4, queries, 32), dtype, 1)
     key = values((batch, 2, keys, 32), dtype, 2)
@@ -166,9 +156,7 @@ def test_dense_layouts(
     mode=st.sampled_from([0, 1]),
     seed=st.integers(0, 99),
 )
-def test_masks_hide_what_they_mark(
-    dtype: torch.dtype, form: tuple[int, ...], mode: int, seed: int
-) -> None:
+def test_masks_hide_what_they_mark(dtype, form, mode, seed):
     query, key = values((2, 4, 6, 32), dtype, 1), values((2, 4, 33, 32), dtype, 2)
     mask = values(form, torch.bool, seed)
     out, _ = torch_npu.npu_fused_infer_attention_score(
@@ -195,9 +183,7 @@ def test_a_bias_is_added_to_the_scaled_scores() -> None:
 
 @pytest.mark.parametrize("heads", [4, 32])
 @given(dtype=st.sampled_from(FLOATS), lengths=st.lists(st.integers(1, 150), min_size=1, max_size=3))
-def test_latent_attention_adds_the_rotary_part(
-    heads: int, dtype: torch.dtype, lengths: list[int]
-) -> None:
+def test_latent_attention_adds_the_rotary_part(heads, dtype, lengths):
     batch = len(lengths)
     latent = Paged(lengths, 1, 128, 128, dtype)
     rotary = Paged(lengths, 1, 64, 128, dtype)

@@ -19,9 +19,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
     tokens=st.integers(0, 60),
     half_of_a_pair=st.booleans(),
 )
-def test_tokens_go_to_their_slots(
-    dtype: torch.dtype, index: torch.dtype, tokens: int, half_of_a_pair: bool
-) -> None:
+def test_tokens_go_to_their_slots(dtype, index, tokens, half_of_a_pair):
     key, value = values((tokens, 2, 24), dtype, 1), values((tokens, 2, 40), dtype, 2)
     slots = shuffled(4 * 16)[:tokens].to(index)
     if tokens > 2:
@@ -78,9 +76,7 @@ def test_a_slot_outside_of_the_cache_is_refused() -> None:
     cumulative=st.booleans(),
     offset=st.booleans(),
 )
-def test_blocks_are_gathered_in_the_order_of_the_table(
-    lengths: list[int], cumulative: bool, offset: bool
-) -> None:
+def test_blocks_are_gathered_in_the_order_of_the_table(lengths, cumulative, offset):
     caches = [values((20, 16, 2, size), torch.float16, size) for size in (24, 8)]
     table = shuffled(20).view(4, 5).int()[: len(lengths)]
     out = [torch.zeros(sum(lengths), 2, size, dtype=torch.float16).npu() for size in (24, 8)]

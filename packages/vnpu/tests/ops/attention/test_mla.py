@@ -39,9 +39,7 @@ def rows_of(cache: torch.Tensor, mode: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", MODES)
 @given(batch=st.integers(1, 3), tokens=st.integers(1, 20), quantized=st.booleans())
-def test_latent_and_rotary_parts_go_to_their_caches(
-    mode: str, batch: int, tokens: int, quantized: bool
-) -> None:
+def test_latent_and_rotary_parts_go_to_their_caches(mode, batch, tokens, quantized):
     kv = values((batch, 1, tokens, LATENT + ROPE), torch.float16, 1)
     gamma = values((LATENT,), torch.float16, 2)
     cos, sin = (values((batch, 1, tokens, ROPE), torch.float16, n) for n in (3, 4))
@@ -81,9 +79,7 @@ def test_latent_and_rotary_parts_go_to_their_caches(
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("quantized", ["nothing", "up projection", "projections"])
 @pytest.mark.parametrize("lead", [(6,), (2, 3)])
-def test_queries_and_keys_of_latent_attention(
-    version: int, quantized: str, lead: tuple[int, ...]
-) -> None:
+def test_queries_and_keys_of_latent_attention(version, quantized, lead):
     hidden, compressed, tokens = 48, 40, 6
     int8 = {"nothing": (), "up projection": ("up",), "projections": ("down", "up", "key")}[
         quantized
@@ -142,9 +138,7 @@ def test_queries_and_keys_of_latent_attention(
 
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_keys_of_latent_attention_go_to_blocks_that_an_index_names(
-    packed: bool, pieces: bool
-) -> None:
+def test_keys_of_latent_attention_go_to_blocks_that_an_index_names(packed, pieces):
     """One entry per block of a sequence; packed sequences have their own lengths."""
     hidden, compressed, block_size = 48, 40, 4
     lengths = [5, 1, 4] if packed else [5, 5]

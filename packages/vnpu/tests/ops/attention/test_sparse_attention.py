@@ -46,9 +46,7 @@ def ints(values: list[int]) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("heads", [1, 8])
-def test_tokens_of_the_largest_scores_are_chosen(
-    queries: list[int], lengths: list[int], count: int, heads: int
-):
+def test_tokens_of_the_largest_scores_are_chosen(queries, lengths, count, heads):
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(sum(queries), heads, SIZE, generator=generator)
     weights = torch.randn(sum(queries), heads, generator=generator)

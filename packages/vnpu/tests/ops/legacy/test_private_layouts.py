@@ -21,9 +21,7 @@ ND, NCHW, NC1HWC0, FRACTAL_Z, NZ, NCDHW, NDC1HWC0, FRACTAL_Z_3D = 2, 0, 3, 4, 29
         (NZ, ND, (33, 18), (2, 3, 16, 16)),
     ],
 )
-def test_a_tensor_comes_back_from_its_layout(
-    layout: int, plain: int, sizes: tuple[int, ...], stored: tuple[int, ...]
-) -> None:
+def test_a_tensor_comes_back_from_its_layout(layout, plain, sizes, stored):
     x = torch.randn(*sizes, dtype=torch.float16)
     there = torch_npu.npu_format_cast(x.npu(), layout)
     assert int(torch_npu.get_npu_format(there)) == layout

@@ -103,9 +103,7 @@ def use_twice(x: torch.Tensor, weight: Weight) -> None:
 @in_own_memory
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_weight_that_was_written_is_used_with_its_new_values(
-    write: Callable[[Weight], object], dtype: torch.dtype
-) -> None:
+def test_a_weight_that_was_written_is_used_with_its_new_values(write, dtype):
     x = values((ROWS, DEPTH), dtype, 1, low=-1, high=1)
     weight = values((COLUMNS, DEPTH), dtype, 2, low=-1, high=1).npu()
     for _ in range(2):
@@ -211,9 +209,7 @@ def test_a_write_that_fails_counts_as_one() -> None:
         pytest.param(forked.output_of, {}, id="blocks"),
     ],
 )
-def test_a_write_of_another_stream_is_seen_behind_its_event(
-    schedule: str, run: Callable[..., list[str]], variables: dict[str, str]
-) -> None:
+def test_a_write_of_another_stream_is_seen_behind_its_event(schedule, run, variables):
     lines = run(
         """
         import torch

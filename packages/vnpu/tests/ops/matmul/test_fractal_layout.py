@@ -83,9 +83,7 @@ def tiles_of(matrix: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("shape", [(32, 64), (17, 35), (1, 1), (3, 20, 40)])
-def test_cast_to_tiles_and_back_keeps_the_matrix(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_cast_to_tiles_and_back_keeps_the_matrix(dtype, shape):
     matrix = values(shape, dtype, 1)
     tiles = tiles_of(matrix.npu())
     columns = 32 if dtype == torch.int8 else 16

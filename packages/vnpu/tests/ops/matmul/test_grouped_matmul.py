@@ -34,9 +34,7 @@ def one_by_one(products: list[torch.Tensor]) -> torch.Tensor:
     transposed=st.booleans(),
     listed=st.booleans(),
 )
-def test_groups_of_rows(
-    form: int, dtype: torch.dtype, activation: int, bias: bool, transposed: bool, listed: bool
-) -> None:
+def test_groups_of_rows(form, dtype, activation, bias, transposed, listed):
     x, weight = values((ROWS, DEPTH), dtype, 1), values((3, DEPTH, COLUMNS), dtype, 2)
     shift = values((3, COLUMNS), dtype, 3)
     on_device = (

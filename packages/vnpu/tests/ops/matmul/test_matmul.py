@@ -87,9 +87,7 @@ def test_bmm_equals_torch(pair: tuple[Pair, Pair]) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_matmul_broadcasts_batches(
-    left: tuple[int, ...], right: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_matmul_broadcasts_batches(left, right, dtype):
     a, b = values(left, dtype, 1), values(right, dtype, 2)
     compare(torch.matmul(a.npu(), b.npu()), torch.matmul(a, b), rtol=2e-2, atol=3e-2)
 
@@ -159,9 +157,7 @@ LAYOUTS = {"columns": lambda weight: weight.t().contiguous().t(), "rows": lambda
 @pytest.mark.parametrize(
     ("columns", "depth"), [(16, 32), (35, 512), (64, 67), (5, 2048), (300, 515), (700, 1700)]
 )
-def test_few_rows_of_bfloat16_equal_the_product_in_float64(
-    rows: int, columns: int, depth: int, layout: str
-) -> None:
+def test_few_rows_of_bfloat16_equal_the_product_in_float64(rows, columns, depth, layout):
     x = values((rows, depth), torch.bfloat16, 1, low=-1, high=1)
     weight = LAYOUTS[layout](values((depth, columns), torch.bfloat16, 2, low=-1, high=1))
     bias = values((columns,), torch.bfloat16, 3)

@@ -24,9 +24,7 @@ def packed_scales(scales: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows_by_eights", [False, True])
-def test_4_bit_integers_are_multiplied_however_they_are_described(
-    transposed: bool, rows_by_eights: bool
-) -> None:
+def test_4_bit_integers_are_multiplied_however_they_are_described(transposed, rows_by_eights):
     x, weight = integers((5, 64), 4, 1), integers((64, 32), 4, 2)
     rows, scale = values((5,), torch.float32, 3, low=0.5, high=2), values((32,), torch.float32, 4)
     x1 = pack_int4(x).npu()
@@ -128,9 +126,7 @@ def test_scales_in_blocks_belong_to_their_part_of_the_depth() -> None:
         ((3, 16, 8), torch.bfloat16, 3 * 16 * 16),
     ],
 )
-def test_a_weight_in_tiles_has_whole_tiles(
-    sizes: tuple[int, ...], dtype: torch.dtype, elements: int
-) -> None:
+def test_a_weight_in_tiles_has_whole_tiles(sizes, dtype, elements):
     library = ctypes.CDLL(str(library_directory() / "libopapi.so"))
     found = ctypes.c_uint64()
     shape = aclnn._converted(library, sizes)

@@ -24,15 +24,7 @@ def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
     biased=st.booleans(),
     renorm=st.sampled_from([0, 1]),
 )
-def test_gating_top_k(
-    norm: int,
-    dtype: torch.dtype,
-    tokens: int,
-    group_score: int,
-    groups: tuple[int, int],
-    biased: bool,
-    renorm: int,
-) -> None:
+def test_gating_top_k(norm, dtype, tokens, group_score, groups, biased, renorm):
     count, chosen_groups = groups
     x, bias = values((tokens, 32), dtype, 1), values((32,), dtype, 2)
     weights, experts, scores = torch_npu.npu_moe_gating_top_k(
@@ -57,9 +49,7 @@ def test_gating_top_k(
 
 
 @pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
-def test_gating_takes_nan_first_and_the_lower_number_of_equal_scores(
-    groups: tuple[int, int],
-) -> None:
+def test_gating_takes_nan_first_and_the_lower_number_of_equal_scores(groups):
     x = torch.zeros(3, 16)
     x[1, 5], x[1, 9] = torch.nan, 3.0
     x[2] = torch.tensor([-1.0, 2.0] * 8)

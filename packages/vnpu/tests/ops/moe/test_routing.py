@@ -30,13 +30,8 @@ def assignments(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     count_form=st.sampled_from([0, 1, 2]),
 )
 def test_tokens_are_expanded_in_the_order_of_their_experts(
-    quantized: bool,
-    tokens: int,
-    k: int,
-    active: tuple[int, int] | None,
-    by_position: bool,
-    count_form: int,
-) -> None:
+    quantized, tokens, k, active, by_position, count_form
+):
     x = values((tokens, 16), torch.float32, 1)
     experts = torch.stack([shuffled(8, t)[:k] for t in range(tokens)]).int()
     first, last = active or (0, 8)
@@ -150,9 +145,7 @@ def test_the_oldest_routing_numbers_assignments_by_choice() -> None:
 @given(
     dtype=st.sampled_from(FLOATS), weighted=st.booleans(), biased=st.booleans(), skips=st.booleans()
 )
-def test_results_return_to_their_tokens(
-    mode: int, dtype: torch.dtype, weighted: bool, biased: bool, skips: bool
-) -> None:
+def test_results_return_to_their_tokens(mode, dtype, weighted, biased, skips):
     tokens, k, size = 6, 3 if weighted else 1, 16
     rows = values((8, 3, size) if mode % 2 else (tokens * k, size), dtype, 1)
     flat = rows.view(-1, size)

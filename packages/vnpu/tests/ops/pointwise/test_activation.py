@@ -49,9 +49,7 @@ def test_swiglu_of_an_odd_dimension_is_refused() -> None:
 @pytest.mark.parametrize("approximate", [0, 1])
 @pytest.mark.parametrize("activate_left", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_geglu_equals_its_definition(
-    approximate: int, activate_left: bool, dtype: torch.dtype
-) -> None:
+def test_geglu_equals_its_definition(approximate, activate_left, dtype):
     x = values((3, 5, 64), dtype, 1)
     left, right = x.float().chunk(2, -1)
     gate, value = (left, right) if activate_left else (right, left)
@@ -96,9 +94,7 @@ def test_clipped_swiglu_equals_its_definition(interleaved: bool, dtype: torch.dt
 @pytest.mark.parametrize("cumulative", [True, False])
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_swiglu_quant_scales_each_group(
-    cumulative: bool, dynamic: bool, dtype: torch.dtype
-) -> None:
+def test_swiglu_quant_scales_each_group(cumulative, dynamic, dtype):
     x = values((6, 64), dtype, 1)
     smooth = values((2, 32), torch.float32, 2, low=0.5, high=2)
     offsets = values((2, 32), torch.float32, 3)

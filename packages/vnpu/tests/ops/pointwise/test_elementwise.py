@@ -53,9 +53,7 @@ def test_division_of_integers_equals_torch(name: str, pair: tuple[Pair, Pair]) -
 
 @pytest.mark.parametrize("rounding_mode", [None, "trunc", "floor"])
 @given(pair=operands(FLOATS, special=True), scalar=st.sampled_from(SCALARS))
-def test_division_rounds_as_asked(
-    rounding_mode: str | None, pair: tuple[Pair, Pair], scalar: float
-) -> None:
+def test_division_rounds_as_asked(rounding_mode, pair, scalar):
     x, y = pair
     compare(
         torch.div(x.npu, y.npu, rounding_mode=rounding_mode),
@@ -181,9 +179,7 @@ def test_fused_products_equal_torch(f: Binary, pair: tuple[Pair, Pair], value: f
 
 @pytest.mark.parametrize(("f", "combine"), [(torch.addcmul, torch.mul), (torch.addcdiv, torch.div)])
 @given(pair=operands((torch.float16,), low=0.25), value=st.sampled_from((1, -0.3)))
-def test_fused_products_of_float16_are_rounded_after_each_step(
-    f: Binary, combine: Binary, pair: tuple[Pair, Pair], value: float
-) -> None:
+def test_fused_products_of_float16_are_rounded_after_each_step(f, combine, pair, value):
     x, y = pair
     factor = torch.tensor(value, dtype=torch.float16)
     expected = y.cpu + combine(x.cpu, y.cpu) * factor

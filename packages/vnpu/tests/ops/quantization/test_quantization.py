@@ -56,9 +56,7 @@ def test_asymmetric_rows_use_the_whole_range() -> None:
     offset=st.booleans(),
     divide=st.booleans(),
 )
-def test_quantize_with_a_given_scale(
-    dtype: torch.dtype, per_channel: bool, offset: bool, divide: bool
-) -> None:
+def test_quantize_with_a_given_scale(dtype, per_channel, offset, divide):
     x = values((3, 5, 16), dtype, 1)
     scale = values(
         (16,) if per_channel else (1,), torch.float32 if divide else dtype, 2, low=8, high=30
@@ -130,9 +128,7 @@ def test_dequant_bias(activation: bool, bias: torch.dtype | None) -> None:
     per_token=st.booleans(),
     bias=st.booleans(),
 )
-def test_int8_products_are_exact(
-    weight_format: str, depth: int, out: torch.dtype, per_token: bool, bias: bool
-) -> None:
+def test_int8_products_are_exact(weight_format, depth, out, per_token, bias):
     x = values((5, depth), torch.int8, 1, low=-128, high=128)
     weight = values((depth, 32), torch.int8, 2, low=-128, high=128)
     scale = values((32,), torch.float32, 3, low=1e-5, high=1e-4)
@@ -168,9 +164,7 @@ def test_int8_products_are_exact(
     offset=st.booleans(),
     transposed=st.booleans(),
 )
-def test_products_with_quantized_weights(
-    bits: int, dtype: torch.dtype, groups: int | None, offset: bool, transposed: bool
-) -> None:
+def test_products_with_quantized_weights(bits, dtype, groups, offset, transposed):
     x = values((5, 64), dtype, 1)
     low = -(2 ** (bits - 1))
     weight = values((64, 32), torch.int8, 2, low=low, high=-low)

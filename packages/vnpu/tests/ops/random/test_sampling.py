@@ -30,9 +30,7 @@ def top_k_top_p(
 
 @pytest.mark.parametrize("vocabulary", [5, 1000, 5000])
 @given(dtype=st.sampled_from(FLOATS), spread=st.sampled_from([0.1, 1.0, 10.0]), data=st.data())
-def test_top_k_top_p_equals_its_definition(
-    vocabulary: int, dtype: torch.dtype, spread: float, data: st.DataObject
-) -> None:
+def test_top_k_top_p_equals_its_definition(vocabulary, dtype, spread, data):
     seed = data.draw(st.integers(0, 99))
     # Distinct values, because either of two equal tokens may stay.
     ranks = torch.rand(4, vocabulary, generator=torch.Generator().manual_seed(seed)).argsort(-1)

@@ -97,9 +97,7 @@ def test_index_select_equals_torch(index_dtype: torch.dtype, x: Pair, dim: int) 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_embedding_equals_torch(
-    index_dtype: torch.dtype, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_embedding_equals_torch(index_dtype, shape, dtype):
     weight = values((11, 8), dtype, 1)
     index = values(shape, torch.int64, 2, low=0, high=11).to(index_dtype)
     embedding = torch.nn.functional.embedding
@@ -146,9 +144,7 @@ def test_scatter_equals_torch(case: tuple[Pair, int, torch.Tensor], seed: int) -
 
 @pytest.mark.parametrize("reduce", ["add", "multiply"])
 @given(case=scatters(), seed=st.integers(0, 99))
-def test_scatter_that_reduces_equals_torch(
-    reduce: str, case: tuple[Pair, int, torch.Tensor], seed: int
-) -> None:
+def test_scatter_that_reduces_equals_torch(reduce, case, seed):
     x, dim, index = case
     source = values((3, 2, 4), x.cpu.dtype, seed)
     compare(

@@ -41,9 +41,7 @@ def test_average_pooling_equals_torch(dtype: torch.dtype, options: dict[str, obj
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("output_size", [(1, 1), (3, 2), (5, 7)])
-def test_adaptive_average_pooling_equals_torch(
-    dtype: torch.dtype, output_size: tuple[int, int]
-) -> None:
+def test_adaptive_average_pooling_equals_torch(dtype, output_size):
     check(functional.adaptive_avg_pool2d, (2, 3, 9, 7), dtype, output_size=output_size)
 
 
