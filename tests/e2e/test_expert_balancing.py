@@ -43,7 +43,6 @@ from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 
 pytestmark = pytest.mark.nightly("layouts")
 
-THOROUGH = pytest.mark.thorough
 INT8 = {"int8_wide": WIDE, "int8_v3": V3}
 SUMS_OF_MANY = (V3, "int8_v3")  # four experts of a token, and shared ones
 REPLICAS = {**BALANCED, "num_redundant_experts": 2}
@@ -125,7 +124,10 @@ def assert_close(found: list[Any], expected: list[Any]) -> None:
     ("model", "ranks", "options", "additional", "balance"),
     [
         *(pytest.param(*each, id=name) for name, each in CASES.items()),
-        *(pytest.param(*each, id=name, marks=THOROUGH) for name, each in THOROUGH_CASES.items()),
+        *(
+            pytest.param(*each, id=name, marks=pytest.mark.thorough)
+            for name, each in THOROUGH_CASES.items()
+        ),
     ],
 )
 def test_experts_that_move_change_no_bit_of_an_answer(

@@ -23,6 +23,9 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 pytestmark = pytest.mark.nightly("hosts")
 
 THOROUGH = pytest.mark.thorough
+EACH_END = pytest.mark.parametrize(
+    ("dead", "end"), [(host, end) for host in (0, 1) for end in ("end", "cut_off")]
+)
 V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
 DENSE = "llama_head64_gqa4"
 MAX_TOKENS = 16
@@ -159,8 +162,7 @@ def names_and_ends(left: HostServer, dead: int, ranks: str = "") -> re.Pattern[s
 
 
 @THOROUGH
-@pytest.mark.parametrize("end", ["end", "cut_off"])
-@pytest.mark.parametrize("dead", [0, 1])
+@EACH_END
 def test_a_host_that_dies_is_named_to_clients_of_the_other(
     dead: int, end: str, hosts: tuple[Host, Host], zoo: Zoo, prompts: Prompts, tmp_path: Path
 ) -> None:
@@ -188,8 +190,7 @@ def test_a_host_that_dies_while_nothing_is_asked_is_named_once_something_is(
 
 
 @THOROUGH
-@pytest.mark.parametrize("end", ["end", "cut_off"])
-@pytest.mark.parametrize("dead", [0, 1])
+@EACH_END
 def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
     dead: int, end: str, hosts: tuple[Host, Host], zoo: Zoo, prompts: Prompts, tmp_path: Path
 ) -> None:
@@ -210,8 +211,7 @@ def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
 
 
 @THOROUGH
-@pytest.mark.parametrize("end", ["end", "cut_off"])
-@pytest.mark.parametrize("dead", [0, 1])
+@EACH_END
 @pytest.mark.parametrize(
     ("layout", "ranks"),
     [

@@ -186,8 +186,7 @@ def _installations() -> Iterator[Check]:
 
 def _libraries(probe: _Probe) -> Iterator[Check]:
     area = "libraries"
-    found = probe.answers.get("libraries")
-    if found is None:
+    if (found := probe.answers.get("libraries")) is None:
         yield Check(area, "dynamic loader", Status.PROBLEM, "failed", probe.failure)
         return
     virtual = _vnpu_library_directory()
@@ -205,8 +204,7 @@ def _libraries(probe: _Probe) -> Iterator[Check]:
 
 def _device(probe: _Probe) -> Iterator[Check]:
     area = "run"
-    device = probe.answers.get("device")
-    if device is None:
+    if (device := probe.answers.get("device")) is None:
         yield Check(area, "one operator", Status.PROBLEM, "failed", probe.failure)
         return
     gib = device["total_bytes"] / 2**30

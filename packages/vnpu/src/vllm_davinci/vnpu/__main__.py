@@ -5,6 +5,7 @@ import os
 import pathlib
 import sys
 import tempfile
+from typing import Any
 
 from vllm_davinci.vnpu import _C, coverage, host_counts, refusals, timeline, triton_check
 from vllm_davinci.vnpu import environment_variables as env
@@ -66,67 +67,53 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument("--devices", type=int, help="number of devices (default 8)")
-    run.add_argument("--soc", help="SoC name (default Ascend910B3), reference or reference:NAME")
-    run.add_argument("--cann", help="CANN release: 8.3, 8.5 or 9.0 (default 8.5)")
-    run.add_argument("--memory", help="memory of each device (default 64GiB)")
-    run.add_argument("--schedule", help="eager, threads or fuzz:SEED (default eager)")
-    run.add_argument("--no-compute", action="store_true", help="operators do no arithmetic")
-    run.add_argument("--wait-limit", type=float, help="maximum wait for the device, in seconds")
-    run.add_argument("--races", help="race detector: off, report or raise (default off)")
-    run.add_argument(
-        "--trace",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="write a trace of all tasks by stream, for https://ui.perfetto.dev",
-    )
-    run.add_argument(
-        "--count",
-        action="store_true",
-        help="print each process's numbers of launches, waits for a device and copies from it",
-    )
-    run.add_argument(
-        "--refusals",
-        type=pathlib.Path,
-        metavar="DIRECTORY",
-        help="count calls checked against CANN's documents and record the refused ones",
-    )
-    run.add_argument(
-        "--chip",
-        metavar="NAME|FILE",
-        help="model the tasks' times on this chip (`vnpu machines` lists chips)",
-    )
-    run.add_argument(
-        "--topology", metavar="NAME|FILE", help="the links between chips (default node-of-8)"
-    )
-    run.add_argument(
-        "--timeline",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="with --chip: write the modelled timeline, for https://ui.perfetto.dev",
-    )
-    run.add_argument(
-        "--paced",
-        type=float,
-        metavar="SCALE",
-        help="with --chip: waits take SCALE host seconds per modelled second",
-    )
-    run.add_argument(
-        "--faults",
-        metavar="PLAN|@FILE",
-        help="inject faults, as in 'rank=1;alloc@17=oom'; count:DIRECTORY counts the points for "
-        "them",
-    )
-    run.add_argument("--triton", action="store_true", help="run Triton kernels on the devices")
-    run.add_argument(
-        "--triton-limits",
-        action="store_true",
-        help="like --triton, and refuse kernels that a chip's compiler is known to refuse",
-    )
-    run.add_argument("--takeover", action="store_true", help="hide a real CANN")
+    for flag, (text, more) in RUN_OPTIONS.items():
+        run.add_argument(flag, help=text, **more)
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
 
+_IS_SET: dict[str, Any] = {"action": "store_true"}
+_FILE: dict[str, Any] = {"type": pathlib.Path, "metavar": "FILE"}
+# Options of `vnpu run`: their help, and more for `add_argument`.
+RUN_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "--devices": ("number of devices (default 8)", {"type": int}),
+    "--soc": ("SoC name (default Ascend910B3), reference or reference:NAME", {}),
+    "--cann": ("CANN release: 8.3, 8.5 or 9.0 (default 8.5)", {}),
+    "--memory": ("memory of each device (default 64GiB)", {}),
+    "--schedule": ("eager, threads or fuzz:SEED (default eager)", {}),
+    "--no-compute": ("operators do no arithmetic", _IS_SET),
+    "--wait-limit": ("maximum wait for the device, in seconds", {"type": float}),
+    "--races": ("race detector: off, report or raise (default off)", {}),
+    "--trace": ("write a trace of all tasks by stream, for https://ui.perfetto.dev", _FILE),
+    "--count": (
+        "print each process's numbers of launches, waits for a device and copies from it",
+        _IS_SET,
+    ),
+    "--refusals": (
+        "count calls checked against CANN's documents and record the refused ones",
+        _FILE | {"metavar": "DIRECTORY"},
+    ),
+    "--chip": (
+        "model the tasks' times on this chip (`vnpu machines` lists chips)",
+        {"metavar": "NAME|FILE"},
+    ),
+    "--topology": ("the links between chips (default node-of-8)", {"metavar": "NAME|FILE"}),
+    "--timeline": ("with --chip: write the modelled timeline, for https://ui.perfetto.dev", _FILE),
+    "--paced": (
+        "with --chip: waits take SCALE host seconds per modelled second",
+        {"type": float, "metavar": "SCALE"},
+    ),
+    "--faults": (
+        "inject faults, as in 'rank=1;alloc@17=oom'; count:DIRECTORY counts the points for them",
+        {"metavar": "PLAN|@FILE"},
+    ),
+    "--triton": ("run Triton kernels on the devices", _IS_SET),
+    "--triton-limits": (
+        "like --triton, and refuse kernels that a chip's compiler is known to refuse",
+        _IS_SET,
+    ),
+    "--takeover": ("hide a real CANN", _IS_SET),
+}
 # Options of `vnpu run` that are fields of VirtualDeviceConfig.
 OF_DEVICE = (
     *("devices", "soc", "cann", "memory", "schedule", "wait_limit", "races", "refusals", "chip"),

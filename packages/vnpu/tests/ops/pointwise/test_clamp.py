@@ -5,19 +5,12 @@ import torch
 from hypothesis import given
 
 from vllm_davinci_testing.operators.comparison import compare
-from vllm_davinci_testing.operators.strategies import (
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
-    Pair,
-    operands,
-    tensors,
-)
+from vllm_davinci_testing.operators.strategies import FLOATS, INTEGERS, NUMBERS, operands, tensors
 
 
 @pytest.mark.parametrize("bounds", [(-1, 2), (None, 1), (0, None), (2, -1)])
 @given(x=tensors(NUMBERS, special=True))
-def test_clamp_to_numbers_equals_torch(bounds: tuple[int | None, int | None], x: Pair) -> None:
+def test_clamp_to_numbers_equals_torch(bounds: tuple[int | None, int | None], x) -> None:
     low, high = bounds
     if x.base.dtype == torch.uint8:
         low, high = (None if bound is None else abs(bound) for bound in bounds)
@@ -31,12 +24,12 @@ def test_clamp_to_numbers_equals_torch(bounds: tuple[int | None, int | None], x:
 
 
 @given(x=tensors(INTEGERS))
-def test_clamping_integers_to_a_fraction_promotes(x: Pair) -> None:
+def test_clamping_integers_to_a_fraction_promotes(x) -> None:
     compare(torch.clamp(x.npu, 0.5, 2.5), torch.clamp(x.cpu, 0.5, 2.5))
 
 
 @given(pair=operands(FLOATS, special=True))
-def test_clamp_to_tensors_equals_torch(pair: tuple[Pair, Pair]) -> None:
+def test_clamp_to_tensors_equals_torch(pair) -> None:
     x, y = pair
     compare(torch.clamp(x.npu, y.npu, y.npu + 1), torch.clamp(x.cpu, y.cpu, y.cpu + 1))
     compare(torch.clamp(x.npu, max=y.npu), torch.clamp(x.cpu, max=y.cpu))

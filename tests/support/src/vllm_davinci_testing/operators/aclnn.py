@@ -1,7 +1,7 @@
 """Calls operators through the C interface if torch_npu has no Python function for them."""
 
 import ctypes
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -60,6 +60,7 @@ class Number(float):
         self.dtype = dtype
 
 
+_C_PLAIN: Any = {bool: ctypes.c_bool, int: ctypes.c_int64, float: ctypes.c_double}
 _C_TYPES = {
     torch.float64: ctypes.c_double,
     torch.float32: ctypes.c_float,
@@ -170,12 +171,8 @@ def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
             return _handle(
                 library, "aclCreateIntArray", _int64s(argument), ctypes.c_uint64(len(argument))
             )
-        case bool():
-            return ctypes.c_bool(argument)
-        case int():
-            return ctypes.c_int64(argument)
-        case float():
-            return ctypes.c_double(argument)
+        case bool() | int() | float():
+            return _C_PLAIN[type(argument)](argument)
         case _:
             return argument
 
