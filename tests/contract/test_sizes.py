@@ -16,7 +16,6 @@ FUNCTION_LINES = 60
 FUNCTIONS: dict[str, int] = {
     "ci/prepare_environment.py:prepare": 90,
     "packages/core/src/vllm_davinci/core/triton_kernels/inputs.py:post_update": 70,
-    "packages/core/src/vllm_davinci/core/triton_kernels/drafting.py:prepare_prefill_inputs": 70,
     "packages/core/src/vllm_davinci/core/triton_kernels/penalties.py:bad_words": 70,
     "packages/core/src/vllm_davinci/core/triton_kernels/verification.py:reject": 100,
     "packages/core/src/vllm_davinci/core/triton_kernels/verification.py:resample": 70,

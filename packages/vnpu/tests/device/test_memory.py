@@ -29,6 +29,11 @@ host = ctypes.create_string_buffer(1 << 20)
 """
 
 
+def printed(program: str) -> list[str]:
+    """The lines printed by a program with RUNTIME before it."""
+    return output_of(RUNTIME + program)
+
+
 def test_memory_is_the_size_of_the_chip_and_allocations_count() -> None:
     torch.npu.set_device(0)
     free, total = torch.npu.mem_get_info()
@@ -83,9 +88,8 @@ def test_host_code_that_follows_a_device_address_dies_with_the_allocations_histo
 
 
 def test_use_after_free_is_an_error_that_names_the_allocation() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 a = allocate(4096)
 assert copy(a, 4096, host, 4096, H2D) == 0
 assert acl.aclrtFree(a) == 0
@@ -99,9 +103,8 @@ print(acl.aclGetRecentErrMsg().decode())
 
 
 def test_a_copy_that_leaves_its_allocation_is_an_error() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 a = allocate(4096)
 print(copy(a, 8192, host, 8192, H2D), acl.aclGetRecentErrMsg().decode())
 print(copy(a, 4096, host, 8192, H2D), acl.aclGetRecentErrMsg().decode())
@@ -114,9 +117,8 @@ print(copy(a, 4096, host, 8192, H2D), acl.aclGetRecentErrMsg().decode())
 
 
 def test_a_stream_refuses_a_copy_in_the_wrong_direction_and_the_host_finds_it() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 a, size = allocate(4096), ctypes.c_size_t(4096)
 host[0] = b"x"
 print(copy(a, 4096, host, 4096, D2H), copy(host, 4096, a, 4096, H2D), host[0])
@@ -130,9 +132,8 @@ print(copy(host, 4096, a, 4096, 9))
 
 
 def test_freeing_twice_is_an_error() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 a = allocate(4096)
 print(acl.aclrtFree(a), acl.aclrtFree(a), acl.aclGetRecentErrMsg().decode())
 """
@@ -142,9 +143,8 @@ print(acl.aclrtFree(a), acl.aclrtFree(a), acl.aclGetRecentErrMsg().decode())
 
 
 def test_freed_memory_is_not_handed_out_again_at_once() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 first = allocate(4096)
 acl.aclrtFree(first)
 print(allocate(4096).value != first.value)
@@ -202,9 +202,8 @@ def test_memory_of_the_host_may_be_registered_besides_and_takes_no_empty_range()
 
 
 def test_memory_of_the_host_that_the_runtime_knows_can_be_filled() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 pinned = ctypes.c_void_p()
 assert acl.aclrtMallocHost(ctypes.byref(pinned), ctypes.c_size_t(4096)) == 0
 size, stream = ctypes.c_size_t(4096), ctypes.c_void_p(torch.npu.current_stream().npu_stream)
@@ -221,9 +220,8 @@ print(acl.aclrtMemset(pinned, beyond, 1, beyond), acl.aclrtMemset(host, size, 1,
 
 
 def test_a_data_buffer_returns_its_address() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 for function in (acl.aclCreateDataBuffer, acl.aclGetDataBufferAddr):
     function.restype = ctypes.c_void_p
 buffer = ctypes.c_void_p(acl.aclCreateDataBuffer(host, ctypes.c_size_t(64)))
@@ -234,9 +232,8 @@ print(acl.aclGetDataBufferAddr(buffer) == ctypes.addressof(host), acl.aclGetData
 
 
 def test_freeing_while_a_stream_hangs_does_not_wait_for_it() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 import time
 acl.aclrtMemsetAsync.argtypes = None
 stream, gate, used = ctypes.c_void_p(), allocate(512), allocate(1 << 20)
@@ -265,9 +262,8 @@ assert acl.aclrtFree(gate) == 0
 
 
 def test_physical_memory_that_is_freed_twice_or_used_after_is_an_error() -> None:
-    lines = output_of(
-        RUNTIME
-        + """
+    lines = printed(
+        """
 class Location(ctypes.Structure):
     _fields_ = [("id", ctypes.c_uint32), ("type", ctypes.c_int)]
 
