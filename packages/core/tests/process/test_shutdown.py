@@ -43,7 +43,7 @@ def says(words):
 
 says("Launching 1 data parallel engine(s) in headless mode, with head node address tcp://h:1.")
 """
-# Uses both clocks: Ray's records, if installed, have times of the second.
+# Both clocks: Ray, if it is installed, records times of `time_ns`.
 LATER = """
 import time
 at, at_ns = time.time, time.time_ns

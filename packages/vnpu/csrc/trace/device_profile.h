@@ -28,7 +28,7 @@ class DeviceProfile {
   // Ends, and writes what has ended until now.
   ~DeviceProfile();
 
-  // Something that the program says of itself: an instant, where it begins and ends at once.
+  // A mark that the program sets: a range, or an instant with equal begin and end.
   struct Mark {
     std::string message;
     int thread;

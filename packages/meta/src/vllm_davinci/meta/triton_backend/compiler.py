@@ -55,7 +55,7 @@ class Options(SimpleNamespace):
 
 
 class NPUBackend(BaseBackend):  # type: ignore[misc]
-    """Accepts every kernel and refuses to compile it, by name."""
+    """Refuses to compile kernels; the error has the kernel's name."""
 
     binary_ext = "none"
 
