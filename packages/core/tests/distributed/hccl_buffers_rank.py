@@ -17,13 +17,8 @@ from vllm.config import (
     VllmConfig,
     set_current_vllm_config,
 )
-from vllm.distributed import (
-    get_dp_group,
-    get_ep_group,
-    get_tp_group,
-    init_distributed_environment,
-    initialize_model_parallel,
-)
+from vllm.distributed import get_dp_group, get_ep_group, get_tp_group
+from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.distributed.hccl_buffers import make_communicators
