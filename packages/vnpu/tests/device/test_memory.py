@@ -29,9 +29,9 @@ host = ctypes.create_string_buffer(1 << 20)
 """
 
 
-def printed(program: str) -> list[str]:
+def printed(program: str, config: VirtualDeviceConfig | None = None) -> list[str]:
     """The lines printed by a program with RUNTIME before it."""
-    return output_of(RUNTIME + program)
+    return output_of(RUNTIME + program, config)
 
 
 def test_memory_is_the_size_of_the_chip_and_allocations_count() -> None:
