@@ -27,6 +27,7 @@ from vllm.model_executor.models.qwen3_5 import (
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from vllm.models.kimi_k3.amd.linear import KimiLinearForCausalLM
+from vllm.models.kimi_k3.amd.model import KimiK3ForConditionalGeneration
 
 from vllm_davinci.core import out_of_tree
 from vllm_davinci.models import registry
@@ -52,6 +53,7 @@ VLLMS = {
     "DeepseekV32MTPModel": DeepSeekMTP,
     "InternS1ForConditionalGeneration": InternS1ForConditionalGeneration,
     "InternVLForConditionalGeneration": InternS1ForConditionalGeneration,
+    "KimiK3ForConditionalGeneration": KimiK3ForConditionalGeneration,
     "KimiLinearForCausalLM": KimiLinearForCausalLM,
     "NemotronHForCausalLM": NemotronHForCausalLM,
     "Qwen2VLForConditionalGeneration": Qwen2VLForConditionalGeneration,

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers.models.deepseek_v4 import modeling_deepseek_v4
+from vllm.model_executor.layers.activation import SituAndMul
 
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.fused_moe.gated_activation import GatedActivation, Situ
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.own_choice import OwnChoice, ZeroExperts
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
@@ -254,13 +256,24 @@ def test_a_limit_caps_gates_and_clips_factors(device: torch.device):
     x, weights, ids = routed_tokens(23)
     limit = 0.5  # about half of the values exceed it
     whole = stage.on_device(0, NUM_EXPERTS)
-    experts = dataclasses.replace(whole, limit=limit)
+    experts = dataclasses.replace(whole, activation=GatedActivation(limit))
     assert not experts.has_fused_op(torch.float32)
     expected = stage.defined(x, weights, ids, 0, NUM_EXPERTS, limit)
     arguments = x.to(device), weights.to(device), ids.to(device)
     actual = routed(experts, *arguments)
     torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(routed(whole, *arguments).cpu(), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("linear_beta", [None, 2.0])
+def test_situ_equals_that_of_vllm(linear_beta: float | None, device: torch.device):
+    activation = GatedActivation(situ=Situ(1.5, linear_beta))
+    gate_up = 3 * torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
+    theirs = SimpleNamespace(beta=1.5, linear_beta=linear_beta)
+    expected = SituAndMul.forward_native(theirs, gate_up)
+    torch.testing.assert_close(activation(gate_up.to(device)).cpu(), expected)
+    whole = Stage().on_device(0, NUM_EXPERTS)
+    assert not dataclasses.replace(whole, activation=activation).has_fused_op(torch.float32)
 
 
 def test_the_expert_stage_in_bfloat16_is_close_to_its_definition(device: torch.device):

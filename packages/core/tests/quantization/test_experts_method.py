@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.fused_moe.gated_activation import GatedActivation
 from vllm_davinci.core.fused_moe.local_experts import Experts
 from vllm_davinci.core.quantization.schemes.w8a8 import StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
@@ -117,7 +118,7 @@ def test_experts_whose_activation_takes_no_integers_round_between_their_products
     weights = Weights(dtype)
     experts = weights.on_device()
     scale = experts.gate_up_scale.to(experts.down_scale.dtype)
-    experts = replace(experts, product_scale=scale, limit=limit)
+    experts = replace(experts, product_scale=scale, activation=GatedActivation(limit))
     counts = torch.tensor([3, 0, 5, 1, 2, 4])
     rows = torch.randn(15, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
     actual = experts(rows.npu(), counts.npu()).cpu()

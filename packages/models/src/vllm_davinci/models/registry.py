@@ -31,6 +31,9 @@ MODELS = {
     "InternVLForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),
+    "KimiK3ForConditionalGeneration": (
+        "vllm_davinci.models.kimi_k3:NPUKimiK3ForConditionalGeneration"
+    ),
     "KimiLinearForCausalLM": "vllm_davinci.models.kimi_linear:NPUKimiLinearForCausalLM",
     "NemotronHForCausalLM": "vllm_davinci.models.nemotron_h:NPUNemotronHForCausalLM",
     "Qwen2VLForConditionalGeneration": (

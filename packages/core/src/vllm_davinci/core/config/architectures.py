@@ -71,6 +71,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "FalconMambaForCausalLM": _WITH_STATES,
     "GraniteMoeHybridForCausalLM": _WITH_STATES,
     "JambaForCausalLM": _WITH_STATES,
+    "KimiK3ForConditionalGeneration": _WITH_STATES,
     "KimiLinearForCausalLM": _WITH_STATES,
     "Lfm2ForCausalLM": _WITH_STATES,
     "Lfm2MoeForCausalLM": _WITH_STATES,

@@ -31,6 +31,11 @@ def _names_itself(architecture: str) -> Any:
     return lambda model: architecture in model.architectures
 
 
+def _takes_images_of_kimi(model: Any) -> bool:
+    is_kimi = "KimiK3ForConditionalGeneration" in model.architectures
+    return is_kimi and bool(model.multimodal_config.get_limit_per_prompt("image"))
+
+
 FEATURES = (
     _needs("a definition for NPUs (vLLM's needs kernels of CUDA or ROCm)", is_foreign),
     _needs(
@@ -44,6 +49,14 @@ FEATURES = (
             and not is_foreign(model)
             and not {*model.architectures} <= {*with_states()}
         ),
+    ),
+    Feature(
+        "",
+        "images of Kimi-K3",
+        lambda engine: engine.model is not None and _takes_images_of_kimi(engine.model),
+        because="they have not been tried",
+        instead="Pass --language-model-only.",
+        is_served=False,
     ),
     *(_needs(row.needs, _names_itself(name)) for name, row in ARCHITECTURES.items() if row.needs),
 )

@@ -11,11 +11,14 @@ import torch_npu
 from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.fused_moe.dispatcher.base import DispatchedTokens
+from vllm_davinci.core.fused_moe.gated_activation import GatedActivation
 from vllm_davinci.core.fused_moe.router import RoutingRule
 
 SPLIT_ROWS = 0  # group_type of npu_grouped_matmul: groups are runs of x's rows
 SINGLE_OUTPUT = 2  # split_item: one tensor holds all groups' rows
 COUNTS = 1  # group_list_type: entries are counts, not ends
+
+SWIGLU = GatedActivation()
 
 
 class RowDeltas(Protocol):
@@ -34,7 +37,7 @@ class Experts(ABC):
 
     first, num_local: this rank holds the physical experts [first, first + num_local) of
                       num_experts
-    limit:            of the gated activation's inputs, see `gated_activation`; None without one
+    activation:       of gated experts
 
     A subclass implements `_compute`; with compiled operators, `fused_ops` and `_weights` too.
     """
@@ -56,7 +59,7 @@ class Experts(ABC):
     first: int
     num_local: int
     num_experts: int
-    limit: float | None = None
+    activation: GatedActivation = SWIGLU
 
     def __call__(
         self,
@@ -135,8 +138,8 @@ class Experts(ABC):
 
     def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
         """The `fused_ops` entry for tokens of `dtype`, if an installed package provides it. The
-        operators support no activation limit."""
-        if self.fused_ops is None or self.limit is not None:
+        operators contain the plain activation."""
+        if self.fused_ops is None or not self.activation.is_plain:
             return None
         return fused_op(self.fused_ops[number])
 
@@ -191,22 +194,9 @@ class FloatExperts(Experts):
         gate_up = grouped_matmul(rows, self.gate_up, tokens_per_expert)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = gated_activation(gate_up, self.limit)
+        activated = self.activation(gate_up)
         result = grouped_matmul(activated, self.down, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
-
-
-def gated_activation(gate_up: torch.Tensor, limit: float | None) -> torch.Tensor:
-    """silu(gate) * up; a limit caps gate from above and clips up on both sides.
-
-    gate_up: [num_rows, 2 * n], gate before up
-    Returns [num_rows, n]. Source: DeepSeek-V4's swiglu_limit.
-    """
-    if limit is None:
-        return torch_npu.npu_swiglu(gate_up)
-    return torch_npu.npu_clipped_swiglu(
-        gate_up, alpha=1.0, limit=limit, bias=0.0, interleaved=False
-    )
 
 
 def grouped_matmul(

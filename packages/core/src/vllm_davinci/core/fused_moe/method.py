@@ -21,6 +21,7 @@ from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedS
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, dispatcher_selector
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
+from vllm_davinci.core.fused_moe.gated_activation import GatedActivation
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.own_choice import OwnChoice
@@ -53,8 +54,8 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
 
     @abstractmethod
     def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
-        """The experts of a layer with loaded tensors; place: first, num_local, num_experts, limit
-        of the activation."""
+        """The experts of a layer with loaded tensors; place: first, num_local, num_experts and
+        activation."""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
         """Lays the weights out for grouped products and prepares the forward."""
@@ -65,7 +66,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
             first=layer.local_num_experts * layer.moe_config.ep_rank,
             num_local=layer.local_num_experts,
             num_experts=layer.global_num_experts,
-            limit=layer.swiglu_limit,
+            activation=GatedActivation.of_layer(layer),
         )
         runner = _runner(layer)
         rule = RoutingRule.of_layer(layer)

@@ -16,7 +16,7 @@ from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-_UNBIASED = (MoEActivation.SILU, MoEActivation.RELU2_NO_MUL)
+_UNBIASED = (MoEActivation.SILU, MoEActivation.SITU, MoEActivation.RELU2_NO_MUL)
 # Rows and columns of the test products: small, and multiples that suit all weight formats.
 _SIDE = 32
 

@@ -1,4 +1,4 @@
-"""Kimi delta attention in a model (Kimi Linear): vLLM's layer on torch operators."""
+"""Kimi delta attention in a model (Kimi-Linear, Kimi-K3): vLLM's layers on torch operators."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import torch
 from torch.nn.functional import softplus
 from vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn import KimiGatedDeltaNetAttention
 
-from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.linear_attention.chunk_plan import ChunkPlan
 from vllm_davinci.core.linear_attention.delta_rule import (
     Heads,
@@ -27,15 +26,6 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conv_kernel_size = self.conv_size
-        refused = {
-            "gates of full rank (use_full_rank_gate)": self.use_full_rank_gate,
-            "a lower bound of its decays (gate_lower_bound)": self.gate_lower_bound is not None,
-        }
-        if named := [what for what, is_asked in refused.items() if is_asked]:
-            raise UnsupportedFeatureError(
-                f"{self.prefix} needs {' and '.join(named)}, which {RELEASE} does not support. "
-                "Choose Kimi-Linear, which has neither."
-            )
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
         kept = (self.conv_kernel_size - 1, 3 * self.local_projection_size)
@@ -48,17 +38,32 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
 
         positions: unused: the rule depends only on the order of tokens
         """
-        projected, _ = self.in_proj_qkvgfab(hidden_states)
-        mixed, rate, compressed = projected.split(
-            [3 * self.local_projection_size, self.local_num_heads, self.head_dim], dim=-1
-        )
+        mixed, compressed, rate, z = self._projected(hidden_states)
         step = self.f_b_proj(compressed.contiguous())[0].float() + self.dt_bias.float()
-        decay = softplus(step).unflatten(-1, (-1, self.head_dim))
-        decay = decay * -self.A_log.float().exp().unsqueeze(-1)
+        decay = self._decay(step.unflatten(-1, (-1, self.head_dim)))
         gates = torch.cat([decay.flatten(1), rate.float().sigmoid()], dim=-1)
         out = self.run_step(mixed, gates)
-        z = self.g_b_proj(self.g_a_proj(hidden_states)[0])[0].unflatten(-1, (-1, self.head_dim))
+        z = z.unflatten(-1, (-1, self.head_dim))
         return self.o_proj(self._gated_norm(out, z).to(hidden_states.dtype).flatten(1))[0]
+
+    def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Inputs of the convolution, of the decays' up-projection, of rates, and of the gate."""
+        projected, _ = self.in_proj_qkvgfab(hidden_states)
+        size, heads = self.local_projection_size, self.local_num_heads
+        if self.use_full_rank_gate:
+            sizes = [3 * size, size, self.head_dim, heads, self.in_proj_padding]
+            mixed, z, compressed, rate, _ = projected.split(sizes, dim=-1)
+        else:
+            mixed, rate, compressed = projected.split([3 * size, heads, self.head_dim], dim=-1)
+            z, _ = self.g_b_proj(self.g_a_proj(hidden_states)[0])
+        return mixed, compressed, rate, z
+
+    def _decay(self, step: torch.Tensor) -> torch.Tensor:
+        """Logarithms of decays, perhaps with a lower bound. step: [num_tokens, heads, head size]"""
+        rate = self.A_log.float().exp().unsqueeze(-1)
+        if self.gate_lower_bound is None:
+            return softplus(step) * -rate
+        return (step * rate).sigmoid() * self.gate_lower_bound
 
     def _gated_norm(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """The gated norm in fp32. out: [num_tokens, heads, head size], fp32; z: the same shape"""

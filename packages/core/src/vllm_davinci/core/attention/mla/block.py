@@ -131,11 +131,14 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         """
         return self.mla_attn.preprocess.compress(hidden_states)
 
-    def forward_compressed(self, positions: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor:
+    def forward_compressed(
+        self, positions: torch.Tensor, compressed: torch.Tensor, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """`forward` for the output of `compress`, which may have run on another rank.
 
         positions: [num_tokens], int64; compressed: [num_tokens, q_lora_rank + kv_lora_rank +
-        qk_rope_head_dim]. Returns [num_tokens, hidden_size].
+        qk_rope_head_dim]; gate: [num_tokens, num_heads * v_head_dim], whose sigmoid is a factor of
+        attention's output. Returns [num_tokens, hidden_size].
         """
         metadata = self.mla_attn.step_metadata
         preprocess = self.mla_attn.preprocess
@@ -147,6 +150,8 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
             positions[:num_tokens], q, kv, self.mla_attn.bound_cache, metadata
         )
         out = self.mla_attn.attend(stage, metadata)
+        if gate is not None:
+            out = out * gate[:num_tokens].sigmoid()
         return self._output(out, metadata, compressed.shape[0])
 
     def take_adapters(self, step: StepAdapters, up_projection: UpProjectionAdapters | None) -> None:

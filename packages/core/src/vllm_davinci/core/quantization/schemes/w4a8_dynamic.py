@@ -22,7 +22,7 @@ import torch_npu
 
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, gated_activation, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
 from vllm_davinci.core.fused_moe.method import transposed_in_memory
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization.experts_method import loaded
@@ -141,7 +141,7 @@ class HalvedExperts(Experts):
         if scales is None:
             rows, scales = torch_npu.npu_dynamic_quant(rows)
         gate_up = self.gate_up(rows, scales, tokens_per_expert, self.dtype)
-        activated, scales = torch_npu.npu_dynamic_quant(gated_activation(gate_up, self.limit))
+        activated, scales = torch_npu.npu_dynamic_quant(self.activation(gate_up))
         return self.down(activated, scales, tokens_per_expert, self.dtype)
 
 

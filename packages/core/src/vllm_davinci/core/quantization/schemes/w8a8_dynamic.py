@@ -22,7 +22,6 @@ from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import (
     Experts,
     RowDeltas,
-    gated_activation,
     grouped_matmul,
 )
 from vllm_davinci.core.layers.quantized_activation import (
@@ -99,7 +98,7 @@ class W8A8DynamicFusedMoEMethod(QuantizedFusedMoEMethodBase):
     def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
         gate_up_scale = loaded(layer, "w13_weight_scale").squeeze(-1)
         product_scale = None
-        takes_integers = place.get("limit") is None and (
+        takes_integers = place["activation"].is_plain and (
             gate_up_scale.device.type != "npu" or activation_takes_integers(*gate_up_scale.shape)
         )
         if not takes_integers:
@@ -127,7 +126,7 @@ class DynamicExperts(Experts):
                    fp32
     dtype:         of the result
     product_scale: gate_up_scale in the dtype of down_scale if the activation supports no integers
-                   of this size or has a limit, so that the first product returns 16-bit numbers;
+                   of this size or is not plain, so that the first product returns 16-bit numbers;
                    else None
     """
 
@@ -165,7 +164,7 @@ class DynamicExperts(Experts):
             rows, scales = torch_npu.npu_dynamic_quant(rows)
         if self.product_scale is not None:
             gate_up = self._gate_up(rows, scales, tokens_per_expert, self.product_scale)
-            activated = gated_activation(gate_up, self.limit)
+            activated = self.activation(gate_up)
             activated, activated_scales = torch_npu.npu_dynamic_quant(activated)
             return self._down(activated, activated_scales, tokens_per_expert)
         sums = grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
@@ -188,7 +187,7 @@ class DynamicExperts(Experts):
         gate_up = self._gate_up(integers, scales, tokens_per_expert, scale)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = gated_activation(gate_up, self.limit)
+        activated = self.activation(gate_up)
         rounded, rounded_scales = torch_npu.npu_dynamic_quant(activated)
         result = self._down(rounded, rounded_scales, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)

@@ -13,7 +13,6 @@ from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import (
     Experts,
     RowDeltas,
-    gated_activation,
     grouped_matmul,
 )
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
@@ -147,7 +146,7 @@ class WeightOnlyExperts(Experts):
         gate_up = self.gate_up(rows, tokens_per_expert)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = gated_activation(gate_up, self.limit)
+        activated = self.activation(gate_up)
         result = self.down(activated, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
 
