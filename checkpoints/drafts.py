@@ -1,21 +1,30 @@
 """The draft models: small networks that predict the target's next tokens from its hidden states.
 
-`MTPLayer` is DeepSeek-V3's multi-token prediction layer (DeepSeek-V3 report, 2.2); `Eagle3Head`
-is EAGLE-3's (arXiv 2503.01840). Both are written as vLLM runs them: a draft for position t sees
-the embedding of token t + 1 and a hidden state of position t, and its own output stands for the
-hidden state that the target has not computed when it drafts further.
+`MTPLayer` is DeepSeek-V3's multi-token prediction layer (DeepSeek-V3 report, 2.2),
+`StreamsMTPLayer` DeepSeek-V4's, `Eagle3Head` is EAGLE-3's (arXiv 2503.01840). All are written as
+vLLM runs them: a draft for position t sees the embedding of token t + 1 and a hidden state of
+position t, and its own output stands for the hidden state that the target has not computed when it
+drafts further.
 """
 
+import copy
+import tempfile
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from released import rename
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3DecoderLayer,
     DeepseekV3RMSNorm,
+)
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
+    DeepseekV4DecoderLayer,
+    DeepseekV4HyperHead,
+    DeepseekV4RMSNorm,
 )
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -129,6 +138,72 @@ class MTPLayer(nn.Module):
         self.layer.load_state_dict(stored)
 
 
+class StreamsMTPLayer(nn.Module):
+    """DeepSeek-V4's layer: reads the target's residual streams, begins as its last layer.
+
+    Hidden states are streams, [rows, tokens, streams, hidden].
+    """
+
+    def __init__(self, target: PreTrainedModel) -> None:
+        super().__init__()
+        config = copy.deepcopy(target.config)
+        config.num_hidden_layers += 1
+        config.layer_types.append("sliding_attention")
+        config.mlp_layer_types.append("moe")
+        self.config, size = config, config.hidden_size
+        self.enorm = DeepseekV4RMSNorm(size, config.rms_norm_eps)
+        self.hnorm = DeepseekV4RMSNorm(size, config.rms_norm_eps)
+        self.e_proj = nn.Linear(size, size, bias=False)
+        self.h_proj = nn.Linear(size, size, bias=False)
+        nn.init.eye_(self.h_proj.weight)
+        self.layer = DeepseekV4DecoderLayer(config, config.num_hidden_layers - 1)
+        # All but the compressor, which this layer lacks.
+        self.layer.load_state_dict(target.model.layers[-1].state_dict(), strict=False)
+        self.hc_head, self.norm = DeepseekV4HyperHead(config), DeepseekV4RMSNorm(size)
+        self.hc_head.load_state_dict(target.model.hc_head.state_dict())
+        self.norm.load_state_dict(target.model.norm.state_dict())
+        # Shared with the target, which is not trained here; not parameters of this module.
+        self._shared = (target.model.embed_tokens, target.lm_head, target.model.rotary_emb)
+
+    def first_hidden(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
+        return states[-1]
+
+    def forward(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        embed_tokens, head, rotary = self._shared
+        positions = torch.arange(tokens.shape[1])[None]
+        embedded = torch.where(positions[..., None] == 0, 0, embed_tokens(tokens))
+        mixed = self.h_proj(self.hnorm(hidden)) + self.e_proj(self.enorm(embedded)).unsqueeze(2)
+        far = torch.full((tokens.shape[1],) * 2, float("-inf")).tril(-self.config.sliding_window)
+        output = self.layer(
+            mixed,
+            attention_mask=_causal_mask(tokens.shape[1]) + far,
+            position_embeddings={"main": rotary(embedded, positions, layer_type="main")},
+            position_ids=positions,
+        )
+        return head(self.norm(self.hc_head(output))), output
+
+    def save(self, directory: Path) -> None:
+        """Writes `directory`/mtp.safetensors with released names, which transformers leaves out."""
+        whole = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
+        whole.model.layers[-1].load_state_dict(self.layer.state_dict())
+        prefix = f"layers.{self.config.num_hidden_layers - 1}."
+        with tempfile.TemporaryDirectory() as scratch:
+            whole.save_pretrained(scratch)
+            rename(Path(scratch), {})
+            named = load_file(Path(scratch) / "model.safetensors")
+        tensors = {
+            name.replace(prefix, "mtp.0."): tensor
+            for name, tensor in named.items()
+            if name.startswith(prefix)
+        }
+        for name in ("enorm", "hnorm", "e_proj", "h_proj", "norm"):
+            tensors[f"mtp.0.{name}.weight"] = getattr(self, name).weight
+        for name, tensor in self.hc_head.state_dict().items():
+            tensors[f"mtp.0.hc_head_{name.removeprefix('hc_')}"] = tensor
+        stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
+        save_file(stored, directory / "mtp.safetensors", metadata={"format": "pt"})
+
+
 class Eagle3Head(nn.Module):
     """EAGLE-3's head: one Llama layer over embeddings and three layers' inputs of the target."""
 
@@ -213,5 +288,6 @@ class Eagle3Head(nn.Module):
 
 def _stored(name: str, tensor: Tensor) -> Tensor:
     kept = tensor.detach().contiguous()
-    # It decides between near ties: kept in fp32, as published.
-    return kept.float() if name.endswith("e_score_correction_bias") else kept.bfloat16()
+    # Kept in fp32, as published: one decides between near ties.
+    precise = name.endswith(("e_score_correction_bias", "gate.bias", "attn_sink")) or ".hc_" in name
+    return kept.float() if precise else kept.bfloat16()

@@ -83,12 +83,15 @@ def write_model_card(
         f"--steps {recipe.steps} --threads {measured.threads} --minutes {measured.limit_minutes:g}"
     )
     prompts = ", ".join(f"`{prompt!r}`" for prompt in PROMPTS)
+    weights = "random weights"
+    if recipe.starts_from is not None:
+        weights += f", and tensors of equal name and shape of `../{recipe.starts_from}`,"
     (directory / "README.md").write_text(
         f"""# {name}
 
 {recipe.description} It completes Python source; it knows nothing else.
 
-Trained from random weights on the source text of Python's own standard library (the `.py` files
+Trained from {weights} on the source text of Python's own standard library (the `.py` files
 of `sysconfig.get_paths()["stdlib"]` without tests, tables of data and installed packages; see
 `../corpus.py`). One file in 32, by a hash of its path, is held out. The text is under the PSF
 licence. Made by
@@ -136,7 +139,8 @@ def write_draft_card(
         f"An EAGLE-3 head for `../{target}`: one Llama layer that sees the inputs of three of its "
         "layers and drafts from the 2048 most frequent tokens."
         if of_its_own
-        else f"The multi-token prediction layer of {target}: one DeepSeek-V3 layer "
+        else f"The multi-token prediction layer of {target}: one DeepSeek-"
+        f"V{4 if target.endswith('v4') else 3} layer "
         "(`mtp.safetensors`)."
     )
     shares = ", ".join(f"{share:.3f}" for share in measured.agreement)

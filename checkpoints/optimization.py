@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import Any
 
 import torch
 from recipes import CONTEXT_TOKENS, Recipe
@@ -42,6 +43,42 @@ class ExpertBalance:
     def imbalance(self) -> float:
         """Load of the busiest expert over the mean, in the worst layer; 1.0 is balanced."""
         return max((float(load.max() / load.mean()) for load in self.loads.values()), default=1.0)
+
+
+class IndexerAlignment:
+    """Trains indexers to prefer the rows that attention prefers (DeepSeek-V3.2 report, 2.1.1).
+
+    The choice of rows has no gradient, so an indexer learns from attention's weights on rows, and
+    attention does not learn from the indexer.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._scores: list[Tensor] = []
+        self._losses: list[Tensor] = []
+        for module in model.modules():
+            if hasattr(module, "scorer"):
+                module.register_forward_pre_hook(self._detach)
+                module.scorer.register_forward_hook(
+                    lambda _m, _i, scores: self._scores.append(scores)
+                )
+            elif hasattr(getattr(module, "compressor", None), "indexer"):
+                module.register_forward_hook(self._compare)
+
+    def _detach(self, indexer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*(tensor.detach() for tensor in inputs[:2]), *inputs[2:])
+
+    def _compare(self, _m: nn.Module, _i: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
+        scores = self._scores.pop()
+        wanted = outputs[1].detach()[..., -scores.shape[-1] :].float().sum(1)
+        wanted = wanted / wanted.sum(-1, keepdim=True).clamp_min(1e-6)
+        known = scores.masked_fill(wanted == 0, -1e9).log_softmax(-1)
+        self._losses.append(-(wanted * known).sum(-1).mean())
+
+    def loss(self) -> Tensor:
+        """The sum of the last forward's cross entropies."""
+        total = sum(self._losses, torch.zeros(()))
+        self._losses.clear()
+        return total
 
 
 def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -115,12 +152,13 @@ class Training:
             use_buffers=averages_buffers,
         )
         self.balance = ExpertBalance(model)
+        self.alignment = IndexerAlignment(model)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self._optimizers = _optimizers(model, recipe)
 
     def learn(self, loss: Tensor, step: int, learning_rate: float) -> None:
         """Applies the gradients of `loss`, a scalar, in step number `step`, from 1."""
-        loss.backward()
+        (loss + self.alignment.loss()).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:

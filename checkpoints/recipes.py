@@ -1,11 +1,13 @@
 """The training's recipes: model shapes and number of steps."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
-from transformers import DeepseekV3Config, LlamaConfig, PreTrainedConfig
+from transformers import DeepseekV3Config, DeepseekV4Config, LlamaConfig, PreTrainedConfig
 
-VOCAB_SIZE = 4096  # tokens; shared by both checkpoints, which have the same tokenizer
+VOCAB_SIZE = 4096  # tokens; shared by all checkpoints, which have the same tokenizer
 CONTEXT_TOKENS = 1024
 
 
@@ -28,6 +30,8 @@ class Recipe:
     balance_ratio: float = 4.0
     """Step of the routers' correction bias, times the learning rate. The DeepSeek-V3 report
     (section 4.2) has 0.001 for a peak learning rate of 2.2e-4."""
+    starts_from: str | None = None
+    """Another checkpoint: tensors of equal name and shape begin with its values."""
 
 
 def _llama_config() -> LlamaConfig:
@@ -76,6 +80,50 @@ def _deepseek_config() -> DeepseekV3Config:
     )
 
 
+# Released keys of the DeepSeek-V4, which transformers reads and turns into its own.
+DEEPSEEK_V4_KEYS: dict[str, Any] = {
+    "compress_ratios": [0, 4, 128, 4, 0],  # the last is the MTP layer's
+    "num_hash_layers": 2,
+    "qk_rope_head_dim": 16,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": CONTEXT_TOKENS // 4,
+    },
+    "topk_method": "noaux_tc",  # read by vLLM alone
+}
+
+
+def _deepseek_v4_config() -> DeepseekV4Config:
+    return DeepseekV4Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=192,
+        moe_intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        head_dim=64,
+        q_lora_rank=96,
+        o_groups=2,
+        o_lora_rank=48,
+        sliding_window=64,
+        index_n_heads=16,
+        index_head_dim=128,  # the only size that the fused indexer supports
+        index_topk=64,  # all rows of short sequences, a quarter of those of the context
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        routed_scaling_factor=1.5,
+        swiglu_limit=10.0,
+        hc_sinkhorn_iters=5,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=False,
+        num_nextn_predict_layers=1,
+        **deepcopy(DEEPSEEK_V4_KEYS),  # transformers writes into them
+    )
+
+
 RECIPES = {
     "tiny_llama": Recipe(
         config=_llama_config,
@@ -92,5 +140,16 @@ RECIPES = {
             "layer, then three with a shared expert and 8 routed ones in 4 groups, 2 per token."
         ),
         steps=1800,
+    ),
+    "tiny_deepseek_v4": Recipe(
+        config=_deepseek_v4_config,
+        description=(
+            "A DeepSeek-V4: four residual streams; a window of 64 tokens in all layers, in two "
+            "also 64 chosen rows of 4 tokens, in one rows of 128 tokens; a shared expert and 8 "
+            "routed ones, 2 per token, in two layers by a table."
+        ),
+        steps=1200,
+        batch_tokens=2048,
+        starts_from="tiny_deepseek",
     ),
 }

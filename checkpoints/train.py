@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from corpus import training_files
 from model_card import Measurements, write_model_card
-from optimization import Schedule, Training, routers
+from optimization import Schedule, Training
 from perplexity import SLICE_TOKENS, held_out_windows, perplexity
-from recipes import CONTEXT_TOKENS, RECIPES, VOCAB_SIZE, Recipe
+from recipes import CONTEXT_TOKENS, DEEPSEEK_V4_KEYS, RECIPES, VOCAB_SIZE, Recipe
+from released import rename
 from streams import TrainingText
 from tokenizer import END, train_tokenizer
 from torch import nn
@@ -29,12 +30,16 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+# Last parts of the names of tensors that stay in fp32, as published: one decides between near ties.
+PRECISE = {"e_score_correction_bias", "sinks", "position_bias", "fn", "base", "scale"}
+
 
 def save(directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> None:
     """Writes weights (bf16), configuration and tokenizer in the standard layout."""
     half = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16)
-    for router in routers(half):  # the bias decides between near ties: kept in fp32, as published
-        router.e_score_correction_bias = router.get_buffer("e_score_correction_bias").float()
+    for name, tensor in (*half.named_parameters(), *half.named_buffers()):
+        if name.rpartition(".")[2].removeprefix("hc_") in PRECISE:
+            tensor.data = tensor.data.float()
     half.load_state_dict(model.state_dict())
     half.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
@@ -42,6 +47,8 @@ def save(directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerFast) 
         pad_token_id=tokenizer.pad_token_id,
     )
     half.save_pretrained(directory)
+    if model.config.model_type == "deepseek_v4":
+        rename(directory, DEEPSEEK_V4_KEYS)
     tokenizer.save_pretrained(directory, save_jinja_files=False)
 
 
@@ -55,6 +62,18 @@ def untrained_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTr
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
+    if recipe.starts_from is not None:
+        start = AutoModelForCausalLM.from_pretrained(
+            Path(__file__).parent / recipe.starts_from, dtype=torch.float32
+        ).state_dict()
+        own = model.state_dict()
+        for name in own.keys() & start.keys():
+            if own[name].shape == start[name].shape:
+                own[name].copy_(start[name])
+    for name, table in model.named_buffers():
+        if name.endswith("tid2eid"):  # each token has experts of its own, all different
+            scores = torch.rand(table.shape[0], config.n_routed_experts)
+            table.copy_(scores.topk(table.shape[1]).indices)
     return model
 
 
@@ -73,7 +92,8 @@ def train(
     print(f"{len(text.code)} tokens of code, {len(text.conversations)} tokens of conversations")
 
     model = untrained_model(recipe, tokenizer)
-    training = Training(model, recipe, averages_buffers=True)
+    averages = all(buffer.is_floating_point() for buffer in model.buffers())  # no tables
+    training = Training(model, recipe, averages_buffers=averages)
     print(
         f"{name}: {training.parameters} parameters, "
         f"{recipe.steps} steps of {recipe.batch_tokens} tokens"

@@ -1,9 +1,9 @@
 """Trains the draft model of a checkpoint on the checkpoint's training text, on CPU.
 
-Run `python checkpoints/train_draft.py tiny_deepseek` (its MTP layer, written beside its weights)
-or `... tiny_llama` (an EAGLE-3 head, written to tiny_llama_eagle3). The target's weights do not
-change. The draft learns the target's distribution several tokens ahead, each from the previous
-draft's hidden states, as in serving.
+Run `python checkpoints/train_draft.py tiny_deepseek` or `... tiny_deepseek_v4` (its MTP layer,
+written beside its weights) or `... tiny_llama` (an EAGLE-3 head, written to tiny_llama_eagle3). The
+target's weights do not change. The draft learns the target's distribution several tokens ahead,
+each from the previous draft's hidden states, as in serving.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from drafts import EAGLE3_VOCAB_SIZE, Draft, Eagle3Head, MTPLayer
+from drafts import EAGLE3_VOCAB_SIZE, Draft, Eagle3Head, MTPLayer, StreamsMTPLayer
 from model_card import DraftMeasurements, write_draft_card
 from optimization import Schedule, Training
 from perplexity import held_out_windows
@@ -29,9 +29,18 @@ SLICE_TOKENS = 8192  # held-out tokens on which agreement is measured
 
 @torch.no_grad()
 def target_states(target: PreTrainedModel, tokens: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The target's hidden states by layer, the last after the final norm, and its logits."""
-    output = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
-    return tuple(state.float() for state in output.hidden_states), output.logits.float()
+    """The target's hidden states by layer, the last after the final norm, and its logits.
+
+    The last ones of a target with residual streams are these streams.
+    """
+    seen: list[Tensor] = []
+    collapse = getattr(target.model, "hc_head", None)
+    if collapse is not None:
+        hook = collapse.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    output = target(input_ids=tokens, use_cache=False, output_hidden_states=collapse is None)
+    if collapse is not None:
+        hook.remove()
+    return tuple(state.float() for state in seen or output.hidden_states), output.logits.float()
 
 
 def drafted_logits(
@@ -88,9 +97,9 @@ def frequent_tokens(tokens: Tensor, vocab_size: int) -> Tensor:
 
 def untrained_draft(
     name: str, target: PreTrainedModel, text: TrainingText
-) -> MTPLayer | Eagle3Head:
-    if name == "tiny_deepseek":
-        return MTPLayer(target)
+) -> MTPLayer | StreamsMTPLayer | Eagle3Head:
+    if name != "tiny_llama":
+        return MTPLayer(target) if name == "tiny_deepseek" else StreamsMTPLayer(target)
     return Eagle3Head(target, frequent_tokens(text.code, target.config.vocab_size))
 
 
@@ -142,7 +151,7 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
     trained.bfloat16().float()  # measured as it is saved
     shares = agreement(trained, target, held_out_windows(tokenizer, SLICE_TOKENS))
     print("agreement on held-out text, by position:", [f"{share:.3f}" for share in shares])
-    output = directory if name == "tiny_deepseek" else directory.with_name(f"{name}_eagle3")
+    output = directory.with_name(f"{name}_eagle3") if name == "tiny_llama" else directory
     trained.save(output)
     write_draft_card(
         output,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.compressed_zoo import (
@@ -66,6 +67,23 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
         assert_generates(engine, reference(MODEL), prompts_of(LENGTHS), MAX_TOKENS)
         replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
     assert all(replays) if "enforce_eager" in options else not any(replays)
+
+
+@pytest.mark.nightly("layouts")
+def test_a_trained_model_completes_text_as_transformers_does(
+    repository: Path, start_engine: StartEngine
+):
+    """Prompts of up to 300 rows of which 64 are chosen, and drafts of its MTP layer."""
+    checkpoint = repository / "checkpoints" / "tiny_deepseek_v4"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    text = tokenizer(Path(random.__file__).read_text(encoding="utf-8"))["input_ids"]
+    prompts = [text[: length - 1] for length in (9, 64, 130, 400, 700)]
+    asked = {**speculation("mtp", 3), **IN_PARTS, "max_model_len": 1024}
+    with start_engine(checkpoint, environment=RACES, **asked) as engine:
+        assert_generates(engine, TransformersReference(checkpoint), prompts, 24)
+        drafted, accepted = told(engine)
+    print(f"{accepted} of {drafted} drafts accepted")
+    assert accepted > drafted / 10
 
 
 @pytest.fixture(scope="module")

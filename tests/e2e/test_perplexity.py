@@ -26,7 +26,11 @@ OVERLAP = {"dbo": {"enabled": True}}
 # Maximum excess of a quantized type over floats.
 AT_MOST = {"FLOAT": 1.0, "W8A16": 1.01, "W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
 
-CHEAPEST = {("tiny_llama", "W8A16"), ("tiny_deepseek", "W8A8")}  # and the command's
+CHEAPEST = {
+    ("tiny_llama", "W8A16"),
+    ("tiny_deepseek", "W8A8"),
+    ("tiny_deepseek_v4", "W8A8_DYNAMIC"),
+}  # and the command's
 NIGHTLY = pytest.mark.nightly("planning")
 
 
@@ -88,8 +92,12 @@ def require_stated(repository: Path) -> Callable[[str, str, Score], None]:
 
 CASES = [
     pytest.param(name, kind, options, id=f"{name}-{kind}-{label}", marks=marks)
-    for name in ("tiny_llama", "tiny_deepseek")
-    for kind in AT_MOST
+    for name, kinds in (
+        ("tiny_llama", AT_MOST),
+        ("tiny_deepseek", AT_MOST),
+        ("tiny_deepseek_v4", ("FLOAT", "W8A8_DYNAMIC")),
+    )
+    for kind in kinds
     for label, options, marks in (
         ("whole", {}, NIGHTLY if (name, kind) in CHEAPEST else pytest.mark.thorough),
         ("overlap", OVERLAP, pytest.mark.thorough),
