@@ -56,6 +56,17 @@ def test_rms_norm_equals_its_definition(
     torch.testing.assert_close(actual.cpu(), expected, **tolerance(dtype))
 
 
+def test_a_norm_without_a_weight_is_one_launch_and_keeps_its_state(device: torch.device):
+    norm = RMSNorm(64, has_weight=False, dtype=torch.bfloat16).to(device)
+    assert not norm.state_dict() and "weight" in dict(norm.named_buffers())
+    x = torch.randn(3, 2, 64)
+    expected = x * x.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
+    for dtype in (torch.float32, torch.bfloat16):  # fp32 as the definition
+        actual = norm(x.to(dtype).to(device))
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.cpu().float(), expected, **tolerance(torch.bfloat16))
+
+
 def test_a_norm_over_part_of_the_row_falls_back_to_the_definition(device: torch.device):
     norm = RMSNorm(64, var_hidden_size=32).to(device)
     x = torch.randn(3, 64)

@@ -7,8 +7,6 @@
 namespace davinci {
 namespace {
 
-Operator kMm("aclnnMm");
-
 class FloatProjections : public Projections {
  public:
   explicit FloatProjections(const arguments::mla_preprocess& a) : a_(a) {}

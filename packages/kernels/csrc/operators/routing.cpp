@@ -1,11 +1,12 @@
 #include "operators/routing.h"
 
+#include "operators/shared.h"
+
 namespace davinci {
 namespace {
 
 Operator kGatingTopK("aclnnMoeGatingTopK");
 Operator kGatingTopKSoftmax("aclnnMoeGatingTopKSoftmaxV2");
-Operator kCast("aclnnCast");
 
 constexpr int64_t kRenormalize = 1;
 constexpr int64_t kRenormalizeByRule = 0;  // sigmoid scores are renormalized, softmax not

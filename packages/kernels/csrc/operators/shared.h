@@ -6,6 +6,8 @@
 
 namespace davinci {
 
+inline Operator kCast("aclnnCast");
+inline Operator kMm("aclnnMm");
 inline Operator kRmsNorm("aclnnRmsNorm");
 inline Operator kInplaceAdd("aclnnInplaceAdd");
 inline Operator kDynamicQuant("aclnnDynamicQuant");

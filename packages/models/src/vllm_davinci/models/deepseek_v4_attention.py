@@ -106,6 +106,7 @@ class DeepseekV4Attention(nn.Module):
         )
         self.q_norm = RMSNorm(config.q_lora_rank, self._eps)
         self.kv_norm = RMSNorm(self._size, self._eps)
+        self.head_norm = RMSNorm(self._size, self._eps, has_weight=False)
         self.wq_b = ColumnParallelLinear(
             config.q_lora_rank,
             heads * self._size,
@@ -181,8 +182,7 @@ class DeepseekV4Attention(nn.Module):
         q_c, rows = self.fused_wqa_wkv(x)[0].split(self._sizes, dim=-1)
         q_c, rows = self.q_norm(q_c.contiguous()), self.kv_norm(rows.contiguous())
         query = self.wq_b(q_c)[0].view(-1, self._heads, self._size)
-        factor = query.float().square().mean(-1, keepdim=True).add_(self._eps).rsqrt()
-        query = self._rope.rotate(query * factor.to(query.dtype), cos_sin)
+        query = self._rope.rotate(self.head_norm(query), cos_sin)
         return query, self._rope.rotate(rows.unsqueeze(1), cos_sin).squeeze(1), q_c
 
     def _project_back(self, out: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:

@@ -26,6 +26,7 @@ from vllm_davinci.operators.norm import (
     rms_norm,
 )
 from vllm_davinci.operators.rotary import rotary_embedding
+from vllm_davinci.operators.streams import collapse_streams, expand_streams
 from vllm_davinci.operators.vocabulary import vocab_parallel_embedding
 
 __all__ = [
@@ -34,7 +35,9 @@ __all__ = [
     "add_rms_norm_quant",
     "block_fp8_floats",
     "block_fp8_integers",
+    "collapse_streams",
     "copy_kv_blocks",
+    "expand_streams",
     "experts",
     "experts_w8a8",
     "mla_decode_attention",

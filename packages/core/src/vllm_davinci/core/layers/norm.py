@@ -34,6 +34,9 @@ class NPURMSNorm(RMSNorm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if not self.has_weight:
+            ones = self.__dict__.pop("weight")
+            self.register_buffer("weight", ones, persistent=False)  # which sleep keeps
         self.output: Output = OutputKind.FLOAT  # of x + residual
         self._has_loaded_bias = False
         vllm_config = get_current_vllm_config_or_none()
@@ -79,7 +82,8 @@ class NPURMSNorm(RMSNorm):
         Returns the normalized tensor; with a residual also the sum. Accumulates in fp32. The
         normalized tensor is a QuantizedActivation if `output` says so.
         """
-        if self.variance_size_override is not None or not self.has_weight:
+        is_plain = self.has_weight or (residual is None and x.dtype == self.weight.dtype)
+        if self.variance_size_override is not None or not is_plain:
             return self.forward_native(x, residual)
         if residual is not None:
             with memory_bound():

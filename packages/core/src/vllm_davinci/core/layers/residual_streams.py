@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch_npu
 from torch import nn
+
+from vllm_davinci import operators
+from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.operators.streams import stream_weights, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -90,50 +95,58 @@ class StreamConnection(nn.Module):
     def __init__(self, rule: StreamRule) -> None:
         super().__init__()
         self.rule = rule
-        num = rule.num_streams
-        self._sizes = [num, num, num * num] if rule.family.is_mixed else [num, num]
-        rows = sum(self._sizes)
-        self.fn = _fp32(rows, num * rule.hidden_size)
-        self.base = _fp32(rows)
-        self.scale = _fp32(len(self._sizes))
+        num, is_mixed = rule.num_streams, rule.family.is_mixed
+        sizes = torch.tensor([num, num, num * num] if is_mixed else [num, num], device="cpu")
+        self.fn = _fp32(int(sizes.sum()), num * rule.hidden_size)
+        self.base = _fp32(int(sizes.sum()))
+        self.scale = _fp32(len(sizes))
+        post_eps = rule.eps if rule.family.adds_post_eps else 0.0
+        constants = {
+            "gain": torch.ones(num * rule.hidden_size),
+            "scale_of_row": torch.arange(len(sizes), device="cpu").repeat_interleave(sizes),
+            "addends": torch.tensor([rule.eps, post_eps]).repeat_interleave(num),
+            "factors": torch.tensor([1.0, rule.post_factor]).repeat_interleave(num),
+            "sums": None,
+            "eps": None,
+        }
+        if is_mixed:
+            places = torch.arange(num * num)
+            groups = torch.stack([places // num, places % num])
+            is_same = groups.unsqueeze(1) == groups.unsqueeze(2)
+            constants |= {"sums": is_same.float(), "eps": torch.full((num * num,), rule.eps)}
+        for name, tensor in constants.items():
+            here = None if tensor is None else tensor.to(self.fn.device)
+            self.register_buffer(name, here, persistent=False)
 
     def collapse(self, streams: torch.Tensor) -> tuple[torch.Tensor, StreamMixing]:
         """The input of the sublayer, and the weights for writing its output.
 
         streams: [num_tokens, num_streams, hidden_size]
         Returns [num_tokens, hidden_size] in the dtype of streams; sums are fp32.
-        Source: Xie et al. 2026, mHC; transformers' DeepseekV4HyperConnection.
         """
         rule = self.rule
-        parts = _normed_products(streams, self.fn, rule.norm_eps).split(self._sizes, dim=-1)
-        bases = self.base.split(self._sizes)
-        logits = [
-            torch.addcmul(base, part, scale)
-            for part, base, scale in zip(parts, bases, self.scale.unbind(), strict=True)
-        ]
-        pre = logits[0].sigmoid().add_(rule.eps)
-        post = logits[1].sigmoid().mul_(rule.post_factor)
-        if rule.family.adds_post_eps:
-            post.add_(rule.eps)
-        comb = None
-        if rule.family.is_mixed:
-            square = logits[2].unflatten(-1, (rule.num_streams, rule.num_streams))
-            comb = doubly_stochastic(square, rule.sinkhorn_steps, rule.eps)
-        return _weighted_sum(streams, pre), StreamMixing(post, comb)
+        weights = (
+            self.fn, self.base, self.scale, self.scale_of_row, self.addends, self.factors,
+            self.sums, self.eps,
+        )  # fmt: skip
+        if (fused := fused_op(operators.collapse_streams)) is not None:
+            x, post, comb = fused(streams, self.gain, *weights, rule.norm_eps, rule.sinkhorn_steps)
+            return x, StreamMixing(post, comb)
+        flat = streams.flatten(1).float()
+        normed = torch_npu.npu_rms_norm(flat, self.gain, rule.norm_eps)[0]
+        both, comb = stream_weights(normed, *weights, rule.sinkhorn_steps)
+        pre, post = both.chunk(2, dim=-1)
+        return weighted_sum(flat, pre, streams.dtype), StreamMixing(post, comb)
 
     def expand(
         self, output: torch.Tensor, streams: torch.Tensor, mixing: StreamMixing
     ) -> torch.Tensor:
-        """The streams after the sublayer: post_j * output + sum over i of comb[i, j] * streams_i.
+        """The streams after the sublayer, as `operators.expand_streams` defines them.
 
         output: [num_tokens, hidden_size]
-        Returns [num_tokens, num_streams, hidden_size] in the dtype of streams; sums are fp32.
         """
-        kept = streams.float()
-        if mixing.comb is not None:
-            kept = torch.bmm(mixing.comb.transpose(1, 2), kept)
-        written = torch.addcmul(kept, mixing.post.unsqueeze(-1), output.float().unsqueeze(1))
-        return written.to(streams.dtype)
+        fused = fused_op(operators.expand_streams) or operators.expand_streams
+        return fused(output, streams, mixing.post, mixing.comb)
 
 
 class StreamHead(nn.Module):
@@ -146,42 +159,17 @@ class StreamHead(nn.Module):
             self.fn = _fp32(rule.num_streams, rule.num_streams * rule.hidden_size)
             self.base = _fp32(rule.num_streams)
             self.scale = _fp32(1)
+            self.register_buffer("gain", torch.ones_like(self.fn[0]), persistent=False)
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """streams: [num_tokens, num_streams, hidden_size]. Returns [num_tokens, hidden_size]."""
         if not self.rule.family.learned_head:
             return streams.mean(dim=1)
-        products = _normed_products(streams, self.fn, self.rule.norm_eps)
+        flat = streams.flatten(1).float()
+        normed = torch_npu.npu_rms_norm(flat, self.gain, self.rule.norm_eps)[0]
+        products = nn.functional.linear(normed, self.fn)
         weights = torch.addcmul(self.base, products, self.scale).sigmoid().add_(self.rule.eps)
-        return _weighted_sum(streams, weights)
-
-
-def doubly_stochastic(logits: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
-    """A matrix whose rows and columns sum to about one, by Sinkhorn and Knopp's iteration.
-
-    logits: [num_tokens, n, n], fp32
-    steps:  passes over columns; before each but the first, one over rows
-    Returns a new tensor of the same shape.
-    """
-    comb = logits.softmax(dim=-1).add_(eps)
-    comb.div_(comb.sum(dim=-2, keepdim=True).add_(eps))
-    for _ in range(steps - 1):
-        comb.div_(comb.sum(dim=-1, keepdim=True).add_(eps))
-        comb.div_(comb.sum(dim=-2, keepdim=True).add_(eps))
-    return comb
-
-
-def _normed_products(streams: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Products of the normed streams of each token with rows of a weight: [num_tokens, rows]."""
-    flat = streams.flatten(1).float()
-    # Scales the products instead of normalizing a copy of the streams.
-    factor = flat.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt()
-    return nn.functional.linear(flat, weight).mul_(factor)
-
-
-def _weighted_sum(streams: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """weights: [num_tokens, num_streams], fp32. Returns [num_tokens, hidden_size]."""
-    return torch.bmm(weights.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+        return weighted_sum(flat, weights, streams.dtype)
 
 
 def _fp32(*shape: int) -> nn.Parameter:

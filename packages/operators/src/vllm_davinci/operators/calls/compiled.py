@@ -36,6 +36,7 @@ TOKENS = 16
 VOCABULARY = 4096
 EXPERTS, TOP_K = 4, 2  # of which this rank has all
 ALL_TOKENS = 2**31 - 1
+STREAMS = 4
 # Arguments that are written in place, and so count as results.
 WRITTEN = {
     "paged_attention": ("key_cache", "value_cache", "out"),
@@ -83,6 +84,16 @@ def _rows(model: ModelSizes) -> Iterator[Row]:
             "num_rows": VOCABULARY,
         },
     )  # fmt: skip
+    yield "collapse_streams", said, _streams(model)
+    yield (
+        "expand_streams", said,
+        {
+            "output": hidden,
+            "streams": normal(TOKENS, STREAMS, model.hidden),
+            "post": scales(TOKENS, STREAMS, least=0.0, most=2.0),
+            "comb": scales(TOKENS, STREAMS, STREAMS, least=0.0, most=0.5),
+        },
+    )  # fmt: skip
     if model.latent:
         yield "mla_preprocess", said, _latent(model, model.latent)
     else:
@@ -92,6 +103,28 @@ def _rows(model: ModelSizes) -> Iterator[Row]:
     if model.all_experts:
         yield "experts", said, _experts(model)
         yield "experts_w8a8", said, _integer_experts(model)
+
+
+def _streams(model: ModelSizes) -> dict[str, Any]:
+    """Of DeepSeek-V4: 20 passes, all streams mixed."""
+    rows = torch.tensor([STREAMS, STREAMS, STREAMS**2])
+    places = torch.arange(STREAMS**2)
+    groups = torch.stack([places // STREAMS, places % STREAMS])
+    width, num = STREAMS * model.hidden, int(rows.sum())
+    return {
+        "streams": normal(TOKENS, STREAMS, model.hidden),
+        "gain": torch.ones(width),
+        "fn": normal(num, width, dtype=torch.float32, scale=width**-0.5),
+        "base": normal(num, dtype=torch.float32),
+        "scale": scales(3, least=0.5, most=1.5),
+        "scale_of_row": torch.arange(3).repeat_interleave(rows),
+        "addends": torch.tensor([1e-6, 0.0]).repeat_interleave(STREAMS),
+        "factors": torch.tensor([1.0, 2.0]).repeat_interleave(STREAMS),
+        "sums": (groups.unsqueeze(1) == groups.unsqueeze(2)).float(),
+        "eps": torch.full((STREAMS**2,), 1e-6),
+        "norm_eps": model.epsilon,
+        "sinkhorn_steps": 20,
+    }
 
 
 def _rotary(model: ModelSizes) -> dict[str, Any]:

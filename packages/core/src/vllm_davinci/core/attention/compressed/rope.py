@@ -9,7 +9,10 @@ from torch import nn
 
 
 class CosSin(NamedTuple):
-    """Cosines and sines per position: [n, 1, pairs] each, fp32."""
+    """Cosines and sines per position: [n, 1, size] each, fp32, for both entries of each pair.
+
+    The sine for the first entry is negative.
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -21,27 +24,28 @@ class CosSin(NamedTuple):
 class RopeTable(nn.Module):
     """Cosines and sines of all positions in fp32: rounding would turn far tokens by full circles"""
 
-    table: torch.Tensor  # [num_positions, 2 * pairs]
+    table: torch.Tensor  # [2, num_positions, size]: cosines, sines
 
     def __init__(self, inverse_frequencies: torch.Tensor, num_positions: int) -> None:
         super().__init__()
         with torch.device("cpu"):  # where sines of large arguments are exact
             angles = torch.arange(num_positions).float()[:, None] * inverse_frequencies.cpu()
-            table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+            sines = torch.stack([-angles.sin(), angles.sin()], dim=-1).flatten(-2)
+            table = torch.stack([angles.cos().repeat_interleave(2, dim=-1), sines])
         self.register_buffer("table", table.to(torch.get_default_device()), persistent=False)
 
     def at(self, positions: torch.Tensor) -> CosSin:
         """positions: [n], int64"""
-        return CosSin(*self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1))
+        return CosSin(*self.table.index_select(1, positions).unsqueeze(2).unbind())
 
     @staticmethod
     def rotate(x: torch.Tensor, by: CosSin) -> torch.Tensor:
-        """x: [n, heads, size]; rotates its last 2 * pairs entries. Returns a new tensor like it."""
-        size = 2 * by.cos.shape[-1]
-        still, turned = x[..., :-size], x[..., -size:].float().unflatten(-1, (-1, 2))
-        first, second = turned.unbind(-1)
-        pairs = first * by.cos - second * by.sin, second * by.cos + first * by.sin
-        return torch.cat([still, torch.stack(pairs, dim=-1).flatten(-2).to(x.dtype)], dim=-1)
+        """x: [n, heads, size or more]; rotates its last entries in place, and returns it."""
+        turned = x[..., -by.cos.shape[-1] :]
+        entries = turned.float()
+        swapped = entries.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        turned.copy_(torch.addcmul(entries * by.cos, swapped, by.sin))
+        return x
 
 
 def inverse_frequencies(base: float, size: int, scaling: Mapping[str, Any] | None) -> torch.Tensor:
