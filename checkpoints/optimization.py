@@ -146,10 +146,11 @@ class Training:
     def __init__(self, model: nn.Module, recipe: Recipe, averages_buffers: bool) -> None:
         self.model = model
         self.recipe = recipe
+        has_tables = not all(buffer.is_floating_point() for buffer in model.buffers())
         self.average = AveragedModel(
             model,
             multi_avg_fn=get_ema_multi_avg_fn(recipe.average_decay),
-            use_buffers=averages_buffers,
+            use_buffers=averages_buffers and not has_tables,
         )
         self.balance = ExpertBalance(model)
         self.alignment = IndexerAlignment(model)

@@ -92,8 +92,7 @@ def train(
     print(f"{len(text.code)} tokens of code, {len(text.conversations)} tokens of conversations")
 
     model = untrained_model(recipe, tokenizer)
-    averages = all(buffer.is_floating_point() for buffer in model.buffers())  # no tables
-    training = Training(model, recipe, averages_buffers=averages)
+    training = Training(model, recipe, averages_buffers=True)
     print(
         f"{name}: {training.parameters} parameters, "
         f"{recipe.steps} steps of {recipe.batch_tokens} tokens"

@@ -71,7 +71,10 @@ def test_a_connection_equals_the_one_of_transformers(
     config = configuration(model_type)
     theirs = MODULES[model_type][0](config)
     fill(theirs)
+    torch.set_default_dtype(dtype)  # as vLLM makes models
     ours = StreamConnection(StreamRule.of_model(config))
+    torch.set_default_dtype(torch.float32)
+    assert {each.dtype for each in ours.buffers()} == {torch.float32, torch.int64}
     ours.load_state_dict(theirs.state_dict())
     ours = ours.to(device)
     streams, output = streams_of(dtype)

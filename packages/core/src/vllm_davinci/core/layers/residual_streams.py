@@ -16,7 +16,6 @@ from torch import nn
 
 from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
-from vllm_davinci.operators.streams import stream_weights, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,13 @@ class StreamConnection(nn.Module):
     """Reads and writes the streams for one sublayer. Parameters are fp32, named as in released
     files: `fn`, `base` and `scale`; their rows are those of pre, post and comb."""
 
+    gain: torch.Tensor
+    scale_of_row: torch.Tensor
+    addends: torch.Tensor
+    factors: torch.Tensor
+    sums: torch.Tensor | None
+    eps: torch.Tensor | None
+
     def __init__(self, rule: StreamRule) -> None:
         super().__init__()
         self.rule = rule
@@ -102,10 +108,10 @@ class StreamConnection(nn.Module):
         self.scale = _fp32(len(sizes))
         post_eps = rule.eps if rule.family.adds_post_eps else 0.0
         constants = {
-            "gain": torch.ones(num * rule.hidden_size),
+            "gain": torch.ones_like(self.fn[0]),
             "scale_of_row": torch.arange(len(sizes), device="cpu").repeat_interleave(sizes),
-            "addends": torch.tensor([rule.eps, post_eps]).repeat_interleave(num),
-            "factors": torch.tensor([1.0, rule.post_factor]).repeat_interleave(num),
+            "addends": _fp32_of([rule.eps, post_eps]).repeat_interleave(num),
+            "factors": _fp32_of([1.0, rule.post_factor]).repeat_interleave(num),
             "sums": None,
             "eps": None,
         }
@@ -113,7 +119,7 @@ class StreamConnection(nn.Module):
             places = torch.arange(num * num)
             groups = torch.stack([places // num, places % num])
             is_same = groups.unsqueeze(1) == groups.unsqueeze(2)
-            constants |= {"sums": is_same.float(), "eps": torch.full((num * num,), rule.eps)}
+            constants |= {"sums": is_same.float(), "eps": _fp32_of([rule.eps] * num * num)}
         for name, tensor in constants.items():
             here = None if tensor is None else tensor.to(self.fn.device)
             self.register_buffer(name, here, persistent=False)
@@ -134,9 +140,9 @@ class StreamConnection(nn.Module):
             return x, StreamMixing(post, comb)
         flat = streams.flatten(1).float()
         normed = torch_npu.npu_rms_norm(flat, self.gain, rule.norm_eps)[0]
-        both, comb = stream_weights(normed, *weights, rule.sinkhorn_steps)
+        both, comb = operators.streams.stream_weights(normed, *weights, rule.sinkhorn_steps)
         pre, post = both.chunk(2, dim=-1)
-        return weighted_sum(flat, pre, streams.dtype), StreamMixing(post, comb)
+        return operators.streams.weighted_sum(flat, pre, streams.dtype), StreamMixing(post, comb)
 
     def expand(
         self, output: torch.Tensor, streams: torch.Tensor, mixing: StreamMixing
@@ -151,6 +157,8 @@ class StreamConnection(nn.Module):
 
 class StreamHead(nn.Module):
     """Collapses the streams after the last layer into one hidden state per token."""
+
+    gain: torch.Tensor
 
     def __init__(self, rule: StreamRule) -> None:
         super().__init__()
@@ -169,8 +177,12 @@ class StreamHead(nn.Module):
         normed = torch_npu.npu_rms_norm(flat, self.gain, self.rule.norm_eps)[0]
         products = nn.functional.linear(normed, self.fn)
         weights = torch.addcmul(self.base, products, self.scale).sigmoid().add_(self.rule.eps)
-        return weighted_sum(flat, weights, streams.dtype)
+        return operators.streams.weighted_sum(flat, weights, streams.dtype)
 
 
 def _fp32(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=torch.float32), requires_grad=False)
+
+
+def _fp32_of(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)  # not in the model's dtype, the default

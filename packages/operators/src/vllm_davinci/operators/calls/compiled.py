@@ -106,7 +106,7 @@ def _rows(model: ModelSizes) -> Iterator[Row]:
 
 
 def _streams(model: ModelSizes) -> dict[str, Any]:
-    """Of DeepSeek-V4: 20 passes, all streams mixed."""
+    """Streams of DeepSeek-V4: all are mixed, with 20 passes."""
     rows = torch.tensor([STREAMS, STREAMS, STREAMS**2])
     places = torch.arange(STREAMS**2)
     groups = torch.stack([places // STREAMS, places % STREAMS])
