@@ -14,7 +14,7 @@ from vllm_davinci_testing.plugin import EXACT_SOC
 
 # LLaVA uses the output of a layer before its encoder's last. Pixtral's definition copies tables
 # that it creates on the host.
-NAMES = ("llava", "pixtral", "qwen3_5")
+NAMES = ("llava", "minimax_m3_vl", "pixtral", "qwen3_5")
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 
 

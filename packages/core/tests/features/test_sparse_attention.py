@@ -97,3 +97,13 @@ def test_untested_features_with_compressed_rows_are_refused(named: str | None):
     part, field, value = WITH_ROWS[named]
     setattr(getattr(config, part) if part else config, field, value)
     assert named in refused(config)
+
+
+@pytest.mark.parametrize("named", ["--enable-lora", "dbo.enabled", "--kv-transfer-config"])
+def test_attention_to_chosen_blocks_is_served_alone(named: str):
+    config = configuration(sparse_attention_config={})
+    assert not refused(config)
+    field, value = CHANGES[named]
+    setattr(config, field, value)
+    said = refused(config)
+    assert named in said and "with attention to chosen blocks" in said

@@ -11,7 +11,6 @@ from vllm.model_executor.layers.activation import SiluAndMulWithClamp
 from vllm.model_executor.layers.fused_moe import (
     FusedMoEFactory,
     GateLinear,
-    fused_moe_make_expert_params_mapping,
 )
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
@@ -20,7 +19,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
@@ -28,6 +26,7 @@ from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.layers.residual_streams import StreamConnection, StreamHead, StreamRule
 from vllm_davinci.models.deepseek_v4_attention import DeepseekV4Attention, rope_tables
+from vllm_davinci.models.mapped_weights import expert_mapping, load_mapped
 
 
 class DeepseekV4MLP(nn.Module):
@@ -193,44 +192,7 @@ class DeepseekV4Model(nn.Module):
         return hidden
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return load_mapped(self, weights)
-
-
-def load_mapped(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Loads tensors whose names are mapped. Returns the names of the parameters."""
-    parameters, loaded = dict(model.named_parameters()), set()
-    experts = {part: (target, *place) for target, part, *place in expert_mapping(model)}
-    for name, tensor in weights:
-        if (found := EXPERT_PART.search(name)) is not None:
-            target, expert, shard = experts[found.group()]
-            name = name.replace(found.group(), str(target))
-            parameter: Any = parameters[name]
-            options = {"expert_id": expert, "shard_id": shard, "return_success": True}
-            if parameter.weight_loader(parameter, tensor, name, **options):
-                loaded.add(name)
-            continue
-        parameter = parameters[name]
-        load: Any = getattr(parameter, "weight_loader", default_weight_loader)
-        shard = getattr(tensor, "shard_id", None)
-        load(parameter, tensor, *(() if shard is None else (shard,)))
-        loaded.add(name)
-    return loaded
-
-
-# The part of a released name that identifies the tensor of a routed expert.
-EXPERT_PART = re.compile(r"(?<!shared_)experts\.\d+\.w[123]\.")
-
-
-def expert_mapping(model: Any) -> list[tuple[str, str, int, str]]:
-    """Parameter, released name, expert and part of each tensor of the routed experts."""
-    mapping: list[tuple[str, str, int, str]] = fused_moe_make_expert_params_mapping(
-        model,
-        ckpt_gate_proj_name="w1",
-        ckpt_down_proj_name="w2",
-        ckpt_up_proj_name="w3",
-        num_experts=model.config.n_routed_experts,
-    )
-    return mapping
+        return load_mapped(self, weights, self.config.n_routed_experts)
 
 
 def stream_rule(config: Any) -> StreamRule:
@@ -320,4 +282,4 @@ class NPUDeepseekV4ForCausalLM(nn.Module):
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
     def get_expert_mapping(self) -> list[tuple[str, str, int, str]]:
-        return expert_mapping(self.model)
+        return expert_mapping(self.model, self.config.n_routed_experts)

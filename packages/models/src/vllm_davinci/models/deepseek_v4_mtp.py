@@ -22,10 +22,10 @@ from vllm_davinci.models.deepseek_v4 import (
     LAYER_NAMES,
     PACKED_MODULES,
     DeepseekV4DecoderLayer,
-    load_mapped,
     stream_rule,
 )
 from vllm_davinci.models.deepseek_v4_attention import rope_tables
+from vllm_davinci.models.mapped_weights import load_mapped
 
 
 class DeepseekV4MTPLayer(DeepseekV4DecoderLayer):
@@ -86,7 +86,7 @@ class DeepseekV4Predictor(nn.Module):
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return load_mapped(self, weights)
+        return load_mapped(self, weights, self.config.n_routed_experts)
 
 
 class NPUDeepSeekV4MTP(nn.Module):

@@ -35,6 +35,10 @@ MODELS = {
         "vllm_davinci.models.kimi_k3:NPUKimiK3ForConditionalGeneration"
     ),
     "KimiLinearForCausalLM": "vllm_davinci.models.kimi_linear:NPUKimiLinearForCausalLM",
+    "MiniMaxM3SparseForCausalLM": "vllm_davinci.models.minimax_m3:NPUMiniMaxM3ForCausalLM",
+    "MiniMaxM3SparseForConditionalGeneration": (
+        "vllm_davinci.models.minimax_m3_vl:NPUMiniMaxM3ForConditionalGeneration"
+    ),
     "NemotronHForCausalLM": "vllm_davinci.models.nemotron_h:NPUNemotronHForCausalLM",
     "Qwen2VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2VLForConditionalGeneration"

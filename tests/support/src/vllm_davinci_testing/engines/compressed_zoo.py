@@ -102,11 +102,11 @@ def _released_name(name: str) -> str:
 _EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
-def in_transformers(name: str) -> str:
+def in_transformers(name: str, model_type: str = "deepseek_v4") -> str:
     """The name, in transformers' model, of a tensor with a released name."""
     renamings = [
         each
-        for each in get_checkpoint_conversion_mapping("deepseek_v4") or ()
+        for each in get_checkpoint_conversion_mapping(model_type) or ()
         if isinstance(each, WeightRenaming)
     ]
     prefix, _, part = name.rpartition(".")
@@ -119,7 +119,7 @@ def in_transformers(name: str) -> str:
     name = re.sub(
         r"(?<=\.experts\.)(\d+)\.(w[123])", lambda m: f"{m[1]}.{_EXPERT_PARTS[m[2]]}", name
     )
-    return ("" if name.startswith("lm_head.") else "model.") + name + part
+    return ("" if name.startswith(("lm_head.", "model.")) else "model.") + name + part
 
 
 MTP = "mtp.0."

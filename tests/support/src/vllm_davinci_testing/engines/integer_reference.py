@@ -89,15 +89,20 @@ class IntegerLinear(nn.Module):
 class IntegerExperts(nn.Module):
     """Routed experts, one by one.
 
-    products: per expert gate, up and down
-    limit:    of gate and up, as DeepSeek-V4's swiglu_limit
+    products:    per expert gate, up and down
+    limit:       of gate and up, as DeepSeek-V4's swiglu_limit
+    alpha, beta: as MiniMax-M3's
     """
 
     def __init__(
-        self, products: list[tuple[Product, Product, Product]], limit: float = math.inf
+        self,
+        products: list[tuple[Product, Product, Product]],
+        limit: float = math.inf,
+        alpha: float = 1.0,
+        beta: float = 0.0,
     ) -> None:
         super().__init__()
-        self.products, self.limit = products, limit
+        self.products, self.limit, self.alpha, self.beta = products, limit, alpha, beta
 
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden: [num_tokens, hidden_size]; the others: [num_tokens, top_k]."""
@@ -106,8 +111,9 @@ class IntegerExperts(nn.Module):
             rows, place = (top_k_index == number).nonzero(as_tuple=True)
             if len(rows):
                 x = hidden[rows]
-                gated = nn.functional.silu(gate(x).clamp(max=self.limit))
-                result = down(gated * up(x).clamp(-self.limit, self.limit))
+                gated = gate(x).clamp(max=self.limit)
+                gated = gated * torch.sigmoid(self.alpha * gated)
+                result = down(gated * (up(x).clamp(-self.limit, self.limit) + self.beta))
                 total.index_add_(0, rows, result * top_k_weights[rows, place].unsqueeze(1))
         return total
 
@@ -164,7 +170,13 @@ class IntegerReference(TransformersReference):
             self._set(name, IntegerExperts([
                 tuple(self._product(f"{name}.{number}.{part}") for part in parts)  # type: ignore[misc]
                 for number in range(count)
-            ], getattr(module, "limit", math.inf)))  # fmt: skip
+            ], getattr(module, "limit", math.inf), getattr(module, "swiglu_alpha", 1.0),
+                float(hasattr(module, "swiglu_alpha"))))  # fmt: skip
+        elif (of_gate := name.replace("gate_up_proj", "gate_proj")) != name and (
+            of_gate in self._layers
+        ):
+            both = [self._product(name.replace("gate_up", part)) for part in ("gate", "up")]
+            self._set(name, IntegerLinear(lambda x: torch.cat([each(x) for each in both], -1)))
         elif type(module) is nn.Linear and name in self._layers:
             self._set(name, IntegerLinear(self._product(name)))
         elif name in self._layers:

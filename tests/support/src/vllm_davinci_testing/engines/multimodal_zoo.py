@@ -10,8 +10,9 @@ from typing import Any
 import transformers
 from transformers.models.auto import modeling_auto
 
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import minimax_checkpoint, vision_zoo
 from vllm_davinci_testing.engines.gemma3_checkpoint import gemma3_prompt, write_gemma3
+from vllm_davinci_testing.engines.minimax_checkpoint import write_minimax
 from vllm_davinci_testing.engines.model_zoo import EOS_ID
 from vllm_davinci_testing.engines.multimodal_family import (
     AROUND,
@@ -219,6 +220,7 @@ FAMILIES: dict[str, MultimodalFamily] = {
     "llava": _llava("Llava"),
     "llava_next": _llava("LlavaNext", image_grid_pinpoints=PINPOINTS),
     "llava_onevision": _llava_onevision(),
+    "minimax_m3_vl": MultimodalFamily(write_minimax, place=minimax_checkpoint.IMAGE),
     "mistral3": _mistral3(),
     "paligemma": MultimodalFamily(write_paligemma, place=""),
     "pixtral": _pixtral(),

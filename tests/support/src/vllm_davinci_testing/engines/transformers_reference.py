@@ -17,7 +17,14 @@ class TransformersReference:
     """A checkpoint as transformers runs it, with some fields of its configuration replaced."""
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32, **fields: Any) -> None:
-        self.network = transformers.AutoModelForCausalLM.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(checkpoint)
+        has_images = type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        auto: Any = (
+            transformers.AutoModelForImageTextToText
+            if has_images
+            else transformers.AutoModelForCausalLM
+        )
+        self.network = auto.from_pretrained(
             checkpoint, dtype=dtype, attn_implementation="eager", **fields
         ).eval()
         self.network.generation_config.eos_token_id = None  # the tests generate past it

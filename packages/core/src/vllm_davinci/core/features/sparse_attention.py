@@ -1,4 +1,5 @@
-"""Sparse MLA (DeepSeek-V3.2) and compressed attention (DeepSeek-V4): what they exclude."""
+"""Sparse MLA (DeepSeek-V3.2), compressed attention (DeepSeek-V4) and attention to chosen blocks
+(MiniMax-M3): what they exclude."""
 
 from vllm_davinci.core.config.architectures import is_sparse
 from vllm_davinci.core.config.side_streams import ATTENTION, PREFETCH
@@ -17,6 +18,12 @@ def _has_compressed_rows(engine: Engine) -> bool:
     """True if rows of the model's cache stand for groups of tokens."""
     text = getattr(engine.model, "hf_text_config", None)
     return getattr(text, "model_type", None) == "deepseek_v4"
+
+
+def _chooses_blocks(engine: Engine) -> bool:
+    """True if an index chooses blocks of keys."""
+    text = getattr(engine.model, "hf_text_config", None)
+    return hasattr(text, "sparse_attention_config") or hasattr(text, "index_block_size")
 
 
 def _other_quantization(engine: Engine) -> str | None:
@@ -53,6 +60,21 @@ FEATURES = (
                 "--kv-offloading-size",
                 "eplb_config.dynamic_eplb",
                 "--enable-prompt-embeds",
+                "--decode-context-parallel-size",
+            ),
+            "it has not been tried",
+        ),
+    ),
+    Feature(
+        "",
+        "attention to chosen blocks",
+        _chooses_blocks,
+        excludes=dict.fromkeys(
+            (
+                "--enable-lora",
+                "dbo.enabled",
+                "--kv-transfer-config",
+                "--kv-offloading-size",
                 "--decode-context-parallel-size",
             ),
             "it has not been tried",

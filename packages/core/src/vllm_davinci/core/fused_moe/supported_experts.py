@@ -16,7 +16,8 @@ from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-_UNBIASED = (MoEActivation.SILU, MoEActivation.SITU, MoEActivation.RELU2_NO_MUL)
+_WITH_LIMIT = (MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE)
+_UNBIASED = (*_WITH_LIMIT, MoEActivation.RELU2_NO_MUL)
 # Rows and columns of the test products: small, and multiples that suit all weight formats.
 _SIDE = 32
 
@@ -32,7 +33,7 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
             layer.activation not in known
         ),
         "a limit inside an activation other than SwiGLU": (
-            layer.swiglu_limit is not None and layer.activation is not MoEActivation.SILU
+            layer.swiglu_limit is not None and layer.activation not in _WITH_LIMIT
         ),
         "weights on the input of more than one expert per token": (
             layer.apply_router_weight_on_input and layer.top_k > 1

@@ -18,6 +18,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_davinci import operators
+from vllm_davinci.core.attention.block_sparse.cache import BlockSparseCache
+from vllm_davinci.core.attention.block_sparse.layer import BlockSparseAttention
 from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.paged_cache import PagedCache
@@ -31,7 +33,7 @@ from vllm_davinci.core.kv_cache.shared_pages import (
 )
 from vllm_davinci.core.linear_attention.state_pages import StatePages
 
-LayerCache = PagedCache | MLACache | StatePages | RowCache
+LayerCache = PagedCache | BlockSparseCache | MLACache | StatePages | RowCache
 
 
 class KVCacheMemory:
@@ -155,12 +157,15 @@ class KVCacheMemory:
         block_size: int,
         in_pages: bool,
     ) -> LayerCache:
+        layer = self._layers[layer_name]
+        if isinstance(layer, BlockSparseAttention):
+            assert isinstance(spec, AttentionSpec)
+            return layer.cache_in(region.view(spec.dtype), block_size)
         if not isinstance(spec, MLAAttentionSpec):
             _check_paged(spec, layer_name)
             if in_pages:
                 return paged_cache_in_pages(region, spec, block_size)
             return _paged_cache(region, spec, block_size)
-        layer = self._layers[layer_name]
         sizes = layer.kv_lora_rank, layer.qk_rope_head_dim, layer.index_head_size
         return MLACache.in_region(region.view(spec.dtype), block_size, *sizes)
 
