@@ -48,8 +48,11 @@ Waits: of the host for the device, most of any call of the encoder (counted).
 | --- | --- | --- | --- |
 {{media}}
 
-Nobody has made a small model with a processor of these, which vLLM and transformers both have:
-{{unmade}}.
+Families that vLLM and transformers both have, and that have no small model here:
+
+| family | reason |
+| --- | --- |
+{{unmade}}
 """  # noqa: E501 - lines of the page
 
 
@@ -170,7 +173,7 @@ def summary(results: Iterable[dict[str, Any]]) -> str:
 
 
 def page(
-    results: dict[str, dict[str, Any]], text: list[str], media: list[str], unmade: list[str]
+    results: dict[str, dict[str, Any]], text: list[str], media: list[str], unmade: dict[str, str]
 ) -> str:
     """The page. text, media: families of each kind; those without a result are omitted."""
     import transformers
@@ -192,7 +195,7 @@ def page(
             f"| {name} | {each['result']} | {shown(each.get('waits'))} | {each['reason']} |"
             for name, each in of_media.items()
         ),
-        unmade=", ".join(unmade),
+        unmade="\n".join(f"| {name} | {reason} |" for name, reason in unmade.items()),
     )
     missing = ", ".join(sorted({*text, *media} - {*results}))
     return written + (f"\nNot run for this page: {missing}.\n" if missing else "")

@@ -35,7 +35,11 @@ SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
 # transformers has text at late frames' positions.
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
 FPS = [3.0, 2.5]
-FAMILIES = sorted(name for name in vision_zoo.MODELS if not name.startswith("qwen3_5"))  # the zoo's
+FAMILIES = sorted(
+    name
+    for name in vision_zoo.MODELS
+    if not name.startswith(("exaone", "qwen3_5"))  # the zoo's
+)
 OTHER_FAMILIES = ("glm4v", "internvl", "qwen2_vl")  # whose parts the others share
 
 

@@ -135,6 +135,28 @@ def _qwen3_vl() -> transformers.PretrainedConfig:
     )
 
 
+def _exaone4_5() -> transformers.PretrainedConfig:
+    return transformers.Exaone4_5_Config(
+        text_config={
+            "model_type": "exaone4",
+            **_text(head_dim=64, sliding_window=None, layer_types=["full_attention"] * 2),
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 160,  # heads of 80
+            "intermediate_size": 192,
+            "num_heads": 2,
+            "num_key_value_heads": 1,
+            "patch_size": PATCH,
+            "window_size": 4 * PATCH,
+            "fullatt_block_indexes": [1],
+            "out_hidden_size": 256,
+        },
+        image_token_id=IMAGE_ID,
+        video_token_id=VIDEO_ID,
+    )
+
+
 def _qwen2_vl() -> transformers.PretrainedConfig:
     return transformers.Qwen2VLConfig(
         text_config=_text(rope_parameters=dict(_ROPE)),
@@ -188,6 +210,14 @@ MODELS = {
             _qwen3_vl,
             _qwen_processor(transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
             needs_metadata=True,
+        ),
+        VisionModel(
+            "exaone4_5",
+            _exaone4_5,
+            _qwen_processor(
+                transformers.models.exaone4_5.processing_exaone4_5.Exaone4_5_Processor,
+                transformers.Qwen2VLVideoProcessor,
+            ),
         ),
         VisionModel(
             "qwen2_vl",
