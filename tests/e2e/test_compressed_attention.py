@@ -1,12 +1,14 @@
 """DeepSeek-V4's attention over compressed rows: transformers' tokens on every path of a step."""
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
+from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.compressed_zoo import (
@@ -206,13 +208,14 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 ):
     greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     prompts = prompts_of([259, 3, 10, 17])
-    # vLLM's offline ranks run as many steps as each other only if each step returns its tokens.
-    options = {"enable_expert_parallel": True, **IN_PARTS, **LONG, "async_scheduling": False}
+    # Asked for, and turned off: an idle rank would wait for steps that the other does not run.
+    options = {"enable_expert_parallel": True, **IN_PARTS, **LONG, "async_scheduling": True}
     with DPEngines(start_engine, zoo(MODEL), 2, environment=RACES, **options) as engines:
         # The second rank is done before the first prompt is, or has none.
         for given in (prompts, prompts[:1]):
             outputs = engines.generate(given, greedy)
             assert_greedy(reference(MODEL), given, outputs, MAX_TOKENS)
+        assert not engines.engines[0].scheduler_settings()["async_scheduling"]
 
 
 @pytest.mark.thorough
@@ -227,6 +230,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         **COUNTED,
         max_num_batched_tokens=64,
         max_num_seqs=16,
+        block_size=256,
         **few_blocks(100),
         **LONG,
     ) as engine:
@@ -236,8 +240,24 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         for each in sharing:
             assert_generates(engine, reference(MODEL), [each], MAX_TOKENS)
         hits = engine.metrics()["vllm:prefix_cache_hits"] - hits
-    # Two blocks of 128 tokens each time; the second is a hit only if more tokens follow.
-    assert hits >= 128 * (len(sharing) - 1)
+    # A block of 256 tokens each time.
+    assert hits >= 256 * (len(sharing) - 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{}, {**TWO_RANKS, "enforce_eager": False}])
+def test_evicted_rows_of_all_kinds_come_back_from_the_host(
+    options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
+):
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 64}
+    asked = {**few_blocks(100), **LONG, **limits, "kv_offloading_size": 0.25, **options}
+    prompts = prompts_of([259, 300, 140, 257], seed=4)
+    with start_engine(zoo(MODEL), environment=RACES, **asked) as engine:
+        for _ in range(2):
+            before = engine.metrics()["vllm:external_prefix_cache_hits"]
+            assert_generates(engine, reference(MODEL), prompts, MAX_TOKENS)
+        loaded = engine.metrics()["vllm:external_prefix_cache_hits"] - before
+    assert loaded >= 2 * 128
 
 
 @pytest.mark.thorough
@@ -262,9 +282,44 @@ def _in_16_bits(checkpoint: Path) -> TransformersReference:
     return TransformersReference(checkpoint, torch.bfloat16)
 
 
+def without_a_table(source: Path, destination: Path) -> Path:
+    """A copy without the second layer's table of experts by token."""
+    shutil.copytree(source, destination)
+    path = destination / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["layers.1.ffn.gate.tid2eid"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    return destination
+
+
 @pytest.mark.thorough
-def test_ranks_that_do_not_divide_the_groups_of_heads_are_refused_by_name(
-    zoo: Zoo, start_engine: StartEngine
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({}, r"lacks .*layers\.1\..*tid2eid", id="table"),
+        pytest.param(
+            {"kv_cache_memory_bytes": 1 << 20}, "one request of 320 tokens needs", id="context"
+        ),
+        pytest.param(
+            TWO_RANKS | {"tensor_parallel_size": 8},
+            "--tensor-parallel-size 8 .*there are 4 groups",
+            id="groups_of_heads",
+        ),
+        pytest.param(
+            {
+                "kv_transfer_config": {
+                    "kv_connector": "MooncakeHybridConnector",
+                    "kv_role": "kv_both",
+                }
+            },
+            "kv_connector 'MooncakeHybridConnector'.*Use .*NixlConnector or MooncakeConnector",
+            id="connector",
+        ),
+    ],
+)
+def test_bad_input_ends_the_start_with_a_message(
+    options: dict[str, Any], message: str, zoo: Zoo, start_engine: StartEngine, tmp_path: Path
 ):
-    with pytest.raises(EngineError, match="--tensor-parallel-size 8 does not divide the 4 groups"):
-        start_engine(zoo(MODEL), **TWO_RANKS | {"tensor_parallel_size": 8}, **LONG)
+    model = zoo(MODEL) if options else without_a_table(zoo(MODEL), tmp_path / "model")
+    with pytest.raises(EngineError, match=message):
+        start_engine(model, **LONG, **options)

@@ -17,13 +17,16 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     FAILURES,
     LENGTHS,
     NUM_TOKENS,
+    SHORT,
     assert_bits_of_one_engine,
     assert_computed_again,
+    assert_shares_blocks,
     pair_with_bits_of_one_engine,
     pairs_of,
     prompt_of,
     prompts_that_share_blocks,
 )
+from vllm_davinci_testing.engines.fixture_types import Zoo
 from vllm_davinci_testing.engines.server_process import ForkedServer
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -122,13 +125,14 @@ THOROUGH = pytest.mark.thorough
 
 @pytest.fixture(scope="module")
 def models(
-    tiny_llama: Path, tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_llama: Path, tiny_deepseek: Path, zoo: Zoo, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The directory of a shipped checkpoint, or of its int8 export."""
+    """The directory of a shipped checkpoint, of its int8 export, or of a small one."""
 
     def find(name: str) -> Path:
         if name != "w8a8_llama":
-            return {"tiny_llama": tiny_llama, "tiny_deepseek": tiny_deepseek}[name]
+            shipped = {"tiny_llama": tiny_llama, "tiny_deepseek": tiny_deepseek}
+            return shipped.get(name) or zoo(name)
         directory = tmp_path_factory.mktemp("int8") / name
         kind = "W8A8_DYNAMIC"
         Exporter(tiny_llama, directory, kind, torch.bfloat16, None).run(lambda _: None)
@@ -160,6 +164,9 @@ BF16 = {"dtype": "bfloat16"}
             marks=THOROUGH,
             id="prefill_first",
         ),
+        pytest.param("deepseek_v4", 1, *SHORT, marks=THOROUGH, id="compressed"),
+        pytest.param("deepseek_v4", 2, *SHORT, marks=THOROUGH, id="compressed_two_ranks"),
+        pytest.param("deepseek_v32", 1, *SHORT, marks=THOROUGH, id="sparse_mla"),
     ],
 )
 def test_every_kind_of_engine_gives_the_bits_of_one(
@@ -176,6 +183,8 @@ def test_every_kind_of_engine_gives_the_bits_of_one(
         *(start_pair, alone, model), *options, ranks=ranks, **of_one
     )
     assert metric(pair.decodes, TRANSFERS) == 2 * ranks
+    if name == "deepseek_v4":
+        assert_shares_blocks(pair, partial(alone, model, tensor_parallel_size=ranks, **of_one))
     pair.close()
 
 

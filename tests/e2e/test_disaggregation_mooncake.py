@@ -16,14 +16,17 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     LENGTHS,
     NUM_TOKENS,
     RACES,
+    SHORT,
     WHOLE_BLOCKS_AND_ONE,
     assert_bits_of_one_engine,
     assert_computed_again,
+    assert_shares_blocks,
     pair_with_bits_of_one_engine,
     pairs_of,
     prompt_of,
     prompts_that_share_blocks,
 )
+from vllm_davinci_testing.engines.fixture_types import Zoo
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytestmark = pytest.mark.nightly("hosts")
@@ -141,6 +144,7 @@ def test_pairs_that_cannot_transfer_say_so(
             "tiny_llama", 1, ("--no-enforce-eager",), {"enforce_eager": False}, id="graphs"
         ),
         pytest.param("tiny_llama", 1, ("--dtype=bfloat16",), {"dtype": "bfloat16"}, id="16_bits"),
+        pytest.param("deepseek_v4", 1, *SHORT, id="compressed"),
     ],
 )
 def test_bits_are_those_of_one_engine(
@@ -149,14 +153,17 @@ def test_bits_are_those_of_one_engine(
     options: tuple[str, ...],
     of_one: dict[str, Any],
     request: pytest.FixtureRequest,
+    zoo: Zoo,
     start_pair: Callable[..., MooncakePair],
     alone: Callable[..., Answer],
 ):
-    model: Path = request.getfixturevalue(name)
+    model: Path = zoo(name) if name == "deepseek_v4" else request.getfixturevalue(name)
     pair = pair_with_bits_of_one_engine(
         *(start_pair, alone, model), *options, ranks=ranks, **of_one
     )
     assert came(pair) == sum(WHOLE_BLOCKS_AND_ONE)
+    if name == "deepseek_v4":
+        assert_shares_blocks(pair, partial(alone, model, **of_one))
     pair.close()
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.planner.deployments.table import deployment
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, answers
 from vllm_davinci_testing.processes.forked import Ended, run_alone, run_command
@@ -130,6 +131,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
         2 * shape["num_hidden_layers"] * (shape["kv_lora_rank"] + shape["qk_rope_head_dim"])
     )
     assert memory["cache_bytes"] // token_bytes - memory["cache_tokens"] in range(1024)
+    assert (memory["token_bytes"], memory["request_bytes"]) == (token_bytes, 0)
     for step in report["steps"]:
         found = step["modelled"]
         assert 0 < found["communication_ps"] < found["any_ps"] <= found["host_ps"]
@@ -224,6 +226,27 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     assert found["machine"]["chip"] == "ascend910b3"
     assert [step["tokens"] for step in found["steps"]] == [[1024] * 4, [1] * 4]
     assert not Path(found["model"]).exists()  # it existed during the run
+
+
+@pytest.mark.nightly("planning")
+def test_rows_of_deepseek_v4_take_the_memory_that_its_config_implies(tmp_path: Path) -> None:
+    """Padding of blocks is small for tokens; windows begin and end inside pages."""
+    report = tmp_path / "report.json"
+    work = ("--requests=1", "--prompt-tokens=16", "--output-tokens=1", "--enforce-eager")
+    row = "--deployment=deepseek-v4-flash-a2-tp8"
+    done = run_command(COMMAND, "dry-run", row, *work, f"--json={report}", limit_s=LIMIT_S)
+    assert done.status == 0, done.stderr[-3000:]
+    memory = json.loads(report.read_text())["memory"]
+    config = deployment("deepseek-v4-flash-a2-tp8").checkpoint.configuration()
+    size, key, ratios = config["head_dim"], config["index_head_dim"], config["compress_ratios"]
+    overlapping, others = ratios.count(4), ratios.count(128)
+    # Rows and keys of 2 bytes per entry; projections, values and gates, of 4.
+    token = overlapping * 2 * (size + key) / 4 + others * 2 * size / 128
+    windows = len(ratios) * config["sliding_window"] * 2 * size
+    states = overlapping * 8 * 4 * 4 * (size + key) + others * 128 * 2 * 4 * size
+    print("COUNTED", token, memory["token_bytes"], windows + states, memory["request_bytes"])
+    assert token <= memory["token_bytes"] <= 1.02 * token
+    assert windows + states <= memory["request_bytes"] <= 1.5 * (windows + states)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ def report(*steps: tuple[list[int], int], dp: int = 1, devices: int = 1) -> dict
     return {
         "modelled": True,
         "world_size": devices,
+        "decode_tokens": 1,
         "layout": {"data_parallel_size": dp, "pipeline_parallel_size": 1},
         "memory": {"cache_bytes": 400_000, "cache_tokens": 4000},
         "steps": [{"tokens": tokens, "modelled": {"host_ps": ms * MS}} for tokens, ms in steps],

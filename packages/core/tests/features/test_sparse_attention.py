@@ -21,7 +21,6 @@ CHANGES: dict[str, tuple[str, Any]] = {
         "additional_config",
         {"weight_prefetch_config": {"enabled": True}},
     ),
-    "--kv-transfer-config": ("kv_transfer_config", SimpleNamespace(kv_connector="NixlConnector")),
 }
 
 
@@ -67,14 +66,27 @@ def test_other_models_keep_their_options():
     assert not refused(config)
 
 
-def test_blocks_may_be_offloaded_to_the_host():
+@pytest.mark.parametrize("connector", ["NPUOffloadingConnector", "NixlConnector"])
+def test_blocks_may_be_offloaded_and_transferred(connector: str):
+    for model_type in ("deepseek_v32", "deepseek_v4"):
+        config = configuration(index_topk=2048, model_type=model_type)
+        config.kv_transfer_config = SimpleNamespace(kv_connector=connector)
+        config.cache_config.kv_offloading_size = 1.0
+        assert not refused(config)
+
+
+def test_an_indexers_keys_keep_the_models_dtype():
     config = configuration(index_topk=2048)
-    config.kv_transfer_config = SimpleNamespace(kv_connector="NPUOffloadingConnector")
-    assert not refused(config)
+    config.attention_config = SimpleNamespace(indexer_kv_dtype="int8")
+    engine = Engine(config, get_config(config))
+    (settle,) = [each.settle for each in FEATURES if each.settle is not None]
+    settle(engine)
+    (change,) = engine.changes
+    assert (change.key, change.value) == ("indexer_kv_dtype", "auto")
+    assert "instead of 'int8'" in change.reason
 
 
 WITH_ROWS: dict[str, tuple[str, str, Any]] = {
-    "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
     "eplb_config.dynamic_eplb": (
         "",
         "additional_config",
@@ -82,13 +94,14 @@ WITH_ROWS: dict[str, tuple[str, str, Any]] = {
     ),
     "--quantization": ("model_config", "quantization", "compressed-tensors"),
     "--enable-prompt-embeds": ("model_config", "enable_prompt_embeds", True),
+    "--tensor-parallel-size 16": ("parallel_config", "tensor_parallel_size", 16),
     "--decode-context-parallel-size": ("parallel_config", "decode_context_parallel_size", 2),
 }
 
 
 @pytest.mark.parametrize("named", [None, *WITH_ROWS])
 def test_untested_features_with_compressed_rows_are_refused(named: str | None):
-    config = configuration(index_topk=512, model_type="deepseek_v4")
+    config = configuration(index_topk=512, model_type="deepseek_v4", o_groups=8)
     if named is None:
         for quantization in (None, "ascend", "fp8"):
             config.model_config.quantization = quantization

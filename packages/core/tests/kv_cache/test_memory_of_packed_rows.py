@@ -12,13 +12,13 @@ from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 
 HEAD, INDEX, BLOCK_SIZE, MEMORY_BYTES = 64, 32, 128, 4 << 20
 KINDS = {
-    "window": RowKind(HEAD, torch.bfloat16, window=128, block_size=64),
+    "window": RowKind(HEAD, torch.bfloat16, window=128, pages=4),
     "rows4": RowKind(HEAD, torch.bfloat16, tokens_per_row=4),
     "rows128": RowKind(HEAD, torch.bfloat16, tokens_per_row=128),
     "keys": RowKind(INDEX, torch.bfloat16, tokens_per_row=4),
-    "states4": RowKind(4 * HEAD, torch.float32, window=8, block_size=8),
-    "states128": RowKind(2 * HEAD, torch.float32, window=128, block_size=16),
-    "states_of_keys": RowKind(4 * INDEX, torch.float32, window=8, block_size=8),
+    "states4": RowKind(4 * HEAD, torch.float32, window=8, pages=32),
+    "states128": RowKind(2 * HEAD, torch.float32, window=128, pages=16),
+    "states_of_keys": RowKind(4 * INDEX, torch.float32, window=8, pages=32),
 }
 NUM_LAYERS = 3
 

@@ -26,7 +26,7 @@ def test_what_one_engine_stores_another_loads(
 ):
     source = parts(shapes, device)
     target = [torch.zeros_like(part) for part in source]
-    sending, receiving = HostPages(source), HostPages(target)
+    sending, receiving = (HostPages(each, NUM_BLOCKS) for each in (source, target))
     assert receiving.rows.is_pinned()
     sent, received = [4, 0, 7], [8, 2, 3]
     sending.store(sent)
@@ -45,7 +45,7 @@ def test_what_one_engine_stores_another_loads(
 def test_a_checksum_fails_for_other_tokens_and_for_partial_pages(
     shapes: tuple[tuple[int, ...], ...], device: torch.device
 ):
-    pages = HostPages(parts(shapes, device))
+    pages = HostPages(parts(shapes, device), NUM_BLOCKS)
     blocks = torch.tensor([1, 5, 6])
     pages.store(blocks.tolist())
     torch.npu.synchronize()

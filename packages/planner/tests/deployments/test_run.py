@@ -26,8 +26,9 @@ def step(tokens: list[int], ms: int, bound_ms: int) -> dict[str, Any]:
     }
 
 
-REPORT = {
+REPORT: dict[str, Any] = {
     "world_size": 16,
+    "decode_tokens": 1,
     "memory": {
         **{f"{part}_bytes": 1 << 30 for part in ("weight", "activation", "other", "graph")},
         "piece_bytes": 0,
@@ -54,6 +55,12 @@ def test_figures_cover_steps_with_and_without_prompts() -> None:
     assert (found.whole_bytes, found.split_bytes) == (1 << 30, 3 << 29)
     assert (found.first_token_ms, found.first_token_bound_ms) == (16, 14)
     assert (found.token_ms, found.token_bound_ms) == (4, 3)
+
+
+def test_drafts_are_tokens_of_decodes() -> None:
+    steps = [step([64], 9, 8), step([2, 63], 7, 6), step([2, 2], 3, 2), step([2, 1], 5, 4)]
+    found = outcome_of(NAME, {**REPORT, "decode_tokens": 2, "steps": steps})
+    assert (found.first_token_ms, found.token_ms) == (16, 4)
 
 
 @pytest.mark.parametrize(

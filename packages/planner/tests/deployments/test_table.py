@@ -77,6 +77,10 @@ def test_layers_of_deepseek_v4_have_released_names() -> None:
         "head": "FLOAT",
     }
     assert {name: types[f"{name}.weight"] for name in expected} == expected
+    pro = deployment("deepseek-v4-pro-a3-dp2-tp16").checkpoint
+    of_pro = description(pro.configuration(), pro.quantization)
+    assert of_pro["layers.60.ffn.experts.383.w2.weight"] == "W4A8_DYNAMIC"
+    assert of_pro["layers.60.ffn.shared_experts.w2.weight"] == "W8A8_DYNAMIC"
     assert "layers.3.attn.indexer.wq_b.weight" not in types  # rows of 128 tokens
     assert "layers.1.attn.compressor.wkv.weight" not in types  # a window alone
 

@@ -25,7 +25,6 @@ from vllm_davinci.core.attention.compressed.layer import CompressedAttention
 from vllm_davinci.core.attention.compressed.rope import CosSin, RopeTable, inverse_frequencies
 from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, key_page_rows
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
-from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import map_rows
 
 
@@ -90,11 +89,6 @@ class DeepseekV4Attention(nn.Module):
         self._rope = ropes[ratio > 1]
         ranks = get_tensor_model_parallel_world_size()
         heads, groups = config.num_attention_heads, config.o_groups
-        if groups % ranks:
-            raise UnsupportedFeatureError(
-                f"--tensor-parallel-size {ranks} does not divide the {groups} groups of heads "
-                f"(o_groups) of {prefix}. Choose a divisor of {groups}."
-            )
         self._heads, self._groups = heads // ranks, groups // ranks
         self.fused_wqa_wkv = MergedColumnParallelLinear(
             config.hidden_size,

@@ -190,12 +190,14 @@ def _pool(
 
 
 def _prompt_steps(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [step for step in report["steps"] if step["tokens"] and min(step["tokens"]) > 1]
+    most = report["decode_tokens"]
+    return [step for step in report["steps"] if step["tokens"] and min(step["tokens"]) > most]
 
 
 def _decode_steps(report: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
     """The decode steps of the largest batch, and its size."""
-    found = [step for step in report["steps"] if step["tokens"] and max(step["tokens"]) == 1]
+    most = report["decode_tokens"]
+    found = [step for step in report["steps"] if step["tokens"] and max(step["tokens"]) <= most]
     batch = max((len(step["tokens"]) for step in found), default=0)
     return [step for step in found if len(step["tokens"]) == batch], batch
 
@@ -218,6 +220,7 @@ def _report_of(file: Path) -> dict[str, Any]:
         if not report["modelled"]:
             raise KeyError("modelled")
         report["steps"], report["memory"]["cache_tokens"], report["layout"]["data_parallel_size"]
+        report["decode_tokens"]
         if report["layout"]["pipeline_parallel_size"] != 1:
             raise DryRunError(
                 f"{file}: the report covers one of {report['layout']['pipeline_parallel_size']} "

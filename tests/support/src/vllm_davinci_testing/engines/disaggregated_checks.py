@@ -22,6 +22,8 @@ BLOCK_TOKENS = 128
 # Prompts are chunked at 200 tokens, inside blocks.
 OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
 OF_ONE = {"max_model_len": 768, "max_num_batched_tokens": 200}
+# Options of a pair and of one engine, for checkpoints with few positions.
+SHORT = ("--max-model-len=320",), {"max_model_len": 320}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 # Less than a block, a whole block, and prompts chunked inside blocks.
@@ -82,6 +84,13 @@ def assert_bits_of_one_engine(pair: Pair, alone: Callable[[list[int]], Answer]) 
         prompt = prompt_of(length, seed=number)
         alone(prompt)
         assert pair.complete(prompt, NUM_TOKENS) == alone(prompt)
+
+
+def assert_shares_blocks(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
+    """Prompts whose first blocks a decode engine has, of which it lacks some kinds of rows."""
+    prompts = [prompt_of(length) for length in (1, 5, 131)] + prompts_that_share_blocks()
+    answers = [pair.complete(prompt, NUM_TOKENS).tokens for prompt in prompts]
+    assert answers == [alone(prompt).tokens for prompt in prompts]
 
 
 def pair_with_bits_of_one_engine(

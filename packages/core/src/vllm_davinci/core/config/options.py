@@ -24,6 +24,10 @@ def _digits_to_int(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def _text_to_bool(value: Any) -> Any:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
 class _Options(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
@@ -234,7 +238,7 @@ class DavinciConfig(_Options):
     """Cast quantized weights to the NZ layout."""
     enable_compiled_operators: bool = True
     """Launch whole stages with the operators of vllm-davinci-kernels, if it is installed."""
-    enable_cpu_binding: bool = False
+    enable_cpu_binding: Annotated[bool, BeforeValidator(_text_to_bool)] = False
     """Bind each worker's threads to an equal share of the host's cores, in device order."""
     lmhead_tp_size: int = Field(default=-1, ge=-1)
     """Tensor parallel size of the LM head. Must equal that of the other layers: -1 and

@@ -109,19 +109,28 @@ GRAPH_KEYS = (
     _elsewhere("enable_multistream_mla", "torchair_graph_config.enable_multistream_mla"),
     _elsewhere("enable_multistream_moe", "torchair_graph_config.enable_multistream_moe"),
     _elsewhere("enable_multistream_shared_expert", "torchair_graph_config.enable_multistream_moe"),
-    _elsewhere("multistream_overlap_shared_expert", "torchair_graph_config.enable_multistream_moe"),
+    Row(
+        "multistream_overlap_shared_expert",
+        bool,
+        False,
+        "Overlap shared experts with routed ones.",
+        Means("torchair_graph_config.enable_multistream_moe"),
+    ),
     _elsewhere("torchair_graph_batch_sizes", "torchair_graph_config.graph_batch_sizes", list[int]),
     _elsewhere("graph_batch_sizes", "torchair_graph_config.graph_batch_sizes", list[int]),
     _elsewhere("graph_batch_sizes_init", "torchair_graph_config.graph_batch_sizes_init"),
     _elsewhere("use_cached_graph", "torchair_graph_config.use_cached_graph"),
     _elsewhere("use_cached_kv_cache_bytes", "torchair_graph_config.use_cached_kv_cache_bytes"),
     *(
-        Row(key, type_, ..., "Choose another kind of graph.", Refused(CAPTURED_ONLY, FULL_GRAPHS))
-        for key, type_ in (
-            ("ascend_compilation_config", dict),
-            ("xlite_graph_config", dict),
-            ("enable_npugraph_ex", bool),
-        )
+        Row(key, type_, ..., "Choose how graphs are compiled.", NoEffect(CAPTURED_ONLY))
+        for key, type_ in (("ascend_compilation_config", dict), ("enable_npugraph_ex", bool))
+    ),
+    Row(
+        "xlite_graph_config",
+        dict,
+        ...,
+        "Choose another kind of graph.",
+        Refused(CAPTURED_ONLY, FULL_GRAPHS),
     ),
 )
 
@@ -166,12 +175,18 @@ SCHEDULER_KEYS = (
     *(
         Row(key, type_, ..., meaning, Refused(f"{NOT_PRESENT}; vLLM's own scheduler runs"))
         for key, type_, meaning in (
-            ("recompute_scheduler_enable", bool, "Recompute preempted decodes on a prefill node."),
             ("enable_balance_scheduling", bool, "Balance prompts over DP ranks."),
             ("SLO_limits_for_dynamic_batch", int, "Limit the time between tokens, in ms."),
             ("profiling_chunk_config", dict, "Choose chunks of prompts by measured time."),
             ("scheduler_config", dict, "Choose one of several schedulers."),
         )
+    ),
+    Row(
+        "recompute_scheduler_enable",
+        bool,
+        False,
+        "Recompute preempted decodes on a prefill node.",
+        NoEffect("the engine that preempts a request recomputes it"),
     ),
 )
 
@@ -184,13 +199,6 @@ OVERLAP_KEYS = (
         Means("dbo.num_ubatches"),
     ),
     _elsewhere("enable_dbo", "dbo.enabled"),
-    Row(
-        "enable_shared_expert_dp",
-        bool,
-        ...,
-        "Keep shared experts whole on every rank.",
-        Refused("overlap decides how shared experts are reduced", "Use overlap"),
-    ),
     Row(
         "weight_prefetch_config.prefetch_ratio.mlp",
         dict,
@@ -211,6 +219,16 @@ OVERLAP_KEYS = (
                 "enable_flashcomm1",
                 "Replace all-reduces by reduce-scatters and all-gathers.",
                 "sequence_parallel decides it",
+            ),
+            (
+                "enable_shared_expert_dp",
+                "Keep shared experts whole on every rank.",
+                "overlap decides how shared experts are reduced",
+            ),
+            (
+                "enable_dsa_cp",
+                "Divide prompts, not heads, among tensor-parallel ranks in sparse attention.",
+                "heads are divided",
             ),
             (
                 "enable_matmul_allreduce",

@@ -2,6 +2,8 @@
 
 import os
 
+from vllm import envs
+
 from vllm_davinci.core import components
 from vllm_davinci.core.config.registered_names import PREFIX, REPLACED
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
@@ -70,6 +72,17 @@ def _set_parallel(engine: Engine) -> None:
             True,
             "ranks that agree on a step through the device make the host wait in every step",
         )
+        if (
+            parallel.distributed_executor_backend == "external_launcher"
+            or not envs.VLLM_ENABLE_V1_MULTIPROCESSING
+        ):
+            engine.set(
+                engine.vllm.scheduler_config,
+                "async_scheduling",
+                False,
+                "vLLM's offline ranks without requests join every step, also those in which the "
+                "others only fetch results, and would wait there",
+            )
 
 
 def _set_variables(engine: Engine) -> None:

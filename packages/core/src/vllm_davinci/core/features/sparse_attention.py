@@ -33,14 +33,26 @@ def _other_quantization(engine: Engine) -> str | None:
     return None if is_known or not _has_compressed_rows(engine) else str(method)
 
 
+def _settle(engine: Engine) -> None:
+    attention = getattr(engine.vllm, "attention_config", None)
+    if attention is not None:
+        why = "an indexer's keys have the model's dtype"
+        engine.set(attention, "indexer_kv_dtype", "auto", why)
+
+
+def _groups_of_heads(engine: Engine) -> int:
+    """Groups of heads that share a part of the output's projection; 0 without such groups."""
+    text = getattr(engine.model, "hf_text_config", None)
+    return int(getattr(text, "o_groups", 0)) if _has_compressed_rows(engine) else 0
+
+
 FEATURES = (
     Feature(
         "",
         "sparse attention",
         lambda e: is_sparse(e.model),
-        excludes=dict.fromkeys(
-            ("--enable-lora", "dbo.enabled", ATTENTION, PREFETCH, "--kv-transfer-config"), ""
-        ),
+        excludes=dict.fromkeys(("--enable-lora", "dbo.enabled", ATTENTION, PREFETCH), ""),
+        settle=_settle,
     ),
     refused(
         "--pipeline-parallel-size with shared token choices",
@@ -56,8 +68,6 @@ FEATURES = (
         lambda e: is_sparse(e.model) and _has_compressed_rows(e),
         excludes=dict.fromkeys(
             (
-                "--kv-transfer-config",
-                "--kv-offloading-size",
                 "eplb_config.dynamic_eplb",
                 "--enable-prompt-embeds",
                 "--decode-context-parallel-size",
@@ -79,6 +89,14 @@ FEATURES = (
             ),
             "it has not been tried",
         ),
+    ),
+    refused(
+        "--tensor-parallel-size with groups of heads",
+        "ranks that divide a group of heads (o_groups)",
+        lambda e: _groups_of_heads(e) % getattr(e.parallel, "tensor_parallel_size", 1) != 0,
+        as_given=lambda e: f"--tensor-parallel-size {e.parallel.tensor_parallel_size}",
+        because=lambda e: f"there are {_groups_of_heads(e)} groups",
+        instead="Use a divisor of o_groups.",
     ),
     refused(
         "--quantization with rows of groups of tokens",

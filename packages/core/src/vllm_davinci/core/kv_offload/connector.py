@@ -11,11 +11,11 @@ from vllm.v1.kv_offload.base import (
 
 
 class NPUOffloadingConnector(OffloadingConnector):
-    """Offloads both parts of every layer's cache.
+    """Offloads every part of every layer's cache.
 
     vLLM's connector expects one tensor per layer whose blocks are whole pages. A layer here has two
     regions, the keys of all blocks and then their values (with MLA: kv_c and k_pe); vLLM's code
-    would store only the first layer's keys.
+    would store only the first layer's keys. Row caches share one region of all layers' blocks.
     """
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -26,7 +26,7 @@ class NPUOffloadingConnector(OffloadingConnector):
         tensors: list[CanonicalKVCacheTensor] = []
         groups: list[list[CanonicalKVCacheRef]] = []
         for group_id in get_offloading_group_ids(config):
-            refs: list[CanonicalKVCacheRef] = []
+            refs: dict[int, CanonicalKVCacheRef] = {}
             for name in config.kv_cache_groups[group_id].layer_names:
                 assert name in kv_caches, f"{name} has no cache"
                 for part in layers[name].kv_cache.parts:
@@ -35,7 +35,7 @@ class NPUOffloadingConnector(OffloadingConnector):
                     number = numbers.setdefault(region.data_ptr(), len(tensors))
                     if number == len(tensors):
                         tensors.append(CanonicalKVCacheTensor(region, size))
-                    refs.append(CanonicalKVCacheRef(number, size))
-            groups.append(refs)
+                    refs[number] = CanonicalKVCacheRef(number, size)
+            groups.append(list(refs.values()))
         assert self.connector_worker is not None
         self.connector_worker._init_worker(CanonicalKVCaches(tensors, groups))

@@ -17,12 +17,11 @@ class HostPages:
     A page holds the block's part of each region of the device's cache (keys, then values; with MLA
     kv_c, then k_pe) and ends with its checksum.
 
-    parts: the layer's cache, of any dtype, each [num_blocks, ...] and contiguous
+    parts: the layer's cache, of any dtype, each contiguous, block after block
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
-        self._regions = [part.flatten(1).view(torch.int8) for part in parts]
-        num_blocks = self._regions[0].shape[0]
+    def __init__(self, parts: Sequence[torch.Tensor], num_blocks: int) -> None:
+        self._regions = [part.view(num_blocks, -1).view(torch.int8) for part in parts]
         self._page_bytes = sum(region.shape[1] for region in self._regions)
         assert self._page_bytes % _WORD_BYTES == 0, f"pages of {self._page_bytes} bytes"
         self.rows = _pinned(num_blocks, self._page_bytes + SEAL_BYTES)

@@ -8,9 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector im
     MooncakeConnectorScheduler,
 )
 
-from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
-from vllm_davinci.core.kv_transfer.seals import prefix_digests
-from vllm_davinci.core.kv_transfer.served_blocks import require_served_blocks
+from vllm_davinci.core.kv_transfer.served_blocks import joined, missing_blocks, served_blocks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,16 +33,17 @@ class NPUMooncakeMetadata(MooncakeConnectorMetadata):
 
 
 class NPUMooncakeScheduler(MooncakeConnectorScheduler):
-    """Sends and requests only blocks that hold tokens of the prompt.
+    """Sends and requests only blocks that hold needed tokens of the prompt.
 
     A request may have more blocks, for drafted or generated tokens. vLLM pairs the last blocks of
-    both engines, so one extra block on either side would misplace all of them.
+    both engines, so one extra block on either side would misplace all of them. The null block (0)
+    stands for blocks that the decode engine has.
     """
 
     def __init__(
         self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig"
     ) -> None:
-        require_served_blocks(kv_cache_config)
+        self._served = served_blocks(kv_cache_config)
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._digests: dict[str, list[int]] = {}
 
@@ -56,10 +55,12 @@ class NPUMooncakeScheduler(MooncakeConnectorScheduler):
         _, asked = self._reqs_need_recv.get(name, (request, []))
         if not any(asked):
             return
-        digests = prefix_digests(request, BLOCK_SIZE_TOKENS)
-        start = len(blocks.get_block_ids()[0]) - len(asked[0])
-        self._digests[name] = digests[start:]
-        self._reqs_need_recv[name] = (request, [asked[0][: len(digests) - start]])
+        found, digests = joined(self._served, request, missing_blocks(blocks))
+        if len(self._served) == 1:  # the last ones are missing
+            first = found.count(0)
+            found, digests = found[first:], digests[first:]
+        self._digests[name] = digests
+        self._reqs_need_recv[name] = (request, [found])
 
     def request_finished(
         self, request: "Request", block_ids: tuple[list[int], ...]
@@ -68,8 +69,8 @@ class NPUMooncakeScheduler(MooncakeConnectorScheduler):
         name = request.request_id
         _, sent = self._reqs_need_send.get(name, (request, []))
         if any(sent):
-            self._digests[name] = prefix_digests(request, BLOCK_SIZE_TOKENS)
-            self._reqs_need_send[name] = (request, [sent[0][: len(self._digests[name])]])
+            found, self._digests[name] = joined(self._served, request, block_ids)
+            self._reqs_need_send[name] = (request, [found])
         return told
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:

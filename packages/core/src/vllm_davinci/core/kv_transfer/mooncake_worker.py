@@ -20,6 +20,7 @@ from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.kv_transfer.carriers import MOONCAKE, TRANSFER_TIMEOUT
 from vllm_davinci.core.kv_transfer.host_pages import HostPages, are_sealed, store_sealed
 from vllm_davinci.core.kv_transfer.mooncake_scheduler import NPUMooncakeMetadata
+from vllm_davinci.core.kv_transfer.served_blocks import as_one_group, is_packed
 from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
             raise ConfigurationError(
                 f"MooncakeConnector: the package does not load. {MOONCAKE.how_to_get}"
             )
+        if is_packed(kv_cache_config):
+            block_size = vllm_config.cache_config.block_size
+            kv_cache_config = as_one_group(kv_cache_config, block_size)
         super().__init__(vllm_config, engine_id, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
@@ -59,7 +63,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Registers host pages of the layers in `kv_caches`; layers that share a cache have none"""
         pages = {
-            name: HostPages(self._layers[name].kv_cache.parts)
+            name: HostPages(self._layers[name].kv_cache.parts, self.kv_cache_config.num_blocks)
             for name in kv_caches
             if name in self._layer_specs
         }
@@ -103,16 +107,18 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         whole = {name: each for name, each in come.items() if not each[0].failed}
         for meta, _ in whole.values():
             for pages in self._pages:
-                pages.load(meta.local_block_ids[0])
+                pages.load([block for block in meta.local_block_ids[0] if block])
         if whole:
             torch_npu.npu.current_stream().synchronize()
         for name, (meta, digests) in whole.items():
-            if not are_sealed(self._pages, meta.local_block_ids[0], digests):
+            pairs = zip(meta.local_block_ids[0], digests, strict=True)
+            blocks, expected = zip(*(each for each in pairs if each[0]), strict=True)
+            if not are_sealed(self._pages, blocks, expected):
                 logger.warning(
                     "checksum mismatch: pages for %s have other tokens, or were overwritten", name
                 )
                 self.xfer_stats.record_failed_recv()
-                self._invalid_block_ids.put(set(meta.local_block_ids[0]))
+                self._invalid_block_ids.put(set(blocks))
         return sent, received
 
     def receive_kv(self, remote_engine_id: str, pull_metas: dict[str, PullReqMeta]) -> None:

@@ -18,6 +18,7 @@ from vllm_davinci.core.kv_transfer.carriers import NIXL, TRANSFER_TIMEOUT, TRANS
 from vllm_davinci.core.kv_transfer.host_pages import HostPages, are_sealed, store_sealed
 from vllm_davinci.core.kv_transfer.late_transfers import LateTransfers
 from vllm_davinci.core.kv_transfer.scheduler import NPUNixlMetadata
+from vllm_davinci.core.kv_transfer.served_blocks import as_one_group, is_packed
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,6 +39,9 @@ class NPUNixlWorker(NixlPullConnectorWorker):
             raise ConfigurationError(
                 f"NixlConnector: the nixl package does not load. {NIXL.how_to_get}"
             )
+        if is_packed(kv_cache_config):
+            block_size = vllm_config.cache_config.block_size
+            kv_cache_config = as_one_group(kv_cache_config, block_size)
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._layers = vllm_config.compilation_config.static_forward_context
         self._pages: list[HostPages] = []
@@ -54,7 +58,8 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         super().register_kv_caches({name: kv_caches[name] for name in self._layer_specs})
 
     def initialize_host_xfer_buffer(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        pages = {name: HostPages(self._layers[name].kv_cache.parts) for name in kv_caches}
+        blocks = self.kv_cache_config.num_blocks
+        pages = {name: HostPages(self._layers[name].kv_cache.parts, blocks) for name in kv_caches}
         self._pages = list(pages.values())
         self.host_xfer_buffers = {name: each.rows for name, each in pages.items()}
 

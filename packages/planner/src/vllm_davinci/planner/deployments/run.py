@@ -158,7 +158,8 @@ def reason_of(log: str) -> str:
 def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
     """Reads the outcome from a report of `dry-run --json`."""
     memory, steps = report["memory"], report["steps"]
-    has_prompt = [any(tokens > 1 for tokens in step["tokens"]) for step in steps]
+    most = report["decode_tokens"]
+    has_prompt = [any(tokens > most for tokens in step["tokens"]) for step in steps]
     last = max((at for at, is_prompt in enumerate(has_prompt) if is_prompt), default=-1)
     first, later = steps[: last + 1], steps[last + 1 :]
 

@@ -11,6 +11,12 @@ import torch
 from pydantic import ValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    MambaSpec,
+    SlidingWindowSpec,
+    iter_layer_specs,
+)
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.step_costs import engine_of_costs
@@ -72,6 +78,7 @@ def run_workload(
         machine=machine,
         model=model,
         world_size=arguments.world_size,
+        decode_tokens=1 + config.num_speculative_tokens,
         layout=arguments.layout,
         engine=arguments.layout.of_whole(engine_of_costs(config, get_config(config))),
         memory=_memory_plan(executor, config, machine),
@@ -117,7 +124,11 @@ def executor_of(engine: LLMEngine) -> PhantomExecutor:
 def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine) -> MemoryPlan:
     worker: Any = executor.driver_worker.worker
     cache = config.cache_config
-    blocks = cache.num_gpu_blocks or 0
+    planned: KVCacheConfig = worker.model_runner.kv_cache_config
+    tokens = planned.num_blocks * cache.block_size
+    if len(planned.kv_cache_groups) > 1:  # whose blocks hold different parts of the context
+        tokens = cache.kv_cache_size_tokens or 0
+    token_bytes, request_bytes = _cache_of_requests(planned)
     return MemoryPlan(
         total_bytes=machine.memory_bytes,
         weight_bytes=int(worker.model_runner.model_memory_usage),
@@ -126,7 +137,26 @@ def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine
         graph_bytes=worker.graph_bytes,
         piece_bytes=worker.piece_bytes,
         cache_bytes=worker.available_kv_cache_memory_bytes,
-        cache_tokens=blocks * cache.block_size,
+        cache_tokens=tokens,
+        token_bytes=token_bytes,
+        request_bytes=request_bytes,
         profiled_bytes=worker.profiled_bytes,
         largest_steps=worker.largest_steps,
     )
+
+
+def _cache_of_requests(planned: KVCacheConfig) -> tuple[int, int]:
+    """Bytes of the cache for each token, and for a request's windows and states."""
+    if not planned.kv_cache_tensors:
+        return 0, 0
+    block_bytes = planned.kv_cache_tensors[0].size / planned.num_blocks
+    of_token, of_request = 0.0, 0.0
+    for group in planned.kv_cache_groups:
+        spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+        if isinstance(spec, SlidingWindowSpec):
+            of_request += block_bytes * (-(-spec.num_retained_tokens // spec.block_size) + 1)
+        elif isinstance(spec, MambaSpec):
+            of_request += block_bytes
+        else:
+            of_token += block_bytes / spec.block_size
+    return round(of_token), round(of_request)

@@ -15,6 +15,7 @@ from vllm_davinci.vnpu.timing import Machine, Report
 
 _GIB = 2**30
 _MS = 10**9  # picoseconds
+_TOKENS = 1024  # of a request whose memory is printed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,10 @@ class MemoryPlan:
     other_bytes:  buffers outside torch, such as those of collectives
     graph_bytes:  graphs with their workspaces
     piece_bytes:  fragmentation between tensors
-    cache_tokens: capacity of the KV cache
+    cache_tokens: capacity of the KV cache; with windows and states, in requests of --max-model-len
+                  tokens
+    token_bytes:  of the cache, for each token of a request
+    request_bytes: of the cache, for a request's windows and states between two steps
     profiled_bytes: peak of vLLM's profile run, a whole step without attention
     largest_steps: peak of the largest step of each kind, run over that cache
     """
@@ -37,17 +41,23 @@ class MemoryPlan:
     piece_bytes: int
     cache_bytes: int
     cache_tokens: int
+    token_bytes: int
+    request_bytes: int
     profiled_bytes: int
     largest_steps: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """The whole report."""
+    """The whole report.
+
+    decode_tokens: tokens of a decode in a step: one, and its drafts
+    """
 
     machine: Machine
     model: str
     world_size: int
+    decode_tokens: int
     layout: Layout
     engine: Mapping[str, Any]
     memory: MemoryPlan
@@ -67,6 +77,7 @@ class DryRun:
             },
             "model": self.model,
             "world_size": self.world_size,
+            "decode_tokens": self.decode_tokens,
             "layout": dataclasses.asdict(self.layout),
             "engine": dict(self.engine),
             "memory": dataclasses.asdict(self.memory),
@@ -139,6 +150,7 @@ def _memory_table(result: DryRun) -> Table:
         ("graphs", plan.graph_bytes),
         ("pieces between tensors", plan.piece_bytes),
         (f"KV cache ({plan.cache_tokens} tokens)", plan.cache_bytes),
+        (f"  a request and its {_TOKENS} tokens", plan.request_bytes + _TOKENS * plan.token_bytes),
         ("all there is", plan.total_bytes),
     ):
         memory.add_row(name, f"{count / _GIB:.2f}")

@@ -14,9 +14,9 @@ from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 
-# Tokens per page of projections, by ratio. Pages of all layers of a group then take about as many
-# bytes as a block of the other groups in DeepSeek-V4-Flash.
-STATE_BLOCK_SIZES = {4: 8, 128: 16}
+# Pages of projections that hold a block's tokens, by ratio. Pages of all layers of a group then
+# take about as many bytes as a block of the other groups in DeepSeek-V4.
+STATE_PAGES = {4: 32, 128: 16}
 # Most elements of gathered projections at once.
 ELEMENTS = 2**24
 
@@ -58,7 +58,7 @@ class Compressor(nn.Module):
             2 * self.num_features,
             torch.float32,
             window=self._num_entries,
-            block_size=STATE_BLOCK_SIZES.get(ratio, ratio),
+            pages=STATE_PAGES[ratio],
         )
         self.states = RowCacheLayer(state, f"{prefix}.states")
         kind = RowKind(size, dtype, tokens_per_row=ratio, page_rows=page_rows)

@@ -9,8 +9,8 @@ from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, visibl
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.gathered import attend_to_rows, queries_at_once, take_most_memory
 
-# Tokens per page of the window's rows.
-WINDOW_BLOCK_SIZE = 64
+# Pages of the window's rows that hold a block's tokens.
+WINDOW_PAGES = 4
 
 
 class CompressedAttention(nn.Module):
@@ -36,7 +36,7 @@ class CompressedAttention(nn.Module):
         super().__init__()
         self._scale = size**-0.5
         self._num_window, self._most_rows = window, most_rows
-        kind = RowKind(size, dtype, window=window, block_size=WINDOW_BLOCK_SIZE)
+        kind = RowKind(size, dtype, window=window, pages=WINDOW_PAGES)
         self.window = RowCacheLayer(kind, f"{prefix}.window")
         self._compressor = (compressor,)  # registered by the module that owns its weights
         self._choice = choice

@@ -47,7 +47,7 @@ class RowKind:
     width:          entries per row
     tokens_per_row: tokens that one row stands for; it is written with the last of them
     window:         how many last tokens' rows are kept, the newest included; None keeps all
-    block_size:     tokens per page; None uses the engine's
+    pages:          pages that hold the tokens of the engine's block size
     page_rows:      rows of the pages in which an operator reads the cache in graphs; None: no
                     operator can, and there are no graphs
     """
@@ -56,7 +56,7 @@ class RowKind:
     dtype: torch.dtype
     tokens_per_row: int = 1
     window: int | None = None
-    block_size: int | None = None
+    pages: int = 1
     page_rows: int | None = 1
 
     @property
@@ -140,8 +140,8 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         if prefix in layers:
             raise ValueError(f"Two layers have the name {prefix}.")
         layers[prefix] = self
-        self._block_size = kind.block_size or config.cache_config.block_size
-        self._cache: RowCache | None = None
+        self._block_size = config.cache_config.block_size
+        self.kv_cache: RowCache | None = None
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return RowCacheBackend
@@ -149,7 +149,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
         kind = self.kind
         # The engine's block size is set after this layer is built.
-        self._block_size = kind.block_size or vllm_config.cache_config.block_size
+        self._block_size = vllm_config.cache_config.block_size // kind.pages
         common: dict[str, Any] = {
             "block_size": self._block_size,
             "num_kv_heads": 1,
@@ -164,10 +164,13 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         }
         if kind.window is None:
             return MLAAttentionSpec(**common)
-        return SlidingWindowMLASpec(sliding_window=kind.window, **common)
+        # An engine that receives a prompt computes its last token again, whose window begins one
+        # token earlier. vLLM sets extra_retained_tokens itself.
+        again = int(vllm_config.kv_transfer_config is not None)
+        return SlidingWindowMLASpec(sliding_window=kind.window + again, **common)
 
     def bind_kv_cache(self, kv_cache: RowCache) -> None:
-        self._cache = kv_cache
+        self.kv_cache = kv_cache
 
     @property
     def metadata(self) -> RowCacheMetadata | None:
@@ -178,8 +181,8 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
     @property
     def rows(self) -> torch.Tensor:
         """[num_rows, width]"""
-        assert self._cache is not None, f"{self.prefix} has no memory yet"
-        return self._cache.rows
+        assert self.kv_cache is not None, f"{self.prefix} has no memory yet"
+        return self.kv_cache.rows
 
     @property
     def has_pages(self) -> bool:
@@ -193,8 +196,8 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         requests: [n], int64, rows of the block table
         Returns [num_pages, page_rows, 1, width] and [n, max_pages], int32.
         """
-        assert self._cache is not None and self.metadata is not None
-        size, (rows, *places) = self.kind.page_rows, self._cache
+        assert self.kv_cache is not None and self.metadata is not None
+        size, (rows, *places) = self.kind.page_rows, self.kv_cache
         assert size is not None and not any(place % size for place in places), (places, size)
         first, stride = (place // size for place in places)
         count = self._block_size // self.kind.tokens_per_row // size
@@ -208,10 +211,10 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
         Rows that are not to be written go to the null block, which belongs to no request.
         """
-        assert self._cache is not None
+        assert self.kv_cache is not None
         numbers = self.numbers(tokens.positions, tokens.requests)
         if tokens.is_written is not None:
-            numbers.masked_fill_(~tokens.is_written, self._cache.first_row)
+            numbers.masked_fill_(~tokens.is_written, self.kv_cache.first_row)
         self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
         return numbers
 
@@ -220,12 +223,12 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
         positions: [n, ...], int64; requests: rows of the block table, broadcastable to positions
         """
-        assert self._cache is not None and self.metadata is not None
+        assert self.kv_cache is not None and self.metadata is not None
         block_table = self.metadata.block_table
         blocks, offsets = positions // self._block_size, positions % self._block_size
         entries = requests * block_table.shape[1] + blocks
         found = block_table.reshape(-1).index_select(0, entries.flatten()).view(entries.shape)
-        _, first_row, rows_per_block = self._cache
+        _, first_row, rows_per_block = self.kv_cache
         places = offsets // self.kind.tokens_per_row + first_row
         return found.to(torch.int64) * rows_per_block + places
 
