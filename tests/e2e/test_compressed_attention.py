@@ -228,20 +228,19 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         zoo(MODEL),
         environment=RACES,
         **COUNTED,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=32,  # a step's projections take blocks that decodes then lack
         max_num_seqs=16,
-        block_size=256,
-        **few_blocks(100),
+        **few_blocks(150),
         **LONG,
     ) as engine:
-        crowd = prompts_of([100] * 8, seed=3)
-        assert_no_layer_waits(engine, reference(MODEL), crowd, MAX_TOKENS)
+        crowd = prompts_of([60] * 8, seed=3)
+        assert_no_layer_waits(engine, reference(MODEL), crowd, 60)
         hits = engine.metrics()["vllm:prefix_cache_hits"]
         for each in sharing:
             assert_generates(engine, reference(MODEL), [each], MAX_TOKENS)
         hits = engine.metrics()["vllm:prefix_cache_hits"] - hits
-    # A block of 256 tokens each time.
-    assert hits >= 256 * (len(sharing) - 1)
+    # Two blocks of 128 tokens each time; the second is a hit only if more tokens follow.
+    assert hits >= 128 * (len(sharing) - 1)
 
 
 @pytest.mark.thorough
