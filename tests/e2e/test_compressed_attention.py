@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.compressed_zoo import (

@@ -37,8 +37,7 @@ class Experts(ABC):
 
     first, num_local: this rank holds the physical experts [first, first + num_local) of
                       num_experts
-    limit:            of the gated activation's inputs, see `gated_activation`; None without one
-    alpha, beta:      of the gated activation with a limit
+    activation:       of gated experts
 
     A subclass implements `_compute`; with compiled operators, `fused_ops` and `_weights` too.
     """
@@ -60,9 +59,7 @@ class Experts(ABC):
     first: int
     num_local: int
     num_experts: int
-    limit: float | None = None
-    alpha: float = 1.0
-    beta: float = 0.0
+    activation: GatedActivation = SWIGLU
 
     def __call__(
         self,
@@ -91,10 +88,6 @@ class Experts(ABC):
     ) -> torch.Tensor:
         """Like `__call__`, for one or more float rows, with deltas of both projections."""
         raise NotImplementedError(type(self).__name__)
-
-    def activated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See `gated_activation`."""
-        return gated_activation(gate_up, self.limit, self.alpha, self.beta)
 
     @abstractmethod
     def _compute(
@@ -201,25 +194,9 @@ class FloatExperts(Experts):
         gate_up = grouped_matmul(rows, self.gate_up, tokens_per_expert)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = self.activated(gate_up)
+        activated = self.activation(gate_up)
         result = grouped_matmul(activated, self.down, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
-
-
-def gated_activation(
-    gate_up: torch.Tensor, limit: float | None, alpha: float = 1.0, beta: float = 0.0
-) -> torch.Tensor:
-    """silu(gate) * up, or with a limit gate * sigmoid(alpha * gate) * (up + beta).
-
-    limit:   caps gate from above and clips up on both sides
-    gate_up: [num_rows, 2 * n], gate before up
-    Returns [num_rows, n]. Source: DeepSeek-V4's swiglu_limit, MiniMax-M3's SwiGLU-OAI.
-    """
-    if limit is None:
-        return torch_npu.npu_swiglu(gate_up)
-    return torch_npu.npu_clipped_swiglu(
-        gate_up, alpha=alpha, limit=limit, bias=beta, interleaved=False
-    )
 
 
 def grouped_matmul(

@@ -54,8 +54,8 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
 
     @abstractmethod
     def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
-        """The experts of a layer with loaded tensors; place: first, num_local, num_experts, limit,
-        alpha and beta of the activation."""
+        """The experts of a layer with loaded tensors; place: first, num_local, num_experts and
+        activation."""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
         """Lays the weights out for grouped products and prepares the forward."""
@@ -66,9 +66,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
             first=layer.local_num_experts * layer.moe_config.ep_rank,
             num_local=layer.local_num_experts,
             num_experts=layer.global_num_experts,
-            limit=layer.swiglu_limit,
-            alpha=1.0 if layer.swiglu_alpha is None else layer.swiglu_alpha,
-            beta=layer.swiglu_beta or 0.0,
+            activation=GatedActivation.of_layer(layer),
         )
         runner = _runner(layer)
         rule = RoutingRule.of_layer(layer)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 _WITH_LIMIT = (MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE)
-_UNBIASED = (*_WITH_LIMIT, MoEActivation.RELU2_NO_MUL)
+_UNBIASED = (*_WITH_LIMIT, MoEActivation.SITU, MoEActivation.RELU2_NO_MUL)
 # Rows and columns of the test products: small, and multiples that suit all weight formats.
 _SIDE = 32
 

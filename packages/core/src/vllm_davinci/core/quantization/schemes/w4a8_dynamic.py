@@ -141,7 +141,7 @@ class HalvedExperts(Experts):
         if scales is None:
             rows, scales = torch_npu.npu_dynamic_quant(rows)
         gate_up = self.gate_up(rows, scales, tokens_per_expert, self.dtype)
-        activated, scales = torch_npu.npu_dynamic_quant(self.activated(gate_up))
+        activated, scales = torch_npu.npu_dynamic_quant(self.activation(gate_up))
         return self.down(activated, scales, tokens_per_expert, self.dtype)
 
 

@@ -188,7 +188,7 @@ class StaticExperts(Experts):
         gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = self.activated(gate_up)
+        activated = self.activation(gate_up)
         result = self.down(activated, expert_of_row, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
 

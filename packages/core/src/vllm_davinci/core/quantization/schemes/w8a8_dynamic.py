@@ -164,7 +164,7 @@ class DynamicExperts(Experts):
             rows, scales = torch_npu.npu_dynamic_quant(rows)
         if self.product_scale is not None:
             gate_up = self._gate_up(rows, scales, tokens_per_expert, self.product_scale)
-            activated = self.activated(gate_up)
+            activated = self.activation(gate_up)
             activated, activated_scales = torch_npu.npu_dynamic_quant(activated)
             return self._down(activated, activated_scales, tokens_per_expert)
         sums = grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
@@ -187,7 +187,7 @@ class DynamicExperts(Experts):
         gate_up = self._gate_up(integers, scales, tokens_per_expert, scale)
         if deltas is not None:
             deltas.add_to_gate_up(gate_up, rows)
-        activated = self.activated(gate_up)
+        activated = self.activation(gate_up)
         rounded, rounded_scales = torch_npu.npu_dynamic_quant(activated)
         result = self._down(rounded, rounded_scales, tokens_per_expert)
         return result if deltas is None else deltas.add_to_down(result, activated)
