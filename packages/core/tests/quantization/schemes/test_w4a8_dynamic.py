@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_davinci.core.fused_moe.gated_activation import GatedActivation
 from vllm_davinci.core.quantization.scheme import LayerSettings, find_scheme
 from vllm_davinci.core.quantization.schemes.w4a8_dynamic import (
     HalvedExperts,
@@ -45,7 +46,8 @@ def experts_of(layer: Layer, dtype: torch.dtype, **settings: Any) -> Any:
     method = W4A8DynamicFusedMoEMethod.__new__(W4A8DynamicFusedMoEMethod)
     method.scheme = find_scheme("W4A8_DYNAMIC", "p")
     method.settings, method._dtype = LayerSettings(**settings), dtype
-    return method._experts(layer, first=0, num_local=NUM_EXPERTS, num_experts=NUM_EXPERTS)
+    counts = {"num_local": NUM_EXPERTS, "num_experts": NUM_EXPERTS}
+    return method._experts(layer, first=0, **counts, activation=GatedActivation())
 
 
 def product(layer: Layer, group: str, expert: int, rows: Tensor, dtype: torch.dtype) -> Tensor:
