@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <new>
 #include <string>
@@ -31,7 +30,7 @@ HostCounts* mapped_counts(const std::string& directory) {
   auto* const mapped = static_cast<char*>(
       shared_file::mapped_in(kVariable, directory, std::to_string(::getpid()) + ".counts",
                              sizeof(HostCounts) + name.size(), /*anew=*/true));
-  std::memcpy(mapped + sizeof(HostCounts), name.data(), name.size());
+  name.copy(mapped + sizeof(HostCounts), name.size());
   return new (mapped) HostCounts;
 }
 

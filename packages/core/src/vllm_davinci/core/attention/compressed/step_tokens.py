@@ -110,7 +110,8 @@ class StepTokens:
             requests = np.full_like(rows, span.request)
             parts.append(np.stack([rows, requests, positions])[:, (positions + 1) % ratio == 0])
         joined = np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), dtype=np.int64)
-        on_host = torch.from_numpy(joined)
+        # Selected columns may lie transposed; the host would wait for their copy.
+        on_host = torch.from_numpy(np.ascontiguousarray(joined))
         if self.device.type != "cpu":
             on_host = on_host.pin_memory()
         return Tokens(*on_host.to(self.device, non_blocking=True).unbind())
