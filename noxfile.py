@@ -301,7 +301,8 @@ def demo(session: nox.Session) -> None:
     command = ("python", "ci/demo.py", DEEPSEEK_CHECKPOINT, *session.posargs)
     run_on_vnpu(session, commands, *command, **variables)
     session.log(f"go on with: source {SERVING.relative_to(ROOT)}/bin/activate")
-    session.log("            vnpu run -- python examples/generate.py checkpoints/tiny_llama")
+    for model in ("tiny_llama", "tiny_deepseek_v4"):
+        session.log(f"            vnpu run -- python examples/generate.py checkpoints/{model}")
     session.log("or start the OpenAI server: python3 -m nox -s serve")
 
 

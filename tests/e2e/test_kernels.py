@@ -211,8 +211,9 @@ def test_the_runner_gives_the_same_results_with_vllms_own_triton_kernels(
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
     # test_graph_mode.py's engines call the graphs' operator; test_quantization.py loads fp8
-    # checkpoints.
-    elsewhere = {"copy_kv_blocks", "attention_groups", *HOST_OPERATORS}
+    # checkpoints. test_launches.py counts those of residual streams.
+    streams = {"collapse_streams", "expand_streams"}
+    elsewhere = {"copy_kv_blocks", "attention_groups", *streams, *HOST_OPERATORS}
     called = EVERYWHERE.union(*(case.values[2] for case in CASES), elsewhere)
     assert called == set(FUSED_OPS)
 
