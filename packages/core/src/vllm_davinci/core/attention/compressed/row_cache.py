@@ -37,7 +37,6 @@ from vllm_davinci.core.attention.builder import MetadataBuilderBase
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
-from vllm_davinci.core.features import kv_offload
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
 
@@ -169,7 +168,8 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         # token earlier. vLLM sets extra_retained_tokens itself. Offloaded blocks are whole windows:
         # a longer one would never be found.
         asked = vllm_config.kv_transfer_config
-        again = int(asked is not None and asked.kv_connector not in kv_offload.CONNECTORS)
+        name = "" if asked is None else asked.kv_connector or ""
+        again = int(name != "" and not name.endswith("OffloadingConnector"))
         return SlidingWindowMLASpec(sliding_window=kind.window + again, **common)
 
     def bind_kv_cache(self, kv_cache: RowCache) -> None:
