@@ -1,6 +1,7 @@
 """Compressed rows and the indexer's choices equal transformers' for any division into steps."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from vllm_davinci.core.attention.compressed.row_cache import (
 )
 from vllm_davinci.core.attention.compressed.row_indexer import PAGE_ROWS, RowChoice, key_page_rows
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
+from vllm_davinci.vnpu import _C
 
 HIDDEN, HEAD, ROPE, Q_RANK, INDEX_HEADS, INDEX_HEAD, NUM_CHOSEN = 32, 64, 16, 24, 4, 32, 6
 CONFIG = DeepseekV4Config(
@@ -218,3 +220,23 @@ def test_graphs_need_keys_that_the_operator_reads(heads, size, block_size, has_g
     spec: Any = RowCacheLayer(kind, "keys").get_kv_cache_spec(vllm_config)
     support = RowCacheMetadataBuilder.get_cudagraph_support(vllm_config, spec)
     assert (support is not AttentionCGSupport.NEVER) == has_graphs
+
+
+def test_tokens_of_a_step_are_copied_without_a_wait(device):
+    step = StepTokens.of_lengths([0, 5, 12], [9, 23], device)
+    before = _C.host_counts()["synchronizations"]
+    closing, every = step.closing(4), step.all
+    assert _C.host_counts()["synchronizations"] == before
+    assert closing.positions.tolist() == [7, 19] and closing.rows.tolist() == [3, 8]
+    assert every.requests.tolist() == [0] * 5 + [1] * 7
+
+
+@pytest.mark.parametrize(
+    ("connector", "kept"), [(None, 8), ("NPUOffloadingConnector", 8), ("NixlConnector", 9)]
+)
+def test_a_transferred_window_begins_one_token_earlier(connector, kept, vllm_config):
+    if connector is not None:
+        vllm_config.kv_transfer_config = SimpleNamespace(kv_connector=connector)
+    kind = RowKind(HEAD, torch.float32, window=8, pages=4)
+    spec: Any = RowCacheLayer(kind, "window").get_kv_cache_spec(vllm_config)
+    assert spec.sliding_window == kept

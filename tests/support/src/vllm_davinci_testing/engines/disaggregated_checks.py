@@ -87,7 +87,7 @@ def assert_bits_of_one_engine(pair: Pair, alone: Callable[[list[int]], Answer]) 
 
 
 def assert_shares_blocks(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
-    """Prompts whose first blocks a decode engine has, of which it lacks some kinds of rows."""
+    """Prompts of which a decode engine has the first blocks, but not all kinds of their rows."""
     prompts = [prompt_of(length) for length in (1, 5, 131)] + prompts_that_share_blocks()
     answers = [pair.complete(prompt, NUM_TOKENS).tokens for prompt in prompts]
     assert answers == [alone(prompt).tokens for prompt in prompts]

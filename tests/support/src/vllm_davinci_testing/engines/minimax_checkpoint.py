@@ -47,7 +47,7 @@ _VISION = {
     "hidden_size": 128,
     "intermediate_size": 192,
     "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "num_attention_heads": 4,
     "image_size": 112,
 }
 

@@ -277,7 +277,7 @@ UNMADE = {
     "paddleocr_vl": "2 of 4 prompts differ from transformers; the reason is not known yet",
     "qwen4_exp": _OF_VENDORS,
     "shieldgemma2": "classifies images and writes no text",
-    "voxtral": "vLLM reads its prompts with mistral_common's tokenizers, of which none is small",
+    "voxtral": "vLLM reads its prompts with mistral_common's tokenizers, and all of them are large",
 }
 
 

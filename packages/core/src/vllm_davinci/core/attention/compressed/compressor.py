@@ -58,7 +58,7 @@ class Compressor(nn.Module):
             2 * self.num_features,
             torch.float32,
             window=self._num_entries,
-            pages=STATE_PAGES[ratio],
+            pages=STATE_PAGES.get(ratio, 1),
         )
         self.states = RowCacheLayer(state, f"{prefix}.states")
         kind = RowKind(size, dtype, tokens_per_row=ratio, page_rows=page_rows)
