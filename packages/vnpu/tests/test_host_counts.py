@@ -39,7 +39,7 @@ def test_each_process_has_its_file_and_leaves_nothing_to_write(tmp_path: Path):
     found = host_counts.read(tmp_path)
     assert len(found) == 2
     for each in found:
-        assert sys.executable in each.command
+        assert Path(sys.executable).name.rstrip(".0123456789") in each.command
         assert each.counts.launches >= 4  # the copy and three sums
         assert each.counts.copies_to_host == 1
         assert each.counts.synchronizations >= 1

@@ -66,7 +66,7 @@ def test_a_wait_lasts_as_long_as_what_it_waits_for(traced: pathlib.Path) -> None
     first, second = named(trace, "aclnnMatmul")
     (wait,) = named(trace, "event wait")
     assert wait.stream == second.stream != first.stream
-    assert wait.waited >= 90_000
+    assert wait.waited >= first.end - wait.begin > 0
     assert first.end <= wait.end <= second.begin
     assert wait.busy[1] - wait.busy[0] < 50_000
 
