@@ -43,8 +43,9 @@ from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 
 pytestmark = pytest.mark.nightly("layouts")
 
+STATES = "qwen3_next_moe"
 INT8 = {"int8_wide": WIDE, "int8_v3": V3}
-SUMS_OF_MANY = (V3, "int8_v3")  # four experts of a token, and shared ones
+SUMS_OF_MANY = (V3, "int8_v3", STATES)  # four experts of a token, or shared ones
 REPLICAS = {**BALANCED, "num_redundant_experts": 2}
 ASYNC = {**REPLICAS, "use_async": True}
 
@@ -59,6 +60,8 @@ THOROUGH_CASES = {
     "tp4_graphs": (EXPERTS, TP4, GRAPHS, {}, {**REPLICAS, "num_redundant_experts": 8}),
     "tp2_dual_graphs": (EXPERTS, TP2, GRAPHS, DUAL, ASYNC),
     "tp2_pieces": (EXPERTS, TP2, {}, {"expert_piece_tokens": 16}, REPLICAS),
+    "states_tp2": (STATES, TP2, {}, {}, REPLICAS),
+    "states_dp2": (STATES, DP2, GRAPHS, {}, ASYNC),
     "v3_tp2": (V3, TP2, {}, {}, REPLICAS),
     "v3_tp2_all_to_all": (V3, TP2, {}, ALL_TO_ALL, REPLICAS),
     "v3_dp2tp2": (V3, DP2TP2, {}, ALL_TO_ALL, {**ASYNC, "num_redundant_experts": 4}),

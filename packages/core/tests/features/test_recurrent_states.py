@@ -19,8 +19,6 @@ CHANGES: dict[str, tuple[str, str, Any]] = {
         SimpleNamespace(kv_connector="NixlConnector"),
     ),
     "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
-    "--enable-sleep-mode": ("model_config", "enable_sleep_mode", True),
-    "--quantization": ("model_config", "quantization", "ascend"),
     "--runner pooling": ("model_config", "runner_type", "pooling"),
     "--use-replayssm": ("cache_config", "use_replayssm", True),
     "--enable-mamba-cache-stochastic-rounding": (
@@ -28,7 +26,6 @@ CHANGES: dict[str, tuple[str, str, Any]] = {
         "enable_stochastic_rounding",
         True,
     ),
-    "--data-parallel-size": ("parallel_config", "data_parallel_size", 2),
 }
 
 
@@ -42,8 +39,6 @@ def configuration(is_hybrid: bool = True) -> Any:
             has_inner_state=is_hybrid,
             is_multimodal_model=False,
             architectures=["Qwen3NextForCausalLM"],
-            enable_sleep_mode=False,
-            quantization=None,
             runner_type="generate",
             max_model_len=4096,
         ),
@@ -55,7 +50,6 @@ def configuration(is_hybrid: bool = True) -> Any:
             mamba_block_size=128,
         ),
         mamba_config=SimpleNamespace(enable_stochastic_rounding=False),
-        parallel_config=SimpleNamespace(data_parallel_size=1),
         scheduler_config=SimpleNamespace(async_scheduling=False),
     )
 

@@ -4,7 +4,7 @@ vLLM gives other platforms its definition with CUDA kernels. Its ROCm definition
 that a platform can replace. Attention residuals are a kernel there, and composed here.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
@@ -67,6 +67,12 @@ class NPUKimiMultiHeadLatentAttentionWrapper(
         return self.forward_compressed(positions, compressed, gate)
 
 
+# Layers that vLLM computes as one product -> their names in a checkpoint.
+PACKED_MODULES = {
+    "gate_up_proj": ["gate_proj", "up_proj"],
+    "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
+    "in_proj_qkvgfab": ["q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"],
+}
 REPLACED = {
     KimiK3DeltaAttention.__name__: NPUKimiK3DeltaAttention,
     KimiK3MultiHeadLatentAttentionWrapper.__name__: NPUKimiMultiHeadLatentAttentionWrapper,
@@ -75,6 +81,8 @@ REPLACED = {
 
 class NPUKimiLinearForCausalLM(KimiLinearForCausalLM):
     """vLLM's model on this platform's attention."""
+
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = PACKED_MODULES
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         for name, layer in REPLACED.items():

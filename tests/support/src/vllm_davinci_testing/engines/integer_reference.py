@@ -1,12 +1,12 @@
 """An int8 checkpoint run by transformers, with every quantized layer in plain integers.
 
-Everything else is computed in fp32: a 16-bit engine picks the same tokens where the choice is not
-close.
+In fp32, a 16-bit engine picks the same tokens where the choice is not close. In bf16, it tells how
+far from that rounding between the layers leads: a rounded input may round to another integer.
 """
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class IntegerLinear(nn.Module):
         self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x)
+        return self.product(x.float()).to(x.dtype)
 
 
 class IntegerExperts(nn.Module):
@@ -110,11 +110,13 @@ class IntegerExperts(nn.Module):
         for number, (gate, up, down) in enumerate(self.products):
             rows, place = (top_k_index == number).nonzero(as_tuple=True)
             if len(rows):
-                x = hidden[rows]
+                x = hidden[rows].float()
                 gated = gate(x).clamp(max=self.limit)
                 gated = gated * torch.sigmoid(self.alpha * gated)
-                result = down(gated * (up(x).clamp(-self.limit, self.limit) + self.beta))
-                total.index_add_(0, rows, result * top_k_weights[rows, place].unsqueeze(1))
+                gated = gated * (up(x).clamp(-self.limit, self.limit) + self.beta)
+                result = down(gated.to(hidden.dtype).float())
+                result *= top_k_weights[rows, place].unsqueeze(1)
+                total.index_add_(0, rows, result.to(total.dtype))
         return total
 
 
@@ -135,14 +137,18 @@ class IntegerReference(TransformersReference):
         auto_class: Any = transformers.AutoModelForCausalLM,
         prefixes: Mapping[str, str] | None = None,
         named: Callable[[str], str] = lambda name: name,
+        joined: Mapping[str, Sequence[str]] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """auto_class: transformers' of the kind of model
         prefixes:   how names begin in the checkpoint -> in transformers, where that differs
         named:      a tensor's name in the checkpoint -> in transformers, instead of prefixes
+        joined:     a float layer of transformers' -> those of the checkpoint that it joins
+        dtype:      between the layers
         """
         config = transformers.AutoConfig.from_pretrained(checkpoint)
         self.network = auto_class.from_config(
-            config, dtype=torch.float32, attn_implementation="eager"
+            config, dtype=dtype, attn_implementation="eager"
         ).eval()
         self.network.generation_config.eos_token_id = None
         (description,) = checkpoint.glob(DESCRIPTIONS)
@@ -161,6 +167,11 @@ class IntegerReference(TransformersReference):
                 self._layers.setdefault(own, {})[last] = tensor
                 self._types[own] = types.get(f"{prefix}.weight", "FLOAT")
         for name, module in list(self.network.named_modules()):
+            parent, _, last = name.rpartition(".")
+            parts = [self._layers.get(f"{parent}.{part}") for part in (joined or {}).get(last, ())]
+            if parts and all(parts):
+                whole = torch.cat([part["weight"] for part in parts if part])
+                self._layers[name] = {"weight": whole}
             self._replace(name, module)
 
     def _replace(self, name: str, module: nn.Module) -> None:

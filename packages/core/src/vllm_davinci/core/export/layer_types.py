@@ -13,7 +13,7 @@ from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not observe
 # Projections and experts, by the last part of the layer's name.
 _QUANTIZED = re.compile(
-    r"(^|\.)(\w+_proj|wq_b|attn\.(wq_a|wkv)|kv_a_proj_with_mqa|(shared_)?experts\.(\d+\.)?w[123])$"
+    r"(^|\.)(\w+_proj|linear_attn\.in_proj_\w+|wq_b|attn\.(wq_a|wkv)|kv_a_proj_with_mqa|(shared_)?experts\.(\d+\.)?w[123])$"
 )
 # MLA splits the first; the MTP head's are small and sensitive; an indexer's two form one float
 # product in vLLM.

@@ -41,14 +41,9 @@ FEATURES = (
         excludes=dict.fromkeys(
             (
                 "--enable-lora",
-                "dbo.enabled",
                 "--kv-transfer-config",
                 "--kv-offloading-size",
-                "--enable-sleep-mode",
-                "--quantization",
                 "--runner pooling",
-                "--data-parallel-size",
-                "eplb_config.dynamic_eplb",
             ),
             "",
         ),
