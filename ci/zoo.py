@@ -118,7 +118,7 @@ def served_with_media(family: str, work: Path) -> dict[str, Any]:
     try:
         (work / "model").mkdir()
         checkpoint = zoo.write(work / "model")
-        reference = MultimodalReference(checkpoint, zoo.auto_class)
+        reference = MultimodalReference(checkpoint, zoo.auto_class, zoo.change)
         reference.inputs(zoo.requests()[0])
     except Exception as error:
         return {"result": NOT_MADE, "reason": last_line(error)}
@@ -128,8 +128,9 @@ def served_with_media(family: str, work: Path) -> dict[str, Any]:
     except Exception as error:
         return without_tokens(error)
     found = {**compared(served.differences), "waits": max(served.waits, default=None)}
-    if found["waits"] and is_equal(found):
-        found["reason"] = zoo.waits_for
+    if is_equal(found):
+        said = [zoo.waits_for] if found["waits"] else []
+        found["reason"] = "; ".join([*said, *([zoo.changed] if zoo.changed else [])])
     return found
 
 

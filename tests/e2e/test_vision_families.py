@@ -28,7 +28,7 @@ def test_tokens_are_those_of_transformers_and_the_host_waits_for_nothing(
     family = FAMILIES[name]
     (tmp_path / "model").mkdir()
     checkpoint = family.write(tmp_path / "model")
-    reference = MultimodalReference(checkpoint, family.auto_class)
+    reference = MultimodalReference(checkpoint, family.auto_class, family.change)
     environment = {"VNPU_SOC": EXACT_SOC, **RACES}
     served = served_family(family, checkpoint, reference, tmp_path / "log.txt", environment, 8)
     assert served.differences == [None] * 4

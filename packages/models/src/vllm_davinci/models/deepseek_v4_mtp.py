@@ -103,7 +103,7 @@ class NPUDeepSeekV4MTP(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         own = copy(vllm_config)
-        own.quant_config = _own_quantization(vllm_config)
+        own.quant_config = own_quantization(vllm_config)
         if own.quant_config is not None:
             configure_quant_config(own.quant_config, type(self))
         self.config = vllm_config.model_config.hf_config
@@ -142,7 +142,7 @@ class NPUDeepSeekV4MTP(nn.Module):
         return layer
 
 
-def _own_quantization(vllm_config: VllmConfig) -> QuantizationConfig | None:
+def own_quantization(vllm_config: VllmConfig) -> QuantizationConfig | None:
     """The checkpoint's quantization. The model's object has the names of the model's layers."""
     speculative, model = vllm_config.speculative_config, vllm_config.model_config
     assert speculative is not None

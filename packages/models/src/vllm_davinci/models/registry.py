@@ -20,11 +20,16 @@ DRAFTERS = {
     "DeepSeekV4MTPModel": "vllm_davinci.models.deepseek_v4_mtp:NPUDeepSeekV4MTP",
     "DeepSeekMTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
     "DeepseekV32MTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
+    "Glm5NextMTPModel": "vllm_davinci.models.glm5_next_mtp:NPUGlm5NextMTP",
 }
 MODELS = {
     **SEQUENCE_PARALLEL,
     **DRAFTERS,
     "DeepseekV4ForCausalLM": "vllm_davinci.models.deepseek_v4:NPUDeepseekV4ForCausalLM",
+    "Glm5NextForCausalLM": "vllm_davinci.models.glm5_next:NPUGlm5NextForCausalLM",
+    "Glm5NextForConditionalGeneration": (
+        "vllm_davinci.models.glm5_next:NPUGlm5NextForConditionalGeneration"
+    ),
     "InternS1ForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),

@@ -9,22 +9,40 @@ PATCH = 14
 TOKENS_OF_VIDEOS = ("<|begin_of_video|>", "<|end_of_video|>", "<|video|>")
 
 
-def glm4v_config(text: Callable[..., dict[str, Any]], **tokens: int) -> transformers.Glm4vConfig:
-    """text: gives the text model's fields; tokens: numbers of the special ones"""
+def glm4v_config(
+    text: Callable[..., dict[str, Any]], kind: str, **tokens: int
+) -> transformers.PretrainedConfig:
+    """text: gives the text model's fields; kind: its model type; tokens: numbers of special ones"""
+    has_whole_heads = kind == "glm_ocr"
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [4, 6, 6],
+        "partial_rotary_factor": 1.0 if has_whole_heads else 0.5,
+        "mrope_section": [8, 12, 12] if has_whole_heads else [4, 6, 6],
     }
-    return transformers.Glm4vConfig(
+    experts = {
+        "head_dim": 64,
+        "use_qk_norm": False,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+    }
+    return transformers.AutoConfig.for_model(
+        kind,
         text_config=text(
             rope_parameters=rope,
             vocab_size=max(tokens.values()) + 1,
-            attention_bias=True,  # as released; transformers always has them
+            **(experts if kind == "glm4v_moe" else {}),
+            # Also of its encoder's merger: three times its output in transformers.
+            **(
+                {"intermediate_size": 3 * 256}
+                if has_whole_heads
+                else {"attention_bias": True}  # as released; transformers always has them
+            ),
         ),
         vision_config={
-            "depth": 3,
+            "depth": 2 if has_whole_heads else 3,  # no answer of a test has an image token
             "hidden_size": 144,  # heads of 72
             "intermediate_size": 192,
             "num_heads": 2,

@@ -81,6 +81,7 @@ class IntegerLinear(nn.Module):
     def __init__(self, product: Product) -> None:
         super().__init__()
         self.product = product
+        self.weight = torch.empty(0)  # whose dtype models read
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x.float()).to(x.dtype)
@@ -176,12 +177,13 @@ class IntegerReference(TransformersReference):
 
     def _replace(self, name: str, module: nn.Module) -> None:
         if f"{name}.0.gate_proj" in self._layers:
+            limit = getattr(module, "limit", getattr(module, "swiglu_limit", math.inf))
             count = len({key for key in self._layers if key.startswith(f"{name}.")}) // 3
             parts = ("gate_proj", "up_proj", "down_proj")
             self._set(name, IntegerExperts([
                 tuple(self._product(f"{name}.{number}.{part}") for part in parts)  # type: ignore[misc]
                 for number in range(count)
-            ], getattr(module, "limit", math.inf), getattr(module, "swiglu_alpha", 1.0),
+            ], limit, getattr(module, "swiglu_alpha", 1.0),
                 float(hasattr(module, "swiglu_alpha"))))  # fmt: skip
         elif (of_gate := name.replace("gate_up_proj", "gate_proj")) != name and (
             of_gate in self._layers

@@ -41,6 +41,7 @@ class MultimodalFamily:
     auto_class: of transformers
     engine:     arguments of vllm.LLM
     waits_for:  the host's waits in each call of the encoder, by its definition
+    changed:    what is changed in transformers' network, and why; then `change` changes it
     """
 
     write: Callable[[Path], Path]
@@ -49,6 +50,8 @@ class MultimodalFamily:
     auto_class: str = "AutoModelForImageTextToText"
     engine: tuple[tuple[str, Any], ...] = ()
     waits_for: str = ""
+    changed: str = ""
+    change: Callable[[Any], None] = lambda network: None
 
     def requests(self) -> list[Request]:
         """Requests in vLLM's form: one image or audio each, and one of text only."""
@@ -102,13 +105,18 @@ def written(
     make_processor: Callable[[Any], transformers.ProcessorMixin],
     auto_class: str = "AutoModelForImageTextToText",
     tokens: dict[str, str] | None = None,
+    more_tokens: tuple[str, ...] = (),
 ) -> Callable[[Path], Path]:
-    """Writes a family's checkpoint. tokens: names that its processor requests from the tokenizer"""
+    """Writes a family's checkpoint.
+
+    tokens:      names that its processor requests from the tokenizer
+    more_tokens: special ones after those of all families
+    """
 
     def write(directory: Path) -> Path:
         write_network(make_config(), directory, 0, _fill_newline, auto_class)
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-        tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+        tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, *more_tokens]})
         tokenizer.save_pretrained(directory)
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             directory, model_specific_special_tokens=tokens or {}

@@ -1,5 +1,6 @@
 """transformers' tokens of multimodal families, compared with vLLM's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,24 @@ from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 
 
 class MultimodalReference:
-    """transformers' results on the CPU in fp32. auto_class: of transformers, by its name"""
+    """transformers' results on the CPU in fp32.
 
-    def __init__(self, checkpoint: Path, auto_class: str = "AutoModelForImageTextToText") -> None:
+    auto_class: of transformers, by its name
+    change:     what is otherwise in vLLM's definition, changed in the network
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        auto_class: str = "AutoModelForImageTextToText",
+        change: Callable[[Any], None] = lambda network: None,
+    ) -> None:
         self.network: Any = (
             getattr(transformers, auto_class)
             .from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
             .eval()
         )
+        change(self.network)
         self._processor: Any = transformers.AutoProcessor.from_pretrained(checkpoint)
 
     def inputs(self, request: Request) -> dict[str, torch.Tensor]:
@@ -30,7 +41,11 @@ class MultimodalReference:
         if "audio" in data:
             media = {"audio": [waves for waves, _ in data["audio"]], "sampling_rate": SAMPLING_RATE}
         inputs = self._processor(text=[request["prompt"]], return_tensors="pt", **media)
-        return {name: value for name, value in inputs.items() if name != "labels"}
+        return {
+            name: value.float() if value.is_floating_point() else value
+            for name, value in inputs.items()
+            if name != "labels"
+        }
 
     @torch.inference_mode()
     def logits(self, request: Request, prompt: list[int], tokens: list[int]) -> torch.Tensor:

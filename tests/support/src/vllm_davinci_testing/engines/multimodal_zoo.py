@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 from transformers.models.auto import modeling_auto
 
-from vllm_davinci_testing.engines import minimax_checkpoint, vision_zoo
+from vllm_davinci_testing.engines import minimax_checkpoint, more_multimodal, vision_zoo
 from vllm_davinci_testing.engines.gemma3_checkpoint import gemma3_prompt, write_gemma3
 from vllm_davinci_testing.engines.minimax_checkpoint import write_minimax
 from vllm_davinci_testing.engines.model_zoo import EOS_ID
@@ -262,6 +262,7 @@ FAMILIES: dict[str, MultimodalFamily] = {
         "smolvlm_vision",
         ("SmolVLMProcessor", "SmolVLMImageProcessor", "SmolVLMVideoProcessor"),
     ),
+    **more_multimodal.FAMILIES,
     **{name: _of_vision_zoo(name) for name in vision_zoo.MODELS},
 }
 
@@ -269,12 +270,12 @@ FAMILIES: dict[str, MultimodalFamily] = {
 _OF_VENDORS = "refused: vLLM's definition has kernels of CUDA and ROCm"
 # Reasons why families are not here. Others wait for a small configuration and a processor.
 UNMADE = {
+    "aria": "vLLM's encoder sees the padding of images of other shapes, which transformers masks",
+    "qianfan_ocr": "transformers writes its tensors under names that vLLM does not read",
     "diffusion_gemma": "writes blocks by diffusion: no greedy token follows from those before it",
     "gemma3n": "its encoder of images is in the package timm",
-    "glm5_next": _OF_VENDORS,
     "lfm2_vl": "refused: the states of its text model have not been tried beside images",
     "llava_next_video": "its file has image_newline, which vLLM's definition lacks",
-    "paddleocr_vl": "2 of 4 prompts differ from transformers; the reason is not known yet",
     "qwen4_exp": _OF_VENDORS,
     "shieldgemma2": "classifies images and writes no text",
     "voxtral": "vLLM reads its prompts with mistral_common's tokenizers, and all of them are large",

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 
 # Models and encoders whose names transformers 5 writes differently from what it reads.
-NAMED_OTHERWISE = {"qwen2_audio", "clip_vision_model", "siglip_vision_model"}
+NAMED_OTHERWISE = {"glmasr", "qwen2_audio", "clip_vision_model", "siglip_vision_model"}
 
 
 def write_network(
@@ -42,7 +42,7 @@ def write_network(
 
 def name_as_released(file: Path) -> None:
     """Restores released names, which transformers 5 reads and vLLM needs: it writes an encoder
-    without a part of them, and Qwen2-Audio's text with an additional one.
+    without a part of them, and the text behind sound with an additional one.
     """
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()
@@ -53,3 +53,14 @@ def name_as_released(file: Path) -> None:
 def _released_name(name: str) -> str:
     name = re.sub(r"(^|\.)vision_tower\.(?!vision_model)", r"\1vision_tower.vision_model.", name)
     return re.sub(r"^language_model\.model\.model\.", "language_model.model.", name)
+
+
+def transpose_experts(file: Path) -> None:
+    """Stores fused experts as released: transformers 5 reads both orders and writes the other."""
+    with safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+    weights = {
+        name: each.transpose(1, 2).contiguous() if ".experts." in name else each
+        for name, each in load_file(file).items()
+    }
+    save_file(weights, file, metadata)

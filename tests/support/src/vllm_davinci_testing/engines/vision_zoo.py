@@ -13,6 +13,11 @@ import torch
 import transformers
 
 from vllm_davinci_testing.engines.glm4v_model import TOKENS_OF_VIDEOS, glm4v_config, glm4v_processor
+from vllm_davinci_testing.engines.glm5_next_model import (
+    fill_streams_and_pools,
+    glm5_next_config,
+    glm5_next_processor,
+)
 from vllm_davinci_testing.engines.internvl_model import internvl_config, internvl_processor
 from vllm_davinci_testing.engines.model_zoo import (
     BOS,
@@ -23,6 +28,7 @@ from vllm_davinci_testing.engines.model_zoo import (
     write_tokenizer,
 )
 from vllm_davinci_testing.engines.qwen3_5_model import qwen3_5_config
+from vllm_davinci_testing.engines.released_weights import transpose_experts
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
     "<|vision_start|>",
@@ -48,6 +54,7 @@ class VisionModel:
     takes_videos:   True if it supports videos
     more_tokens:    tokens that vLLM looks up by name, after the special ones
     needs_metadata: True if its processor needs the times of a video's frames
+    fill:           gives weights to what is neither a layer of matrices nor a norm
     """
 
     name: str
@@ -56,6 +63,7 @@ class VisionModel:
     takes_videos: bool = True
     more_tokens: tuple[str, ...] = ()
     needs_metadata: bool = False
+    fill: Callable[[Any], None] = lambda network: None
 
 
 def _text(**options: Any) -> dict[str, Any]:
@@ -112,17 +120,20 @@ def _qwen2_5_vl() -> transformers.PretrainedConfig:
     )
 
 
-def _qwen3_vl() -> transformers.PretrainedConfig:
+def _qwen3_vl(has_experts: bool = False) -> transformers.PretrainedConfig:
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,
         "mrope_section": [12, 10, 10],
         "mrope_interleaved": True,
     }
-    return transformers.Qwen3VLConfig(
-        text_config=_text(head_dim=64, rope_parameters=rope),
+    kind = transformers.Qwen3VLMoeConfig if has_experts else transformers.Qwen3VLConfig
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    experts["norm_topk_prob"] = True
+    return kind(
+        text_config=_text(head_dim=64, rope_parameters=rope, **(experts if has_experts else {})),
         vision_config={
-            "depth": 3,
+            "depth": 2 if has_experts else 3,  # no answer of a test has an image token
             "hidden_size": 144,  # heads of 72
             "intermediate_size": 192,
             "num_heads": 2,
@@ -212,6 +223,12 @@ MODELS = {
             needs_metadata=True,
         ),
         VisionModel(
+            "qwen3_vl_moe",
+            partial(_qwen3_vl, has_experts=True),
+            _qwen_processor(transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
+            needs_metadata=True,
+        ),
+        VisionModel(
             "exaone4_5",
             _exaone4_5,
             _qwen_processor(
@@ -239,12 +256,23 @@ MODELS = {
             internvl_processor,
             takes_videos=False,
         ),
+        *(
+            VisionModel(
+                name,
+                partial(glm4v_config, _text, name, **_TOKENS_OF_GLM),
+                lambda tokenizer: glm4v_processor(tokenizer, PATCH, SMALLEST, LARGEST),
+                takes_videos=False,
+                more_tokens=TOKENS_OF_VIDEOS,
+            )
+            for name in ("glm4v", "glm4v_moe", "glm_ocr")
+        ),
         VisionModel(
-            "glm4v",
-            lambda: glm4v_config(_text, **_TOKENS_OF_GLM),
-            lambda tokenizer: glm4v_processor(tokenizer, PATCH, SMALLEST, LARGEST),
+            "glm5_next",
+            partial(glm5_next_config, _text, **_TOKENS_OF_GLM),
+            lambda tokenizer: glm5_next_processor(tokenizer, PATCH, SMALLEST, LARGEST),
             takes_videos=False,
             more_tokens=TOKENS_OF_VIDEOS,
+            fill=fill_streams_and_pools,
         ),
     )
 }
@@ -265,7 +293,10 @@ def write_vision_checkpoint(
         torch.manual_seed(seed)
         network = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
         fill_with_normal_weights(network)
+        model.fill(network)
     network.save_pretrained(directory)
+    if config.model_type == "qwen3_vl_moe":
+        transpose_experts(directory / "model.safetensors")
     write_tokenizer(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,

@@ -69,6 +69,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     # Hybrid models: some layers have recurrent state.
     "FalconH1ForCausalLM": _WITH_STATES,
     "FalconMambaForCausalLM": _WITH_STATES,
+    "Glm5NextForCausalLM": _WITH_STATES,
+    "Glm5NextForConditionalGeneration": _WITH_STATES,
     "GraniteMoeHybridForCausalLM": _WITH_STATES,
     "JambaForCausalLM": _WITH_STATES,
     "KimiK3ForConditionalGeneration": _WITH_STATES,
@@ -105,6 +107,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ErnieMTPModel": Architecture(drafts_for="ERNIE 4.5 with experts"),
     "ExaoneMoeMTP": Architecture(drafts_for="K-EXAONE"),
     "Glm4MoeMTPModel": Architecture(drafts_for="GLM-4.5, 4.6, 4.7"),
+    "Glm5NextMTPModel": Architecture(drafts_for="GLM-5.3-Flash"),
     "HYV3MTPModel": Architecture(drafts_for="Hy3"),
     "MiMoMTPModel": Architecture(drafts_for="MiMo"),
     "Qwen3NextMTP": Architecture(drafts_for="Qwen3-Next"),
@@ -118,7 +121,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Glm4MoeLiteMTPModel": Architecture(
         no_drafts="vLLM reads the model's first layer in its place"
     ),
-    "Glm5NextMTPModel": Architecture(no_drafts=_STATES),
     "GlmOcrMTPModel": Architecture(no_drafts=IMAGES),
     "HYV4MTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
     "InklingMTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
@@ -173,6 +175,12 @@ def not_importable() -> list[str]:
 def keeps_states(model: "ModelConfig | None") -> bool:
     """True for hybrid models: some layers have recurrent state instead of a KV cache."""
     return model is not None and bool(model.is_hybrid or model.has_inner_state)
+
+
+def takes_images(model: "ModelConfig | None") -> bool:
+    """True for models of images and videos, unless the limit of both is 0."""
+    asked = None if model is None else model.multimodal_config
+    return asked is not None and any(map(asked.get_limit_per_prompt, ("image", "video")))
 
 
 def is_sparse(model: "ModelConfig | None") -> bool:

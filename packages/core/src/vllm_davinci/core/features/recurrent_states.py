@@ -1,6 +1,6 @@
 """Hybrid models (recurrent state): incompatible features, and what is turned off for them."""
 
-from vllm_davinci.core.config.architectures import keeps_states
+from vllm_davinci.core.config.architectures import keeps_states, takes_images
 from vllm_davinci.core.errors import RELEASE
 from vllm_davinci.core.features.feature import Engine, Feature, refused
 
@@ -60,7 +60,7 @@ FEATURES = (
     refused(
         "--speculative-config with recurrent states and images",
         "drafts of a model",
-        lambda e: _method(e) in _SYNCHRONOUS and e.model.is_multimodal_model,
+        lambda e: _method(e) in _SYNCHRONOUS and takes_images(e.model),
         as_given=lambda e: f"--speculative-config of method {_method(e)!r}",
         because="the model has recurrent states and takes images",
     ),

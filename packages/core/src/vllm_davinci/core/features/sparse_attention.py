@@ -17,7 +17,7 @@ def _shares_choices(engine: Engine) -> bool:
 def _has_compressed_rows(engine: Engine) -> bool:
     """True if rows of the model's cache stand for groups of tokens."""
     text = getattr(engine.model, "hf_text_config", None)
-    return getattr(text, "model_type", None) == "deepseek_v4"
+    return getattr(text, "model_type", None) in ("deepseek_v4", "glm5_next_text")
 
 
 def _chooses_blocks(engine: Engine) -> bool:

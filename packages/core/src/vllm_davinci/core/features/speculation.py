@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from vllm_davinci.core.config.architectures import ARCHITECTURES, IMAGES, UNTRIED
+from vllm_davinci.core.config.architectures import ARCHITECTURES, IMAGES, UNTRIED, takes_images
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.feature import Engine, Feature, refused
 
@@ -149,7 +149,7 @@ FEATURES = (
         lambda e: (
             _asked(e) is not None
             and _asked(e).method == "mtp"
-            and _asked(e).target_model_config.multimodal_config is not None
+            and takes_images(_asked(e).target_model_config)
         ),
         because=IMAGES,
     ),

@@ -31,7 +31,7 @@ from vllm_davinci.core.kv_cache.shared_pages import (
     paged_cache_in_pages,
     state_parts,
 )
-from vllm_davinci.core.linear_attention.state_pages import StatePages
+from vllm_davinci.core.linear_attention.state_pages import PackedStatePages, StatePages
 
 LayerCache = PagedCache | BlockSparseCache | MLACache | StatePages | RowCache
 
@@ -117,17 +117,18 @@ class KVCacheMemory:
     def _packed(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig
     ) -> dict[str, LayerCache]:
-        """Row caches: views of all memory."""
-        return {
-            name: RowCache.in_memory(
-                memory,
-                self._layers[name].kind,
-                planned.offset + index * planned.layer_stride,
-                planned.block_stride,
-            )
-            for planned in kv_cache_config.kv_cache_tensors
-            for index, name in enumerate(planned.layers)
-        }
+        """Row caches and states: views of all memory."""
+        caches: dict[str, LayerCache] = {}
+        for planned in kv_cache_config.kv_cache_tensors:
+            for index, name in enumerate(planned.layers):
+                layer = self._layers[name]
+                place = planned.offset + index * planned.layer_stride, planned.block_stride
+                if isinstance(layer, RowCacheLayer):
+                    caches[name] = RowCache.in_memory(memory, layer.kind, *place)
+                else:
+                    shapes, dtypes = layer.get_state_shape(), layer.get_state_dtype()
+                    caches[name] = PackedStatePages(memory, *place, shapes, dtypes)
+        return caches
 
     def _in_regions(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]

@@ -161,7 +161,8 @@ class LinearAttentionBackend(LayersOwnBackendBase):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
-        return (KVCacheLayout.LBNHC,)
+        # The second beside rows in packed pages; other layers decide which.
+        return (KVCacheLayout.LBNHC, KVCacheLayout.BLNHC)
 
     @classmethod
     def is_ssm(cls) -> bool:

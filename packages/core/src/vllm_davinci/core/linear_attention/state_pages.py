@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import prod
+from math import gcd, prod
 
 import torch
 import torch_npu
@@ -51,3 +51,41 @@ class StatePages:
         sizes = [part.shape[1] for part in self.parts]
         for part, rows in zip(self.parts, pages.split(sizes, dim=1), strict=True):
             torch_npu.npu_scatter_nd_update_(part, indices, rows.contiguous())
+
+
+class PackedStatePages(StatePages):
+    """Pages in blocks that hold pages of other layers and kinds too (`RowCache`).
+
+    The null block has rows of other kinds, which are no states: it is read as zeros.
+
+    memory:      all bytes of the cache
+    first_byte:  of the layer's page in block 0
+    block_bytes: from block to block
+    """
+
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        first_byte: int,
+        block_bytes: int,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[torch.dtype],
+    ) -> None:
+        unit = gcd(first_byte, block_bytes)  # of bytes in a row, of which a page is some
+        rows = memory[: memory.numel() // unit * unit].view(torch.float32).view(-1, unit // 4)
+        super().__init__((rows,), shapes, dtypes)
+        size = self._places[-1][0].stop
+        self._per_block = block_bytes // unit
+        first = first_byte // unit
+        self._within = torch.arange(first, first + -(-size // unit), device=memory.device)
+
+    def gather(self, blocks: torch.Tensor) -> torch.Tensor:
+        pages = self.parts[0].index_select(0, self._rows_of(blocks)).view(len(blocks), -1)
+        return pages.masked_fill_(blocks.eq(0).unsqueeze(1), 0)
+
+    def scatter(self, blocks: torch.Tensor, pages: torch.Tensor) -> None:
+        rows = pages.view(-1, self.parts[0].shape[1])
+        torch_npu.npu_scatter_nd_update_(self.parts[0], self._rows_of(blocks).unsqueeze(1), rows)
+
+    def _rows_of(self, blocks: torch.Tensor) -> torch.Tensor:
+        return (blocks.long().unsqueeze(1) * self._per_block + self._within).flatten()

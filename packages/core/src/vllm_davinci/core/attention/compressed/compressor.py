@@ -26,7 +26,7 @@ class Compressor(nn.Module):
 
     page_rows: of the cache that stores the rows (`RowKind`)
     overlaps:  a row also pools the previous group: that group's tokens through the first half of
-               their features, its own tokens through the second half
+               their features, its own tokens through the second half; None: by DeepSeek-V4's rule
     cache:     stores the rows, [.., size] in the model's dtype
 
     Parameters: `fused_wkv_wgate` gives values, then gates, of each token; `ape` is added to the
@@ -40,14 +40,15 @@ class Compressor(nn.Module):
         *,
         projection: nn.Module,
         norm: nn.Module,
-        rope: RopeTable,
+        rope: RopeTable | None,
         dtype: torch.dtype,
         prefix: str,
         page_rows: int | None = 1,
+        overlaps: bool | None = None,
     ) -> None:
         super().__init__()
         self.ratio, self.size = ratio, size
-        self.overlaps = ratio == OVERLAPPING
+        self.overlaps = ratio == OVERLAPPING if overlaps is None else overlaps
         self.num_features = size * (1 + self.overlaps)
         self.fused_wkv_wgate, self.norm = projection, norm
         self._rope = rope
@@ -98,6 +99,7 @@ class Compressor(nn.Module):
     def finish(self, pooled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
         normed = self.norm(pooled.to(self.cache.kind.dtype))
+        assert self._rope is not None
         return self._rope.rotate(normed.unsqueeze(1), self._rope.at(positions)).squeeze(1)
 
 

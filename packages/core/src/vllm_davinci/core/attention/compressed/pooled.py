@@ -1,0 +1,118 @@
+"""Attention to the tokens of chosen groups and of the open group (GLM-5.3).
+
+An indexer's keys are pooled per group, as DeepSeek-V4's rows are; the attention itself reads the
+rows of single tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm_davinci.core.attention.compressed.compressor import Compressor
+from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
+from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
+from vllm_davinci.core.attention.gathered import attend_to_rows, queries_at_once, take_most_memory
+
+
+class PooledKeys(Compressor):
+    """An indexer's keys: the norm comes before the pooling, and there are no positions.
+
+    `fused_wkv_wgate` gives keys, then gates; `norm` is the keys' layer norm.
+    """
+
+    def __init__(self, ratio: int, size: int, **options: Any) -> None:
+        super().__init__(ratio, size, rope=None, overlaps=False, **options)
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, hidden_size]. Returns [num_tokens, 2 * size], fp32."""
+        projected: Any = self.fused_wkv_wgate(x)
+        keys, gates = projected[0].chunk(2, dim=-1)
+        return torch.cat([self.norm(keys), gates], dim=-1).float()
+
+    def finish(self, pooled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return pooled
+
+
+class PooledAttention(nn.Module):
+    """One layer's rows, and the attention to those that its indexer chose.
+
+    size:       of a row, which is key and value of all heads
+    scale:      of scores
+    keys:       the indexer's keys
+    num_chosen: most groups that a query sees, besides the open one
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        dtype: torch.dtype,
+        scale: float,
+        keys: Compressor,
+        num_chosen: int,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        self._ratio, self._scale = keys.ratio, scale
+        self._most = num_chosen * keys.ratio + keys.ratio - 1
+        self.rows = RowCacheLayer(RowKind(size, dtype), f"{prefix}.rows")
+        self._choice = RowChoice(keys, num_chosen)
+
+    def step(self, positions: torch.Tensor) -> StepTokens | None:
+        """The step's tokens; None if the step serves no requests.
+
+        positions: [num_tokens], int64, padding included
+        """
+        metadata = self.rows.metadata
+        return None if metadata is None else metadata.tokens(positions)
+
+    def take_most_memory(self, query: torch.Tensor) -> None:
+        """query: [num_tokens, heads, size]. For the profile run."""
+        take_most_memory(query, self._most)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        rows: torch.Tensor,
+        step: StepTokens,
+        index: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Writes the tokens' rows, and attends. The pooled keys have been written before.
+
+        query: [num_tokens, heads, size]; rows: [num_tokens, size]
+        index: queries and weights for `RowChoice.choose`
+        Returns a new tensor like query.
+        """
+        own = self.rows.write(step.all, rows)
+        chosen = self._choice.choose(*index, step)
+        out = torch.empty_like(query)
+        width = chosen.shape[1] * self._ratio + self._ratio - 1
+        at_once = queries_at_once(query.shape[1], query.shape[2], width)
+        for start in range(0, step.num_tokens, at_once):
+            part = slice(start, start + at_once)
+            numbers, is_visible = self._visible(chosen[part], step.all.part(part))
+            # Invisible rows may be uninitialized; the token's own row is finite.
+            numbers = torch.where(is_visible, numbers, own[part].unsqueeze(1))
+            out[part] = attend_to_rows(
+                query[part], self.rows.rows, numbers, is_visible, self._scale
+            )
+        return out
+
+    def _visible(self, groups: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the rows of chosen groups, then of the open group, and whether each is seen.
+
+        groups: [n, most chosen], -1 after the last
+        Returns [n, width] each. The open group is empty after a group's last token.
+        """
+        last, within = (
+            tokens.positions.unsqueeze(1),
+            torch.arange(self._ratio, device=groups.device),
+        )
+        closed = (groups.unsqueeze(2) * self._ratio + within).flatten(1)
+        opened = (last + 1) // self._ratio * self._ratio + within[:-1]
+        is_visible = torch.cat([closed >= 0, opened <= last], dim=1)
+        own = last.expand_as(is_visible)
+        positions = torch.where(is_visible, torch.cat([closed, opened], dim=1), own)
+        return self.rows.numbers(positions, tokens.requests.unsqueeze(1)), is_visible

@@ -1,0 +1,208 @@
+"""GLM-5.3-Flash: delta rules beside attention to chosen groups of tokens: transformers' tokens."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.compressed_zoo import in_transformers
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.drafters import WRONG
+from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.generating import FUZZED, IN_PARTS, TWO_RANKS, assert_generates
+from vllm_davinci_testing.engines.glm5_next_model import CHOSEN, POOL, with_mtp
+from vllm_davinci_testing.engines.integer_reference import IntegerReference
+from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
+from vllm_davinci_testing.engines.speculating import speculation, told
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.vision_zoo import write_vision_checkpoint
+
+MAX_TOKENS = 12
+OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
+# In graphs an operator reads keys of groups in pages of 16.
+GRAPHS = {**IN_PARTS, "block_size": 16 * POOL}
+# Around the edges of a group, of the choice, and of a block.
+LENGTHS = [
+    *(1, POOL - 1, POOL, POOL + 1),
+    *(CHOSEN * POOL - 3, (CHOSEN + 1) * POOL - 1, (CHOSEN + 1) * POOL + 5, CHOSEN * POOL * 2 + 7),
+    *(127, 128, 129, 255, 256 + 45, 512 + 3),
+]
+
+
+def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [[generator.randrange(256) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_checkpoint("glm5_next", tmp_path_factory.mktemp("glm5_next"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> TransformersReference:
+    return TransformersReference(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(GRAPHS, id="in_parts", marks=pytest.mark.nightly("layouts")),
+        *(
+            pytest.param(options, id=name, marks=pytest.mark.thorough)
+            for name, options in {
+                "whole": {},
+                "synchronous": {"async_scheduling": False},
+                "blocks_of_128_in_parts": IN_PARTS,
+                "tensor2_in_parts": {**TWO_RANKS, **GRAPHS},
+                "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
+                "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
+            }.items()
+        ),
+    ],
+)
+def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+    options: dict[str, Any],
+    checkpoint: Path,
+    expected: TransformersReference,
+    start_engine: StartEngine,
+):
+    with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **options) as engine:
+        assert_generates(engine, expected, prompts_of(LENGTHS), MAX_TOKENS)
+        replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
+    assert all(replays) if "block_size" in options else not any(replays)
+
+
+@pytest.mark.thorough
+def test_preempted_prompts_give_the_same_tokens_and_no_layer_waits(
+    checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
+):
+    with start_engine(
+        checkpoint,
+        environment=FUZZED,
+        **COUNTED,
+        max_num_batched_tokens=64,
+        max_num_seqs=16,
+        **few_blocks(40),
+        **OF_TEXT,
+    ) as engine:
+        assert_no_layer_waits(engine, expected, prompts_of([120] * 10, seed=3), 40)
+
+
+@pytest.mark.thorough
+def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
+    checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
+):
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    prompts = prompts_of([259, 3, 10, 17])
+    options = {"enable_expert_parallel": True, **GRAPHS, **OF_TEXT}
+    with DPEngines(start_engine, checkpoint, 2, environment=FUZZED, **options) as engines:
+        # The second rank is done before the first prompt is, or has none.
+        for given in (prompts, prompts[:1]):
+            outputs = engines.generate(given, greedy)
+            assert_greedy(expected, given, outputs, MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def predicting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_mtp(checkpoint, tmp_path_factory.mktemp("mtp") / "checkpoint")
+
+
+# Drafts that are rejected after they have completed a group, at every place of one.
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("method", "count", "options"),
+    [
+        pytest.param("mtp", 3, GRAPHS, id="mtp_3"),
+        pytest.param("mtp", 1, {}, id="mtp_1_whole"),
+        pytest.param("mtp", 2, {**TWO_RANKS, "enable_expert_parallel": True}, id="mtp_2_expert2"),
+        pytest.param("custom_class", 5, {}, id="wrong_5"),
+        pytest.param(
+            "custom_class",
+            3,
+            {**TWO_RANKS, **GRAPHS, "async_scheduling": False},
+            id="wrong_3_tensor2",
+        ),
+    ],
+)
+def test_drafts_change_no_token(
+    method: str,
+    count: int,
+    options: dict[str, Any],
+    predicting: Path,
+    expected: TransformersReference,
+    start_engine: StartEngine,
+):
+    drafter = {} if method == "mtp" else {"model": WRONG}
+    asked = {**speculation(method, count, **drafter), **OF_TEXT, **options}
+    with start_engine(predicting, environment=FUZZED, **asked) as engine:
+        assert_generates(engine, expected, prompts_of([1, POOL - 2, POOL * 5, 127]), 3 * MAX_TOKENS)
+        drafted, accepted = told(engine)
+    print(f"{method} {count}: {accepted} of {drafted} drafts accepted")
+    assert (0 if method == "mtp" else -1) < accepted < drafted
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [GRAPHS, {**TWO_RANKS, "enable_expert_parallel": True}])
+def test_an_int8_export_gives_the_tokens_of_its_integers(
+    options: dict[str, Any],
+    checkpoint: Path,
+    expected: TransformersReference,
+    quantize: Callable[..., Path],
+    start_engine: StartEngine,
+):
+    directory = quantize(checkpoint, "W8A8_DYNAMIC")
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    prompts = prompts_of(LENGTHS)
+    asked = {"dtype": "bfloat16", **options, **OF_TEXT}
+    with start_engine(directory, environment=FUZZED, **asked) as engine:
+        outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
+    tokens = [list(each.outputs[0].token_ids) for each in outputs]
+    auto_class = transformers.AutoModelForImageTextToText
+    named = partial(in_transformers, model_type="glm5_next")
+    integers = IntegerReference(directory, auto_class, named=named)
+    for name, module in expected.network.named_modules():
+        if name.endswith("conv1d"):  # in files three tensors
+            own = integers.network.get_submodule(name).weight
+            own.data.copy_(module.weight.bfloat16())
+    ours = sum(integers.differing_tokens(prompts, tokens))
+    # A wrong weight changes nearly all tokens. Rounding in 16 bits before it changes integers, and
+    # these choices of groups and experts: about as many tokens as integers change.
+    of_integers = [integers.greedy(each, MAX_TOKENS) for each in prompts]
+    allowed = sum(expected.differing_tokens(prompts, of_integers))
+    print(f"differing tokens: {ours} of {MAX_TOKENS * len(prompts)}, integers' own {allowed}")
+    assert ours <= 1.5 * allowed
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        pytest.param({"indexer_types": ["full"] * 3 + ["shared"]}, "indexer_types", id="shared"),
+        pytest.param(
+            {"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail", id="tail"
+        ),
+    ],
+)
+def test_other_kinds_of_choices_are_refused(
+    changed: dict[str, Any],
+    message: str,
+    checkpoint: Path,
+    start_engine: StartEngine,
+    tmp_path: Path,
+):
+    copy = tmp_path / "model"
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    config["text_config"] |= changed
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(EngineError, match=message):
+        start_engine(copy, **OF_TEXT)
