@@ -34,6 +34,7 @@ def test_activate_before_torch_makes_devices_appear_in_children_too() -> None:
     assert done.stdout.split() == ["8", "True", "2.0"], done.stderr
 
 
+@pytest.mark.nightly("planning")
 def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) -> None:
     # A copy stands for libraries installed on this machine.
     shutil.copytree(vnpu.library_directory(), tmp_path / "lib64")
@@ -52,6 +53,7 @@ def test_libraries_named_through_a_link_are_our_own(tmp_path: pathlib.Path) -> N
     assert environment["LD_LIBRARY_PATH"].split(os.pathsep) == [str(vnpu.library_directory())]
 
 
+@pytest.mark.nightly("planning")
 def test_an_environment_started_through_a_link_is_active(tmp_path: pathlib.Path) -> None:
     """`vnpu` runs from the environment itself, the command's Python from a link to it."""
     link = tmp_path / "environment"

@@ -55,10 +55,6 @@ class Event {
   EventHoldPtr hold;                  // taken for good
   std::atomic<uint64_t> recorded{0};  // records asked for, where it is not shared
   std::atomic<int64_t> time_ns{0};    // of the newest reached record
-  // How records, and waits, were first asked for by calls that say it: the others are refused.
-  enum class Use : uint8_t { kUnknown, kPlain, kExternal };
-  std::atomic<Use> records{Use::kUnknown};
-  std::atomic<Use> waits{Use::kUnknown};
   // The graph under capture in which the newest record was made, if it was made in one.
   std::weak_ptr<Graph> captured_in;
 

@@ -47,10 +47,6 @@ class Executor {
   std::shared_ptr<Graph::TaskGroup> end_group(const StreamPtr& stream);
   void begin_update(const StreamPtr& stream, std::shared_ptr<Graph::TaskGroup> group);
   void end_update(const StreamPtr& stream);
-  // Lets replays of what the stream captures wait for an event that others record, or record one
-  // for which others wait.
-  void add_external(const StreamPtr& stream, const EventPtr& event, bool is_record);
-  void replay(const StreamPtr& stream, const GraphPtr& graph);
 
   // Refuses what the host would do at once, while a capture that minds it is under way. `mode`: the
   // calling thread's; `what`: the call, a noun.

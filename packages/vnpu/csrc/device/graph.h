@@ -66,10 +66,6 @@ class Graph {
   int group_stream = -1;  // that has a task group open
   size_t open_group_begin = 0;
   std::vector<std::shared_ptr<TaskGroup>> groups;
-  // Of other streams and graphs: a replay waits for the first, as they are recorded when it is
-  // launched, and records the others when it is done.
-  std::vector<std::shared_ptr<Event>> external_waits;
-  std::vector<std::shared_ptr<Event>> external_records;
 
   std::atomic<int> replays{0};  // that are not over
 

@@ -31,7 +31,6 @@ class Stream {
   const int device;
   const int id;
   const uint32_t priority;
-  uint32_t flags = 0;  // as it was made with; nothing here depends on them
 
   std::deque<TaskPtr> queue;  // the head may be running
   uint64_t taken = 0;         // tasks that were ever in it

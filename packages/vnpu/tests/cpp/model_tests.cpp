@@ -54,26 +54,6 @@ TEST(TheModel, JoinsTheHostsClockAtSynchronisations) {
   EXPECT_EQ(report.usage.compute, 105);
 }
 
-TEST(TheModel, GivesEventsTheirModelledTime) {
-  const Program program;
-  Model& model = program.model;
-  Executor& executor = program.executor;
-  const StreamPtr first = executor.create_stream(0, 0);
-  const StreamPtr second = executor.create_stream(0, 0);
-  const auto begin = std::make_shared<Event>(0);
-  const auto end = std::make_shared<Event>(0);
-  executor.record(first, begin);
-  executor.submit(first, operation(100));
-  executor.record(first, end);
-  executor.wait(second, end);
-  executor.submit(second, operation(11));
-  executor.synchronize(end, std::nullopt);
-  EXPECT_EQ(model.time_of(*begin), 0);
-  EXPECT_EQ(model.time_of(*end), 100);
-  executor.synchronize(second, std::nullopt);
-  EXPECT_EQ(model.report(0).host, 111);
-}
-
 TEST(TheModel, TakesAReplayAsOneLaunchOfItsNodes) {
   const Program program(
       Changes{{"host_operator_launch", "1000"}, {"host_graph_launch", "7"}, {"graph_node", "2"}});

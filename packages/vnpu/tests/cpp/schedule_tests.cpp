@@ -1,4 +1,4 @@
-// What tells the schedules apart.
+// What tells the eager schedule apart.
 
 #include <gtest/gtest.h>
 
@@ -61,47 +61,6 @@ TEST(EagerSchedule, RunsWhatIsLongWhileAHostThreadWaitsForSomethingElse) {
   EXPECT_TRUE(tests::becomes_true(ran));
   gate->open = true;
   waiting.join();
-}
-
-TEST(ThreadsSchedule, RunsStreamsBesideEachOther) {
-  Executor& executor = make_executor(SchedulePolicy::kThreads);
-  const StreamPtr a = executor.create_stream(0, 0);
-  const StreamPtr b = executor.create_stream(0, 0);
-  std::atomic<int> inside{0};
-  const auto meet = [&inside] {
-    ++inside;
-    while (inside < 2) std::this_thread::yield();
-  };
-  executor.submit(a, call(meet));
-  executor.submit(b, call(meet));
-  executor.synchronize_device(0, std::nullopt);
-  EXPECT_EQ(inside, 2);
-}
-
-// The order in which a seed runs the tasks of three streams that nothing orders.
-std::string fuzzed_order(uint64_t seed) {
-  Executor& executor = make_executor(SchedulePolicy::kFuzz, seed);
-  std::string order;
-  std::vector<StreamPtr> streams;
-  for (int i = 0; i < 3; ++i) streams.push_back(executor.create_stream(0, 0));
-  for (int task = 0; task < 8; ++task) {
-    for (int i = 0; i < 3; ++i) {
-      const char letter = static_cast<char>('a' + i);
-      executor.submit(streams[static_cast<size_t>(i)], call([&order, letter] { order += letter; }));
-    }
-  }
-  executor.synchronize_device(0, std::nullopt);
-  return order;
-}
-
-TEST(FuzzSchedule, TheSeedDecidesTheOrder) {
-  const std::string first = fuzzed_order(1);
-  EXPECT_EQ(first.size(), 24u);
-  EXPECT_NE(first, fuzzed_order(2));
-  // While the host rests, and be it because the machine is busy, the background thread takes over.
-  bool same = false;
-  for (int i = 0; i < 5 && !same; ++i) same = fuzzed_order(1) == fuzzed_order(1);
-  EXPECT_TRUE(same);
 }
 
 }  // namespace

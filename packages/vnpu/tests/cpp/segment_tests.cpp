@@ -23,34 +23,6 @@ std::string message_of(const Invitation& invitation, uint32_t ranks) {
   return "nothing was thrown";
 }
 
-TEST(Segment, IsZeroAtFirst) {
-  const Invitation invitation = Segment::create();
-  const Segment segment(invitation, kRanks);
-  EXPECT_EQ(segment.header().ranks, kRanks);
-  EXPECT_EQ(segment.header().failure_state, 0u);
-  for (uint32_t rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(segment.rank(rank).state, static_cast<uint32_t>(RankState::kAbsent));
-    EXPECT_EQ(segment.rank(rank).posted, 0u);
-    EXPECT_EQ(segment.mailbox(rank, 0).sent, 0u);
-    EXPECT_EQ(*segment.slot(rank, 0), std::byte{0});
-  }
-  Segment::close_invitation(invitation);
-}
-
-TEST(Segment, AllWhoOpenItSeeTheSameBytes) {
-  const Invitation invitation = Segment::create();
-  const Segment one(invitation, kRanks);
-  const Segment other(invitation, kRanks);
-  EXPECT_NE(&one.header(), &other.header());
-  one.rank(1).posted = 7;
-  *one.slot(2, 5) = std::byte{9};
-  one.sizes(1, 4)[0] = 11;
-  EXPECT_EQ(other.rank(1).posted, 7u);
-  EXPECT_EQ(*other.slot(2, 5), std::byte{9});
-  EXPECT_EQ(other.sizes(1, 4)[0], 11u);
-  Segment::close_invitation(invitation);
-}
-
 TEST(Segment, PartsDoNotOverlap) {
   const Invitation invitation = Segment::create();
   const Segment segment(invitation, kRanks);
@@ -140,25 +112,6 @@ TEST(Segment, AnInvitationOfAProcessThatEndedIsRefused) {
   ::close(ends[1]);
   EXPECT_NE(message_of(invitation, kRanks).find("ended before all ranks had joined"),
             std::string::npos);
-}
-
-TEST(Segment, AnotherProcessSeesWhatThisOneWrites) {
-  const Invitation invitation = Segment::create();
-  const Segment segment(invitation, kRanks);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const Segment own(invitation, kRanks);
-    own.rank(2).posted = 42;
-    own.rank(0).bell.ring();
-    ::_exit(0);
-  }
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (segment.rank(0).bell.rings == 0 && std::chrono::steady_clock::now() < end) {
-    segment.rank(0).bell.wait(0, std::chrono::milliseconds(100));
-  }
-  EXPECT_EQ(segment.rank(2).posted, 42u);
-  ::waitpid(child, nullptr, 0);
-  Segment::close_invitation(invitation);
 }
 
 TEST(Bell, WakesWhoSleepsAndLetsNobodySleepAfterARing) {

@@ -36,29 +36,6 @@ int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(SharedMemory, AnImportHasTheBytesAndTheirChanges) {
-  Memory& memory = Memory::instance();
-  SharedMemory& shared = SharedMemory::instance();
-  void* a = memory.allocate(0, kBytes);
-  char* bytes = memory.backing(at(a));
-  std::memset(bytes, 3, kBytes);
-  EXPECT_TRUE(memory.is_exclusive(a, kBytes));
-  const std::string key = shared.export_key(a, kBytes, true);
-  EXPECT_LT(key.size(), 65u);
-  EXPECT_EQ(memory.backing(at(a)), bytes);  // addresses stay
-  EXPECT_EQ(bytes[kBytes - 1], 3);
-  EXPECT_FALSE(memory.is_exclusive(at(a) + 1, 1));
-  EXPECT_EQ(in_child([&] {
-              char* imported = memory.backing(at(shared.import(key)));
-              if (imported == bytes || imported[kBytes - 1] != 3) return 1;
-              imported[5] = 9;
-              return 0;
-            }),
-            0);
-  EXPECT_EQ(bytes[5], 9);
-  memory.release(a);
-}
-
 TEST(SharedMemory, AllocationsBesideItStayTheirOwn) {
   Memory& memory = Memory::instance();
   SharedMemory& shared = SharedMemory::instance();
@@ -162,26 +139,6 @@ TEST(SharedMemory, WhatCannotBeExportedIsNamed) {
 
 // --- events
 // ---------------------------------------------------------------------------------------
-
-TEST(SharedEvent, ARecordOfAnotherProcessIsReachedHere) {
-  Event event(64, Event::Holds::kNone, SharedRecords::create());
-  const uint64_t identity = event.shared->identity;
-  EXPECT_TRUE(event.complete());
-  EXPECT_EQ(event.add_record(), 1u);
-  EXPECT_FALSE(event.complete());
-  EXPECT_EQ(in_child([&] {
-              Event opened(64, Event::Holds::kNone, SharedRecords::open(identity));
-              if (opened.newest() != 1 || opened.complete()) return 1;
-              opened.complete(1, std::nullopt);
-              opened.complete(opened.add_record(), std::nullopt);
-              return 0;
-            }),
-            0);
-  EXPECT_EQ(event.newest(), 2u);
-  EXPECT_TRUE(event.reached(1));
-  EXPECT_TRUE(event.complete());
-  EXPECT_NO_THROW(event.throw_if_failed(2));
-}
 
 TEST(SharedEvent, AFailureOrAnEndOfTheOtherProcessIsToldHere) {
   Event event(64, Event::Holds::kNone, SharedRecords::create());

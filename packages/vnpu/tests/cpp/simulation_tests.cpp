@@ -59,63 +59,6 @@ TEST(Speeds, WhoDoesNotUseWhatIsUsedUpRunsOn) {
   EXPECT_EQ(speeds[2], kWhole);
 }
 
-TEST(Simulation, TasksOfAStreamFollowEachOther) {
-  std::vector<Span> spans;
-  Simulation simulation([&](const Span& span) { spans.push_back(span); });
-  simulation.launch(0, 1, plan({work(5, {{Resource::kCube, 100}})}), 10);
-  simulation.launch(0, 1, plan({work(0, {{Resource::kHbm, 50}})}), 20);
-  EXPECT_EQ(simulation.finish_stream(1), 10 + 105 + 50);
-  ASSERT_EQ(spans.size(), 2U);
-  EXPECT_EQ(spans[0].begin, 10);
-  EXPECT_EQ(spans[0].end, 115);
-  EXPECT_EQ(spans[1].begin, 115);
-}
-
-TEST(Simulation, TasksThatRunTogetherShareWhatBothUse) {
-  Simulation simulation;
-  simulation.launch(0, 1, plan({work(0, {{Resource::kHbm, 100}})}), 0);
-  simulation.launch(0, 2, plan({work(0, {{Resource::kHbm, 200}})}), 0);
-  simulation.launch(0, 3, plan({work(0, {{Resource::kCube, 100}})}), 0);
-  EXPECT_EQ(simulation.finish_stream(3), 100);
-  EXPECT_EQ(simulation.finish_stream(1), 200);
-  EXPECT_EQ(simulation.finish_stream(2), 300);
-  EXPECT_EQ(simulation.usage(0).busy[kHbm], 300);
-  EXPECT_EQ(simulation.usage(0).any, 300);
-}
-
-TEST(Simulation, FixedTimesAreNotShared) {
-  Simulation simulation;
-  for (int stream = 1; stream < 5; ++stream) simulation.launch(0, stream, plan({work(70, {})}), 0);
-  EXPECT_EQ(simulation.finish_device(0), 70);
-}
-
-TEST(Simulation, AWaitLastsUntilItsRecordIsReached) {
-  Simulation simulation;
-  simulation.launch(0, 1, plan({work(0, {{Resource::kCube, 100}})}), 0);
-  const uint64_t record = simulation.record(0, 1, nullptr, 0);
-  simulation.wait(0, 2, record, nullptr, 0);
-  simulation.launch(0, 2, plan({work(0, {{Resource::kHbm, 10}})}), 0);
-  EXPECT_EQ(simulation.finish_stream(2), 110);
-  EXPECT_EQ(simulation.time_of(record), 100);
-}
-
-TEST(Simulation, TasksOfOneTurnRunInTheOrderOfLaunch) {
-  const int turn = 0;
-  Simulation simulation;
-  simulation.launch(0, 1, plan({work(0, {{Resource::kCube, 40}})}), 0);
-  simulation.launch(0, 1, plan({work(10, {})}, &turn), 0);
-  simulation.launch(0, 2, plan({work(10, {})}, &turn), 0);
-  EXPECT_EQ(simulation.finish_stream(2), 60);
-}
-
-TEST(Simulation, DevicesShareNothing) {
-  Simulation simulation;
-  simulation.launch(0, 1, plan({work(0, {{Resource::kHbm, 100}})}), 0);
-  simulation.launch(1, 2, plan({work(0, {{Resource::kHbm, 100}})}), 0);
-  EXPECT_EQ(simulation.finish_stream(1), 100);
-  EXPECT_EQ(simulation.finish_stream(2), 100);
-}
-
 TEST(Simulation, WhereItStopsOnTheWayHasNoInfluence) {
   const auto ends = [](Time step) {
     std::vector<Time> times;

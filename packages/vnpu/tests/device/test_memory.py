@@ -219,18 +219,6 @@ print(acl.aclrtMemset(pinned, beyond, 1, beyond), acl.aclrtMemset(host, size, 1,
     assert lines == ["{7}", "{0}", "{7}", "{0}", "507015 507015"]
 
 
-def test_a_data_buffer_returns_its_address() -> None:
-    lines = printed(
-        """
-for function in (acl.aclCreateDataBuffer, acl.aclGetDataBufferAddr):
-    function.restype = ctypes.c_void_p
-buffer = ctypes.c_void_p(acl.aclCreateDataBuffer(host, ctypes.c_size_t(64)))
-print(acl.aclGetDataBufferAddr(buffer) == ctypes.addressof(host), acl.aclGetDataBufferAddr(None))
-"""
-    )
-    assert lines == ["True None"]
-
-
 def test_freeing_while_a_stream_hangs_does_not_wait_for_it() -> None:
     lines = printed(
         """

@@ -61,18 +61,3 @@ batch(device, host, [8, 8], [attribute(DEVICE, HOST)], [0], rooms=[8, 4])
     assert lines[6].startswith("None ") and "the first from 0 on" in lines[6]
     assert "in ascending order" in lines[7]
     assert "into room for 4" in lines[8]
-
-
-def test_a_devices_own_number_is_that_of_the_visible_devices():
-    lines = output_of(
-        """
-        import ctypes
-        acl = ctypes.CDLL("libascendcl.so")
-        number = ctypes.c_int32()
-        for visible in (0, 1, 2):
-            status = acl.aclrtGetPhyDevIdByLogicDevId(visible, ctypes.byref(number))
-            print(status == 0, number.value)
-        """,
-        ASCEND_RT_VISIBLE_DEVICES="3,1",
-    )
-    assert lines == ["True 3", "True 1", "False 1"]

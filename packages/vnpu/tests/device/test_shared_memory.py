@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from vllm_davinci_testing.processes.forked import output_of, run_together
 
 EXCHANGE = """
@@ -126,11 +124,6 @@ def test_unsupported_sharing_is_refused_with_the_remedy():
         tell(acl.aclrtIpcMemImportByKey(ctypes.byref(ctypes.c_void_p()), key, flag(0)))
         tell(acl.aclrtIpcMemClose(key))
         tell(acl.aclrtIpcMemClose(b"a key of mine"))
-        granularity = ctypes.c_size_t()
-        properties = ctypes.create_string_buffer(64)
-        tell(acl.aclrtMemGetAllocationGranularity(properties, 0, ctypes.byref(granularity)))
-        print(granularity.value)
-        tell(acl.aclrtMemGetAllocationGranularity(properties, 7, ctypes.byref(granularity)))
         try:
             torch.npu.Event().ipc_handle()
         except RuntimeError as error:
@@ -138,91 +131,8 @@ def test_unsupported_sharing_is_refused_with_the_remedy():
         """
     )
     expected = ["room for a key of 64", "flags 4", "byte 512 of", "0 ", "SetImportPid", "0 "]
-    expected += ["has not exported", "0 ", "2097152", "option 7", "True"]
+    expected += ["has not exported", "True"]
     lines = [line for line in lines if line.strip()]
     assert len(lines) == len(expected), lines
     for line, part in zip(lines, expected, strict=True):
         assert part in line
-
-
-ACL = """
-import ctypes
-acl = ctypes.CDLL("libascendcl.so")
-acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
-size_t, pointer, ref = ctypes.c_size_t, ctypes.c_void_p, ctypes.byref
-
-def tell(status):
-    print(status, acl.aclGetRecentErrMsg().decode() if status else "")
-"""
-MAPPED = """
-class Properties(ctypes.Structure):
-    _fields_ = [("handle", ctypes.c_int), ("kind", ctypes.c_int), ("attribute", ctypes.c_int),
-                ("place", ctypes.c_uint32 * 2), ("reserved", ctypes.c_uint64)]
-
-class Rights(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_int), ("place", ctypes.c_uint32 * 2),
-                ("reserved", ctypes.c_uint8 * 12)]
-
-SIZE = 2 << 20
-
-def mapped(handle):
-    address = pointer()
-    assert acl.aclrtReserveMemAddress(ref(address), size_t(SIZE), size_t(0), None, 0) == 0
-    assert acl.aclrtMapMem(address, size_t(SIZE), size_t(0), handle, 0) == 0
-    return address
-
-def copy(to, source, kind):
-    assert acl.aclrtMemcpy(to, size_t(SIZE), source, size_t(5), kind) == 0
-"""
-
-
-@pytest.mark.parametrize("kind", [1, 2], ids=["default", "fabric"])
-def test_physical_memory_is_shared_by_both_forms_of_a_handle(tmp_path: Path, kind: int):
-    producer, consumer = run_pair(
-        ACL + MAPPED + f"KIND = {kind}\n"
-        """
-handle, properties = pointer(), Properties(0, 0, 4, (ctypes.c_uint32 * 2)(0, 1), 0)
-properties.place[0], properties.place[1] = 0, 1
-assert acl.aclrtMallocPhysical(ref(handle), size_t(SIZE), ref(properties), ctypes.c_uint64(0)) == 0
-address, shared = mapped(handle), ctypes.create_string_buffer(128)
-copy(address, b"first", 1)
-export, flag = acl.aclrtMemExportToShareableHandleV2, ctypes.c_uint64
-tell(export(handle, flag(0), KIND, shared))
-tell(export(handle, flag(1), 3, shared))
-tell(export(handle, flag(1), KIND, shared))
-rights = Rights(3)
-rights.place[0], rights.place[1] = 0, 1
-tell(acl.aclrtMemSetAccess(address, size_t(SIZE), ref(rights), size_t(1)))
-tell(acl.aclrtMemSetAccess(address, size_t(SIZE // 2), ref(rights), size_t(1)))
-rights.flags = 1
-tell(acl.aclrtMemSetAccess(address, size_t(SIZE), ref(rights), size_t(1)))
-put("shared", shared.raw)
-get("written")
-seen = ctypes.create_string_buffer(5)
-copy(seen, address, 2)
-print(seen.raw.decode())
-""",
-        ACL + MAPPED + f"KIND = {kind}\n"
-        """
-shared, handle = ctypes.create_string_buffer(get("shared"), 128), pointer()
-load, flag = acl.aclrtMemImportFromShareableHandleV2, ctypes.c_uint64
-tell(load(shared, KIND, flag(1), ref(handle)))
-tell(load(shared, KIND, flag(0), ref(handle)))
-address, seen = mapped(handle), ctypes.create_string_buffer(5)
-copy(seen, address, 2)
-print(seen.raw.decode())
-copy(address, b"other", 1)
-put("written", 1)
-""",
-        tmp_path,
-    )
-    said = [line.partition(" ") for line in producer[:6]]
-    assert [status for status, _, _ in said if status == "0"] == ["0", "0"]
-    assert [status == "0" for status, _, _ in said] == [False, False, True, True, False, False]
-    assert "DISABLE_PID_VALIDATION (1)" in said[0][2]
-    assert "1 (default) or 2 (fabric)" in said[1][2]
-    assert "one mapping" in said[4][2]
-    assert "devices read and write all that is mapped" in said[5][2]
-    assert producer[6] == "other"
-    assert consumer[0].startswith("1") and "give 0" in consumer[0]
-    assert consumer[1:] == ["0 ", "first"]

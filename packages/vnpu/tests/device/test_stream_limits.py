@@ -35,24 +35,6 @@ def test_a_device_has_as_many_streams_as_its_chip() -> None:
     assert lines == ["207005 True", "True", "2.0", "207005"]
 
 
-def test_a_stream_returns_its_creation_flags() -> None:
-    lines = output_of(
-        """
-        import ctypes, torch
-        torch.npu.set_device(0)
-        acl = ctypes.CDLL("libascendcl.so")
-        for priority, flags in ((3, 2), (0, 0)):
-            stream, found = ctypes.c_void_p(), ctypes.c_uint32()
-            assert acl.aclrtCreateStreamWithConfig(ctypes.byref(stream), priority, flags) == 0
-            for function in (acl.aclrtStreamGetPriority, acl.aclrtStreamGetFlags):
-                assert function(stream, ctypes.byref(found)) == 0
-                print(found.value)
-        """,
-        VirtualDeviceConfig(),
-    )
-    assert lines == ["3", "2", "0", "0"]
-
-
 def test_a_device_has_as_many_events_as_its_chip() -> None:
     """Events that hold a resource permanently; an ordinary event holds one until it completes."""
     lines = output_of(

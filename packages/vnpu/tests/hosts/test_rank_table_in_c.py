@@ -18,9 +18,9 @@ def test_a_communicator_is_made_from_a_table_of_ranks(tmp_path: Path) -> None:
         hccl = ctypes.CDLL("libhccl.so")
         made, ranks = ctypes.c_void_p(), ctypes.c_uint32()
         table = {str(table).encode()!r}
-        print(hccl.HcclCommInitClusterInfo(table, 0, ctypes.byref(made)))
+        print(hccl.HcclCommInitClusterInfoConfig(table, 0, None, ctypes.byref(made)))
         print(hccl.HcclGetRankSize(made, ctypes.byref(ranks)), ranks.value)
-        print(hccl.HcclCommInitClusterInfo(b"/absent", 0, ctypes.byref(made)) != 0)
+        print(hccl.HcclCommInitClusterInfoConfig(b"/absent", 0, None, ctypes.byref(made)) != 0)
         """
     )
     assert lines == ["0", "0 1", "True"]

@@ -122,14 +122,16 @@ def test_the_hash_follows_what_the_model_does(tmp_path, monkeypatch):
 
 
 def test_recorded_times_are_what_the_model_does():
-    """Step-time tables are found by the recorded times, which new operators do not change."""
+    """Step-time tables are found by the recorded times, which no operator changes that is added, or
+    taken away until they are recorded again."""
     [ended] = run_together([pathlib.Path(modelled_calls.__file__)], [{}])
     assert ended.status == 0, ended.output[-4000:]
     recorded, found = (
         json.loads(text)["times"] for text in (MODELLED_CALLS.read_text(), ended.stdout)
     )
     assert len(recorded) > 500 and None not in recorded.values()
-    changed = [name for name, times in recorded.items() if times != found.get(name)]
+    assert len(recorded.keys() & found.keys()) > 450
+    changed = [name for name in recorded.keys() & found.keys() if recorded[name] != found[name]]
     assert not changed, (
         f"the model gives other times to {changed}. If that is meant, record them (`vnpu run -- "
         "python -m vllm_davinci_testing.operators.modelled_calls --record`), and step-time tables "

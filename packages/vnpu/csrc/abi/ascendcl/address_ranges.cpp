@@ -1,6 +1,5 @@
 // Programs' own address ranges, physical memory to map into them, and its way to other processes.
 
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -71,20 +70,6 @@ VNPU_ACL(aclrtReserveMemAddress, (void** address, size_t bytes, size_t, void* hi
 VNPU_ACL(aclrtReleaseMemAddress, (void* address)) {
   return guarded("aclrtReleaseMemAddress", [&] { Memory::instance().unreserve(address); });
 }
-VNPU_ACL(aclrtMemGetAllocationGranularity,
-         (aclrtPhysicalMemProp * prop, aclrtMemGranularityOptions option, size_t* granularity)) {
-  return guarded("aclrtMemGetAllocationGranularity", [&] {
-    if (prop == nullptr || granularity == nullptr ||
-        (option != ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM &&
-         option != ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED)) {
-      throw Failure(FailureKind::kInvalidArgument,
-                    "vnpu: aclrtMemGetAllocationGranularity with option " +
-                        std::to_string(static_cast<int>(option)) +
-                        ": give properties, 0 (minimum) or 1 (recommended), and a place for it.");
-    }
-    *granularity = Memory::kPage;
-  });
-}
 VNPU_ACL(aclrtMallocPhysical,
          (aclrtDrvMemHandle * handle, size_t bytes, const aclrtPhysicalMemProp* prop, uint64_t)) {
   return guarded("aclrtMallocPhysical", [&] {
@@ -121,82 +106,5 @@ VNPU_ACL(aclrtMemImportFromShareableHandle,
   return guarded("aclrtMemImportFromShareableHandle", [&] {
     *handle = PhysicalHandles::instance().add(
         Memory::instance().import_physical(shareable, System::instance().physical(device)));
-  });
-}
-
-// --- handles of 128 bytes too ------------------------------------------------------------------
-
-namespace {
-
-// Number of the memory among all processes of this host, in either form of a handle.
-uint64_t& identity_in(void* shareable, aclrtMemSharedHandleType type, const char* function) {
-  if (shareable == nullptr ||
-      (type != ACL_MEM_SHARE_HANDLE_TYPE_DEFAULT && type != ACL_MEM_SHARE_HANDLE_TYPE_FABRIC)) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  std::string("vnpu: ") + function + " with a handle of type " +
-                      std::to_string(static_cast<int>(type)) +
-                      ": give a place for it, and 1 (default) or 2 (fabric).");
-  }
-  return *static_cast<uint64_t*>(shareable);
-}
-
-}  // namespace
-
-VNPU_ACL(aclrtMemExportToShareableHandleV2, (aclrtDrvMemHandle handle, uint64_t flags,
-                                             aclrtMemSharedHandleType type, void* shareable)) {
-  constexpr const char* kName = "aclrtMemExportToShareableHandleV2";
-  return guarded(kName, [&] {
-    if (flags != ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION) {
-      throw Failure(FailureKind::kNotSupported,
-                    std::string("vnpu: ") + kName + " with flags " + std::to_string(flags) +
-                        ": no list of processes that may import is kept. Give " +
-                        "ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION (1).");
-    }
-    uint64_t& identity = identity_in(shareable, type, kName);
-    const PhysicalPtr physical = physical_of(handle);
-    if (type == ACL_MEM_SHARE_HANDLE_TYPE_FABRIC) {
-      std::memset(shareable, 0, sizeof(aclrtMemFabricHandle));
-    }
-    identity = physical->identity;
-    Memory::instance().share(*physical);
-  });
-}
-VNPU_ACL(aclrtMemImportFromShareableHandleV2, (void* shareable, aclrtMemSharedHandleType type,
-                                               uint64_t flags, aclrtDrvMemHandle* handle)) {
-  constexpr const char* kName = "aclrtMemImportFromShareableHandleV2";
-  return guarded(kName, [&] {
-    const uint64_t identity = identity_in(shareable, type, kName);
-    if (flags != 0) {
-      throw Failure(FailureKind::kInvalidArgument, std::string("vnpu: ") + kName + " with flags " +
-                                                       std::to_string(flags) + ": give 0.");
-    }
-    System& system = System::instance();
-    const int device = system.physical(system.require_current_device());
-    *handle = PhysicalHandles::instance().add(Memory::instance().import_physical(identity, device));
-  });
-}
-// Each device of this process reads and writes what is mapped, from the mapping on.
-VNPU_ACL(aclrtMemSetAccess,
-         (void* address, size_t bytes, aclrtMemAccessDesc* rights, size_t count)) {
-  constexpr const char* kName = "aclrtMemSetAccess";
-  return guarded(kName, [&] {
-    if (rights == nullptr || count == 0 || bytes == 0 ||
-        Memory::instance().bytes_at(address) != bytes) {
-      throw Failure(FailureKind::kInvalidArgument,
-                    std::string("vnpu: ") + kName + " of " + std::to_string(bytes) +
-                        " bytes: give rights, and address and bytes of one mapping; here is " +
-                        Memory::instance().describe(address) + ".");
-    }
-    for (size_t i = 0; i < count; ++i) {
-      if (rights[i].flags != ACL_RT_MEM_ACCESS_FLAGS_READWRITE ||
-          rights[i].location.type != ACL_MEM_LOCATION_TYPE_DEVICE) {
-        throw Failure(FailureKind::kNotSupported,
-                      std::string("vnpu: ") + kName + " with flags " +
-                          std::to_string(static_cast<int>(rights[i].flags)) + " for location " +
-                          std::to_string(static_cast<int>(rights[i].location.type)) +
-                          ": devices read and write all that is mapped, and the host nothing.");
-      }
-      System::instance().physical(static_cast<int>(rights[i].location.id));
-    }
   });
 }

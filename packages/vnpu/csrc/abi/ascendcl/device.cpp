@@ -152,12 +152,6 @@ VNPU_ACL(aclrtGetLogicDevIdByUserDevId, (const int32_t user, int32_t* const logi
   return guarded("aclrtGetLogicDevIdByUserDevId",
                  [&] { *logic = System::instance().physical(user); });
 }
-// What it calls a logical number is a program's. Source: hicann/runtime docs/zh/api_ref/04, this
-// function.
-VNPU_ACL(aclrtGetPhyDevIdByLogicDevId, (const int32_t logic, int32_t* const physical)) {
-  return guarded("aclrtGetPhyDevIdByLogicDevId",
-                 [&] { *physical = System::instance().physical(logic); });
-}
 VNPU_ACL(aclrtDeviceGetBareTgid, (int32_t* pid)) {
   *pid = ::getpid();
   return 0;
@@ -193,31 +187,6 @@ VNPU_ACL(aclGetDeviceCapability, (uint32_t device, aclDeviceInfo info, int64_t* 
                   "vnpu: device capability " + std::to_string(info) + " is not known.");
   });
 }
-// Source: hicann/runtime src/runtime/api/api_c_device.cc, rtsDeviceGetCapability; its example
-// 0_runtime_compatibility says what an Ascend910B answers.
-VNPU_ACL(aclrtGetDeviceCapability,
-         (int32_t device, aclrtDevFeatureType feature, int32_t* is_supported)) {
-  return guarded("aclrtGetDeviceCapability", [&] {
-    System::instance().physical(device);
-    switch (feature) {
-      case ACL_FEATURE_TSCPU_TASK_UPDATE_SUPPORT_AIC_AIV:
-        *is_supported = ACL_DEV_FEATURE_SUPPORT;
-        return;
-      case ACL_FEATURE_SYSTEM_MEMQ_EVENT_CROSS_DEV:  // queues of tensors have no events
-        *is_supported = ACL_DEV_FEATURE_NOT_SUPPORT;
-        return;
-    }
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: device feature " + std::to_string(feature) + " is not known.");
-  });
-}
-// Compatible are chips of one architecture of cores: generations A2 and A3.
-VNPU_ACL(aclrtCheckArchCompatibility, (const char* soc, int32_t* is_compatible)) {
-  return guarded("aclrtCheckArchCompatibility", [&] {
-    const Generation generation = chip_of(soc != nullptr ? soc : "").generation;
-    *is_compatible = generation == Generation::kA2 || generation == Generation::kA3 ? 1 : 0;
-  });
-}
 VNPU_ACL(aclrtGetDeviceUtilizationRate, (int32_t device, aclrtUtilizationInfo* info)) {
   return guarded("aclrtGetDeviceUtilizationRate", [&] {
     System::instance().physical(device);
@@ -244,14 +213,6 @@ VNPU_ACL(aclsysGetVersionStr, (char*, char* version)) {
   std::strcpy(version, Configuration::of_environment().cann_version());
   return 0;
 }
-// "8.5.0" is 80500000. Source: hicann/runtime src/acl/aclrt_impl/acl.cpp, kWeightMajor and the
-// rest.
-VNPU_ACL(aclsysGetVersionNum, (char*, int32_t* version)) {
-  const char* const number = Configuration::of_environment().cann_version();
-  *version =
-      (number[0] - '0') * 10'000'000 + (number[2] - '0') * 100'000 + (number[4] - '0') * 1000;
-  return 0;
-}
 VNPU_ACL(aclGetCannAttributeList, (const aclCannAttr** list, size_t* count)) {
   static const aclCannAttr all[] = {ACL_CANN_ATTR_INF_NAN, ACL_CANN_ATTR_BF16,
                                     ACL_CANN_ATTR_JIT_COMPILE};
@@ -271,10 +232,6 @@ VNPU_ACL(aclrtSetDeviceSatMode, (aclrtFloatOverflowMode mode)) {
                       ": results that overflow become infinities here, and never the largest "
                       "number. Leave the device in ACL_RT_OVERFLOW_MODE_INFNAN.");
   });
-}
-VNPU_ACL(aclrtGetDeviceSatMode, (aclrtFloatOverflowMode * mode)) {
-  *mode = ACL_RT_OVERFLOW_MODE_INFNAN;  // IEEE arithmetic is what ATen does
-  return 0;
 }
 VNPU_ACL(aclrtSetOpExecuteTimeOut, (uint32_t)) { return 0; }
 VNPU_ACL(aclrtSetOpExecuteTimeOutV2, (uint64_t timeout_us, uint64_t* actual_us)) {

@@ -27,28 +27,6 @@ void check_has_waits(const Event& event, const char* what) {
                     ") only mark time or progress; create it with ACL_EVENT_SYNC.");
 }
 
-// Whether a record, or a wait, is one beyond a graph's bounds. use: of the event so far, which
-// stays. Source: hicann/runtime docs/zh/api_ref/07, aclrtRecordEventWithFlag, constraints.
-bool is_external(uint32_t flag, std::atomic<Event::Use>& use, const Event& event) {
-  const bool external = flag == ACL_EVENT_RECORD_EXTERNAL;
-  const auto now = external ? Event::Use::kExternal : Event::Use::kPlain;
-  auto before = Event::Use::kUnknown;
-  if (flag > ACL_EVENT_RECORD_EXTERNAL ||
-      (!use.compare_exchange_strong(before, now) && before != now)) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: flag " + std::to_string(flag) +
-                      " of a record of an event, or a wait; 0 and, beyond a graph, 1 are, and an "
-                      "event keeps the first.");
-  }
-  if (external && (event.flags != ACL_EVENT_SYNC || event.holds != Event::Holds::kWhileRecorded)) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: an event beyond a graph is made by aclrtCreateEventExWithFlag with "
-                  "ACL_EVENT_SYNC alone; this one has flags " +
-                      std::to_string(event.flags) + ".");
-  }
-  return external;
-}
-
 // What processes share of an event that was made for several.
 SharedRecordsPtr records_of(uint32_t flags) {
   return (flags & ACL_EVENT_IPC) != 0 ? SharedRecords::create() : nullptr;
@@ -106,36 +84,6 @@ VNPU_ACL(aclrtStreamWaitEvent, (aclrtStream stream, aclrtEvent handle)) {
     const EventPtr& event = abi::event_of(handle);
     check_has_waits(*event, "a stream waits for");
     executor().wait(abi::stream_of(stream), event);
-  });
-}
-// CANN's headers here have the flags and not the functions.
-// Source: hicann/runtime docs/zh/api_ref/07, aclrtRecordEventWithFlag.
-VNPU_ACL(aclrtRecordEventWithFlag, (aclrtEvent handle, aclrtStream stream, uint32_t flag)) {
-  return guarded("aclrtRecordEventWithFlag", [&] {
-    const EventPtr& event = abi::event_of(handle);
-    if (!is_external(flag, event->records, *event)) {
-      executor().record(abi::stream_of(stream), event);
-      return;
-    }
-    executor().add_external(abi::stream_of(stream), event, true);
-  });
-}
-VNPU_ACL(aclrtStreamWaitEventWithFlag,
-         (aclrtStream stream, aclrtEvent handle, uint32_t timeout_s, uint32_t flag)) {
-  return guarded("aclrtStreamWaitEventWithFlag", [&] {
-    const EventPtr& event = abi::event_of(handle);
-    const bool external = is_external(flag, event->waits, *event);
-    if (timeout_s != 0) {
-      throw Failure(external ? FailureKind::kInvalidArgument : FailureKind::kNotSupported,
-                    "vnpu: a stream waits for an event without a limit (0), not for " +
-                        std::to_string(timeout_s) + " s.");
-    }
-    if (external) {
-      executor().add_external(abi::stream_of(stream), event, false);
-    } else {
-      check_has_waits(*event, "a stream waits for");
-      executor().wait(abi::stream_of(stream), event);
-    }
   });
 }
 VNPU_ACL(aclrtResetEvent, (aclrtEvent handle, aclrtStream stream)) {

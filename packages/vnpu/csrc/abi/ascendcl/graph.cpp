@@ -61,7 +61,8 @@ VNPU_ACL(aclmdlRICaptureEnd, (aclrtStream stream, aclmdlRI* model)) {
 }
 VNPU_ACL(aclmdlRIExecuteAsync, (aclmdlRI model, aclrtStream stream)) {
   return guarded("aclmdlRIExecuteAsync", [&] {
-    executor().replay(abi::stream_of(stream), Graphs::instance().find(model));
+    executor().submit(abi::stream_of(stream),
+                      std::make_shared<GraphReplay>(Graphs::instance().find(model)));
   });
 }
 VNPU_ACL(aclmdlRIDestroy, (aclmdlRI model)) {

@@ -39,9 +39,6 @@ VNPU_ACL(aclDestroyDataBuffer, (const aclDataBuffer* buffer)) {
   delete buffer;
   return 0;
 }
-VNPU_C(void*) aclGetDataBufferAddr(const aclDataBuffer* buffer) {
-  return buffer == nullptr ? nullptr : buffer->data;
-}
 VNPU_C(aclTensorDesc*)
 aclCreateTensorDesc(aclDataType type, int count, const int64_t* dims, aclFormat format) {
   const std::vector<int64_t> sizes(dims, dims + count);

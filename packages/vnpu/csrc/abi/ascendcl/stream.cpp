@@ -171,34 +171,14 @@ Executor::Limit limit_of(int32_t timeout_ms) {
 
 }  // namespace
 
-VNPU_ACL(aclrtCreateStreamWithConfig, (aclrtStream * stream, uint32_t priority, uint32_t flags)) {
+VNPU_ACL(aclrtCreateStreamWithConfig, (aclrtStream * stream, uint32_t priority, uint32_t)) {
   return guarded("aclrtCreateStreamWithConfig", [&] {
     const int device = System::instance().require_current_device();
-    const StreamPtr created = executor().create_stream(device, priority);
-    created->flags = flags;
-    *stream = abi::make_handle(created);
+    *stream = abi::make_handle(executor().create_stream(device, priority));
   });
-}
-VNPU_ACL(aclrtStreamGetPriority, (aclrtStream stream, uint32_t* priority)) {
-  return guarded("aclrtStreamGetPriority", [&] { *priority = abi::stream_of(stream)->priority; });
-}
-VNPU_ACL(aclrtStreamGetFlags, (aclrtStream stream, uint32_t* flags)) {
-  return guarded("aclrtStreamGetFlags", [&] { *flags = abi::stream_of(stream)->flags; });
 }
 VNPU_ACL(aclrtCreateStream, (aclrtStream * stream)) {
   return aclrtCreateStreamWithConfig(stream, 0, 0);
-}
-// A default stream gets one handle, at the first question.
-VNPU_ACL(aclrtCtxGetCurrentDefaultStream, (aclrtStream * stream)) {
-  return guarded("aclrtCtxGetCurrentDefaultStream", [&] {
-    static std::mutex mutex;
-    static std::map<int, void*> handles;
-    const int device = System::instance().require_current_device();
-    std::lock_guard lock(mutex);
-    void*& handle = handles[device];
-    if (handle == nullptr) handle = abi::make_handle(System::instance().default_stream(device));
-    *stream = handle;
-  });
 }
 VNPU_ACL(aclrtDestroyStream, (aclrtStream stream)) {
   return guarded("aclrtDestroyStream", [&] {

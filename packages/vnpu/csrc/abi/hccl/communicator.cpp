@@ -139,11 +139,6 @@ VNPU_HCCL(HcclResult, HcclCommInitClusterInfoConfig,
   });
 }
 
-VNPU_HCCL(HcclResult, HcclCommInitClusterInfo,
-          (const char* cluster_info, uint32_t rank, HcclComm* communicator)) {
-  return HcclCommInitClusterInfoConfig(cluster_info, rank, nullptr, communicator);
-}
-
 VNPU_HCCL(HcclResult, HcclCreateSubCommConfig,
           (HcclComm * communicator, uint32_t ranks, uint32_t* rank_ids, uint64_t id, uint32_t rank,
            HcclCommConfig* config, HcclComm* derived)) {
@@ -205,10 +200,6 @@ VNPU_HCCL(HcclResult, HcclCommDestroy, (HcclComm communicator)) {
 
 VNPU_HCCL(HcclResult, HcclGetRankSize, (HcclComm communicator, uint32_t* ranks)) {
   return hccl_guarded("HcclGetRankSize", [&] { *ranks = group_of(communicator)->ranks(); });
-}
-
-VNPU_HCCL(HcclResult, HcclGetRankId, (HcclComm communicator, uint32_t* rank)) {
-  return hccl_guarded("HcclGetRankId", [&] { *rank = group_of(communicator)->rank(); });
 }
 
 VNPU_HCCL(HcclResult, HcclGetCommName, (HcclComm communicator, char* name)) {

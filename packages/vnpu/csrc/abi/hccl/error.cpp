@@ -1,4 +1,4 @@
-// HCCL's codes of results: which a failure gets, and what they mean.
+// HCCL's codes of results that failures get.
 
 #include "abi/hccl/communicator.h"
 
@@ -29,35 +29,3 @@ HcclResult result_of(FailureKind kind) {
 }
 
 }  // namespace vnpu::abi
-
-VNPU_HCCL(const char*, HcclGetErrorString, (HcclResult code)) {
-  switch (code) {
-    case HCCL_SUCCESS: return "no error";
-    case HCCL_E_PARA: return "parameter error";
-    case HCCL_E_PTR: return "empty pointer";
-    case HCCL_E_MEMORY: return "memory error";
-    case HCCL_E_INTERNAL: return "internal error";
-    case HCCL_E_NOT_SUPPORT: return "not supported";
-    case HCCL_E_NOT_FOUND: return "resource not found";
-    case HCCL_E_UNAVAIL: return "resource unavailable";
-    case HCCL_E_SYSCALL: return "system call error";
-    case HCCL_E_TIMEOUT: return "timeout";
-    case HCCL_E_OPEN_FILE_FAILURE: return "file cannot be opened";
-    case HCCL_E_TCP_CONNECT: return "TCP connection error";
-    case HCCL_E_ROCE_CONNECT: return "RoCE connection error";
-    case HCCL_E_TCP_TRANSFER: return "TCP transfer error";
-    case HCCL_E_ROCE_TRANSFER: return "RoCE transfer error";
-    case HCCL_E_RUNTIME: return "runtime error";
-    case HCCL_E_DRV: return "driver error";
-    case HCCL_E_PROFILING: return "profiling error";
-    case HCCL_E_CCE: return "CCE error";
-    case HCCL_E_NETWORK: return "network error";
-    case HCCL_E_AGAIN: return "try again";
-    case HCCL_E_REMOTE: return "remote rank lost";
-    case HCCL_E_SUSPENDING: return "communicator is suspending";
-    case HCCL_E_OPRETRY_FAIL: return "retry failed";
-    case HCCL_E_OOM: return "out of memory";
-    case HCCL_E_RESERVED: break;
-  }
-  return "unknown error";
-}

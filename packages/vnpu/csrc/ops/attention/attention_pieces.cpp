@@ -54,14 +54,6 @@ VNPU_OPERATOR(AttentionUpdate,
   if (wants_lse == 1) store(lse_out, merged);
 }
 
-VNPU_OPERATOR(ScaledMaskedSoftmax,
-              (const Tensor& x, const Tensor& mask, double scale, bool triangle, Out out),
-              {.tier = kT2, .cost = elements<6>}) {
-  require(!triangle, "fixedTriuMask is not supported by the device either; pass the mask.");
-  constexpr double kHidden = -10000.0;  // what the device puts in place of a masked score
-  store(out, at::softmax((x.to(at::kFloat) * scale).masked_fill(mask.to(at::kBool), kHidden), -1));
-}
-
 static Check no_mix_with(const char* other) {
   return that(std::string("have the dtype of ") + other, {other},
               [](const RuleArguments& own) { return own.tensor().dtype == own.tensor(1).dtype; });

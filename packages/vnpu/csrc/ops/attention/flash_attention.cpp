@@ -20,7 +20,6 @@ struct Flash {
   int64_t sparse_mode, bias_type;
   OptionalTensor softmax_max, softmax_sum;
   Tensor out;
-  OptionalTensor query_rope = {}, key_rope = {}, sink = {};
 };
 
 void flash(const Flash& flash) {
@@ -51,9 +50,6 @@ void flash(const Flash& flash) {
   call.single_queries_bounded = true;
   call.softmax_max = flash.softmax_max;
   call.softmax_sum = flash.softmax_sum;
-  call.query_rope = flash.query_rope;
-  call.key_rope = flash.key_rope;
-  call.sink = flash.sink;
   run(std::move(call));
 }
 
@@ -104,18 +100,6 @@ VNPU_OPERATOR(FlashAttentionVarLenScoreV2,
               {.tier = kT2, .cost = attend_with_ends}) {
   flash(VNPU_FLASH(query_ends, key_ends, bias_type));
 }
-VNPU_OPERATOR(FlashAttentionVarLenScoreV3,
-              (const Tensor& query, const OptionalTensor& query_rope, const Tensor& key,
-               const OptionalTensor& key_rope, const Tensor& value, VNPU_FLASH_MASKS,
-               const OptionalIntArray&, const OptionalIntArray& query_ends,
-               const OptionalIntArray& key_ends, const OptionalIntArray&, const OptionalIntArray&,
-               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, VNPU_FLASH_OUTPUTS),
-              {.tier = kT2, .cost = attend_with_ends}) {
-  Flash call = VNPU_FLASH(query_ends, key_ends, bias_type);
-  call.query_rope = query_rope;
-  call.key_rope = key_rope;
-  flash(call);
-}
 // softmaxOutLayout says how the statistics lie; they are written by their own sizes [tokens, heads,
 // 8].
 VNPU_OPERATOR(FlashAttentionVarLenScoreV4,
@@ -125,20 +109,6 @@ VNPU_OPERATOR(FlashAttentionVarLenScoreV4,
                VNPU_FLASH_OUTPUTS),
               {.tier = kT2, .cost = attend_with_ends}) {
   flash(VNPU_FLASH(query_ends, key_ends, 1));
-}
-VNPU_OPERATOR(FlashAttentionVarLenScoreV5,
-              (const Tensor& query, const OptionalTensor& query_rope, const Tensor& key,
-               const OptionalTensor& key_rope, const Tensor& value, VNPU_FLASH_MASKS,
-               const OptionalTensor& sink, const OptionalIntArray&,
-               const OptionalIntArray& query_ends, const OptionalIntArray& key_ends,
-               const OptionalIntArray&, const OptionalIntArray&, VNPU_FLASH_ATTRIBUTES,
-               int64_t bias_type, const Text&, VNPU_FLASH_OUTPUTS),
-              {.tier = kT2, .cost = attend_with_ends}) {
-  Flash call = VNPU_FLASH(query_ends, key_ends, bias_type);
-  call.query_rope = query_rope;
-  call.key_rope = key_rope;
-  call.sink = sink;
-  flash(call);
 }
 
 }  // namespace vnpu::ops

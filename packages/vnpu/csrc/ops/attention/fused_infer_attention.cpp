@@ -1,8 +1,7 @@
-// aclnnFusedInferAttentionScore and its predecessors for prefill and decode: attention over keys
-// and values that are dense, packed one sequence after the other, or paged.
+// aclnnFusedInferAttentionScore: attention over keys and values that are dense, packed one sequence
+// after the other, or paged.
 
 #include <algorithm>
-#include <limits>
 
 #include "ops/attention/fused_attention.h"
 #include "ops/rule_text.h"
@@ -524,57 +523,5 @@ VNPU_OPERATOR(FusedInferAttentionScoreV5,
   run(VNPU_FUSED_INFER_CALL, {query_rope, key_rope, query_scale, sink});
 }
 VNPU_MAX_WORKSPACE(FusedInferAttentionScoreV5)
-
-VNPU_OPERATOR(PromptFlashAttentionV3,
-              (const Tensor& query, const Tensor& key, const Tensor& value,
-               const OptionalTensor& bias, const OptionalTensor& mask,
-               const OptionalIntArray& query_lengths, const OptionalIntArray& key_lengths,
-               const OptionalTensor& dequant_scores, const OptionalTensor& quant_weights,
-               const OptionalTensor& dequant_values, const OptionalTensor& out_scale,
-               const OptionalTensor& out_offset, int64_t query_heads, double scale,
-               int64_t pre_tokens, int64_t next_tokens, const Text& layout, int64_t key_heads,
-               int64_t sparse_mode, int64_t, Out out),
-              {.tier = kT2, .cost = attend_with_lengths}) {
-  const TensorList keys{key};
-  const TensorList values{value};
-  run(prepared({query,
-                keys,
-                values,
-                query_heads,
-                key_heads,
-                scale,
-                layout,
-                {sparse_mode, pre_tokens, next_tokens},
-                out.tensor,
-                bias,
-                mask,
-                query_lengths,
-                key_lengths,
-                out_scale,
-                out_offset},
-               {}, {}, 0, dequant_scores || quant_weights || dequant_values, {}));
-}
-
-VNPU_OPERATOR(IncreFlashAttentionV4,
-              (const Tensor& query, const TensorList& key, const TensorList& value,
-               const OptionalTensor& bias, const OptionalTensor& mask,
-               const OptionalIntArray& key_lengths, const OptionalTensor& dequant_scores,
-               const OptionalTensor& quant_weights, const OptionalTensor& dequant_values,
-               const OptionalTensor& out_scale, const OptionalTensor& out_offset,
-               const OptionalTensor& scale_of_both, const OptionalTensor& offset_of_both,
-               const OptionalTensor& block_table, const OptionalTensor& key_padding,
-               int64_t query_heads, double scale, const Text& layout, int64_t key_heads,
-               int64_t block_size, int64_t, Out out),
-              {.tier = kT2, .cost = attend_with_lengths}) {
-  constexpr int64_t kAll = std::numeric_limits<int32_t>::max();
-  FusedAttention call{query,       key,       value,           query_heads, key_heads,
-                      scale,       layout,    {0, kAll, kAll}, out.tensor,  bias,
-                      mask,        {},        key_lengths,     out_scale,   out_offset,
-                      block_table, block_size};
-  call.key_padding = key_padding;
-  // One scale pair without a mode: per channel, or one for all.
-  run(prepared(std::move(call), scale_of_both, offset_of_both, 0,
-               dequant_scores || quant_weights || dequant_values, {}));
-}
 
 }  // namespace vnpu::ops

@@ -252,16 +252,6 @@ VNPU_OPERATOR(ScatterPaKvCache,
   }
 }
 
-VNPU_OPERATOR(ScatterPaCache,
-              (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
-               const OptionalTensor& compress_lens, const OptionalTensor&, const OptionalTensor&,
-               const Text& cache_mode),
-              {.tier = kOther, .cost = cost_of_scatter_pa_kv_cache}) {
-  if (compress_lens)
-    refuse("compressLens is not supported; pass [tokens, heads, size] without it.");
-  write_slots(key, key_cache.tensor, slot_mapping, cache_mode_of(cache_mode), false);
-}
-
 static Rules rules_of_gather_pa_kv_cache() {
   return {"aclnnGatherPaKvCache.md, parameters",
           {{"key_cache", {dtype({at::kHalf, at::kBFloat16, at::kChar}), contiguous()}},

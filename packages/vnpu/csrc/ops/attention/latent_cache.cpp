@@ -1,7 +1,6 @@
 #include "ops/attention/latent_cache.h"
 
 #include <string_view>
-#include <vector>
 
 #include "ops/attention/kv_cache.h"
 #include "ops/quantization/int8_quantization.h"
@@ -17,27 +16,11 @@ bool ends_with(const Text& text, const char* end) {
 
 // Of each row, where sequences begin with a block and an index stands for a block.
 Tensor slots_of_blocks(const LatentCacheTarget& target, int64_t block_size) {
-  std::vector<int64_t> ends;
-  if (target.ends) {
-    const Tensor values = target.ends->to(at::kLong).contiguous();
-    const auto* const first = values.const_data_ptr<int64_t>();
-    ends.assign(first, first + values.numel());
-  } else {
-    for (int64_t i = 1; i <= target.batches; ++i) ends.push_back(i * target.tokens);
-  }
-  const Tensor first =
-      target.index.to(at::kLong).reshape({-1}) * (target.names_blocks ? block_size : 1);
-  std::vector<Tensor> slots;
-  int64_t start = 0;
-  int64_t blocks = 0;
-  for (const int64_t end : ends) {
-    const Tensor token = at::arange(end - start, at::kLong);
-    slots.push_back(first.index_select(0, at::floor_divide(token, block_size) + blocks) +
-                    token.remainder(block_size));
-    blocks += (end - start + block_size - 1) / block_size;
-    start = end;
-  }
-  return at::cat(slots);
+  const int64_t blocks = (target.tokens + block_size - 1) / block_size;
+  const Tensor token = at::arange(target.tokens, at::kLong);
+  const Tensor first = target.index.to(at::kLong).view({target.batches, blocks});
+  return (first.index_select(1, at::floor_divide(token, block_size)) + token.remainder(block_size))
+      .reshape({-1});
 }
 
 }  // namespace

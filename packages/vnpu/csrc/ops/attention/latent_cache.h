@@ -9,12 +9,9 @@ namespace vnpu::ops {
 // Where rows go: cache modes differ in what an index counts and in how a block lies in memory.
 struct LatentCacheTarget {
   Text mode;
-  Tensor index;     // of tokens, or of blocks in the BLK modes
+  Tensor index;     // of tokens, or of the slots at which blocks begin in the BLK modes
   int64_t batches;  // rows are [batches * tokens, size]
   int64_t tokens;
-  bool names_blocks =
-      false;                 // in the BLK modes: by their numbers, not the slots of their beginning
-  OptionalTensor ends = {};  // of sequences that are not of `tokens` each
 };
 
 // rows [batches * tokens, size], of the cache's dtype.

@@ -191,10 +191,6 @@ double LegacyArguments::real(const char* name, double otherwise) const {
   const double* const value = find<double>(name);
   return value == nullptr ? otherwise : *value;
 }
-std::string LegacyArguments::text(const char* name, const char* otherwise) const {
-  const std::string* const value = find<std::string>(name);
-  return value == nullptr ? otherwise : *value;
-}
 std::vector<int64_t> LegacyArguments::integers(const char* name) const {
   const auto* const value = find<std::vector<int64_t>>(name);
   return value == nullptr ? std::vector<int64_t>() : *value;

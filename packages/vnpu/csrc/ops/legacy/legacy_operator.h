@@ -49,7 +49,6 @@ class LegacyArguments {
   bool flag(const char* name, bool otherwise = false) const;
   int64_t integer(const char* name, int64_t otherwise) const;
   double real(const char* name, double otherwise) const;
-  std::string text(const char* name, const char* otherwise) const;
   std::vector<int64_t> integers(const char* name) const;
 
  private:

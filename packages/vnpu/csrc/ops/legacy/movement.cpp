@@ -1,4 +1,4 @@
-// Legacy operators that make, move and choose elements.
+// Legacy operators that make and move elements.
 
 #include "ops/legacy/legacy_operator.h"
 
@@ -48,61 +48,5 @@ const bool view_copy = legacy("ViewCopy", [](const LegacyArguments& a) -> Result
   at::as_strided(whole, a.numbers(1), a.numbers(2), a.number(3)).copy_(source);
   return {whole};
 });
-VNPU_LEGACY(reverse, "ReverseV2", at::flip(a[0], a.numbers(1)));
-VNPU_LEGACY(roll, "Roll", at::roll(a[0], a.integers("shifts"), a.integers("dims")));
-VNPU_LEGACY(tril, "Tril", at::tril(a[0], a.integer("diagonal", 0)));
-VNPU_LEGACY(triu, "Triu", at::triu(a[0], a.integer("diagonal", 0)));
-// paddings: two numbers for each dimension, from the first on
-const bool pad = legacy("PadV3", [](const LegacyArguments& a) -> Results {
-  const bool is_constant = a.text("mode", "constant") == "constant";
-  require(a.flag("paddings_contiguous", true) && is_constant,
-          "only mode 'constant' with paddings side by side is implemented");
-  const std::vector<int64_t> given = a.numbers(1);
-  std::vector<int64_t> from_last;
-  for (size_t i = given.size(); i >= 2; i -= 2) {
-    from_last.insert(from_last.end(), {given[i - 2], given[i - 1]});
-  }
-  const Scalar value = a.has(2) ? a[2].reshape({}).item() : Scalar(0);
-  return {at::constant_pad_nd(a[0], from_last, value)};
-});
-
-// --- chosen by indices ---------------------------------------------------------------------------
-
-Tensor gather(const Tensor& x, const Tensor& indices, int64_t dim) {
-  const int64_t axis = dim < 0 ? dim + x.dim() : dim;
-  std::vector<int64_t> sizes = x.sizes().slice(0, axis).vec();
-  sizes.insert(sizes.end(), indices.sizes().begin(), indices.sizes().end());
-  const auto rest = x.sizes().slice(axis + 1);
-  sizes.insert(sizes.end(), rest.begin(), rest.end());
-  return x.index_select(axis, indices.reshape(-1)).reshape(sizes);
-}
-const bool gathers = legacy("GatherV2", [](const LegacyArguments& a) -> Results {
-  require(a.integer("batch_dims", 0) == 0, "batch_dims must be 0");
-  return {gather(a[0], a[1], a.number(2))};
-});
-VNPU_LEGACY(gathers_of_attribute, "GatherV2D", gather(a[0], a[1], a.integer("axis", 0)));
-VNPU_LEGACY(gathers_elements, "GatherElements",
-            at::gather(a[0], a.integer("dim", 0), a[1].to(at::kLong)));
-const bool scatters_elements = legacy("ScatterElements", [](const LegacyArguments& a) -> Results {
-  const std::string reduction = a.text("reduction", "none");
-  const int64_t axis = a.integer("axis", 0);
-  const Tensor index = a[1].to(at::kLong);
-  if (reduction == "add") return {at::scatter_add(a[0], axis, index, a[2])};
-  require(reduction == "none", "only reductions 'none' and 'add' are implemented");
-  return {at::scatter(a[0], axis, index, a[2])};
-});
-
-// Indices follow the inputs in front of them; masks says which dimensions they are of.
-c10::List<std::optional<Tensor>> indices_of(const LegacyArguments& a, size_t masks, size_t first) {
-  c10::List<std::optional<Tensor>> all;
-  for (const int64_t is_indexed : a.numbers(masks)) {
-    all.push_back(is_indexed != 0 ? std::optional<Tensor>(a[first++]) : std::nullopt);
-  }
-  return all;
-}
-VNPU_LEGACY(index, "Index", at::index(a[0], indices_of(a, 1, 3)));
-VNPU_LEGACY(index_put, "IndexPutV2",
-            at::index_put(a[0], indices_of(a, 2, 4), a[1], a.flag("accumulate")));
-
 }  // namespace
 }  // namespace vnpu::ops

@@ -1,6 +1,6 @@
 #pragma once
 
-// Layouts of images, volumes and matrices that only Ascend's units read (aclFormat).
+// FRACTAL_NZ and the plain layouts (aclFormat) of the older interface's tensors.
 
 #include <cstdint>
 #include <vector>

@@ -200,19 +200,6 @@ static void spread(const Call& call, Work& work, const char* out) {
   work.vector_operations = 32 * call.tensor("expert_index").numel();  // the sort
 }
 static void cost_of_moe_init_routing(const Call& call, Work& work) { spread(call, work, "x_out"); }
-VNPU_OPERATOR(MoeInitRouting,
-              (const Tensor& x, const Tensor& row_index, const Tensor& expert_index, int64_t,
-               Out x_out, Out row_index_out, Out expert_index_out),
-              {.tier = kT2, .cost = cost_of_moe_init_routing}) {
-  // The oldest form: rows carry numbers, and a number modulo the tokens is the token.
-  if (x.numel() == 0) return;
-  const SortedAssignments all = sort_assignments(expert_index);
-  const Tensor numbers = row_index.reshape({-1}).to(at::kLong).index_select(0, all.assignments);
-  store(row_index_out, positions(numbers));
-  store(expert_index_out, all.experts);
-  const Tensor active = numbers.narrow(0, 0, x_out.tensor.size(0));
-  store(x_out, x.index_select(0, active.remainder(x.size(0))));
-}
 
 VNPU_OPERATOR(MoeInitRoutingV2,
               (const Tensor& x, const Tensor& expert_index, int64_t active_rows, int64_t capacity,
@@ -328,21 +315,6 @@ VNPU_OPERATOR(MoeInitRoutingV3,
     counts_out.tensor->narrow(0, 0, used.size(0))
         .copy_(at::stack({used + first, counts.index_select(0, used)}, 1));
   }
-}
-
-VNPU_OPERATOR(MoeInitRoutingQuantV2,
-              (const Tensor& x, const Tensor& expert_index, const OptionalTensor& scale,
-               const OptionalTensor& offset, int64_t active_rows, int64_t capacity, int64_t experts,
-               int64_t drop_pad_mode, int64_t count_form, bool counts_before_drop,
-               int64_t quant_mode, Out x_out, Out row_index_out, OptionalOut counts_out,
-               OptionalOut before_drop_out, OptionalOut scale_out),
-              {.tier = kT2, .cost = cost_of_moe_init_routing}) {
-  const Tensor sorted =
-      init_routing({x, expert_index, scale, offset, active_rows, capacity, experts,
-                    drop_pad_mode == 1, quant_mode, 0, last_expert(experts), false},
-                   {x_out.tensor, row_index_out.tensor, scale_out.tensor});
-  store_counts(sorted, experts, count_form, counts_out);
-  if (counts_before_drop) store_counts(sorted, experts, 2, before_drop_out);
 }
 
 }  // namespace vnpu::ops

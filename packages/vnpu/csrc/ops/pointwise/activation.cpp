@@ -203,23 +203,6 @@ VNPU_OPERATOR(ClippedSwiglu,
       {.interleaved = interleaved, .clipped = true, .alpha = alpha, .limit = limit, .bias = bias});
   store(out.tensor.view({rows, -1}).narrow(0, 0, used), y);
 }
-// gelu(one half) * the other; approximate: 0 = erf, 1 = tanh.
-VNPU_OPERATOR(GeGluV3,
-              (const Tensor& self, int64_t dim, int64_t approximate, bool activate_left, Out out,
-               Out gelu_out),
-              {.tier = kT2, .cost = elements<10>}) {
-  auto [gate, value] = halves(self, dim);
-  if (!activate_left) std::swap(gate, value);
-  const Tensor gelu = at::gelu(widen(gate), approximate == 1 ? "tanh" : "none");
-  store(gelu_out, gelu);
-  store(out, gelu * widen(value));
-}
-// x * sigmoid(1.702 x), in the form that cannot overflow.
-VNPU_OPERATOR(FastGelu, (const Tensor& self, Out out), {.tier = kT2, .cost = elements<10>}) {
-  const Tensor x = widen(self);
-  const Tensor size = x.abs();
-  store(out, x / (at::exp(size * -1.702) + 1) * at::exp((x - size) * 0.851));
-}
 
 // --- with quantisation
 // -----------------------------------------------------------------------------

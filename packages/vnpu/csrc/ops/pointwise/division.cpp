@@ -89,10 +89,5 @@ VNPU_OPERATOR(FmodTensor, (const Tensor& self, const Tensor& other, Out out),
   at::fmod_out(out.tensor, self, divisor(other));
 }
 VNPU_TENSOR_SCALAR(FmodScalar, at::fmod_out, {.cost = elements<10>})
-VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other),
-              {.tier = kOther, .cost = elements<10>}) {
-  self.tensor.fmod_(divisor(other));
-}
-VNPU_INPLACE_SCALAR(InplaceFmodScalar, at::fmod_out, {.tier = kOther, .cost = elements<10>})
 
 }  // namespace vnpu::ops

@@ -107,7 +107,6 @@ VNPU_OPERATOR(InplacePowTensorScalar, (InOut self, const Scalar& exponent),
 VNPU_TENSOR_TENSOR(Maximum, at::maximum_out, {.cost = elements<1>})
 VNPU_TENSOR_TENSOR(Minimum, at::minimum_out, {.cost = elements<1>})
 VNPU_TENSOR_TENSOR(Atan2, at::atan2_out, {.cost = elements<10>})
-VNPU_INPLACE_TENSOR(InplaceAtan2, at::atan2_out, {.tier = kOther, .cost = elements<10>})
 
 static Rules rules_of_inplace_addcmul() {
   const std::vector<ScalarType> dtypes =
@@ -146,50 +145,10 @@ VNPU_OPERATOR(Lerps, (const Tensor& self, const Tensor& end, const Scalar& weigh
               {.cost = elements<1>}) {
   at::lerp_out(out.tensor, self, end, weight);
 }
-VNPU_OPERATOR(InplaceLerp, (InOut self, const Tensor& end, const Tensor& weight),
-              {.tier = kOther, .cost = elements<1>}) {
-  self.tensor.lerp_(end, weight);
-}
-VNPU_OPERATOR(InplaceLerps, (InOut self, const Tensor& end, const Scalar& weight),
-              {.tier = kOther, .cost = elements<1>}) {
-  self.tensor.lerp_(end, weight);
-}
 
 VNPU_OPERATOR(LogAddExp, (const Tensor& self, const Tensor& other, Out out),
               {.tier = kOther, .cost = elements<10>}) {
   store(out, at::logaddexp(widen(self), widen(other)));
-}
-VNPU_OPERATOR(LogAddExp2, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(out, at::logaddexp2(widen(self), widen(other)));
-}
-VNPU_OPERATOR(Gcd, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kOther, .cost = elements<1>}) {
-  store(out, at::gcd(self, other));
-}
-VNPU_OPERATOR(Heaviside, (const Tensor& input, const Tensor& values, Out out),
-              {.tier = kOther, .cost = elements<1>}) {
-  store(out, at::heaviside(input, values));
-}
-VNPU_OPERATOR(XLogYTensor, (const Tensor& self, const Tensor& other, Out out),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(out, at::xlogy(self, other));
-}
-VNPU_OPERATOR(XLogYScalarSelf, (const Scalar& self, const Tensor& other, Out out),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(out, at::xlogy(self, other));
-}
-VNPU_OPERATOR(XLogYScalarOther, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(out, at::xlogy(self, other));
-}
-VNPU_OPERATOR(InplaceXLogYTensor, (InOut self, const Tensor& other),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(self, at::xlogy(self.tensor, other));
-}
-VNPU_OPERATOR(InplaceXLogYScalarOther, (InOut self, const Scalar& other),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(self, at::xlogy(self.tensor, other));
 }
 
 }  // namespace vnpu::ops

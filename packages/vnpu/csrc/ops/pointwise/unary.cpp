@@ -85,16 +85,9 @@ VNPU_WIDENED_BOTH(Atan, at::atan)
 VNPU_WIDENED_BOTH(Atanh, at::atanh)
 VNPU_WIDENED_BOTH(Cosh, at::cosh)
 VNPU_WIDENED_BOTH(Sinh, at::sinh)
-VNPU_WIDENED_BOTH(Sinc, at::sinc)
 VNPU_WIDENED_BOTH(Erfc, at::erfc)
 VNPU_WIDENED_BOTH(Erfinv, at::erfinv)
 VNPU_WIDENED_INPLACE(InplaceTan, at::tan, {.tier = kOther, .cost = elements<10>})
-
-// eps below 0: not clamped.
-VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(out, at::logit(widen(input), eps < 0 ? std::nullopt : std::optional<double>(eps)));
-}
 
 // --- rounding and sign --------------------------------------------------------------------------
 
@@ -107,21 +100,12 @@ VNPU_UNARY(Round, at::round_out,
                         kOnBigChips}}}})  // half to even
 VNPU_UNARY(Trunc, at::trunc_out, {.cost = elements<1>})
 VNPU_UNARY(Sign, at::sgn_out, {.cost = elements<1>})  // complex numbers too
-VNPU_OPERATOR(Signbit, (const Tensor& self, Out out), {.tier = kOther, .cost = elements<1>}) {
-  store(out, at::signbit(self));
-}
-VNPU_UNARY(Frac, at::frac_out, {.tier = kOther, .cost = elements<1>})
-VNPU_UNARY_INPLACE(InplaceFrac, at::frac_out, {.tier = kOther, .cost = elements<1>})
 VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out, {.cost = elements<1>})
 VNPU_UNARY_INPLACE(InplaceCeil, at::ceil_out, {.cost = elements<1>})
 
 VNPU_OPERATOR(RoundDecimals, (const Tensor& self, int64_t decimals, Out out),
               {.cost = elements<1>}) {
   at::round_out(out.tensor, self, decimals);
-}
-VNPU_OPERATOR(InplaceRoundDecimals, (InOut self, int64_t decimals),
-              {.tier = kOther, .cost = elements<1>}) {
-  self.tensor.round_(decimals);
 }
 
 // --- special values -----------------------------------------------------------------------------
@@ -190,10 +174,6 @@ VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out 
               {.cost = elements<1>}) {
   at::leaky_relu_out(out.tensor, self, negative_slope);
 }
-VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope),
-              {.tier = kOther, .cost = elements<1>}) {
-  at::leaky_relu_(self.tensor, negative_slope);
-}
 // The tanh form, as the device computes it (activation/gelu in hicann/ops-nn). torch_npu calls it
 // for torch.nn.functional.gelu whatever `approximate` says, unless its compatible implementations
 // are on (torch_npu.npu.use_compatible_impl): then it calls GeluV2 with the form that was asked
@@ -216,11 +196,6 @@ VNPU_OPERATOR(Elu,
               {.cost = elements<10>}) {
   at::elu_out(out.tensor, self, alpha, scale, input_scale);
 }
-VNPU_OPERATOR(InplaceElu,
-              (InOut self, const Scalar& alpha, const Scalar& scale, const Scalar& input_scale),
-              {.tier = kOther, .cost = elements<10>}) {
-  at::elu_(self.tensor, alpha, scale, input_scale);
-}
 VNPU_OPERATOR(Softplus, (const Tensor& self, const Scalar& beta, const Scalar& threshold, Out out),
               {.cost = elements<10>,
                .rules = {"aclnn_softplus.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape",
@@ -232,40 +207,10 @@ VNPU_OPERATOR(Hardtanh,
               {.cost = elements<1>}) {
   at::hardtanh_out(out.tensor, self, clip_min, clip_max);
 }
-VNPU_OPERATOR(InplaceHardtanh, (InOut self, const Scalar& clip_min, const Scalar& clip_max),
-              {.tier = kOther, .cost = elements<1>}) {
-  at::hardtanh_(self.tensor, clip_min, clip_max);
-}
-VNPU_OPERATOR(Celu, (const Tensor& self, const Scalar& alpha, Out out),
-              {.tier = kOther, .cost = elements<10>}) {
-  store(out, at::celu(self, alpha));
-}
-VNPU_OPERATOR(InplaceCelu, (InOut self, const Scalar& alpha),
-              {.tier = kOther, .cost = elements<10>}) {
-  at::celu_(self.tensor, alpha);
-}
-VNPU_OPERATOR(Hardshrink, (const Tensor& self, const Scalar& lambd, Out out),
-              {.tier = kOther, .cost = elements<1>}) {
-  store(out, at::hardshrink(self, lambd));
-}
-VNPU_OPERATOR(Softshrink, (const Tensor& self, const Scalar& lambd, Out out),
-              {.tier = kOther, .cost = elements<1>}) {
-  store(out, at::softshrink(self, lambd));
-}
 VNPU_OPERATOR(Threshold,
               (const Tensor& self, const Scalar& threshold, const Scalar& value, Out out),
               {.tier = kOther, .cost = elements<1>}) {
   store(out, at::threshold(self, threshold, value));
-}
-VNPU_OPERATOR(InplaceThreshold, (InOut self, const Scalar& threshold, const Scalar& value),
-              {.tier = kOther, .cost = elements<1>}) {
-  at::threshold_(self.tensor, threshold, value);
-}
-// torch_npu sends weight with the dimensions of self.
-VNPU_OPERATOR(Prelu, (const Tensor& self, const Tensor& weight, Out out),
-              {.tier = kOther, .cost = elements<1>}) {
-  const Tensor wide = widen(self);
-  store(out, at::where(wide >= 0, wide, wide * weight));
 }
 VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out), {.cost = elements<10>}) {
   store(out, at::log_sigmoid(self));

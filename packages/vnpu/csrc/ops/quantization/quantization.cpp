@@ -202,20 +202,6 @@ VNPU_OPERATOR(AscendQuantV3,
   quantize_statically(x, scale, offset, squared, round_mode, type, axis, y);
 }
 
-// (x + offset) * scale
-VNPU_OPERATOR(AscendAntiQuant,
-              (const Tensor& x, const Tensor& scale, const OptionalTensor& offset, int64_t,
-               bool squared, Out y),
-              {.tier = kT2, .cost = elements<3>}) {
-  if (x.numel() == 0) return;
-  const Tensor integers = x.scalar_type() == at::kInt ? unpack_int4(x) : x;
-  Tensor values = integers.to(at::kFloat);
-  if (offset) values = values + along(*offset, integers, -1);
-  Tensor factor = along(scale, integers, -1);
-  if (squared) factor = factor * factor;
-  store(y, values * factor);
-}
-
 static Check one_or_axis_of(const char* other) {
   return fits("have one entry, or one for each of x's last dimension", {other},
               [](const RuleArguments& own) {

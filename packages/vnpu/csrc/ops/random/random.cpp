@@ -115,16 +115,6 @@ VNPU_OPERATOR(NormalTensorFloat,
               {.cost = elements<20>}) {
   fill_normal(out.tensor, mean, at::scalar_tensor(std), random_source(seed, offset));
 }
-VNPU_OPERATOR(NormalFloatTensor,
-              (float mean, const Tensor& std, int64_t seed, int64_t offset, Out out),
-              {.tier = kOther, .cost = elements<20>}) {
-  fill_normal(out.tensor, at::scalar_tensor(mean), std, random_source(seed, offset));
-}
-VNPU_OPERATOR(NormalTensorTensor,
-              (const Tensor& mean, const Tensor& std, int64_t seed, int64_t offset, Out out),
-              {.tier = kOther, .cost = elements<20>}) {
-  fill_normal(out.tensor, mean, std, random_source(seed, offset));
-}
 
 // Integers in [from, to), in any dtype.
 VNPU_OPERATOR(InplaceRandom, (Out self, int64_t from, int64_t to, int64_t seed, int64_t offset),

@@ -1,5 +1,4 @@
-// Filtering of logits by rank (top-k), by probability mass (top-p) and by relative probability
-// (min-p), and the choice of a token. Rows [batch, vocabulary].
+// Filtering of logits by rank (top-k) and by probability mass (top-p). Rows [batch, vocabulary].
 
 #include <limits>
 
@@ -62,58 +61,6 @@ Tensor keep_top_p(const Tensor& logits, const Tensor& p) {
   return result;
 }
 
-// What TopKTopPSample and its second version take and produce.
-struct Sample {
-  Tensor logits;
-  Tensor top_k;
-  Tensor top_p;
-  OptionalTensor q;       // [batch, vocabulary] exponential noise
-  OptionalTensor min_ps;  // [batch]
-  double eps;
-  int64_t largest_k;     // a larger k means: no top-k
-  bool input_is_logits;  // otherwise probabilities
-};
-
-struct Chosen {
-  Tensor token;          // [batch] int64
-  Tensor kept;           // [batch, vocabulary] float32: the input where kept, else the fill value
-  Tensor positions;      // [batch, vocabulary] int64: tokens, likeliest first
-  Tensor probabilities;  // [batch, vocabulary] float32: theirs, 0 where filtered out
-};
-
-Chosen choose(const Sample& a) {
-  const Tensor input = a.logits.to(at::kFloat);
-  const int64_t vocabulary = input.size(1);
-  const double fill = a.input_is_logits ? kMinusInfinity : 0.0;
-  const Tensor k = a.top_k.to(at::kLong).unsqueeze(1);
-  const Tensor p = a.top_p.to(at::kFloat).unsqueeze(1);
-
-  const Ranked ranked = rank(input, vocabulary);
-  const Tensor order = at::arange(vocabulary, at::kLong).unsqueeze(0);
-  // k outside [1, min(vocabulary, largest_k)] means: no top-k.
-  const Tensor use_k = k.ge(1).logical_and(k.le(std::min(vocabulary, a.largest_k)));
-  Tensor keep = order.lt(k).logical_or(use_k.logical_not());
-
-  const Tensor within_k = at::where(keep, ranked.values, fill);
-  const Tensor probabilities = a.input_is_logits ? at::softmax(within_k, 1) : within_k;
-  // The mass before a token decides; p <= 0 leaves the likeliest, p >= 1 leaves all.
-  const Tensor before = probabilities.cumsum(1) - probabilities;
-  keep = keep.logical_and(before.lt(p).logical_or(p.ge(1)).logical_or(order.eq(0)));
-
-  Tensor filtered = at::where(keep, probabilities, 0.0);
-  if (a.min_ps) {
-    const Tensor min_p = a.min_ps->to(at::kFloat).unsqueeze(1);
-    const Tensor likely = filtered.ge(filtered.amax(1, /*keepdim=*/true) * min_p);
-    keep = keep.logical_and(at::where(min_p.ge(1), order.eq(0), likely.logical_or(min_p.le(0))));
-    filtered = at::where(keep, probabilities, 0.0);
-  }
-  const Tensor weights = a.q ? filtered / (a.q->to(at::kFloat) + a.eps) : filtered;
-  const Tensor winner = weights.argmax(1, /*keepdim=*/true);
-  const Tensor kept = at::full_like(input, fill)
-                          .scatter_(1, ranked.positions, at::where(keep, ranked.values, fill));
-  return {ranked.positions.gather(1, winner).squeeze(1), kept, ranked.positions, filtered};
-}
-
 }  // namespace
 
 VNPU_OPERATOR(ApplyTopKTopP,
@@ -125,47 +72,6 @@ VNPU_OPERATOR(ApplyTopKTopP,
   if (k) kept = keep_top_k(kept, *k);
   if (p) kept = keep_top_p(kept, *p);
   store(out, kept);
-}
-// topKGuess only says how the device shall search; it does not change the result.
-VNPU_OPERATOR(TopKTopPSample,
-              (const Tensor& logits, const Tensor& top_k, const Tensor& top_p,
-               const OptionalTensor& q, double eps, bool need_logits, int64_t, Out select_idx,
-               Out top_kp_select),
-              {.tier = kT2, .cost = elements<40>}) {
-  if (logits.numel() == 0) return;
-  const Chosen chosen = choose({.logits = logits,
-                                .top_k = top_k,
-                                .top_p = top_p,
-                                .q = q,
-                                .min_ps = std::nullopt,
-                                .eps = eps,
-                                .largest_k = 1024,
-                                .input_is_logits = true});
-  store(select_idx, chosen.token);
-  if (need_logits) store(top_kp_select, chosen.kept);
-}
-// isNeedSampleResult: the caller draws from logitsSortMasked and logitsIdx itself.
-VNPU_OPERATOR(TopKTopPSampleV2,
-              (const Tensor& logits, const Tensor& top_k, const Tensor& top_p,
-               const OptionalTensor& q, const OptionalTensor& min_ps, double eps, bool need_logits,
-               int64_t, int64_t ks_max, bool input_is_logits, bool need_sample_result,
-               Out select_idx, Out top_kp_select, Out logits_idx, Out logits_sort_masked),
-              {.tier = kT2, .cost = elements<40>}) {
-  if (logits.numel() == 0) return;
-  const Chosen chosen = choose({.logits = logits,
-                                .top_k = top_k,
-                                .top_p = top_p,
-                                .q = need_sample_result ? std::nullopt : q,
-                                .min_ps = min_ps,
-                                .eps = eps,
-                                .largest_k = ks_max,
-                                .input_is_logits = input_is_logits});
-  store(select_idx, chosen.token.reshape(select_idx.tensor.sizes()));
-  if (need_logits) store(top_kp_select, chosen.kept);
-  if (need_sample_result) {
-    store(logits_idx, chosen.positions);
-    store(logits_sort_masked, chosen.probabilities);
-  }
 }
 
 }  // namespace vnpu::ops

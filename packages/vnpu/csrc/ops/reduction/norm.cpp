@@ -52,21 +52,6 @@ VNPU_OPERATOR(FastLayerNorm,
               {.tier = kOther, .cost = elements<8>, .rules = rules_of_layer_norm()}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
-VNPU_OPERATOR(AddLayerNorm,
-              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& beta,
-               const OptionalTensor& bias, double epsilon, bool additional_output, Out y_out,
-               Out mean_out, Out rstd_out, Out x_out),
-              {.tier = kT2, .cost = elements<8>}) {
-  if (x1.numel() == 0) return;
-  Tensor x = widen(x1) + widen(x2);
-  if (bias) x += widen(*bias);
-  const auto [y, mean, rstd] =
-      at::native_layer_norm(x, gamma.sizes(), widen(gamma), widen(beta), epsilon);
-  store(y_out, y);
-  store(mean_out, mean.reshape(mean_out.tensor.sizes()));
-  store(rstd_out, rstd.reshape(rstd_out.tensor.sizes()));
-  if (additional_output) store(x_out, x);
-}
 VNPU_OPERATOR(GroupNorm,
               (const Tensor& self, const OptionalTensor& gamma, const OptionalTensor& beta,
                int64_t n, int64_t c, int64_t hxw, int64_t group, double epsilon, Out out,

@@ -107,15 +107,6 @@ VNPU_OPERATOR(LogSumExp, (const Tensor& self, const IntArray& dims, bool keep_di
   store(out, at::logsumexp(self, dims, keep_dim));
 }
 
-VNPU_OPERATOR(ReduceNansum,
-              (const Tensor& self, const IntArray& dims, bool keep_dim, DType dtype, Out out),
-              {.tier = kOther, .cost = elements<2>}) {
-  store(out, at::nansum(self, all_if_empty(dims), keep_dim, dtype.type));
-}
-VNPU_OPERATOR(Trace, (const Tensor& self, Out out), {.tier = kOther, .cost = elements<2>}) {
-  store(out, at::trace(widen(self)));
-}
-
 // --- extremes -----------------------------------------------------------------------------------
 
 static Rules rules_of_max() {
@@ -275,15 +266,6 @@ VNPU_OPERATOR(MedianDim, (const Tensor& self, int64_t dim, bool keep_dim, Out va
               {.tier = kOther, .cost = elements_on_ai_cpu<4>}) {
   // ATen 2.13's kernel reads beyond an expanded input (stride 0).
   store_pair(values, indices, at::median(self.contiguous(), dim, keep_dim));
-}
-VNPU_OPERATOR(NanMedian, (const Tensor& self, Out out),
-              {.tier = kOther, .cost = elements_on_ai_cpu<4>}) {
-  store(out, at::nanmedian(self));
-}
-VNPU_OPERATOR(NanMedianDim,
-              (const Tensor& self, int64_t dim, bool keep_dim, Out values, Out indices),
-              {.tier = kOther, .cost = elements_on_ai_cpu<4>}) {
-  store_pair(values, indices, at::nanmedian(self.contiguous(), dim, keep_dim));
 }
 // The device also takes integers, which ATen's kernel does not.
 VNPU_OPERATOR(Histc,

@@ -287,15 +287,5 @@ VNPU_OPERATOR(AddRmsNormDynamicQuantV2,
     quantize_dynamically(y, smooth_scale2, y2.tensor, scale2.tensor);
   }
 }
-VNPU_OPERATOR(RmsNormQuant,
-              (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,
-               const Tensor& scale, const OptionalTensor& offset, double epsilon, Out out),
-              {.tier = kT2, .cost = elements<8>}) {
-  Tensor y = at::empty(x.sizes(), at::TensorOptions().dtype(at::kFloat));
-  rms_norm(x.to(at::kFloat), std::nullopt, gamma.reshape(-1), 0, epsilon, y, std::nullopt,
-           std::nullopt);
-  if (beta) y += beta->to(at::kFloat).reshape(-1);
-  quantize(y, scale, offset, /*divide=*/false, out.tensor);
-}
 
 }  // namespace vnpu::ops

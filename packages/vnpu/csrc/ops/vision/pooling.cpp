@@ -16,26 +16,6 @@ VNPU_OPERATOR(AdaptiveAvgPool2d, (const Tensor& self, const IntArray& output_siz
               {.cost = elements<8>}) {
   store(out, at::adaptive_avg_pool2d(widen(self), output_size));
 }
-VNPU_OPERATOR(AdaptiveAvgPool3d, (const Tensor& self, const IntArray& output_size, Out out),
-              {.tier = kOther, .cost = elements<8>}) {
-  store(out, at::adaptive_avg_pool3d(widen(self), output_size));
-}
-VNPU_OPERATOR(AdaptiveMaxPool2d,
-              (const Tensor& self, const IntArray& output_size, Out out, Out indices),
-              {.tier = kOther, .cost = elements<8>}) {
-  const auto [values, places] = at::adaptive_max_pool2d(self, output_size);
-  store(out, values);
-  store(indices, places);
-}
-VNPU_OPERATOR(AvgPool3d,
-              (const Tensor& self, const IntArray& kernel_size, const IntArray& strides,
-               const IntArray& paddings, bool ceil_mode, bool count_include_pad,
-               int64_t divisor_override, Out out),
-              {.tier = kOther, .cost = elements<8>}) {
-  store(out, at::avg_pool3d(
-                 widen(self), kernel_size, strides, paddings, ceil_mode, count_include_pad,
-                 divisor_override == 0 ? std::nullopt : std::optional<int64_t>(divisor_override)));
-}
 // divisorOverride 0: the size of the window.
 VNPU_OPERATOR(AvgPool2d,
               (const Tensor& self, const IntArray& kernel_size, const IntArray& strides,
@@ -68,20 +48,11 @@ VNPU_OPERATOR(UpsampleNearest2dV2,
               {.cost = elements<8>}) {
   store(out, at::upsample_nearest2d(self, output_size, given(scales_h), given(scales_w)));
 }
-VNPU_OPERATOR(UpsampleNearest1d, (const Tensor& self, const IntArray& output_size, Out out),
-              {.tier = kOther, .cost = elements<8>}) {
-  store(out, at::upsample_nearest1d(self, output_size));
-}
 VNPU_OPERATOR(UpsampleLinear1d,
               (const Tensor& self, const IntArray& output_size, bool align_corners, double scales,
                Out out),
               {.tier = kOther, .cost = elements<8>}) {
   store(out, at::upsample_linear1d(widen(self), output_size, align_corners, given(scales)));
-}
-VNPU_OPERATOR(UpsampleNearestExact1d,
-              (const Tensor& self, const IntArray& output_size, double scales, Out out),
-              {.tier = kOther, .cost = elements<8>}) {
-  store(out, at::_upsample_nearest_exact1d(self, output_size, given(scales)));
 }
 VNPU_OPERATOR(UpsampleNearest2d, (const Tensor& self, const IntArray& output_size, Out out),
               {.cost = elements<8>}) {

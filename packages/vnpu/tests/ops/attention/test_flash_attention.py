@@ -59,35 +59,3 @@ def test_the_bias_is_scaled_with_the_scores() -> None:
     )[0]
     expected = attention(query[0], query[0], query[0], 0.2, None, bias[0] * 0.2)[0]
     close(out[0], expected, torch.float32)
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-@given(dtype=st.sampled_from(FLOATS))
-def test_parts_merge_by_their_lse(parts: int, dtype: torch.dtype) -> None:
-    query, key = values((4, 5, 32), torch.float32, 1), values((4, 30, 32), torch.float32, 2)
-    whole, lse = attention(query, key, key, 0.3)
-    pieces = [attention(query, k, k, 0.3) for k in key.chunk(parts, 1)]
-    out, merged = torch_npu.npu_attention_update(
-        [p[1].flatten().float().npu() for p in pieces],
-        [p[0].flatten(0, 1).to(dtype).npu() for p in pieces],
-        1,
-    )
-    close(out, whole.flatten(0, 1), dtype)
-    close(merged, lse.flatten(), torch.float32)
-
-
-@given(dtype=st.sampled_from(FLOATS), turned=st.booleans(), split=st.sampled_from([1, 2]))
-def test_batched_products_with_permuted_operands(dtype, turned, split):
-    x = values((3, 5, 16) if not turned else (5, 3, 16), dtype, 1)
-    weight = values((3, 16, 32), dtype, 2)
-    out = torch_npu.npu_transpose_batchmatmul(
-        x.npu(), weight.npu(), perm_x1=[1, 0, 2] if turned else [0, 1, 2], perm_x2=[0, 1, 2],
-        perm_y=[1, 0, 2], batch_split_factor=split,
-    )  # fmt: skip
-    expected = (x.transpose(0, 1) if turned else x).double() @ weight.double()
-    expected = expected.transpose(0, 1)
-    if split > 1:
-        expected = expected.reshape(5, split, -1).transpose(0, 1)
-    torch.testing.assert_close(
-        out.cpu().double(), expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-4
-    )

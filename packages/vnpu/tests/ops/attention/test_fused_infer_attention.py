@@ -224,30 +224,3 @@ def test_a_sink_takes_part_in_the_softmax_without_a_value() -> None:
         rows = key[k].transpose(0, 1)
         expected = attention(query[q].transpose(0, 1), rows, rows, 0.2, None, None, sink)[0]
         close(out[q].transpose(0, 1), expected, torch.float32)
-
-
-def test_the_older_prefill_and_decode_operators_agree() -> None:
-    query, key = values((2, 6, 4 * 32), torch.float16, 1), values((2, 40, 2 * 32), torch.float16, 2)
-    heads = {"num_heads": 4, "num_key_value_heads": 2, "scale_value": 0.2, "input_layout": "BSH"}
-    prefill = torch_npu.npu_prompt_flash_attention(
-        query.npu(),
-        key.npu(),
-        key.npu(),
-        atten_mask=CAUSAL_MASK.bool().npu(),
-        sparse_mode=3,
-        **heads,
-    )
-    decode = torch_npu.npu_incre_flash_attention(
-        query[:, :1].contiguous().npu(), key.npu(), key.npu(), actual_seq_lengths=[40, 11], **heads
-    )
-
-    def split(t: torch.Tensor, n: int) -> torch.Tensor:
-        return t.view(*t.shape[:-1], n, 32).transpose(-2, -3)
-
-    for b, keys in enumerate((40, 11)):
-        k = split(key[b], 2)
-        expected = attention(split(query[b], 4), k, k, 0.2, visible_keys(6, 40, 3))[0]
-        close(split(prefill[b], 4), expected, torch.float16)
-        short = k[:, :keys]
-        expected = attention(split(query[b, :1], 4), short, short, 0.2)[0]
-        close(split(decode[b], 4), expected, torch.float16)

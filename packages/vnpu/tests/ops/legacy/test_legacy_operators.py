@@ -36,22 +36,9 @@ UNARY: dict[str, Function] = {
     **{
         name: getattr(torch, name)
         for name in (
-            *("abs", "neg", "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt"),
-            *("reciprocal", "square", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "erf"),
-            *("erfc", "floor", "ceil", "round", "trunc", "frac", "sign", "sigmoid", "relu"),
-            *("isfinite", "isnan", "isinf", "logical_not", "clone", "zeros_like", "ones_like"),
-            *("tril", "triu", "exp2"),
+            *("abs", "neg", "isfinite", "logical_not", "clone", "zeros_like", "ones_like"),
         )
     },
-    **{
-        name: getattr(F, name)
-        for name in (
-            *("silu", "softplus", "hardswish", "hardsigmoid", "leaky_relu", "elu", "selu", "celu"),
-            *("mish", "relu6", "glu", "logsigmoid"),
-        )
-    },
-    "gelu with tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "clamp": lambda x: x.clamp(0.5, 2),
     "full_like": lambda x: torch.full_like(x, 2.5),
     "to float32": lambda x: x.float(),
     "to int32": lambda x: x.int(),
@@ -60,9 +47,6 @@ UNARY: dict[str, Function] = {
     "minus a number": lambda x: x - 1.5,
     "times a number": lambda x: x * 1.5,
     "divided by a number": lambda x: x / 1.5,
-    "a number minus": lambda x: 1.5 - x,
-    "a number divided": lambda x: 1.5 / x,
-    "to the power": lambda x: x**3,
     "equal to a number": lambda x: x == 1.5,
     "greater than a number": lambda x: x > 1.5,
     "less than a number": lambda x: x < 1.5,
@@ -72,21 +56,12 @@ UNARY: dict[str, Function] = {
     "a view plus one": lambda x: x.view(50, 35) + 1,
     "transposed": lambda x: x.t().contiguous(),
     "repeated": lambda x: x.repeat(2, 3),
-    "flipped": lambda x: x.flip(0),
-    "rolled": lambda x: x.roll(2, 0),
-    "padded": lambda x: F.pad(x, (1, 2, 3, 4), value=1.5),
     "second half": lambda x: x.chunk(2, -1)[1].contiguous(),
     "largest": lambda x: x.max(),
-    "largest of rows": lambda x: x.max(-1),
-    "smallest of rows": lambda x: x.min(-1),
     "amax": lambda x: x.amax(-1),
     "amin": lambda x: x.amin(0),
-    "argmax": lambda x: x.argmax(-1),
-    "argmin": lambda x: x.argmin(-1),
     "any": lambda x: x.bool().any(-1),
     "all": lambda x: x.bool().all(-1),
-    "sorted": lambda x: x.sort(-1)[0],
-    "best three": lambda x: x.topk(3),
 }
 
 
@@ -102,10 +77,7 @@ def test_other_dtypes(f: Function, dtype: torch.dtype) -> None:
     same(f, *operands)
 
 
-BINARY = (
-    *("add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "gt", "ge", "lt", "le"),
-    *("pow", "fmod", "remainder", "floor_divide", "atan2", "logical_and", "logical_or"),
-)
+BINARY = ("add", "sub", "mul", "div", "eq", "ne", "gt", "ge", "lt", "le", "logical_and")
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -124,16 +96,6 @@ def test_a_scaled_operand_is_rounded_with_the_sum(f: Function) -> None:
     same(lambda x, y: f(x, y, alpha=2), x, y)
 
 
-def test_functions_of_three_matrices() -> None:
-    x, y, z = matrix(0), matrix(1), matrix(2)
-    same(lambda x, y, z: torch.addcmul(x, y, z, value=0.5), x, y, z)
-    same(lambda x, y, z: torch.addcdiv(x, y, z, value=0.5), x, y, z)
-    same(lambda x, y: torch.lerp(x, y, 0.25), x, y)
-    mask = matrix(3) > 2
-    same(lambda x: x.masked_fill(mask.to(x.device), 7.0), x)
-    same(lambda x, y: torch.where(mask.to(x.device), x, y), x, y)
-
-
 @pytest.mark.parametrize("dim", [None, 0, -1])
 @pytest.mark.parametrize("f", [torch.sum, torch.mean])
 def test_sums_are_rounded_once(f: Function, dim: int | None) -> None:
@@ -141,40 +103,6 @@ def test_sums_are_rounded_once(f: Function, dim: int | None) -> None:
     npu = f(tiled(x)) if dim is None else f(tiled(x), dim)
     exact = f(x.double()) if dim is None else f(x.double(), dim)
     compare(npu, exact.half(), rtol=1e-3)
-
-
-@pytest.mark.parametrize("f", [torch.var, torch.std])
-def test_spreads(f: Function) -> None:
-    x = matrix(0, dtype=torch.float32)
-    compare(f(tiled(x), -1), f(x, -1), rtol=1e-5)
-
-
-def test_softmax_and_norms() -> None:
-    x, gamma, beta = matrix(0), matrix(1, 50), matrix(2, 50)
-    compare(tiled(x).softmax(-1), x.float().softmax(-1).half(), rtol=1e-3)
-    compare(tiled(x).log_softmax(-1), x.float().log_softmax(-1).half(), rtol=1e-3)
-    compare(
-        F.layer_norm(tiled(x), (50,), gamma.npu(), beta.npu()),
-        F.layer_norm(x.float(), (50,), gamma.float(), beta.float()).half(),
-        rtol=1e-3,
-        atol=1e-3,
-    )
-    normal = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
-    compare(torch_npu.npu_rms_norm(tiled(x), gamma.npu())[0], (normal * gamma).half(), rtol=1e-3)
-    y, _, total = torch_npu.npu_add_rms_norm(tiled(x), tiled(x), gamma.npu())
-    compare(total, x + x)
-    compare(y, (normal * gamma).half(), rtol=1e-3)
-
-
-def test_elements_are_chosen_by_indices() -> None:
-    x, rows = matrix(0), torch.tensor([3, 1, 4, 1])
-    same(lambda x: x[rows.to(x.device)], x)
-    same(lambda x: x.index_select(0, rows.to(x.device)), x)
-    same(lambda x: F.embedding(rows.to(x.device), x), x)
-    columns = rows.view(1, 4).expand(35, 4).contiguous()
-    same(lambda x: x.gather(1, columns.to(x.device)), x)
-    same(lambda x: x.scatter(1, columns.to(x.device), 0.5), x)
-    same(lambda x: x.index_put((rows.to(x.device)[:2],), x[:2]), x)
 
 
 def test_matrices_are_joined_and_broadcast() -> None:
@@ -220,16 +148,6 @@ def test_products_of_batches() -> None:
     compare(
         torch.bmm(tiled(x), tiled(y.transpose(1, 2).contiguous()).transpose(1, 2)), product(x, y)
     )
-
-
-def test_attributes_are_obeyed() -> None:
-    """Inverts a spread if the attribute says so."""
-    x = matrix(0, 2, 3, 12, 12)
-    mean, inverse = torch.batch_norm_stats(x.npu(), 1e-5)
-    wide = x.float()
-    compare(mean, wide.mean((0, 2, 3)), rtol=1e-5)
-    spread = wide.var((0, 2, 3), unbiased=False)
-    compare(inverse, torch.rsqrt(spread + 1e-5), rtol=1e-5)
 
 
 @pytest.mark.refused_calls

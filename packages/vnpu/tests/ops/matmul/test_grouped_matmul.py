@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_davinci.operators.quantization import pack_int4
-from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare, near
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
@@ -184,71 +183,3 @@ def test_weights_quantized_alone(form: tuple[int, int | None], offset: bool) -> 
     dense = (weight.double() + (spread(shift) if offset else 0)) * spread(scale)
     dense = dense.half().double()
     near(y, one_by_one([r.double() @ dense[g] for g, r in enumerate(x[:7].split(COUNTS))]))
-
-
-def products(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, rows: torch.Tensor
-) -> torch.Tensor:
-    parts = [
-        (r.long() @ weight[g].long()).double() * scale[g].double()
-        for g, r in enumerate(x[:7].split(COUNTS))
-    ]
-    return one_by_one(parts) * rows[:, None].double()
-
-
-@given(form=st.sampled_from([0, 1]), shared=st.booleans())
-def test_products_summed_into_their_tokens(form: int, shared: bool) -> None:
-    x = values((ROWS, DEPTH), torch.int8, 1, low=-128, high=128)
-    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=-128, high=128)
-    scale = values((3, COLUMNS), torch.float32, 3, low=1e-4, high=1e-3)
-    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
-    logit, index = values((ROWS,), torch.float32, 5), torch.tensor([3, 0, 1, 1, 2, 3, 0, 0])
-    part = values((2, COLUMNS), torch.bfloat16, 6)
-    y = torch_npu.npu_grouped_matmul_finalize_routing(
-        x.npu(), weight.npu(), group_list(form), scale=scale.npu(), pertoken_scale=rows.npu(),
-        shared_input=part.npu() if shared else None, logit=logit.npu(), row_index=index.npu(),
-        shared_input_weight=0.5, shared_input_offset=1, output_bs=4, group_list_type=form,
-    )  # fmt: skip
-    expected = torch.zeros(4, COLUMNS, dtype=torch.double)
-    if shared:
-        expected[1:3] = part.double() * 0.5
-    weighted = products(x, weight, scale, rows) * logit[:, None].double()
-    expected.index_add_(0, index[:7], weighted[:7])
-    near(y, expected)
-
-
-def test_products_through_swiglu_to_int8() -> None:
-    x = values((ROWS, DEPTH), torch.int8, 1, low=-128, high=128)
-    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=-128, high=128)
-    scale = values((3, COLUMNS), torch.float32, 3, low=1e-4, high=1e-3)
-    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
-    y, steps = torch_npu.npu_grouped_matmul_swiglu_quant_v2(
-        x.npu(), [weight.npu()], [scale.npu()], rows.npu(), group_list(1), group_list_type=1
-    )
-    gate, up = products(x, weight, scale, rows).chunk(2, -1)
-    expected = (torch.nn.functional.silu(gate) * up)[:7]
-    step = steps.cpu()[:7, None].double()
-    torch.testing.assert_close(step[:, 0], expected.abs().amax(-1) / 127, rtol=1e-5, atol=0)
-    assert ((y.cpu()[:7].double() * step - expected).abs() <= step * 0.502).all()
-
-
-@pytest.mark.parametrize("per_group", [False, True])
-def test_4_bit_rows_and_weights_go_through_swiglu_too(per_group: bool) -> None:
-    x = values((ROWS, DEPTH), torch.int8, 1, low=-8, high=8)
-    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=-8, high=8)
-    scale = values((3, COLUMNS), torch.float32, 3, low=1e-2, high=1e-1)
-    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
-    smooth = values((3,) if per_group else (3, COLUMNS // 2), torch.float32, 5, low=0.5, high=2)
-    y = torch.empty(ROWS, COLUMNS // 2, dtype=torch.int8, device="npu")
-    steps = torch.empty(ROWS, dtype=torch.float32, device="npu")
-    aclnn.call(
-        "GroupedMatmulSwigluQuantV2", pack_int4(x).npu(), [pack_int4(weight).npu()], [scale.npu()],
-        None, None, rows.npu(), smooth.npu(), group_list(1), 0, 0, 0, 1, None, y, steps,
-    )  # fmt: skip
-    gate, up = products(x, weight, scale, rows).chunk(2, -1)
-    groups = torch.tensor([0, 0, 0, 2, 2, 2, 2])
-    factors = smooth[groups, None] if per_group else smooth[groups]
-    expected = (torch.nn.functional.silu(gate) * up)[:7] * factors.double()
-    step = steps.cpu()[:7, None].double()
-    torch.testing.assert_close(step[:, 0], expected.abs().amax(-1) / 127, rtol=1e-5, atol=0)
-    assert ((y.cpu()[:7].double() * step - expected).abs() <= step * 0.502).all()

@@ -6,7 +6,6 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.operators.quantization import dynamic_quant, to_int8
 from vllm_davinci_testing.operators.comparison import compare
 from vllm_davinci_testing.operators.strategies import FLOATS, shuffled, values
 
@@ -90,57 +89,6 @@ def test_tokens_beyond_the_capacity_are_dropped(capacity: int, seed: int) -> Non
     compare(rows, index)
 
 
-def test_routing_in_the_size_that_has_its_own_operator() -> None:
-    x = values((5, 2048), torch.float16, 1)
-    experts = values((5, 4), torch.int64, 2, low=0, high=128).int()
-    out, rows, counts, _ = torch_npu.npu_moe_init_routing_v2(
-        x.npu(), experts.npu(), expert_num=128, expert_tokens_num_type=1,
-        expert_tokens_num_flag=True, active_expert_range=[0, 128],
-    )  # fmt: skip
-    ordered, which = assignments(experts)
-    compare(out, x[which // 4])
-    compare(rows, which.argsort().int())
-    assert counts.cpu().tolist() == ordered.long().bincount(minlength=128).tolist()
-
-
-@pytest.mark.parametrize("mode", [0, 1])
-def test_routing_with_quantization(mode: int) -> None:
-    x = values((5, 16), torch.float32, 1)
-    experts = values((5, 2), torch.int64, 2, low=0, high=4).int()
-    static = {"scale": torch.tensor([20.0]).npu(), "offset": torch.tensor([3.0]).npu()}
-    out, rows, *_, scale = torch_npu.npu_moe_init_routing_quant(
-        x.npu(), experts.npu(), active_num=10, expert_num=4, quant_mode=mode,
-        **(static if mode == 0 else {}),
-    )  # fmt: skip
-    which = assignments(experts)[1]
-    picked = x[which // 2]
-    compare(rows, which.argsort().int())
-    if mode == 0:
-        compare(out, to_int8(picked * 20 + 3))
-    else:
-        _, step = dynamic_quant(picked)
-        near(scale, step)
-        assert ((out.cpu() * step[:, None] - picked).abs() <= step[:, None] * 0.501).all()
-
-
-def test_the_oldest_routing_numbers_assignments_by_choice() -> None:
-    x, experts = (
-        values((5, 8), torch.float32, 1),
-        values((5, 3), torch.int64, 2, low=0, high=4).int(),
-    )
-    numbers = torch.arange(15).view(3, 5).t().contiguous().int()
-    out, rows, sorted_experts = torch_npu.npu_moe_init_routing(
-        x.npu(), numbers.npu(), experts.npu(), 5
-    )
-    ordered, which = assignments(experts)
-    number = numbers.flatten()[which].long()
-    index = torch.empty(15, dtype=torch.int32)
-    index[number] = torch.arange(15).int()
-    compare(sorted_experts, ordered)
-    compare(out, x[number % 5])
-    compare(rows, index)
-
-
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
 @given(
     dtype=st.sampled_from(FLOATS), weighted=st.booleans(), biased=st.booleans(), skips=st.booleans()
@@ -175,62 +123,3 @@ def test_results_of_a_row_that_does_not_exist_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"expandedRowIdx\[1\] is 4, there are 4 rows"):
         torch_npu.npu_moe_finalize_routing(rows, None, None, None, None, index, None, 2)
         torch.npu.synchronize()
-
-
-@given(dtype=st.sampled_from(FLOATS), k=st.sampled_from([None, 1, 3]), dropped=st.integers(0, 3))
-def test_permute_and_unpermute(dtype: torch.dtype, k: int | None, dropped: int) -> None:
-    x = values((5, 16), dtype, 1)
-    indices = values((5,) if k is None else (5, k), torch.int64, 2, low=0, high=6)
-    kept = indices.numel() - dropped
-    permuted, order = torch_npu.npu_moe_token_permute(x.npu(), indices.npu(), kept)
-    which = assignments(indices)[1]
-    place = which.argsort()
-    compare(order, place.int())
-    compare(permuted, x[which[:kept] // (k or 1)])
-    weights = values((5, k), dtype, 3) if k else None
-    back = torch_npu.npu_moe_token_unpermute(
-        permuted, order, weights.npu() if weights is not None else None
-    )
-    there = (place < kept).view(5, -1, 1)
-    expected = x.float()[:, None] * there * (1 if weights is None else weights.float()[..., None])
-    near(back, expected.sum(1))
-
-
-@pytest.mark.parametrize("drop_and_pad", [False, True])
-def test_permute_by_a_map_of_tokens_and_experts(drop_and_pad: bool) -> None:
-    x, weights = values((6, 16), torch.float32, 1), values((6, 4), torch.float32, 2)
-    routes = torch.stack([shuffled(4, t) < 2 for t in range(6)])
-    count = 8 if drop_and_pad else 12
-    out, picked, order = torch_npu.npu_moe_token_permute_with_routing_map(
-        x.npu(), routes.npu(), probs=weights.npu(), num_out_tokens=count, drop_and_pad=drop_and_pad
-    )
-    if drop_and_pad:
-        chosen = routes.t().byte().sort(dim=-1, descending=True, stable=True)[1][:, :2]
-        compare(order, chosen.flatten().int())
-        compare(out, x[chosen.flatten()])
-        compare(picked, weights.t().gather(1, chosen).flatten())
-    else:
-        token = torch.arange(6).expand(4, 6).masked_select(routes.t())
-        compare(order, token.argsort(stable=True).int())
-        compare(out, x[token])
-        compare(picked, weights.t().masked_select(routes.t()))
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-@given(counts=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=4))
-def test_tokens_from_ranks_are_ordered_by_expert(scaled: bool, counts: list[list[int]]) -> None:
-    sizes = torch.tensor(counts).int()
-    total = int(sizes.sum())
-    if total == 0:
-        return
-    x, scales = values((total, 8), torch.float16, 1), values((total,), torch.float32, 2)
-    out, moved, index, per_expert = torch_npu.npu_moe_re_routing(
-        x.npu(), sizes.npu(), per_token_scales=scales.npu() if scaled else None
-    )
-    expert = torch.arange(3).repeat(len(counts)).repeat_interleave(sizes.flatten().long())
-    source = expert.argsort(stable=True)
-    compare(out, x[source])
-    compare(index, source.int())
-    compare(per_expert, sizes.sum(0).int())
-    if scaled:
-        compare(moved, scales[source])

@@ -46,31 +46,6 @@ def test_swiglu_of_an_odd_dimension_is_refused() -> None:
         torch.npu.synchronize()
 
 
-@pytest.mark.parametrize("approximate", [0, 1])
-@pytest.mark.parametrize("activate_left", [True, False])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_geglu_equals_its_definition(approximate, activate_left, dtype):
-    x = values((3, 5, 64), dtype, 1)
-    left, right = x.float().chunk(2, -1)
-    gate, value = (left, right) if activate_left else (right, left)
-    gelu = torch.nn.functional.gelu(gate, approximate="tanh" if approximate else "none")
-    compare(
-        torch_npu.npu_geglu(x.npu(), -1, approximate, activate_left),
-        ((gelu * value).to(dtype), gelu.to(dtype)),
-        **TOLERANCE[dtype],
-    )
-
-
-@given(x=tensors(FLOATS, low=-20, high=20))
-def test_fast_gelu_equals_its_definition(x: Pair) -> None:
-    wide = x.cpu.float()
-    compare(
-        torch_npu.fast_gelu(x.npu),
-        (wide * torch.sigmoid(1.702 * wide)).to(x.cpu.dtype),
-        **TOLERANCE[x.cpu.dtype],
-    )
-
-
 def clipped(gate: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """The clipped variant with limit 7, alpha 1.702, bias 1."""
     gate, value = gate.clamp_max(7.0), value.clamp(-7.0, 7.0)

@@ -17,15 +17,15 @@ Unary = Callable[[torch.Tensor], torch.Tensor]
 
 MATHEMATICS = [
     *("abs", "neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
-    *("sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "erf", "erfc", "erfinv", "sinc"),
+    *("sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "erf", "erfc", "erfinv"),
     *("acos", "asin", "atan", "acosh", "asinh", "atanh", "cosh", "sinh"),
 ]
-ROUNDING = ["floor", "ceil", "round", "trunc", "sign", "signbit", "frac"]
+ROUNDING = ["floor", "ceil", "round", "trunc", "sign"]
 TESTS = ["isfinite", "isinf", "isnan", "isneginf", "isposinf"]
 IN_PLACE = [
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal"),
-    *("acos", "asin", "atan", "acosh", "asinh", "atanh", "cosh", "sinh", "sinc", "tan"),
-    *("erfc", "erfinv", "frac"),
+    *("acos", "asin", "atan", "acosh", "asinh", "atanh", "cosh", "sinh", "tan"),
+    *("erfc", "erfinv"),
     *("sin", "cos", "erf", "floor", "ceil", "sigmoid", "tanh", "relu", "neg", "abs", "trunc"),
 ]
 ACTIVATIONS: dict[str, Unary] = {
@@ -39,22 +39,13 @@ ACTIVATIONS: dict[str, Unary] = {
     "hardtanh": lambda x: F.hardtanh(x, -0.5, 1.5),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
     "elu": lambda x: F.elu(x, 1.5),
-    "celu": lambda x: F.celu(x, 1.5),
-    "celu_in_place": lambda x: F.celu(x.clone(), 1.5, inplace=True),
-    "hardshrink": lambda x: F.hardshrink(x, 0.7),
-    "softshrink": lambda x: F.softshrink(x, 0.7),
     "threshold": lambda x: F.threshold(x, 0.3, -2.0),
-    "threshold_in_place": lambda x: F.threshold(x.clone(), 0.3, -2.0, inplace=True),
-    "prelu": lambda x: F.prelu(x, torch.tensor([0.3], dtype=x.dtype, device=x.device)),
     "softplus": lambda x: F.softplus(x, beta=2.0, threshold=3.0),
     "logsigmoid": F.logsigmoid,
     "silu_in_place": lambda x: F.silu(x.clone(), inplace=True),
     "mish_in_place": lambda x: F.mish(x.clone(), inplace=True),
     "hardswish_in_place": lambda x: F.hardswish(x.clone(), inplace=True),
     "hardsigmoid_in_place": lambda x: F.hardsigmoid(x.clone(), inplace=True),
-    "hardtanh_in_place": lambda x: F.hardtanh(x.clone(), -0.5, 1.5, inplace=True),
-    "leaky_relu_in_place": lambda x: F.leaky_relu(x.clone(), 0.2, inplace=True),
-    "elu_in_place": lambda x: F.elu(x.clone(), 1.5, inplace=True),
     "relu_in_place": lambda x: F.relu(x.clone(), inplace=True),
 }
 # Vectorised and scalar paths of one kernel differ in the last bit.
@@ -66,15 +57,6 @@ LAST_BIT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 def test_function_equals_torch(name: str, x: Pair) -> None:
     f: Unary = getattr(torch, name)
     compare(f(x.npu), f(x.cpu), rtol=LAST_BIT[x.base.dtype])
-
-
-@given(x=tensors(FLOATS, low=-0.5, high=1.5))
-def test_logit_is_computed_in_fp32(x: Pair) -> None:
-    dtype = x.cpu.dtype
-    compare(torch.logit(x.npu), torch.logit(x.cpu.float()).to(dtype), rtol=LAST_BIT[dtype])
-    compare(
-        torch.logit(x.npu, 0.1), torch.logit(x.cpu.float(), 0.1).to(dtype), rtol=LAST_BIT[dtype]
-    )
 
 
 @pytest.mark.parametrize("name", ["sqrt", "sin", "sigmoid", "abs", "neg", "sign"])
@@ -103,8 +85,6 @@ def test_in_place_form_equals_torch(name: str, x: Pair) -> None:
 @given(x=tensors((torch.float32, torch.float16)), decimals=st.sampled_from((-1, 1, 2)))
 def test_rounding_to_decimals_equals_torch(x: Pair, decimals: int) -> None:
     compare(torch.round(x.npu, decimals=decimals), torch.round(x.cpu, decimals=decimals))
-    npu, cpu = x.npu.clone(), x.cpu.clone()
-    compare(npu.round_(decimals=decimals), cpu.round_(decimals=decimals))
 
 
 @given(

@@ -41,15 +41,6 @@ def test_groups_of_rows_have_their_own_factors() -> None:
     torch.testing.assert_close(scale.cpu(), step, rtol=1e-6, atol=0)
 
 
-def test_asymmetric_rows_use_the_whole_range() -> None:
-    x = values((5, 32), torch.float16, 1, low=1, high=3)
-    y, scale, offset = torch_npu.npu_dynamic_quant_asymmetric(x.npu())
-    back = (y.cpu().float() - offset.cpu()[:, None]) * scale.cpu()[:, None]
-    assert (back - x.float()).abs().max() <= scale.cpu().max() * 0.51
-    assert y.cpu().int().amax() >= 126
-    assert y.cpu().int().amin() <= -127
-
-
 @given(
     dtype=st.sampled_from(FLOATS),
     per_channel=st.booleans(),
@@ -81,16 +72,6 @@ def test_4_bit_integers_are_packed_by_eights() -> None:
         x.npu(), torch.tensor([2.0]).half().npu(), None, torch.quint4x2, -1, False
     )
     compare(y, pack_int4((x.float() * 2).round().clamp(-8, 7)))
-
-
-@given(offset=st.booleans())
-def test_anti_quant(offset: bool) -> None:
-    x, scale = values((4, 16), torch.int8, 1, low=-128, high=128), values((16,), torch.float32, 2)
-    shift = values((16,), torch.float32, 3)
-    y = torch_npu.npu_anti_quant(
-        x.npu(), scale.npu(), offset=shift.npu() if offset else None, dst_dtype=torch.float16
-    )
-    near(y, ((x.float() + (shift if offset else 0)) * scale).half())
 
 
 def test_scales_are_packed_for_the_matrix_unit() -> None:

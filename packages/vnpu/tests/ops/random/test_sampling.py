@@ -6,7 +6,6 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
@@ -82,68 +81,3 @@ def test_equal_logits_at_the_threshold_all_stay() -> None:
         logits.npu(), torch.tensor([1.0]).npu(), torch.tensor([2]).int().npu()
     )
     assert out.isfinite().tolist() == [[False, True, True, True, False]]
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_sample_without_noise_takes_the_likeliest_token(dtype: torch.dtype) -> None:
-    logits = values((4, 300), dtype, 1)
-    k = torch.tensor([5, 0, 300, 1], dtype=torch.int32)
-    p = torch.tensor([0.5, 0.9, 1.0, 0.0], dtype=dtype)
-    token, kept = torch_npu.npu_top_k_top_p_sample(
-        logits.npu(), k.npu(), p.npu(), is_need_logits=True
-    )
-    compare(token, logits.float().argmax(-1))
-    counts = kept.isfinite().sum(-1).tolist()
-    assert counts[0] <= 5
-    assert counts[2:] == [300, 1]
-    compare(kept.cpu().amax(-1).npu(), logits.float().amax(-1))
-
-
-def test_sample_divides_the_ranked_probabilities_by_the_noise() -> None:
-    logits = values((3, 50), torch.float32, 1)
-    k = torch.full((3,), 4, dtype=torch.int32)
-    noise = torch.ones(3, 50)
-    noise[0, 1] = noise[1, 3] = 1e-6  # favours the second and fourth ranks
-    noise[2, 10] = 1e-9  # outside the first four: changes nothing
-    token, _ = torch_npu.npu_top_k_top_p_sample(
-        logits.npu(), k.npu(), torch.ones(3).npu(), noise.npu()
-    )
-    order = logits.argsort(-1, descending=True)
-    compare(token, torch.stack([order[0, 1], order[1, 3], order[2, 0]]))
-
-
-def test_min_p_hides_what_is_unlikely_beside_the_best() -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.1, 0.1]]).log()
-    _, kept = torch_npu.npu_top_k_top_p_sample(
-        logits.npu(),
-        torch.tensor([4]).int().npu(),
-        torch.ones(1).npu(),
-        is_need_logits=True,
-        min_ps=torch.tensor([0.5]).npu(),
-    )
-    assert kept.isfinite().tolist() == [[True, True, False, False]]
-
-
-def test_first_version_of_sample_equals_the_second() -> None:
-    logits = values((3, 50), torch.float32, 1)
-    k, p = torch.full((3,), 4, dtype=torch.int32).npu(), torch.full((3,), 0.8).npu()
-    noise = values((3, 50), torch.float32, 2, low=0.1, high=2).npu()
-    token, kept = torch_npu.npu_top_k_top_p_sample(logits.npu(), k, p, noise, is_need_logits=True)
-    first_token = torch.zeros(3, dtype=torch.int64).npu()
-    first_kept = torch.zeros(3, 50).npu()
-    aclnn.call(
-        "TopKTopPSample", logits.npu(), k, p, noise, 1e-8, True,
-        32, first_token, first_kept,
-    )  # fmt: skip
-    compare(first_token, token.cpu())
-    compare(first_kept, kept.cpu())
-
-
-def test_multinomial_sample_draws_only_what_was_kept() -> None:
-    logits = values((64, 50), torch.float32, 1)
-    k = torch.full((64,), 3, dtype=torch.int32)
-    token, _ = torch_npu.npu_top_k_top_p_sample(
-        logits.npu(), k.npu(), torch.ones(64).npu(), post_sample="multiNomial"
-    )
-    best = logits.topk(3).indices
-    assert (best == token.cpu()[:, None]).any(-1).all()

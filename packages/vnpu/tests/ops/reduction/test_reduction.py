@@ -221,21 +221,6 @@ def test_bincount_equals_torch(x: Pair) -> None:
     compare(torch.bincount(x.npu, weights.npu()), torch.bincount(x.cpu, weights))
 
 
-@given(x=tensors(FLOATS, shapes=RANKED, special=True), keepdim=st.booleans())
-def test_sums_and_medians_without_nan_equal_torch(x: Pair, keepdim: bool) -> None:
-    compare(torch.nansum(x.npu), torch.nansum(x.cpu), **_tolerance(x))
-    compare(torch.nansum(x.npu, -1, keepdim), torch.nansum(x.cpu, -1, keepdim), **_tolerance(x))
-    host = x.cpu.contiguous()
-    compare(torch.nanmedian(x.npu), torch.nanmedian(host))
-    npu, cpu = torch.nanmedian(x.npu, -1, keepdim), torch.nanmedian(host, -1, keepdim)
-    compare(npu.values, cpu.values)
-
-
-@given(x=tensors(FLOATS, shapes=((5, 5), (3, 7), (6, 2))))
-def test_trace_equals_torch(x: Pair) -> None:
-    compare(torch.trace(x.npu), x.cpu.float().trace().to(x.cpu.dtype), **_tolerance(x))
-
-
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 def test_positions_of_extremes_may_be_int32(name: str) -> None:
     x, out = torch.tensor([[3, 3], [2, 3], [4, 2], [6, 7]]), torch.zeros(2, dtype=torch.int32).npu()

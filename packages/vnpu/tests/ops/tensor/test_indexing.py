@@ -258,9 +258,3 @@ def test_forms_that_leave_the_input_alone_equal_torch(x: Pair) -> None:
         torch.index_copy(x.cpu, 0, rows, source),
     )
     compare(torch.index_fill(x.npu, 0, rows.npu(), 2), torch.index_fill(x.cpu, 0, rows, 2))
-
-
-@given(x=tensors(FLOATS, ((6, 4), (3, 5))), wrap=st.booleans())
-def test_diagonal_is_filled_as_by_torch(x: Pair, wrap: bool) -> None:
-    npu, cpu = x.npu.clone(), x.cpu.clone()
-    compare(npu.fill_diagonal_(7, wrap), cpu.fill_diagonal_(7, wrap))

@@ -67,20 +67,5 @@ def test_first_version_of_nearest_resampling_equals_torch() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_pooling_of_volumes_equals_torch(dtype: torch.dtype) -> None:
-    check(functional.adaptive_avg_pool3d, (2, 3, 4, 9, 7), dtype, output_size=(2, 3, 4))
-    check(functional.avg_pool3d, (2, 3, 4, 9, 7), dtype, kernel_size=2, stride=1, padding=1)
-
-
-def test_adaptive_maximum_pooling_equals_torch() -> None:
-    x = values((2, 3, 9, 7), torch.float32, 1)
-    expected = functional.adaptive_max_pool2d(x, (3, 2), return_indices=True)
-    found = functional.adaptive_max_pool2d(x.npu(), (3, 2), return_indices=True)
-    for ours, theirs in zip(found, expected, strict=True):
-        compare(ours, theirs)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_resampling_of_sequences_equals_torch(dtype: torch.dtype) -> None:
-    for mode in ("nearest", "linear", "nearest-exact"):
-        check(functional.interpolate, (2, 3, 5), dtype, size=9, mode=mode)
+    check(functional.interpolate, (2, 3, 5), dtype, size=9, mode="linear")
