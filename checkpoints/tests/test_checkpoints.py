@@ -103,6 +103,7 @@ def test_saving_a_loaded_model_gives_the_same_weights(directory: Path, tmp_path:
             assert torch.equal(shipped.get_tensor(name), again), name
 
 
+@pytest.mark.nightly("weights")
 def test_tokenizer_restores_every_held_out_file(tokenizer: PreTrainedTokenizerFast) -> None:
     for file in held_out_files():
         tokens = tokenizer(file.text, verbose=False)["input_ids"]
@@ -110,6 +111,7 @@ def test_tokenizer_restores_every_held_out_file(tokenizer: PreTrainedTokenizerFa
         assert tokenizer.decode(tokens[1:]) == file.text, file.path
 
 
+@pytest.mark.nightly("weights")
 @pytest.mark.parametrize(
     "text", ["", " ", "\n\n\t x\r\n", "naïve → 日本語 🎉", "</ s>", "0123 _x1"]
 )
@@ -131,11 +133,13 @@ def test_chat_template_marks_each_turn_with_one_token(tokenizer: PreTrainedToken
     assert special == ["<s>", "<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>"]
 
 
+@pytest.mark.nightly("weights")
 def test_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(Exception, match="unknown role robot: use system, user or assistant"):
         tokenizer.apply_chat_template([{"role": "robot", "content": "Hi"}], tokenize=False)
 
 
+@pytest.mark.nightly("weights")
 def test_perplexity_of_held_out_text_is_below_the_stated_bound(
     directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,15 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.compressed_zoo import in_transformers
 from vllm_davinci_testing.engines.fixture_types import StartEngine
-from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
+from vllm_davinci_testing.engines.generating import (
+    EVERY_PATH,
+    FUZZED,
+    IN_PARTS,
+    RACES,
+    assert_generates,
+    assert_same_on_every_path,
+    random_prompts,
+)
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.minimax_checkpoint import BLOCK_SIZE, NUM_CHOSEN, write_minimax
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
@@ -31,11 +38,6 @@ LENGTHS = [
 ]
 
 
-def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    generator = random.Random(seed)
-    return [[generator.randrange(256) for _ in range(length)] for length in lengths]
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_minimax(tmp_path_factory.mktemp("minimax_m3"))
@@ -46,41 +48,23 @@ def expected(checkpoint: Path) -> TransformersReference:
     return TransformersReference(checkpoint)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(IN_PARTS, id="in_parts", marks=pytest.mark.nightly("layouts")),
-        *(
-            pytest.param(options, id=name, marks=pytest.mark.thorough)
-            for name, options in {
-                "whole": {},
-                "synchronous": {"async_scheduling": False},
-                "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
-                "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
-                "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
-            }.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize("options", EVERY_PATH)
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     options: dict[str, Any],
     checkpoint: Path,
     expected: TransformersReference,
     start_engine: StartEngine,
 ):
-    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
-    with start_engine(checkpoint, environment=environment, **OF_TEXT, **options) as engine:
-        assert_generates(engine, expected, prompts_of(LENGTHS), MAX_TOKENS)
-        replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
-    assert all(replays) if "enforce_eager" in options else not any(replays)
+    with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **options) as engine:
+        assert_same_on_every_path(engine, expected, LENGTHS, MAX_TOKENS, options)
 
 
 @pytest.mark.thorough
 def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
     checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
 ):
-    common = prompts_of([BLOCK_SIZE * 3], seed=1)[0]
-    sharing = [[*common, *more] for more in prompts_of([1, 30, 7], seed=2)]
+    common = random_prompts([BLOCK_SIZE * 3], seed=1)[0]
+    sharing = [[*common, *more] for more in random_prompts([1, 30, 7], seed=2)]
     with start_engine(
         checkpoint,
         environment=RACES,
@@ -90,7 +74,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         **few_blocks(10),
         **OF_TEXT,
     ) as engine:
-        crowd = prompts_of([BLOCK_SIZE - 5] * 8, seed=3)
+        crowd = random_prompts([BLOCK_SIZE - 5] * 8, seed=3)
         assert_no_layer_waits(engine, expected, crowd, MAX_TOKENS)
         hits = engine.metrics()["vllm:prefix_cache_hits"]
         for each in sharing:
@@ -108,16 +92,16 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
 ):
     directory = quantize(checkpoint, "W8A8_DYNAMIC")
     greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    prompts = prompts_of(LENGTHS)
+    prompts = random_prompts(LENGTHS)
     asked = {"dtype": "bfloat16", **IN_PARTS, **OF_TEXT}
     with start_engine(directory, environment=RACES, **asked) as engine:
         outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
-    tokens = [list(each.outputs[0].token_ids) for each in outputs]
     auto_class = transformers.AutoModelForImageTextToText
     named = partial(in_transformers, model_type="minimax_m3_vl")
     integers = IntegerReference(directory, auto_class, named=named)
-    ours = sum(integers.differing_tokens(prompts, tokens))
     rounded = TransformersReference(checkpoint, torch.bfloat16)
+    tokens = [list(each.outputs[0].token_ids) for each in outputs]
+    ours = sum(integers.differing_tokens(prompts, tokens))
     in_16_bits = [rounded.greedy(each, MAX_TOKENS) for each in prompts]
     allowed = sum(expected.differing_tokens(prompts, in_16_bits))
     of_floats = sum(expected.differing_tokens(prompts, tokens))

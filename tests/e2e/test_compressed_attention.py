@@ -24,7 +24,16 @@ from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
-from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
+from vllm_davinci_testing.engines.generating import (
+    EVERY_PATH,
+    FUZZED,
+    IN_PARTS,
+    RACES,
+    TWO_RANKS,
+    assert_generates,
+    assert_same_on_every_path,
+    random_prompts,
+)
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 from vllm_davinci_testing.engines.speculating import speculation, told
@@ -42,35 +51,12 @@ LENGTHS = [
 ]
 
 
-def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    generator = random.Random(seed)
-    return [[generator.randrange(256) for _ in range(length)] for length in lengths]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(IN_PARTS, id="in_parts", marks=pytest.mark.nightly("layouts")),
-        *(
-            pytest.param(options, id=name, marks=pytest.mark.thorough)
-            for name, options in {
-                "whole": {},
-                "synchronous": {"async_scheduling": False},
-                "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
-                "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
-                "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
-            }.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize("options", EVERY_PATH)
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
-    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
-    with start_engine(zoo(MODEL), environment=environment, **LONG, **options) as engine:
-        assert_generates(engine, reference(MODEL), prompts_of(LENGTHS), MAX_TOKENS)
-        replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
-    assert all(replays) if "enforce_eager" in options else not any(replays)
+    with start_engine(zoo(MODEL), environment=FUZZED, **LONG, **options) as engine:
+        assert_same_on_every_path(engine, reference(MODEL), LENGTHS, MAX_TOKENS, options)
 
 
 @pytest.mark.nightly("layouts")
@@ -118,11 +104,10 @@ def test_drafts_change_no_token(
     reference: Reference,
     start_engine: StartEngine,
 ):
-    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     drafter = {} if method == "mtp" else {"model": WRONG}
     asked = {**speculation(method, count, **drafter), **LONG, **options}
-    with start_engine(predicting, environment=environment, **asked) as engine:
-        prompts = prompts_of([1, 3, WINDOW, 127])
+    with start_engine(predicting, environment=FUZZED, **asked) as engine:
+        prompts = random_prompts([1, 3, WINDOW, 127])
         assert_generates(engine, reference(MODEL), prompts, MAX_TOKENS)
         drafted, accepted = told(engine)
     print(f"{method} {count}: {accepted} of {drafted} drafts accepted")
@@ -139,7 +124,7 @@ def test_drafts_are_those_of_transformers_modules(
     asked = {**speculation("mtp", 1), "async_scheduling": False, **LONG}
     counts, expected = [], []
     with start_engine(predicting, **asked) as engine:
-        for prompt in prompts_of([1, 5, WINDOW, 129, 259]):
+        for prompt in random_prompts([1, 5, WINDOW, 129, 259]):
             before = told(engine)
             (output,) = engine.generate([{"prompt_token_ids": prompt}], greedy)
             counts.append(tuple(now - then for now, then in zip(told(engine), before, strict=True)))
@@ -171,7 +156,7 @@ def test_logprobs_in_16_bits_stay_close_to_those_of_floats_or_of_exact_integers(
 ):
     """As close as transformers in 16 bits. Rounding changes as many sampled tokens as integers."""
     source = repository / "checkpoints" / "tiny_deepseek_v4" if is_trained else predicting
-    prompts = _text_prompts(source) if is_trained else prompts_of(LENGTHS)
+    prompts = _text_prompts(source) if is_trained else random_prompts(LENGTHS)
     floats = TransformersReference(source)
     model, expected = source, floats
     if kind != "FLOAT":
@@ -213,9 +198,9 @@ def test_released_types_become_floats_or_integers(
     asked = {**speculation("mtp", 1), **IN_PARTS, **LONG}
     if quantization is None:
         with start_engine(native, environment=RACES, **asked) as engine:
-            assert_generates(engine, expected, prompts_of(LENGTHS), MAX_TOKENS)
+            assert_generates(engine, expected, random_prompts(LENGTHS), MAX_TOKENS)
         return
-    prompts = prompts_of(LENGTHS)
+    prompts = random_prompts(LENGTHS)
     options = {"dtype": "bfloat16", "quantization": quantization, **asked}
     with start_engine(native, environment=RACES, **options) as engine:
         outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], GREEDY)
@@ -229,7 +214,7 @@ def test_released_types_become_floats_or_integers(
 def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
-    prompts = prompts_of([259, 3, 10, 17])
+    prompts = random_prompts([259, 3, 10, 17])
     # Asked for, and turned off: an idle rank would wait for steps that the other does not run.
     options = {"enable_expert_parallel": True, **IN_PARTS, **LONG, "async_scheduling": True}
     with DPEngines(start_engine, zoo(MODEL), 2, environment=RACES, **options) as engines:
@@ -244,8 +229,8 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
     zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
-    common = prompts_of([256], seed=1)[0]
-    sharing = [[*common, *more] for more in prompts_of([1, 30, 7], seed=2)]
+    common = random_prompts([256], seed=1)[0]
+    sharing = [[*common, *more] for more in random_prompts([1, 30, 7], seed=2)]
     with start_engine(
         zoo(MODEL),
         environment=RACES,
@@ -255,7 +240,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         **few_blocks(150),
         **LONG,
     ) as engine:
-        crowd = prompts_of([60] * 8, seed=3)
+        crowd = random_prompts([60] * 8, seed=3)
         assert_no_layer_waits(engine, reference(MODEL), crowd, 60)
         hits = engine.metrics()["vllm:prefix_cache_hits"]
         for each in sharing:
@@ -272,7 +257,7 @@ def test_evicted_rows_of_all_kinds_come_back_from_the_host(
 ):
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 64}
     asked = {**few_blocks(100), **LONG, **limits, "kv_offloading_size": 0.25, **options}
-    prompts = prompts_of([259, 300, 140, 257], seed=4)
+    prompts = random_prompts([259, 300, 140, 257], seed=4)
     with start_engine(zoo(MODEL), environment=RACES, **asked) as engine:
         for _ in range(2):
             before = engine.metrics()["vllm:external_prefix_cache_hits"]

@@ -24,13 +24,6 @@ from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, VLLM
 
 MODEL = "llama_head64_gqa4"
-EXPERTS_MODEL = "qwen3_moe_softmax_top2_of_8"
-TWO_RANKS: dict[str, Any] = {
-    "distributed_executor_backend": "mp",
-    "tensor_parallel_size": 2,
-    "enable_expert_parallel": True,
-}
-
 Refusal = Callable[..., str]
 
 
@@ -51,78 +44,6 @@ def assert_says(text: str, *words: str) -> None:
 
 
 # --- settings ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (
-            {"ascend_scheduler_confg": {"enabled": True}},
-            ["'ascend_scheduler_confg'", "Did you mean 'ascend_scheduler_config'?"],
-        ),
-        ({"dbo": {"enable": True}}, ["'dbo.enable'", "Did you mean 'dbo.enabled'?"]),
-        (
-            {"enable_cpu_binding": "yes"},
-            ["'enable_cpu_binding' is 'yes' (str)", "expected a valid boolean"],
-        ),
-        ({"torchair_graph_config": 3}, ["'torchair_graph_config' is 3 (int)", "expected"]),
-    ],
-    ids=["unknown_key", "unknown_inner_key", "ill_typed", "ill_typed_section"],
-)
-def test_an_additional_config_that_cannot_be_read_is_refused(config, words, zoo):
-    assert_says(refusal_of(zoo(MODEL), additional_config=config), *words)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        pytest.param(
-            {"additional_config": {"torchair_graph_config": {"enable_multistream_moe": True}}},
-            ["'torchair_graph_config.enable_multistream_moe'", "has no shared experts"],
-            id="no_shared_experts",
-        ),
-        pytest.param(
-            {
-                "max_num_batched_tokens": 64,
-                "additional_config": {"dbo": {"enabled": True, "num_ubatches": 65}},
-            },
-            ["dbo.num_ubatches = 65 is too large", "steps have at most 64 tokens"],
-            id="more_parts_than_tokens",
-        ),
-        pytest.param(
-            {
-                "max_num_batched_tokens": 64,
-                "additional_config": {
-                    "dbo": {"enabled": True, "split": "token", "token_alignment": 48}
-                },
-            },
-            ["dbo.token_alignment = 48 is too large: steps of at most 64 tokens"],
-            id="no_cut",
-        ),
-        pytest.param(
-            {"additional_config": {"sequence_parallel": {"enabled": True}}},
-            ["sequence_parallel.enabled = true is not possible because there is one tensor-"],
-            id="no_sequence_parallel",
-        ),
-        pytest.param(
-            {
-                "tensor_parallel_size": 2,
-                "distributed_executor_backend": "mp",
-                "hf_overrides": {"architectures": ["GemmaForCausalLM"]},
-                "additional_config": {"sequence_parallel": {"enabled": True}},
-            },
-            [
-                "sequence_parallel.enabled = true is not possible because the definition of Gemma",
-                "ForCausalLM is not sequence parallel; those of DeepseekV2ForCausalLM, ",
-                ", LlamaForCausalLM, MistralForCausalLM, ",
-                "are. Remove it.",
-            ],
-            id="no_sequence_parallel_of_this_model",
-        ),
-    ],
-)
-def test_overlap_that_cannot_be_is_refused(options: dict[str, Any], words: list[str], zoo: Zoo):
-    assert_says(refusal_of(zoo(MODEL), **options), *words)
 
 
 def test_the_server_refuses_an_unknown_key_and_ends(zoo: Zoo, tmp_path: Path):
@@ -146,27 +67,6 @@ def test_more_ranks_than_devices_are_refused(zoo: Zoo, tmp_path: Path):
         environment={**os.environ, "VNPU_DEVICES": "2"},
     )  # fmt: skip
     assert_explained(ended, "4 NPUs are needed", "2 are visible", "Lower --tensor-parallel-size")
-
-
-def test_an_expert_map_without_a_place_for_an_expert_is_refused(zoo: Zoo, tmp_path: Path):
-    devices = [
-        {"device_id": 0, "device_expert": [0, 1, 2, 3]},
-        {"device_id": 1, "device_expert": [4, 5, 6, 3]},
-    ]
-    layers = [{"layer_id": layer, "device_count": 2, "device_list": devices} for layer in range(2)]
-    file = tmp_path / "map.json"
-    file.write_text(json.dumps({"moe_layer_count": 2, "layer_list": layers}))
-    text = refusal_of(
-        zoo(EXPERTS_MODEL), **TWO_RANKS, additional_config={"expert_map_path": str(file)}
-    )
-    named = "layer_list.0.device_list has no place for the experts [7]"
-    assert_says(text, f"Expert map '{file}'", named, "expert_map_path")
-
-
-def test_experts_that_do_not_divide_among_the_ranks_are_refused(zoo: Zoo, tmp_path: Path):
-    model = changed(zoo(EXPERTS_MODEL), tmp_path / "m", num_local_experts=7)
-    text = refusal_of(model, **TWO_RANKS)
-    assert_says(text, "7 experts do not divide among 2 ranks", "--tensor-parallel-size")
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -1,14 +1,11 @@
 """Graph mode at the start: a recorded KV cache size, and settings that exclude graphs."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
-from vllm_davinci_testing.engines.graph_settings import CAPTURED
-from vllm_davinci_testing.engines.refusals import refusal_of
 
 pytestmark = pytest.mark.nightly("layouts")
 
@@ -59,35 +56,3 @@ def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_or_stale_record_is_not
     rebuilt, log = start()
     assert rebuilt == measured
     assert "Startup plan not applied" in log
-
-
-@pytest.mark.parametrize(
-    ("options", "environment", "message"),
-    [
-        pytest.param(
-            {"additional_config": {"torchair_graph_config": {"enabled": True}}},
-            {},
-            "can't enable graph mode and eager mode at the same time",
-            id="eager_too",
-        ),
-        pytest.param(
-            {**CAPTURED, "dtype": "float32"},
-            {"ASCEND_LAUNCH_BLOCKING": "1"},
-            "ASCEND_LAUNCH_BLOCKING=1 excludes graph mode",
-            id="blocking_launches",
-        ),
-        pytest.param(
-            {
-                "enforce_eager": False,
-                "additional_config": {
-                    "torchair_graph_config": {"enabled": True, "graph_batch_sizes": 24}
-                },
-            },
-            {},
-            "graph_batch_sizes' is 24 .*expected a list of integers",
-            id="sizes_that_are_no_list",
-        ),
-    ],
-)
-def test_what_excludes_graph_mode_ends_the_start_with_a_message(options, environment, message, zoo):
-    assert re.search(message, refusal_of(zoo(MODEL), environment, **options))

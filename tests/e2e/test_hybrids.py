@@ -15,7 +15,6 @@ from vllm_davinci_testing.engines.generating import (
     assert_generates,
 )
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
-from vllm_davinci_testing.engines.refusals import refusal_of
 
 # Three layers with state per attention layer; experts beside a dense layer.
 NEXT = "qwen3_next_moe"
@@ -100,15 +99,3 @@ def test_states_in_16_bits_are_asked_for_by_name(zoo, reference, start_engine, p
         outputs = [list(each.outputs[0].token_ids) for each in engine.generate(inputs, GREEDY)]
     close, wrong = reference(DENSE).differing_tokens(prompts[:16], outputs)
     assert 0 < close + wrong < 16 * MAX_TOKENS // 10
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"enable_lora": True}, "--enable-lora is not supported"),
-        ({"additional_config": {"dbo": {"enabled": True}}}, "dbo.enabled is not supported"),
-    ],
-)
-def test_what_is_not_served_beside_states_is_refused_by_name(options, named, zoo):
-    said = refusal_of(zoo(NEXT), **options)
-    assert "recurrent state" in said and named in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from vllm_davinci_testing.engines.generating import (
     TWO_RANKS,
     TWO_STAGES,
     assert_generates,
+    paths,
+    random_prompts,
 )
 from vllm_davinci_testing.engines.kimi_k3_checkpoint import KimiK3Reference, write_kimi_k3
 from vllm_davinci_testing.engines.refusals import refusal_of
@@ -32,24 +33,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param(IN_PARTS, id="in_parts", marks=pytest.mark.nightly("layouts")),
-        *(
-            pytest.param(options, id=name, marks=pytest.mark.thorough)
-            for name, options in {
-                "whole": {},
-                "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
-                "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
-                "pipeline2": TWO_STAGES,
-            }.items()
-        ),
-    ],
+    paths(
+        {
+            "whole": {},
+            "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
+            "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
+            "pipeline2": TWO_STAGES,
+        }
+    ),
 )
 def test_tokens_are_those_of_the_equations_in_any_order_that_events_allow(
     options: dict[str, Any], checkpoint: Path, start_engine: StartEngine
 ):
-    generator = random.Random(0)
-    prompts = [[generator.randrange(256) for _ in range(length)] for length in LENGTHS]
+    prompts = random_prompts(LENGTHS)
     with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **options) as engine:
         assert_generates(engine, KimiK3Reference(checkpoint), prompts, MAX_TOKENS)
 

@@ -13,7 +13,6 @@ from vllm_davinci_testing.engines.engine_process import EngineError, EngineProce
 from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import as_inputs
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
-from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.unfit_adapters import UNFIT
 
@@ -219,15 +218,3 @@ def test_an_adapter_that_does_not_fit_is_named_and_the_engine_goes_on(
         engine.add_lora(LoRARequest("wrong", 99, str(tmp_path)))
     outputs = engine.generate(as_inputs([[1, 2, 3]]), GREEDY, lora_request=requests["rank8"])
     assert len(outputs[0].outputs[0].token_ids) == MAX_TOKENS
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"fully_sharded_loras": True}, "--fully-sharded-loras"),
-        ({"lora_dtype": "bfloat16"}, "--lora-dtype"),
-        ({"enable_tower_connector_lora": True}, "--enable-tower-connector-lora"),
-    ],
-)
-def test_what_is_not_served_with_adapters_ends_the_start(zoo, options, told):
-    assert told in refusal_of(zoo(MODEL), enable_lora=True, **options)

@@ -17,7 +17,6 @@ from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, Start
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
-from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -218,14 +217,3 @@ def test_experts_that_do_not_lie_in_order_take_no_adapters(zoo, start_engine, tm
         with pytest.raises(EngineError, match=r"experts\.3\.up_proj"):
             engine.add_lora(request)
         assert "experts are not in order" in engine.log_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"enable_moe_shared_loras": True}, "--enable-moe-shared-loras"),
-        ({"enable_mixed_moe_lora_format": True}, "--enable-mixed-moe-lora-format"),
-    ],
-)
-def test_other_forms_of_experts_adapters_end_the_start(zoo, options, told):
-    assert told in refusal_of(zoo(EXPERTS), enable_lora=True, **options)

@@ -13,7 +13,6 @@ from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.family_zoo import write_family
 from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import assert_generates
-from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -215,27 +214,6 @@ def test_tokens_of_two_dp_ranks_are_those_of_transformers(
         assert reference(model).first_difference(prompt, tokens) is None
     said = re.findall(r"Mixture of experts: (\w+), because", log.read_text(errors="replace"))
     assert set(said) == schemes
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"expert_tensor_parallel_size": 3}, "is 3 and does not divide the 2 ranks"),
-        ({"moe_communication": "all_to_all"}, "'all_to_all' sends tokens to their experts' ranks"),
-        ({"expert_map_path": "absent.json"}, "'absent.json' cannot be read"),
-        (
-            {"moe_communication": "fused", "expert_tensor_parallel_size": 1},
-            "'fused' is not possible: fused launches take bfloat16 and float16, and the model",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_end_the_start_with_their_name(options, named, zoo):
-    assert named in refusal_of(
-        zoo(TOP2),
-        distributed_executor_backend="mp",
-        tensor_parallel_size=2,
-        additional_config=options,
-    )
 
 
 @pytest.mark.thorough

@@ -72,11 +72,6 @@ def metric(server: ServerProcess, name: str) -> float:
     return sum(map(float, values))
 
 
-def test_models_lists_the_served_model(client: openai.OpenAI):
-    (model,) = client.models.list().data
-    assert (model.id, model.max_model_len) == (MODEL, 256)
-
-
 def test_a_completion_counts_its_tokens(client: openai.OpenAI):
     completion = client.completions.create(
         model=MODEL, prompt="import ", max_tokens=12, temperature=0, logprobs=2
@@ -143,17 +138,6 @@ def test_a_request_ends_when_its_client_leaves(server: ServerProcess, client: op
         time.sleep(0.1)
 
 
-def test_malformed_json_is_a_bad_request(server: ServerProcess):
-    answer = httpx.post(
-        f"{server.url}/v1/completions",
-        content='{"model": "tiny_llama", "prompt": ',
-        headers={"content-type": "application/json"},
-        timeout=60,
-    )
-    assert answer.status_code == 400
-    assert "json" in answer.text.lower()
-
-
 @pytest.mark.parametrize(
     ("prompt", "max_tokens"),
     [("x = 1\n" * 5000, 1), ("x = 1\n", 300)],
@@ -163,16 +147,6 @@ def test_an_oversized_request_is_refused_with_the_limit(prompt, max_tokens, clie
     with pytest.raises(openai.BadRequestError, match="256") as refusal:
         complete(client, prompt, max_tokens=max_tokens)
     assert refusal.value.status_code == 400
-
-
-def test_an_unknown_model_is_not_found(client: openai.OpenAI):
-    with pytest.raises(openai.NotFoundError, match="another"):
-        client.completions.create(model="another", prompt="x", max_tokens=1)
-
-
-def test_an_impossible_option_is_a_bad_request(client: openai.OpenAI):
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.completions.create(model=MODEL, prompt="x", max_tokens=1, temperature=-1)
 
 
 @pytest.mark.nightly("planning")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from vllm_davinci_testing.engines.generating import (
 )
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
-from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 DEEPSEEK, SHARED = "deepseek_v32", "glm_dsa_shared"
@@ -153,8 +151,3 @@ def test_in_16_bits_on_a_chip_tokens_stay_close(
     others = [in_16_bits.greedy(prompt, MAX_TOKENS) for prompt in prompts[:16]]
     ours = sum(reference(model).differing_tokens(prompts[:16], outputs))
     assert ours <= 1.5 * sum(reference(model).differing_tokens(prompts[:16], others))
-
-
-def test_what_is_not_served_beside_it_is_refused_by_name(zoo: Callable[[str], Path]):
-    said = refusal_of(zoo(DEEPSEEK), additional_config={"dbo": {"enabled": True}})
-    assert "dbo.enabled is not supported" in said and "with sparse attention" in said

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from vllm_davinci_testing.processes.forked import run_command
 
 MODULE = "vllm_davinci.meta"
@@ -34,6 +36,7 @@ def test_values_come_with_source_and_reason():
     }
 
 
+@pytest.mark.nightly("planning")
 def test_the_table_can_leave_out_defaults():
     options = ("--changed", "--", "--max-num-seqs=3")
     done = run_command(MODULE, "config", str(MODEL), *options, COLUMNS="150")

@@ -1,8 +1,10 @@
 """An engine's greedy tokens, compared with transformers'."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
@@ -21,6 +23,47 @@ IN_PARTS = {
     "max_num_batched_tokens": 48,
     "max_num_seqs": 16,
 }
+
+
+def paths(thorough: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """Parameters: options of a path that runs nightly, and of thorough ones by name."""
+    return [
+        pytest.param(IN_PARTS, id="in_parts", marks=pytest.mark.nightly("layouts")),
+        *(
+            pytest.param(each, id=name, marks=pytest.mark.thorough)
+            for name, each in thorough.items()
+        ),
+    ]
+
+
+EVERY_PATH = paths(
+    {
+        "whole": {},
+        "synchronous": {"async_scheduling": False},
+        "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
+        "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
+        "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
+    }
+)
+
+
+def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Prompts of these lengths, of 256 tokens."""
+    generator = random.Random(seed)
+    return [[generator.randrange(256) for _ in range(length)] for length in lengths]
+
+
+def assert_same_on_every_path(
+    engine: EngineProcess,
+    reference: TransformersReference,
+    lengths: Sequence[int],
+    max_tokens: int,
+    options: Mapping[str, Any],
+) -> None:
+    """The engine continues prompts as transformers does, and replays graphs where it has them."""
+    assert_generates(engine, reference, random_prompts(lengths), max_tokens)
+    replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
+    assert all(replays) if "enforce_eager" in options else not any(replays)
 
 
 def as_inputs(prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
