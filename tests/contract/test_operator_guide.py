@@ -64,7 +64,7 @@ def test_its_rules_are_listed_and_refuse_generated_calls(shown: tuple[str, str])
 
 def test_every_operator_is_declared_by_a_row_and_none_twice() -> None:
     rows = [row.operator for row in declared()]
-    assert len(rows) == len(set(rows)) > 450
+    assert len(rows) == len(set(rows)) > 400
     absent = json.loads((VNPU / "src/vllm_davinci/vnpu/operators_absent.json").read_text())
     assert not {f"aclnn{name}" for names in absent.values() for name in names} & set(rows)
 
