@@ -34,44 +34,50 @@ class Recipe:
     """Another checkpoint: tensors of equal name and shape begin with its values."""
 
 
+OF_ALL = {
+    "vocab_size": VOCAB_SIZE,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT_TOKENS,
+}
+WITH_EXPERTS = {
+    **OF_ALL,
+    "hidden_size": 192,
+    "moe_intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "q_lora_rank": 96,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+
+
 def _llama_config() -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        **OF_ALL,
         hidden_size=256,
         intermediate_size=512,
         num_hidden_layers=6,
-        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=True,
     )
 
 
 def _deepseek_config() -> DeepseekV3Config:
     return DeepseekV3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=192,
+        **WITH_EXPERTS,
         intermediate_size=512,
-        moe_intermediate_size=96,
-        num_hidden_layers=4,
         first_k_dense_replace=1,
-        num_attention_heads=4,
         num_key_value_heads=4,
-        q_lora_rank=96,
         kv_lora_rank=512,  # the rope part included, the only size that every MLA kernel supports
         qk_nope_head_dim=32,
         qk_rope_head_dim=64,
         v_head_dim=32,
-        n_routed_experts=8,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
         n_group=4,
         topk_group=2,
         norm_topk_prob=True,
         routed_scaling_factor=2.0,
-        max_position_embeddings=CONTEXT_TOKENS,
-        tie_word_embeddings=False,
         num_mtp_layers=1,  # mtp.safetensors, of train_draft.py
         # Fixed in transformers' implementation, read from the configuration by vLLM's.
         scoring_func="sigmoid",
@@ -98,27 +104,17 @@ DEEPSEEK_V4_KEYS: dict[str, Any] = {
 
 def _deepseek_v4_config() -> DeepseekV4Config:
     return DeepseekV4Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=192,
-        moe_intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
+        **WITH_EXPERTS,
         head_dim=64,
-        q_lora_rank=96,
         o_groups=2,
         o_lora_rank=48,
         sliding_window=64,
         index_n_heads=16,
         index_head_dim=128,  # the only size that the fused indexer supports
         index_topk=64,  # all rows of short sequences, a quarter of those of the context
-        n_routed_experts=8,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
         routed_scaling_factor=1.5,
         swiglu_limit=10.0,
         hc_sinkhorn_iters=5,
-        max_position_embeddings=CONTEXT_TOKENS,
-        tie_word_embeddings=False,
         num_nextn_predict_layers=1,
         **deepcopy(DEEPSEEK_V4_KEYS),  # transformers writes into them
     )
