@@ -26,12 +26,13 @@ DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-g
 TOOLS = ("build", "test", "typecheck", "lint")
 # Tests of several ranks start as many processes, and each engine takes about 1 GB.
 CORES = len(os.sched_getaffinity(0))
-TEST_PROCESSES = max(1, min(4, CORES))
+# One more than cores: a third of a lane's time is spent waiting for processes.
+TEST_PROCESSES = min(4, CORES + 1)
 IN_PARALLEL = (
     # A file stays in one process, whose tests share engines; a line per file shows the progress.
     (f"--lanes={TEST_PROCESSES}", "--override-ini=console_output_style=classic"),
     # Otherwise each uses one thread per core, and they wait for each other.
-    {"OMP_NUM_THREADS": str(CORES // TEST_PROCESSES)},
+    {"OMP_NUM_THREADS": str(max(1, CORES // TEST_PROCESSES))},
 )
 # Tests that depend on the processor, on paths or on signals: what every change runs as on another
 # machine. `nightly` runs all tests so.
