@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.compressed_zoo import in_transformers
 from vllm_davinci_testing.engines.fixture_types import StartEngine
@@ -21,6 +20,7 @@ from vllm_davinci_testing.engines.generating import (
     RACES,
     assert_generates,
     assert_same_on_every_path,
+    greedy_tokens,
     random_prompts,
 )
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
@@ -91,16 +91,14 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
     start_engine: StartEngine,
 ):
     directory = quantize(checkpoint, "W8A8_DYNAMIC")
-    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     prompts = random_prompts(LENGTHS)
     asked = {"dtype": "bfloat16", **IN_PARTS, **OF_TEXT}
     with start_engine(directory, environment=RACES, **asked) as engine:
-        outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
+        tokens = greedy_tokens(engine, prompts, MAX_TOKENS)
     auto_class = transformers.AutoModelForImageTextToText
     named = partial(in_transformers, model_type="minimax_m3_vl")
     integers = IntegerReference(directory, auto_class, named=named)
     rounded = TransformersReference(checkpoint, torch.bfloat16)
-    tokens = [list(each.outputs[0].token_ids) for each in outputs]
     ours = sum(integers.differing_tokens(prompts, tokens))
     in_16_bits = [rounded.greedy(each, MAX_TOKENS) for each in prompts]
     allowed = sum(expected.differing_tokens(prompts, in_16_bits))

@@ -14,7 +14,7 @@ from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsPar
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.fixture_types import Prompts, Reference
-from vllm_davinci_testing.engines.generating import as_inputs
+from vllm_davinci_testing.engines.generating import as_inputs, tokens_of
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 MAX_TOKENS = 64
@@ -22,11 +22,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
 # The model of all tests that compare paths through the engine.
 PATHS_MODEL = "llama_head64_gqa4"
-
-
-def tokens_of(outputs: list[Any]) -> list[list[int]]:
-    """Token ids of every completion of every request."""
-    return [list(completion.token_ids) for output in outputs for completion in output.outputs]
 
 
 # --- the same tokens whatever the path -----------------------------------------------------------

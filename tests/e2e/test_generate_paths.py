@@ -1,12 +1,10 @@
 """Every path through the engine gives transformers' tokens."""
 
-from typing import Any
-
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.fixture_types import Engines, Prompts
-from vllm_davinci_testing.engines.generating import as_inputs
+from vllm_davinci_testing.engines.generating import as_inputs, tokens_of
 from vllm_davinci_testing.engines.preemption import few_blocks
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -26,11 +24,6 @@ MODELS = (
     "qwen3_norm_head128_gqa2",
     "mistral_window32_head80_gqa2",
 )
-
-
-def tokens_of(outputs: list[Any]) -> list[list[int]]:
-    """Token ids of every completion of every request."""
-    return [list(completion.token_ids) for output in outputs for completion in output.outputs]
 
 
 # --- exact tokens ------------------------------------------------------------------------------

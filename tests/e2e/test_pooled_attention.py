@@ -1,7 +1,6 @@
 """GLM-5.3-Flash: delta rules beside attention to chosen groups of tokens: transformers' tokens."""
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,15 @@ from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.fixture_types import StartEngine
-from vllm_davinci_testing.engines.generating import FUZZED, IN_PARTS, TWO_RANKS, assert_generates
+from vllm_davinci_testing.engines.generating import (
+    FUZZED,
+    IN_PARTS,
+    TWO_RANKS,
+    assert_generates,
+    greedy_tokens,
+    paths,
+    random_prompts,
+)
 from vllm_davinci_testing.engines.glm5_next_model import CHOSEN, POOL, with_mtp
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
@@ -37,11 +44,6 @@ LENGTHS = [
 ]
 
 
-def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    generator = random.Random(seed)
-    return [[generator.randrange(256) for _ in range(length)] for length in lengths]
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vision_checkpoint("glm5_next", tmp_path_factory.mktemp("glm5_next"))
@@ -54,20 +56,17 @@ def expected(checkpoint: Path) -> TransformersReference:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param(GRAPHS, id="in_parts", marks=pytest.mark.nightly("layouts")),
-        *(
-            pytest.param(options, id=name, marks=pytest.mark.thorough)
-            for name, options in {
-                "whole": {},
-                "synchronous": {"async_scheduling": False},
-                "blocks_of_128_in_parts": IN_PARTS,
-                "tensor2_in_parts": {**TWO_RANKS, **GRAPHS},
-                "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
-                "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
-            }.items()
-        ),
-    ],
+    paths(
+        {
+            "whole": {},
+            "synchronous": {"async_scheduling": False},
+            "blocks_of_128_in_parts": IN_PARTS,
+            "tensor2_in_parts": {**TWO_RANKS, **GRAPHS},
+            "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
+            "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
+        },
+        nightly=GRAPHS,
+    ),
 )
 def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     options: dict[str, Any],
@@ -76,7 +75,7 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     start_engine: StartEngine,
 ):
     with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **options) as engine:
-        assert_generates(engine, expected, prompts_of(LENGTHS), MAX_TOKENS)
+        assert_generates(engine, expected, random_prompts(LENGTHS), MAX_TOKENS)
         replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
     assert all(replays) if "block_size" in options else not any(replays)
 
@@ -94,7 +93,7 @@ def test_preempted_prompts_give_the_same_tokens_and_no_layer_waits(
         **few_blocks(40),
         **OF_TEXT,
     ) as engine:
-        assert_no_layer_waits(engine, expected, prompts_of([120] * 10, seed=3), 40)
+        assert_no_layer_waits(engine, expected, random_prompts([120] * 10, seed=3), 40)
 
 
 @pytest.mark.thorough
@@ -102,7 +101,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
 ):
     greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    prompts = prompts_of([259, 3, 10, 17])
+    prompts = random_prompts([259, 3, 10, 17])
     options = {"enable_expert_parallel": True, **GRAPHS, **OF_TEXT}
     with DPEngines(start_engine, checkpoint, 2, environment=FUZZED, **options) as engines:
         # The second rank is done before the first prompt is, or has none.
@@ -144,7 +143,9 @@ def test_drafts_change_no_token(
     drafter = {} if method == "mtp" else {"model": WRONG}
     asked = {**speculation(method, count, **drafter), **OF_TEXT, **options}
     with start_engine(predicting, environment=FUZZED, **asked) as engine:
-        assert_generates(engine, expected, prompts_of([1, POOL - 2, POOL * 5, 127]), 3 * MAX_TOKENS)
+        assert_generates(
+            engine, expected, random_prompts([1, POOL - 2, POOL * 5, 127]), 3 * MAX_TOKENS
+        )
         drafted, accepted = told(engine)
     print(f"{method} {count}: {accepted} of {drafted} drafts accepted")
     assert (0 if method == "mtp" else -1) < accepted < drafted
@@ -160,12 +161,10 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
     start_engine: StartEngine,
 ):
     directory = quantize(checkpoint, "W8A8_DYNAMIC")
-    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    prompts = prompts_of(LENGTHS)
+    prompts = random_prompts(LENGTHS)
     asked = {"dtype": "bfloat16", **options, **OF_TEXT}
     with start_engine(directory, environment=FUZZED, **asked) as engine:
-        outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
-    tokens = [list(each.outputs[0].token_ids) for each in outputs]
+        tokens = greedy_tokens(engine, prompts, MAX_TOKENS)
     auto_class = transformers.AutoModelForImageTextToText
     named = partial(in_transformers, model_type="glm5_next")
     integers = IntegerReference(directory, auto_class, named=named)

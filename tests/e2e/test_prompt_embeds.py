@@ -1,17 +1,13 @@
 """Embeddings in place of a prompt's tokens."""
 
-from typing import Any
-
 import pytest
 import torch
 from vllm import SamplingParams
 
+from vllm_davinci_testing.engines.generating import tokens_of
+
 MODEL = "llama_head64_gqa4"
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-
-
-def tokens_of(outputs: list[Any]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,11 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.generating import tokens_of
 from vllm_davinci_testing.engines.logits_processor import ARGUMENT, OnlyToken
 
 MODEL = "llama_head64_gqa4"
 RACES = {"VNPU_RACES": "raise"}
-
-
-def tokens_of(outputs: list[Any]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @pytest.fixture(scope="module")

@@ -104,23 +104,18 @@ def test_synchronising_a_capturing_stream_is_an_error() -> None:
 
 # --- calls that a capture refuses -----------------------------------------------------------------
 
-REFUSED = {
-    "asking whether a captured event is done": (
-        """
+RECORDED = """
 x.add_(1.0)
 event = torch.npu.Event()
 event.record()
-event.query()  # <-
-""",
+"""
+REFUSED = {
+    "asking whether a captured event is done": (
+        f"{RECORDED}event.query()  # <-\n",
         "asks about an event that was recorded in a capture",
     ),
     "waiting for a captured event": (
-        """
-x.add_(1.0)
-event = torch.npu.Event()
-event.record()
-event.synchronize()  # <-
-""",
+        f"{RECORDED}event.synchronize()  # <-\n",
         "waits for an event that was recorded in a capture",
     ),
     "waiting for the device": ("torch.npu.synchronize()  # <-", "device cannot be synchronised"),

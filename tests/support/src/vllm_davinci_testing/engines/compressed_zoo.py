@@ -28,6 +28,19 @@ YARN = {
     "beta_slow": 1,
     "original_max_position_embeddings": 128,
 }
+# An indexer, experts and streams, as later models have them too.
+INDEXED_STREAMS: dict[str, Any] = {
+    # With few, all products of a key may be negative, and many keys score 0.
+    "index_n_heads": 32,
+    "index_head_dim": 128,  # as the operator of graphs requires
+    "moe_intermediate_size": 192,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 1.0,  # which many activations reach
+    "hc_eps": 1e-3,
+    "hc_sinkhorn_iters": 3,  # each is four launches, for which tests wait
+}
 # Released keys, as both transformers and vLLM read them.
 RELEASED: dict[str, Any] = {
     "compress_ratios": [0, 4, 128, 4, 0, 0],  # the last is an MTP layer's
@@ -36,18 +49,9 @@ RELEASED: dict[str, Any] = {
     "q_lora_rank": 48,
     "o_groups": 4,
     "o_lora_rank": 24,
-    # With few, all products of a key may be negative, and many keys score 0.
-    "index_n_heads": 32,
-    "index_head_dim": 128,  # as the operator of graphs requires
     "index_topk": NUM_CHOSEN,
     "sliding_window": WINDOW,
-    "moe_intermediate_size": 192,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "swiglu_limit": 1.0,  # which many activations reach
-    "hc_eps": 1e-3,
-    "hc_sinkhorn_iters": 3,  # each is four launches, for which tests wait
+    **INDEXED_STREAMS,
     "rope_scaling": YARN,
 }
 COMPRESSED = (

@@ -25,10 +25,12 @@ IN_PARTS = {
 }
 
 
-def paths(thorough: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+def paths(
+    thorough: Mapping[str, Mapping[str, Any]], nightly: Mapping[str, Any] = IN_PARTS
+) -> list[Any]:
     """Parameters: options of a path that runs nightly, and of thorough ones by name."""
     return [
-        pytest.param(IN_PARTS, id="in_parts", marks=pytest.mark.nightly("layouts")),
+        pytest.param(nightly, id="in_parts", marks=pytest.mark.nightly("layouts")),
         *(
             pytest.param(each, id=name, marks=pytest.mark.thorough)
             for name, each in thorough.items()
@@ -64,6 +66,19 @@ def assert_same_on_every_path(
     assert_generates(engine, reference, random_prompts(lengths), max_tokens)
     replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
     assert all(replays) if "enforce_eager" in options else not any(replays)
+
+
+def tokens_of(outputs: Sequence[Any]) -> list[list[int]]:
+    """Token ids of every completion of every request."""
+    return [list(completion.token_ids) for output in outputs for completion in output.outputs]
+
+
+def greedy_tokens(
+    engine: EngineProcess, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> list[list[int]]:
+    """The likeliest tokens after each prompt, an end of text among them."""
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return tokens_of(engine.generate(as_inputs(prompts), greedy))
 
 
 def as_inputs(prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:

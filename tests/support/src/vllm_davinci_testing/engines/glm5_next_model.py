@@ -10,6 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from vllm_davinci_testing.engines.compressed_zoo import INDEXED_STREAMS
 from vllm_davinci_testing.engines.glm4v_model import PATCH
 
 POOL = 16  # tokens of a group
@@ -30,18 +31,9 @@ TEXT: dict[str, Any] = {
     "v_head_dim": 48,
     "linear_num_heads": 4,
     "linear_head_dim": 32,
-    # With few, all products of a key may be negative, and many keys score 0.
-    "index_n_heads": 32,
-    "index_head_dim": 128,  # as the operator of graphs requires
     "index_kpool": POOL,
     "index_topk": CHOSEN * POOL,
-    "moe_intermediate_size": 192,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "swiglu_limit": 1.0,  # which many activations reach
-    "hc_eps": 1e-3,
-    "hc_sinkhorn_iters": 3,  # each is four launches, for which tests wait
+    **INDEXED_STREAMS,
     "num_nextn_predict_layers": 1,
     # Released keys that only vLLM reads.
     "mhc": True,

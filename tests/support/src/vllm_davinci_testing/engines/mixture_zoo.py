@@ -3,6 +3,8 @@
 from vllm_davinci_testing.engines.deepseek_zoo import V3_EXPERTS, YARN, deepseek
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 # Routed experts: softmax over all or over the chosen ones, more experts than ranks in any run.
 MIXTURES = (
     ZooModel(
@@ -48,8 +50,7 @@ MIXTURES = (
         hidden_size=128,
         seed=3,
         options={
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 32,
+            **WINDOWS,
             "mlp_layer_types": ["dense", "sparse"],
             "num_experts": 8,
             "num_experts_per_tok": 2,
@@ -67,8 +68,7 @@ MIXTURES = (
         hidden_size=128,
         seed=4,
         options={
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
+            **LOCAL_EXPERTS,
             "rotary_dim": 32,
             "scoring_func": "sigmoid",
             "use_routing_bias": True,
@@ -88,10 +88,8 @@ MIXTURES = (
         hidden_size=128,
         seed=4,
         options={
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 32,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
+            **WINDOWS,
+            **LOCAL_EXPERTS,
             "rope_parameters": {k: v for k, v in YARN.items() if k[0] != "m"} | {"truncate": False},
         },
     ),

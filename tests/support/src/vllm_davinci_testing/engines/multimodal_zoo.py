@@ -109,29 +109,23 @@ def _pixtral_processor(merged: int) -> Callable[[Any], transformers.ProcessorMix
     return processor
 
 
+def _of_pixtral(
+    make: Callable[..., transformers.PretrainedConfig], merged: int, **options: Any
+) -> MultimodalFamily:
+    def config() -> transformers.PretrainedConfig:
+        return make(
+            text_config=text_fields("mistral"),
+            vision_config=vision_fields("pixtral", image_size=2 * SIDE, head_dim=64),
+            image_token_index=IDS[IMAGE],
+            **options,
+        )
+
+    return MultimodalFamily(written(config, _pixtral_processor(merged)))
+
+
 def _pixtral() -> MultimodalFamily:
-    def config() -> transformers.PretrainedConfig:
-        return transformers.LlavaConfig(
-            text_config=text_fields("mistral"),
-            vision_config=vision_fields("pixtral", image_size=2 * SIDE, head_dim=64),
-            image_token_index=IDS[IMAGE],
-            vision_feature_layer=-1,
-            vision_feature_select_strategy="full",
-        )
-
-    return MultimodalFamily(written(config, _pixtral_processor(1)))
-
-
-def _mistral3() -> MultimodalFamily:
-    def config() -> transformers.PretrainedConfig:
-        return transformers.Mistral3Config(
-            text_config=text_fields("mistral"),
-            vision_config=vision_fields("pixtral", image_size=2 * SIDE, head_dim=64),
-            image_token_index=IDS[IMAGE],
-            spatial_merge_size=2,
-        )
-
-    return MultimodalFamily(written(config, _pixtral_processor(2)))
+    whole = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    return _of_pixtral(transformers.LlavaConfig, 1, **whole)
 
 
 def _idefics3(
@@ -253,7 +247,7 @@ FAMILIES: dict[str, MultimodalFamily] = {
     "llava_next": _llava("LlavaNext", image_grid_pinpoints=PINPOINTS),
     "llava_onevision": _llava_onevision(),
     "minimax_m3_vl": MultimodalFamily(write_minimax, place=minimax_checkpoint.IMAGE),
-    "mistral3": _mistral3(),
+    "mistral3": _of_pixtral(transformers.Mistral3Config, 2, spatial_merge_size=2),
     "paligemma": MultimodalFamily(write_paligemma, place=""),
     "pixtral": _pixtral(),
     "qwen2_audio": _qwen2_audio(),

@@ -104,22 +104,16 @@ class NPURMSNorm(RMSNorm):
         if isinstance(output, Readers):
             normalized, total = self._of_sum(x, residual)
             return TracedActivation(normalized, output), total
+        weight, epsilon = self.weight, self.variance_epsilon
+        norm = {"x": x, "residual": residual, "weight": weight, "epsilon": epsilon}
         if x.dim() == 2 and isinstance(output, InputScale):
             if by_scale := fused_op(operators.add_rms_norm_quant):
                 integers, total = by_scale(
-                    x=x,
-                    residual=residual,
-                    weight=self.weight,
-                    bias=self.loaded_bias,
-                    scale=output.scale,
-                    offset=output.offset,
-                    epsilon=self.variance_epsilon,
+                    **norm, bias=self.loaded_bias, scale=output.scale, offset=output.offset
                 )
                 return QuantizedActivation(integers, None, x.dtype), total
         elif x.dim() == 2 and (by_row := fused_op(operators.add_rms_norm_dynamic_quant)):
-            integers, scales, total = by_row(
-                x=x, residual=residual, weight=self.weight, epsilon=self.variance_epsilon
-            )
+            integers, scales, total = by_row(**norm)
             return QuantizedActivation(integers, scales, x.dtype), total
         return self._of_sum(x, residual)
 
