@@ -22,7 +22,10 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w2", "w3")),
     "minimax_m2": ("block_sparse_moe", ("w1", "w2", "w3")),
+    "minimax_m3_vl_text": ("block_sparse_moe", ("w1", "w2", "w3")),
 }
+# Where models of images have their text, if elsewhere than in "model.language_model".
+_TEXT = {"minimax_m3_vl": "language_model.model"}
 
 
 def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
@@ -63,7 +66,7 @@ def _write_headers(tensors: Iterable[tuple[str, str, tuple[int, ...]]], path: Pa
 
 def description(config: Mapping[str, Any], quantization: Mapping[str, str]) -> dict[str, str]:
     """Builds ModelSlim's description: the type of each layer's weight and scales."""
-    prefix = "" if "compress_ratios" in config else "model."
+    prefix = "" if "compress_ratios" in config else f"{_text_prefix(config)}."
     outer = ("embed", "norm") if "compress_ratios" in config else ("embed_tokens", "norm")
     types = dict.fromkeys((f"{prefix}{name}.weight" for name in outer), _FLOAT)
     for layer in _linear_layers(config):
@@ -86,9 +89,10 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
     if "compress_ratios" in config:
         yield from _released_layers(config)
         return
+    prefix, config = _text_prefix(config), config.get("text_config", config)
     for number in range(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0)):
-        layer = f"model.layers.{number}"
-        for part in _attention(config):
+        layer = f"{prefix}.layers.{number}"
+        for part in _attention(config, number):
             yield f"{layer}.self_attn.{part}"
         if not _has_experts(config, number):
             yield from (f"{layer}.mlp.{part}" for part in _MLP)
@@ -99,7 +103,7 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{layer}.{block}.shared_experts.{part}" for part in _MLP)
         for expert in range(_num_experts(config)):
             yield from (f"{layer}.{block}.experts.{expert}.{part}" for part in parts)
-    yield "lm_head"
+    yield prefix.replace(".model", ".lm_head") if prefix in _TEXT.values() else "lm_head"
 
 
 def _released_layers(config: Mapping[str, Any]) -> Iterator[str]:
@@ -119,11 +123,26 @@ def _released_layers(config: Mapping[str, Any]) -> Iterator[str]:
     yield "head"
 
 
-def _attention(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _text_prefix(config: Mapping[str, Any]) -> str:
+    """The beginning of a layer's name; models of images have their text inside."""
+    inside = _TEXT.get(config["model_type"], "model.language_model")
+    return inside if "text_config" in config else "model"
+
+
+def _attention(config: Mapping[str, Any], layer: int) -> tuple[str, ...]:
+    if config.get("layer_types", ())[layer : layer + 1] == ["linear_attention"]:
+        return (
+            "q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj",
+            "o_proj",
+        )  # fmt: skip
     if "kv_lora_rank" not in config:
-        return ("q_proj", "k_proj", "v_proj", "o_proj")
+        chooses_blocks = "sparse_attention_config" in config and _has_experts(config, layer)
+        index = ("index_q_proj", "index_k_proj") if chooses_blocks else ()
+        return ("q_proj", "k_proj", "v_proj", "o_proj", *index)
     query = ("q_a_proj", "q_b_proj") if config.get("q_lora_rank") else ("q_proj",)
-    return (*query, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    chooses = "index_kpool" in config
+    index = tuple(f"indexer.{part}" for part in ("wq_b", "wk", "weights_proj") if chooses)
+    return (*query, "kv_a_proj_with_mqa", "kv_b_proj", *index, "o_proj")
 
 
 def _num_experts(config: Mapping[str, Any]) -> int:
@@ -132,6 +151,9 @@ def _num_experts(config: Mapping[str, Any]) -> int:
 
 
 def _has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    kinds = config.get("mlp_layer_types") or config.get("moe_layer_freq")
+    if isinstance(kinds, list) and kinds[layer : layer + 1] in (["dense"], [0]):
+        return False
     if layer < config.get("first_k_dense_replace", 0) or layer in config.get("mlp_only_layers", ()):
         return False
     return _num_experts(config) > 0
