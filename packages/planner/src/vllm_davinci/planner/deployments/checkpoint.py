@@ -135,6 +135,7 @@ def _attention(config: Mapping[str, Any], layer: int) -> tuple[str, ...]:
             "q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj",
             "o_proj",
         )  # fmt: skip
+    index: tuple[str, ...]
     if "kv_lora_rank" not in config:
         chooses_blocks = "sparse_attention_config" in config and _has_experts(config, layer)
         index = ("index_q_proj", "index_k_proj") if chooses_blocks else ()
