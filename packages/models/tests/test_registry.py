@@ -65,7 +65,7 @@ VLLMS = {
 
 
 OWN = {  # vLLM's have kernels of GPUs
-    "DeepseekV4ForCausalLM", "DeepSeekV4MTPModel", "Glm5NextForCausalLM",
+    "DSparkDraftModel", "DeepseekV4ForCausalLM", "DeepSeekV4MTPModel", "Glm5NextForCausalLM",
     "Glm5NextForConditionalGeneration", "Glm5NextMTPModel", "MiniMaxM3SparseForCausalLM",
     "MiniMaxM3SparseForConditionalGeneration",
 }  # fmt: skip

@@ -13,6 +13,8 @@ from vllm_davinci.core.config.options import DavinciConfig
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.feature import Engine
 from vllm_davinci.core.features.speculation import (
+    DSPARK,
+    DSPARK_FIELDS,
     FEATURES,
     MTP_REFUSED,
     MTP_SERVED,
@@ -89,7 +91,9 @@ def test_methods_of_the_host_take_the_place_of_ngrams(method: str, named: str):
 
 @pytest.mark.parametrize("method", SERVED)
 def test_methods_that_are_served_start(method: str):
-    drafter = model(architectures=["DeepSeekMTPModel" if method == "mtp" else "LlamaForCausalLM"])
+    names = {"mtp": "DeepSeekMTPModel", "dspark": DSPARK}
+    drafter = model(architectures=[names.get(method, "LlamaForCausalLM")])
+    drafter.hf_config = SimpleNamespace(**dict.fromkeys(DSPARK_FIELDS, 1))
     for sampling in ("standard", "synthetic"):
         check_speculation(
             asked(method, rejection_sample_method=sampling, draft_model_config=drafter)
@@ -204,3 +208,9 @@ def test_a_draft_model_of_which_vllm_reads_a_layer_is_refused(name: str):
 
 def test_without_speculation_nothing_is_reported(vllm_config: VllmConfig):
     check_speculation(vllm_config)
+
+
+def test_blocks_of_drafts_of_other_models_are_refused():
+    drafter = model(architectures=["Qwen3DSparkModel"])
+    with pytest.raises(ConfigurationError, match="DSpark of DeepSeek-V4 is"):
+        check_speculation(asked("dspark", parallel_drafting=True, draft_model_config=drafter))

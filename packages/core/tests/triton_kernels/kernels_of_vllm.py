@@ -342,6 +342,28 @@ def rows_of_a_draft_model(draw: Draw) -> Iterator[Launch]:
     yield Launch((draw.num_reqs,), given, {"BLOCK_SIZE": 16})
 
 
+def blocks_of_drafts(draw: Draw) -> Iterator[Launch]:
+    for is_anchor in (False, True):
+        num_query = DRAFTS + 1 - is_anchor
+        sampled = draw.ints(0, 2, draw.num_reqs)
+        rejected = torch.minimum(draw.ints(0, 3, draw.num_reqs), draw.lengths - 1) * sampled
+        num_rows = int(draw.starts[draw.num_reqs])
+        slots, places = ROWS + 4, SLOTS * DRAFTS
+        given = (draw.ints(0, 99, slots), draw.longs(0, 99, slots), draw.ints(0, 2, slots) > 0)
+        given += (draw.ints(0, 99, SLOTS + 1), draw.ints(0, 99, SLOTS), draw.longs(0, 99, slots))
+        given += (draw.longs(0, 99, ROWS), draw.longs(0, 99, ROWS))
+        given += tuple(draw.longs(0, 99, places) for _ in range(3))
+        given += (draw.floats(SLOTS), draw.longs(0, 99, SLOTS))
+        # Up to the longest request, behind which there are no blocks.
+        given += (draw.longs(0, 24, num_rows), draw.starts, draw.slots)
+        given += (draw.longs(0, 99, SLOTS, 1), draw.ints(0, 99, 2, SLOTS), sampled, rejected)
+        given += (draw.floats(SLOTS), draw.longs(0, 99, SLOTS), draw.ints(0, 4, SLOTS, 6), 6)
+        given += (77, 4, num_query, DRAFTS, SLOTS, slots, 25, 0)
+        options = {"SAMPLE_FROM_ANCHOR": is_anchor, "PAD_SLOT_ID": -1, "CP_SIZE": 1}
+        options |= {"CP_INTERLEAVE": 1, "BLOCK_SIZE": 16}
+        yield Launch((draw.num_reqs, 1), given, options)
+
+
 def ngram_scan(draw: Draw) -> Iterator[Launch]:
     for shortest, longest, rounded in ((1, 1, 1), (2, 4, 4), (3, 5, 8)):
         tokens, lengths = draw.tokens % 3, draw.ints(1, LONGEST + 1, SLOTS)  # many occur twice
@@ -512,6 +534,7 @@ OF_DRAFTS: dict[str, Callable[[Draw], Iterator[Launch]]] = {
     f"{MODULES}._cache_inputs_kernel": cached_inputs,
     f"{MODULES}._shift_input_ids_kernel": shifted_ids,
     "spec_decode.standalone_ar.speculator._prepare_prefill_inputs_kernel": rows_of_a_draft_model,
+    "spec_decode.dflash.speculator._prepare_dflash_inputs_kernel": blocks_of_drafts,
     "spec_decode.ngram.speculator._ngram_scan_kernel": ngram_scan,
     "spec_decode.ngram.speculator._ngram_finalize_kernel": ngram_finalize,
     "spec_decode.rejection_sampler._gather_draft_sampled_kernel": gather_draft_sampled,

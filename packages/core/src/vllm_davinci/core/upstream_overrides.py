@@ -116,6 +116,8 @@ OVERRIDES: tuple[Override, ...] = (
         what="drafters of the V2 runner get corrected lengths after drafts are verified",
         where=(
             "core.runner.speculation:NPUDrafter._build_attn_metadata",
+            "core.runner.speculation:NPUBlockDrafter.init_cudagraph_manager",
+            "core.runner.speculation:NPUBlockDrafter.capture",
             "core.runner.speculation:NPUDraftModel._build_uniform_attn_metadata",
             "core.runner.speculation:NPUDraftModel._run_model",
             "core.runner.speculation:NPUModularDrafter._prepare_inputs",
@@ -135,6 +137,10 @@ OVERRIDES: tuple[Override, ...] = (
                 "def _build_uniform_attn_metadata",
             ),
             "v1/worker/gpu/spec_decode/standalone_ar/speculator.py": ("def _run_model",),
+            "v1/worker/gpu/spec_decode/dflash/speculator.py": (
+                "def init_cudagraph_manager",
+                "def capture",
+            ),
             "v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py": ("def _prepare_inputs(",),
             "v1/worker/gpu/spec_decode/rejection_sampler.py": ("def _verify(",),
         },

@@ -19,6 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
@@ -117,10 +118,12 @@ class DeepseekV4DecoderLayer(nn.Module):
         layer: int,
         ropes: dict[bool, RopeTable],
         prefix: str,
+        block: int = 0,
     ) -> None:
+        """block: as in `CompressedAttention`"""
         super().__init__()
         config = vllm_config.model_config.hf_config
-        self.attn = DeepseekV4Attention(vllm_config, layer, ropes, f"{prefix}.attn")
+        self.attn = DeepseekV4Attention(vllm_config, layer, ropes, f"{prefix}.attn", block)
         self.ffn = DeepseekV4MoE(vllm_config, layer, f"{prefix}.ffn")
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -142,8 +145,11 @@ class DeepseekV4DecoderLayer(nn.Module):
         return self.hc_ffn.expand(x, streams, mixing)
 
 
-class DeepseekV4Model(nn.Module):
-    """Embedding, layers, and the norm of the last streams' weighted sum."""
+class DeepseekV4Model(nn.Module, EagleModelMixin):
+    """Embedding, layers, and the norm of the last streams' weighted sum.
+
+    Also returns the means of streams after `aux_hidden_state_layers` layers, if a drafter asks.
+    """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -179,17 +185,21 @@ class DeepseekV4Model(nn.Module):
         positions: torch.Tensor,
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         streams = embedded.unsqueeze(1).repeat(1, self._rule.num_streams, 1)
         first: Any = self.layers[0]
         step = first.attn.rows.step(positions)
-        for layer in self.layers:
+        means: list[torch.Tensor] = []
+        asked: Any = self.aux_hidden_state_layers
+        for number, layer in enumerate(self.layers, 1):
             streams = layer(positions, streams, input_ids, step)
+            if number in asked:
+                means.append(streams.mean(dim=1))
         if self.last_streams is not None:
             self.last_streams[: len(streams)].copy_(streams.flatten(1))
         hidden: torch.Tensor = self.norm(self.hc_head(streams))
-        return hidden
+        return (hidden, means) if means else hidden
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return load_mapped(self, weights, self.config.n_routed_experts)
@@ -229,7 +239,7 @@ PACKED_MODULES = {
 }
 
 
-class NPUDeepseekV4ForCausalLM(nn.Module):
+class NPUDeepseekV4ForCausalLM(nn.Module, SupportsEagle3):
     """DeepSeek-V4 under its released names."""
 
     hf_to_vllm_mapper = LAYER_NAMES | WeightsMapper(
@@ -263,7 +273,7 @@ class NPUDeepseekV4ForCausalLM(nn.Module):
         positions: torch.Tensor,
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         hidden: torch.Tensor = self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
         return hidden
 

@@ -75,17 +75,23 @@ class DeepseekV4Attention(nn.Module):
     """Attention of one layer. Heads are divided among tensor-parallel ranks, rows are not.
 
     ropes: the tables of layers without and with compressed rows
+    block: as in `CompressedAttention`
     """
 
     def __init__(
-        self, vllm_config: VllmConfig, layer: int, ropes: dict[bool, RopeTable], prefix: str
+        self,
+        vllm_config: VllmConfig,
+        layer: int,
+        ropes: dict[bool, RopeTable],
+        prefix: str,
+        block: int = 0,
     ) -> None:
         super().__init__()
         config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
         dtype = vllm_config.model_config.dtype
         self._size, self._eps = config.head_dim, config.rms_norm_eps
         self._sizes = [config.q_lora_rank, self._size]
-        ratio = compress_ratio(config, layer)
+        ratio = 0 if block else compress_ratio(config, layer)
         self._rope = ropes[ratio > 1]
         ranks = get_tensor_model_parallel_world_size()
         heads, groups = config.num_attention_heads, config.o_groups
@@ -144,6 +150,7 @@ class DeepseekV4Attention(nn.Module):
             choice=choice,
             most_rows=most,
             prefix=prefix,
+            block=block,
         )
 
     def forward(
@@ -168,6 +175,15 @@ class DeepseekV4Attention(nn.Module):
         out = self.rows.attend(query, rows, self.attn_sink, step, index)
         result = self._project_back(out, cos_sin)
         return nn.functional.pad(result, (0, 0, 0, num_rows - num_tokens))
+
+    def write_context(self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """Stores the rows of tokens of which no query is asked.
+
+        x: [num_tokens, hidden_size]; positions: [num_tokens], int64; slots: see `write_at`
+        """
+        rows = self.kv_norm(self.fused_wqa_wkv(x)[0].split(self._sizes, dim=-1)[1].contiguous())
+        rotated = self._rope.rotate(rows.unsqueeze(1), self._rope.at(positions)).squeeze(1)
+        self.rows.window.write_at(slots, rotated)
 
     def _project(
         self, x: torch.Tensor, cos_sin: CosSin

@@ -15,9 +15,10 @@ SEQUENCE_PARALLEL = {
     "Qwen3ForCausalLM": "vllm_davinci.models.qwen:NPUQwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "vllm_davinci.models.qwen:NPUQwen3MoeForCausalLM",
 }
-# Multi-token prediction.
+# Multi-token prediction, and blocks of drafts.
 DRAFTERS = {
     "DeepSeekV4MTPModel": "vllm_davinci.models.deepseek_v4_mtp:NPUDeepSeekV4MTP",
+    "DSparkDraftModel": "vllm_davinci.models.deepseek_v4_dspark:NPUDSparkDeepseekV4",
     "DeepSeekMTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
     "DeepseekV32MTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
     "Glm5NextMTPModel": "vllm_davinci.models.glm5_next_mtp:NPUGlm5NextMTP",

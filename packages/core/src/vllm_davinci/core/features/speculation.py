@@ -9,7 +9,7 @@ from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 FLAG = "--speculative-config"
 # Their drafters run a model in the worker, on the device.
-WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model")
+WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model", "dspark")
 # Their drafters are Python on the host.
 ON_HOST = ("suffix", "custom_class")
 SERVED = ("ngram", *ON_HOST, *WITH_MODEL)
@@ -17,9 +17,11 @@ SERVED = ("ngram", *ON_HOST, *WITH_MODEL)
 REFUSED = {
     "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
     "extract_hidden_states": "it drafts nothing, and hands hidden states to a KV connector",
-    "dflash": "its kernel for the inputs of a block of drafts has no stand-in",
-    "dspark": "its kernel for the inputs of a block of drafts has no stand-in",
+    "dflash": "no small model of it has been tried",
 }
+# The drafter of method "dspark" that is served, and the fields of its checkpoint's configuration.
+DSPARK = "DSparkDraftModel"
+DSPARK_FIELDS = ("dspark_target_layer_ids", "dspark_markov_rank", "dspark_noise_token_id")
 # vLLM calls the extra layers of many models "mtp": its class for them -> the models.
 MTP_SERVED = {name: row.drafts_for for name, row in ARCHITECTURES.items() if row.drafts_for}
 MTP_REFUSED = {name: row.no_drafts for name, row in ARCHITECTURES.items() if row.no_drafts}
@@ -54,6 +56,15 @@ def settle(engine: Engine) -> None:
     if asked.method not in WITH_MODEL:
         return
     drafter, target = asked.draft_model_config, asked.target_model_config
+    if asked.method == "dspark" and (
+        missing := [
+            each for each in DSPARK_FIELDS if getattr(drafter.hf_config, each, None) is None
+        ]
+    ):
+        raise ConfigurationError(
+            f"{FLAG}: the checkpoint {drafter.model} has no DSpark layers, because its config.json "
+            f"lacks {', '.join(missing)}. Use method 'mtp', or a checkpoint with these layers."
+        )
     sizes = {"vocabulary": (drafter.get_vocab_size(), target.get_vocab_size())}
     if asked.method in ("eagle", "mtp"):
         sizes["hidden size"] = (drafter.get_hidden_size(), target.get_hidden_size())
@@ -154,6 +165,16 @@ FEATURES = (
         because=IMAGES,
     ),
     refused(
+        f"method 'dspark' of {FLAG}",
+        "blocks of drafts of other models",
+        lambda e: (
+            (asked := _asked(e)) is not None
+            and asked.method == "dspark"
+            and asked.draft_model_config.architectures != [DSPARK]
+        ),
+        because="DSpark of DeepSeek-V4 is",
+    ),
+    refused(
         f"method 'draft_model' of {FLAG}",
         "a drafter of which vLLM reads only the multi-token prediction layers",
         lambda e: bool(_layers_alone(e)),
@@ -166,7 +187,11 @@ FEATURES = (
         lambda asked: asked.rejection_sample_method not in ("standard", "synthetic"),
         '"standard" and "synthetic" are',
     ),
-    _refused("parallel_drafting", "parallel drafts", lambda asked: asked.parallel_drafting),
+    _refused(
+        "parallel_drafting",
+        "parallel drafts",
+        lambda asked: asked.parallel_drafting and asked.method != "dspark",  # which vLLM sets
+    ),
     _refused(
         "use_heterogeneous_vocab",
         "drafters with another vocabulary",

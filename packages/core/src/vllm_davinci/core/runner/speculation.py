@@ -9,6 +9,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import MultiModuleMTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
@@ -258,6 +259,19 @@ class NPUDraftModel(NPUDrafter, StandaloneARSpeculator):
         return self._hidden_states[: input_ids.shape[0]]
 
 
+class NPUBlockDrafter(NPUDrafter, DSparkSpeculator):
+    """DSpark, which drafts a block of tokens after the accepted ones in one pass, without graphs.
+
+    The host knows the pass's lengths once the target's step is verified.
+    """
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        super().init_cudagraph_manager(CUDAGraphMode.NONE)
+
+    def capture(self) -> None:
+        pass
+
+
 def name_auxiliary_layers(drafter: ModelConfig) -> None:
     """Copies the layers that EAGLE-3 reads to where vLLM's V2 runner expects them.
 
@@ -281,6 +295,8 @@ def on_npu(speculator: BaseSpeculator, computed: ComputedTokens) -> BaseSpeculat
     elif isinstance(speculator, MultiModuleMTPSpeculator):
         NPUModularDrafter.keep_spare_row(speculator)
         speculator.__class__ = behind(NPUModularDrafter, type(speculator))
+    elif isinstance(speculator, DSparkSpeculator):
+        speculator.__class__ = behind(NPUBlockDrafter, type(speculator))
     if isinstance(speculator, NPUDrafter):
         speculator.computed = computed
     return drafting_on_host(speculator)

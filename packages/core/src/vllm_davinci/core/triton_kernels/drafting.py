@@ -1,10 +1,9 @@
 """Drafter inputs with torch operators.
 
 Stand-ins for kernels of vLLM's V2 runner (v1/worker/gpu/spec_decode/{target_dependent_ar,
-standalone_ar,ngram}/speculator.py), with the same parameters without `_ptr`. Nothing here reads
-from
-the device. Shapes: B requests of the step, T rows of the target's step, K drafts, R slots of
-requests.
+standalone_ar,ngram,dflash}/speculator.py), with the same parameters without `_ptr`. Nothing here
+reads from the device. Shapes: B requests of the step, T rows of the target's step, K drafts, R
+slots of requests.
 """
 
 from typing import Any
@@ -203,6 +202,123 @@ def with_new_tokens(
     )
     out_seq_lens[:num_reqs].copy_((seq_lens[:num_reqs] + 1).clamp_(max=max_model_len))
     out_seq_lens[num_reqs:max_num_reqs].zero_()
+
+
+def prepare_block_inputs(
+    out_input_ids: torch.Tensor,
+    out_query_positions: torch.Tensor,
+    out_is_padding: torch.Tensor,
+    out_query_start_loc: torch.Tensor,
+    out_seq_lens: torch.Tensor,
+    out_query_slot_mapping: torch.Tensor,
+    out_context_positions: torch.Tensor,
+    out_context_slot_mapping: torch.Tensor,
+    out_sample_indices: torch.Tensor,
+    out_sample_pos: torch.Tensor,
+    out_sample_idx_mapping: torch.Tensor,
+    out_temperature: torch.Tensor,
+    out_seeds: torch.Tensor,
+    target_positions: torch.Tensor,
+    target_query_start_loc: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    last_sampled: torch.Tensor,
+    next_prefill_tokens: torch.Tensor,
+    num_sampled: torch.Tensor,
+    num_rejected: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    block_table: torch.Tensor,
+    block_table_stride: int,
+    parallel_drafting_token_id: int,
+    block_size: int,
+    num_query_per_req: int,
+    num_speculative_steps: int,
+    max_num_reqs: int,
+    max_num_tokens: int,
+    max_model_len: int,
+    cp_rank: int,
+    SAMPLE_FROM_ANCHOR: bool,
+    PAD_SLOT_ID: int,
+    CP_SIZE: int,
+    **_: Any,
+) -> None:
+    """Writes the pass of a block of drafts, and where the target's rows before it are stored.
+
+    A request has Q rows: its newest token, then `parallel_drafting_token_id`. Rows of rejected
+    drafts have position 0 and no slot, nor has a row whose block is block 0.
+
+    out_input_ids: [max_num_tokens] int32; out_query_positions: likewise, int64; then 0
+    out_context_positions, out_context_slot_mapping: [T or more] int64, of the target's rows
+    out_sample_indices, out_sample_pos, out_sample_idx_mapping: [R * K] int64, then 0, 0 and -1
+    block_table: [B or more, blocks] int32
+    """
+    assert CP_SIZE == 1
+    num_reqs, num_query = idx_mapping.shape[0], num_query_per_req
+    device = idx_mapping.device
+    ends = target_query_start_loc[1 : num_reqs + 1]
+    valid_ends = ends - num_rejected[:num_reqs]
+    before = target_positions.index_select(0, (valid_ends - 1).to(torch.int64))
+
+    table = (block_table, block_table_stride, block_size, PAD_SLOT_ID)
+    num_rows = target_positions.shape[0]
+    rows = torch.arange(num_rows, device=device, dtype=torch.int64)
+    request = request_of(ends, num_rows)
+    is_valid = rows < valid_ends.index_select(0, request)
+    positions = target_positions * is_valid
+    out_context_positions[:num_rows].copy_(positions)
+    out_context_slot_mapping[:num_rows].copy_(
+        torch.where(is_valid, _slots(request, positions, *table), PAD_SLOT_ID)
+    )
+
+    offsets = torch.arange(num_query, device=device, dtype=torch.int64)
+    positions = before.unsqueeze(1) + (offsets + 1)
+    newest = last_sampled.view(-1).index_select(0, idx_mapping).to(torch.int32)
+    of_prompt = next_prefill_tokens.view(-1).index_select(0, idx_mapping).to(torch.int32)
+    newest = torch.where(num_sampled[:num_reqs] > 0, newest, of_prompt).unsqueeze(1)
+    ids = torch.where(offsets == 0, newest, parallel_drafting_token_id)
+    requests = torch.arange(num_reqs, device=device, dtype=torch.int64).unsqueeze(1)
+    num_queries = num_reqs * num_query
+    for out, values, rest in (
+        (out_input_ids, ids, 0),
+        (out_query_positions, positions.clamp(max=max_model_len - 1), 0),
+        (out_is_padding, torch.zeros_like(ids), 1),
+        (out_query_slot_mapping, _slots(requests, positions, *table), PAD_SLOT_ID),
+    ):
+        out[:num_queries].copy_(values.view(-1))
+        out[num_queries:max_num_tokens].fill_(rest)
+
+    skipped = 0 if SAMPLE_FROM_ANCHOR else 1
+    num_samples = num_reqs * num_speculative_steps
+    sampled = requests * num_query + offsets
+    for out, values, rest in (
+        (out_sample_indices, sampled[:, skipped:], 0),
+        (out_sample_pos, positions[:, skipped:] + (1 - skipped), 0),
+        (out_sample_idx_mapping, idx_mapping.unsqueeze(1).expand_as(sampled)[:, skipped:], -1),
+    ):
+        out[:num_samples].copy_(values.reshape(-1))
+        out[num_samples : max_num_reqs * num_speculative_steps].fill_(rest)
+
+    numbers = torch.arange(max_num_reqs + 1, device=device, dtype=torch.int32)
+    out_query_start_loc[: max_num_reqs + 1].copy_(numbers.clamp_(max=num_reqs) * num_query)
+    out_seq_lens[:num_reqs].copy_((before + (1 + num_query)).clamp_(max=max_model_len))
+    out_seq_lens[num_reqs:max_num_reqs].zero_()
+    for out, given in ((out_temperature, temperature), (out_seeds, seeds)):
+        out.index_copy_(0, idx_mapping.to(torch.int64), given.index_select(0, idx_mapping))
+
+
+def _slots(
+    requests: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    stride: int,
+    block_size: int,
+    pad: int,
+) -> torch.Tensor:
+    """Cache slots of positions, int64; `pad` for those in block 0."""
+    places = requests * stride + (positions // block_size).clamp_(max=stride - 1)
+    found = block_table.reshape(-1).index_select(0, places.view(-1)).to(torch.int64)
+    found = found.view_as(positions)
+    return torch.where(found == 0, pad, found * block_size + positions % block_size)
 
 
 def ngram_scan(

@@ -66,6 +66,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     f"{MODULES}._pad_trailing_draft_slots_kernel": multi_module.pad_trailing_draft_slots,
     f"{MODULES}._cache_inputs_kernel": multi_module.cache_inputs,
     f"{MODULES}._shift_input_ids_kernel": multi_module.shift_input_ids,
+    f"{DRAFTS}.dflash.speculator._prepare_dflash_inputs_kernel": drafting.prepare_block_inputs,
     f"{DRAFTS}.ngram.speculator._ngram_scan_kernel": drafting.ngram_scan,
     f"{DRAFTS}.ngram.speculator._ngram_finalize_kernel": drafting.ngram_finalize,
     f"{DRAFTS}.rejection_sampler._gather_draft_sampled_kernel": verification.gather_draft_sampled,

@@ -20,6 +20,8 @@ class CompressedAttention(nn.Module):
     compressor: writes rows that stand for groups of tokens; None in layers with a window only
     choice:     chooses among these rows; None if a query sees all complete ones
     most_rows:  most compressed rows that a query sees
+    block:      0, or a step has this many tokens of each request, whose attention is bidirectional
+                and includes the window before them
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class CompressedAttention(nn.Module):
         choice: RowChoice | None,
         most_rows: int,
         prefix: str,
+        block: int = 0,
     ) -> None:
         super().__init__()
         self._scale = size**-0.5
-        self._num_window, self._most_rows = window, most_rows
+        self._num_window, self._most_rows, self._block = window + block, most_rows, block
         kind = RowKind(size, dtype, window=window, pages=WINDOW_PAGES)
         self.window = RowCacheLayer(kind, f"{prefix}.window")
         self._compressor = (compressor,)  # registered by the module that owns its weights
@@ -102,7 +105,10 @@ class CompressedAttention(nn.Module):
 
     def _of_window(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices of the window's rows and whether each exists: [n, window] each."""
-        back = torch.arange(1 - self._num_window, 1, device=tokens.positions.device)
-        positions = tokens.positions.unsqueeze(1) + back
+        after, newest = self._block or 1, tokens.positions
+        if self._block:
+            newest = newest - tokens.rows % self._block
+        back = torch.arange(after - self._num_window, after, device=newest.device)
+        positions = newest.unsqueeze(1) + back
         requests = tokens.requests.unsqueeze(1)
         return self.window.numbers(positions.clamp(min=0), requests), positions >= 0

@@ -221,6 +221,18 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
         return numbers
 
+    def write_at(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Writes rows of single tokens at vLLM's slots: [n], int64, negative for rows to leave out.
+
+        rows: [n, width]
+        """
+        assert self.kv_cache is not None and self.kind.tokens_per_row == 1
+        _, first_row, rows_per_block = self.kv_cache
+        blocks, places = slots // self._block_size, slots % self._block_size
+        numbers = blocks * rows_per_block + places
+        numbers.masked_fill_(slots < 0, 0).add_(first_row)
+        self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
+
     def numbers(self, positions: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
         """Indices of the rows that hold the tokens at these positions, int64.
 
