@@ -117,6 +117,7 @@ CONSTRUCTED_IN_ONE_WAY = {
     "Int8LinearMethod",
     "MiniMaxM3Model",
     "NPUDeepSeekMTP",
+    "NPUDeepseekV4ForCausalLM",
     "NPUExpertMapManager",
     "NPUMiniMaxM3ForCausalLM",
     "QuantizedFusedMoEMethodBase",

@@ -102,6 +102,7 @@ CASES = [
         ("whole", {}, NIGHTLY if (name, kind) in CHEAPEST else pytest.mark.thorough),
         ("overlap", OVERLAP, pytest.mark.thorough),
     )
+    if (name, label) != ("tiny_deepseek_v4", "overlap")  # refused with sparse attention
 ]
 
 

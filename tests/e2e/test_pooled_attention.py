@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from vllm import SamplingParams
 
@@ -167,18 +168,21 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
         tokens = greedy_tokens(engine, prompts, MAX_TOKENS)
     auto_class = transformers.AutoModelForImageTextToText
     named = partial(in_transformers, model_type="glm5_next")
-    integers = IntegerReference(directory, auto_class, named=named)
+    exact, rounded = (
+        IntegerReference(directory, auto_class, named=named, dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     for name, module in expected.network.named_modules():
         if name.endswith("conv1d"):  # in files three tensors
-            own = integers.network.get_submodule(name).weight
-            own.data.copy_(module.weight.bfloat16())
-    ours = sum(integers.differing_tokens(prompts, tokens))
-    # A wrong weight changes nearly all tokens. Rounding in 16 bits before it changes integers, and
-    # these choices of groups and experts: about as many tokens as integers change.
-    of_integers = [integers.greedy(each, MAX_TOKENS) for each in prompts]
-    allowed = sum(expected.differing_tokens(prompts, of_integers))
-    print(f"differing tokens: {ours} of {MAX_TOKENS * len(prompts)}, integers' own {allowed}")
-    assert ours <= 1.5 * allowed
+            for integers in (exact, rounded):
+                own = integers.network.get_submodule(name).weight
+                own.data.copy_(module.weight.bfloat16())
+    # An input that is rounded to 16 bits may round to another integer.
+    in_16_bits = [rounded.greedy(each, MAX_TOKENS) for each in prompts]
+    ours = sum(exact.differing_tokens(prompts, tokens))
+    allowed = sum(exact.differing_tokens(prompts, in_16_bits))
+    print(f"differing tokens: {ours} of {MAX_TOKENS * len(prompts)}, of 16 bits {allowed}")
+    assert ours <= 1.25 * allowed
 
 
 @pytest.mark.thorough
