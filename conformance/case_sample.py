@@ -1,8 +1,8 @@
 """A pytest plugin that runs an even sample of each test function's cases: `--most-cases N`.
 
-The first, the last and those between them at equal distances; the same in every run. Cases whose
-name `--too-large REGEX` finds are not among them. It states for each function with cases that do
-not run how many do.
+The sample has the first case, the last and cases at equal distances between them, the same in every
+run. `--too-large REGEX` excludes cases by name. The plugin reports how many cases of each sampled
+function run.
 """
 
 import re

@@ -20,7 +20,7 @@ def read_lengths_in_every_block(encoder: torch.nn.Module) -> list[Any]:
 
 
 class BlockingEncoder:
-    """Mixed into a server's worker by `--worker-extension-cls`: switches the form on and off."""
+    """Worker extension (`--worker-extension-cls`) that switches this baseline on and off."""
 
     _hooks: tuple[Any, ...] = ()
 

@@ -1,6 +1,7 @@
 """Runs vLLM's tests of connectors, offload, balancing and ranks on `npu`: `run.py --checkout DIR`.
 
-DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins.
+DIR is vLLM's unpacked source distribution; as in the suite `vllm`, small random models
+replace those of a hub.
 """
 
 import sys

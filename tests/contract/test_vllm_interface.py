@@ -109,7 +109,7 @@ def test_the_classes_that_vllm_asks_for_are_subclasses_of_its_own(subclasses: li
     assert {"NPUPlatform", "NPUWorker", "NPUModelRunner", "NPUCommunicator"} <= names
 
 
-# Constructed only by us, or by vLLM with keyword arguments; other methods are compared.
+# Classes whose `__init__` is not compared: only we construct them, or vLLM by keywords.
 CONSTRUCTED_IN_ONE_WAY = {
     "BlockSparseAttention",
     "HCCLTrainerInitInfo",

@@ -13,7 +13,7 @@ from vllm_davinci_testing.processes.forked import run_command, run_together
 from vllm_davinci_testing.processes.programs import run_to_end
 from vllm_davinci_testing.processes.ranks import free_port
 
-# An engine's whole life on a busy machine with two cores.
+# Enough to start, run and end an engine on a busy machine with two cores.
 LIMIT_S = 400
 REPORT = "vllm_attributes: "  # how the line of vllm_attributes.py begins
 COMMANDS = Path(sys.executable).parent

@@ -12,7 +12,7 @@ LIMIT_S = 300
 
 @pytest.mark.nightly("planning")
 @pytest.mark.parametrize("options", [(), ("--", "--no-enforce-eager")], ids=["eager", "graphs"])
-def test_all_tokens_are_those_of_transformers(repository: Path, options: tuple[str, ...]) -> None:
+def test_all_tokens_equal_those_of_transformers(repository: Path, options: tuple[str, ...]) -> None:
     model = repository / "checkpoints" / "tiny_llama"
     work = ("--max-tokens=8", "--dtype=float32", "--json")
     done = run_command("vllm_davinci.meta", "compare", model, *work, *options, limit_s=LIMIT_S)

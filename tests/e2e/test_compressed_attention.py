@@ -115,7 +115,7 @@ def test_drafts_change_no_token(
 
 
 @pytest.mark.thorough
-def test_drafts_are_those_of_transformers_modules(
+def test_drafts_equal_those_of_transformers_modules(
     predicting: Path, reference: Reference, start_engine: StartEngine, tmp_path: Path
 ):
     """One draft a step: which of them are accepted follows from the text."""

@@ -67,7 +67,7 @@ PREFILLS = [
 
 
 @pytest.mark.parametrize(("model", "options"), [*CASES, *PREFILLS])
-def test_tokens_are_those_of_transformers(model, options, zoo, reference, start_engine):
+def test_tokens_equal_those_of_transformers(model, options, zoo, reference, start_engine):
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompts = [prompt_of(length) for length in LENGTHS]
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]

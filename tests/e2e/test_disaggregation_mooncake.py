@@ -147,7 +147,7 @@ def test_pairs_that_cannot_transfer_say_so(
         pytest.param("deepseek_v4", 1, *SHORT, id="compressed"),
     ],
 )
-def test_bits_are_those_of_one_engine(
+def test_bits_equal_those_of_one_engine(
     name: str,
     ranks: int,
     options: tuple[str, ...],

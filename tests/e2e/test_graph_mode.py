@@ -205,7 +205,7 @@ def check_plan(engines: DPEngines, is_split: bool) -> None:
 
 
 @pytest.mark.parametrize(("model", "options", "environment"), CASES)
-def test_tokens_are_those_of_eager_steps(model, options, environment, start, prompts):
+def test_tokens_equal_those_of_eager_steps(model, options, environment, start, prompts):
     eager = start(
         model, {**options, "enforce_eager": True, "additional_config": plain(options)}, environment
     )

@@ -116,7 +116,7 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
 @pytest.mark.parametrize(
     "model", [pytest.param(NEXT, marks=THOROUGH), pytest.param(NEMOTRON, marks=NIGHTLY)]
 )
-def test_tokens_after_sleep_are_those_before(
+def test_tokens_are_equal_before_and_after_sleep(
     model: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     options = {

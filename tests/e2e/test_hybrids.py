@@ -66,7 +66,7 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
         ),
     ],
 )
-def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     model: str, options: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
     with exact_engine(model, prompts[:16], MAX_TOKENS, environment=FUZZED, **options):

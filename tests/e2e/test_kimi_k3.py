@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     ),
 )
-def test_tokens_are_those_of_the_equations_in_any_order_that_events_allow(
+def test_tokens_equal_those_of_the_equations_in_any_order_that_events_allow(
     options: dict[str, Any], checkpoint: Path, start_engine: StartEngine
 ):
     prompts = random_prompts(LENGTHS)

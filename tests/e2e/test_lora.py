@@ -153,7 +153,7 @@ def test_every_tensor_of_an_adapter_is_in_its_slot(engine, written, requests):
     assert sorted(layers) == sorted(adapters.layer_names(written[name]))
 
 
-def test_cached_prefixes_are_those_of_the_same_adapter(engine, differences):
+def test_cached_prefixes_equal_those_of_the_same_adapter(engine, differences):
     prompt = [*range(60, 200)]  # longer than a cache block, and in no other test
     hits = []
     for name in ("rank8", "rank64", None, "rank8", None):

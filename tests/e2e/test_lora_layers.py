@@ -101,7 +101,7 @@ def of_expert(directory: Path, rows: int = 96) -> Path:
         ),
     ],
 )
-def test_tokens_are_those_of_transformers(
+def test_tokens_equal_those_of_transformers(
     zoo, start_engine, reference, prompts, tmp_path, model, dp_ranks, options, environment
 ):
     network = reference(model).network

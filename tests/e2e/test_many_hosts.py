@@ -38,7 +38,7 @@ DIVIDED = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
         pytest.param("deepseek_v3_dense", DIVIDED, marks=pytest.mark.thorough),
     ],
 )
-def test_tokens_are_those_of_one_host(model, ranks, zoo, start_engine, prompts, tmp_path):
+def test_tokens_equal_those_of_one_host(model, ranks, zoo, start_engine, prompts, tmp_path):
     over_hosts = _tokens_over_hosts(zoo(model), ranks, prompts, tmp_path)
     with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
         outputs = engine.generate(

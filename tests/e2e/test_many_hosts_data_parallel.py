@@ -83,7 +83,7 @@ def serve_on_both(
     ]
 
 
-def test_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
+def test_tokens_of_ranks_on_two_hosts_equal_those_of_transformers(
     hosts: tuple[Host, Host], zoo: Zoo, reference: Reference, prompts: Prompts, tmp_path: Path
 ) -> None:
     servers = serve_on_both(hosts, zoo(V3), tmp_path, INTERNAL)
@@ -107,7 +107,7 @@ def test_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
         pytest.param(HYBRID, id="hybrid"),
     ],
 )
-def test_bits_are_those_of_the_same_ranks_on_one_host(
+def test_bits_equal_those_of_the_same_ranks_on_one_host(
     layout, model, scheme, hosts, zoo, reference, prompts, tmp_path
 ):
     options = [f"--additional-config={json.dumps({'moe_communication': scheme})}"]

@@ -34,7 +34,7 @@ OTHERS = [pytest.param(model, marks=THOROUGH) for model in (TOP2, V2, EXAONE, HU
 
 
 @pytest.mark.parametrize("model", [*OTHERS, TOP3, V3])
-def test_tokens_are_those_of_transformers(model: str, exact_engine: Engines, prompts: Prompts):
+def test_tokens_equal_those_of_transformers(model: str, exact_engine: Engines, prompts: Prompts):
     with exact_engine(model, prompts[:NUM_PROMPTS], 2 * MAX_TOKENS):
         pass
 
@@ -53,7 +53,7 @@ def test_tokens_are_those_of_transformers(model: str, exact_engine: Engines, pro
         pytest.param(EXAONE, EXPERT2, id="exaone_expert2", marks=THOROUGH),
     ],
 )
-def test_tokens_of_several_ranks_are_those_of_transformers(model, ranks, exact_engine, prompts):
+def test_tokens_of_several_ranks_equal_those_of_transformers(model, ranks, exact_engine, prompts):
     options = {"distributed_executor_backend": "mp", **ranks}
     with exact_engine(model, prompts[:NUM_PROMPTS], MAX_TOKENS, **options):
         pass
@@ -187,7 +187,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(exact_engine, prompts, tm
         ),
     ],
 )
-def test_tokens_of_two_dp_ranks_are_those_of_transformers(
+def test_tokens_of_two_dp_ranks_equal_those_of_transformers(
     model, options, additional, schemes, zoo, reference, prompts, tmp_path
 ):
     log = tmp_path / "log.txt"

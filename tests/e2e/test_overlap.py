@@ -67,7 +67,7 @@ MODEL = "llama_head64_gqa4"
         ),
     ],
 )
-def test_tokens_are_those_of_whole_steps(model, options, exact_engine, prompts):
+def test_tokens_equal_those_of_whole_steps(model, options, exact_engine, prompts):
     with exact_engine(model, prompts[:32], MAX_TOKENS, **TWO_RANKS, **options) as engine:
         counts = decisions(engine)
     assert counts["split"] > 10

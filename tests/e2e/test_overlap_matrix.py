@@ -221,7 +221,7 @@ def without_overlap(start: Start) -> Expected:
 
 
 @pytest.mark.parametrize(("layout", "model", "name", "config"), CASES)
-def test_answers_are_those_without_overlap(
+def test_answers_are_equal_with_and_without_overlap(
     layout, model, name, config, start, without_overlap, request
 ):
     # sp changes no bit except with MLA, whose products then have other rows.

@@ -37,7 +37,7 @@ MODEL = "llama_head64_gqa4"
         ),
     ],
 )
-def test_tokens_are_those_of_one_device(model, ranks, exact_engine, prompts):
+def test_tokens_equal_those_of_one_device(model, ranks, exact_engine, prompts):
     # test_generate compares one device with the same reference.
     options = {"distributed_executor_backend": "mp", **ranks}
     with exact_engine(model, prompts, MAX_TOKENS, **options) as engine:

@@ -53,7 +53,7 @@ def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
 
 
 @pytest.mark.thorough
-def test_structured_output_of_stages_is_that_of_one_device(zoo, start_engine, prompts):
+def test_structured_output_of_stages_equals_one_device(zoo, start_engine, prompts):
     """Its masks need a step's tokens before the next step's."""
     constrained = SamplingParams(
         temperature=0,

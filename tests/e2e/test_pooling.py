@@ -49,7 +49,7 @@ def assert_refuses_what_it_cannot_answer(engine: EngineProcess, task: str) -> No
         for dtype in TOLERANCES
     ],
 )
-def test_answers_are_those_of_transformers(name, dtype, tmp_path, inputs, start_engine):
+def test_answers_equal_those_of_transformers(name, dtype, tmp_path, inputs, start_engine):
     """In 16 bits on a chip that accepts only documented calls, in fp32 on the reference chip."""
     model = BY_NAME[name]
     checkpoint = pooling_zoo.write_pooling(model, tmp_path / "model")
@@ -77,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @THOROUGH
-def test_token_wise_embeddings_of_a_decoder_are_those_of_transformers(
+def test_token_wise_embeddings_of_a_decoder_equal_those_of_transformers(
     setting: str, tmp_path: Path, inputs: list[list[int]], start_engine: StartEngine
 ) -> None:
     model = BY_NAME["qwen3_embedding"]

@@ -41,7 +41,7 @@ def generate(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", CASES)
-def test_tokens_are_those_of_vllm_s_scheduler(
+def test_tokens_equal_those_of_vllm_s_scheduler(
     options, start_engine, tiny_deepseek, tiny_llama, prompts
 ):
     model = tiny_llama if "pipeline" in str(options) else tiny_deepseek

@@ -78,7 +78,7 @@ def write(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
         pytest.param("tiny_deepseek", 3, marks=pytest.mark.thorough),
     ],
 )
-def test_tokens_of_mixed_layers_are_those_of_dynamic_ones(
+def test_tokens_of_mixed_layers_equal_those_of_dynamic_ones(
     model, most_wrong, request, quantize, start_engine, prompts
 ):
     directory = write(quantize, request.getfixturevalue(model), "W8A8_MIX")

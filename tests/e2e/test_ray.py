@@ -81,7 +81,7 @@ def ended_well(program: subprocess.Popen[bytes], log: Path) -> None:
         pytest.param((1, 1), {"pipeline_parallel_size": 2}, id="two_hosts_stages"),
     ],
 )
-def test_tokens_are_those_of_workers_that_vllm_starts(
+def test_tokens_equal_those_of_workers_that_vllm_starts(
     npus, ranks, hosts, zoo, start_engine, prompts, tmp_path
 ):
     start_ray(hosts, npus, tmp_path)

@@ -37,7 +37,7 @@ THOROUGH = pytest.mark.thorough
         ),
     ],
 )
-def test_tokens_are_those_of_transformers(model, min_tokens, engine, exact_engine, prompts):
+def test_tokens_equal_those_of_transformers(model, min_tokens, engine, exact_engine, prompts):
     with exact_engine(
         *(model, prompts[:16], MAX_TOKENS),
         distributed_executor_backend="mp",

@@ -42,7 +42,7 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
         ),
     ],
 )
-def test_tokens_after_sleep_are_those_before(
+def test_tokens_are_equal_before_and_after_sleep(
     repository, zoo, start_engine, prompts, tmp_path, model, options, environment
 ):
     checkpoint = repository / "checkpoints" / model if model in (DENSE, MLA) else zoo(model)

@@ -48,7 +48,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
         pytest.param(DEEPSEEK, TWO_STAGES, id="pipeline2", marks=pytest.mark.thorough),
     ],
 )
-def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     model: str, options: dict[str, Any], exact_engine: Engines, prompts: Prompts
 ):
     with exact_engine(model, prompts[:16], MAX_TOKENS, environment=FUZZED, **options):

@@ -121,7 +121,7 @@ def test_auxiliary_states_of_split_steps_are_whole(drafting_engine, repository, 
 
 
 @THOROUGH
-def test_drafts_continue_on_blocks_from_the_hosts_memory(drafting_engine, undrafted, mtp):
+def test_drafts_continue_on_blocks_loaded_from_host_memory(drafting_engine, undrafted, mtp):
     asked = {**speculation("mtp", 3), **few_blocks(12), "kv_offloading_size": 0.25}
     with drafting_engine(mtp, asked) as engine:
         assert generate(engine) == undrafted(mtp)

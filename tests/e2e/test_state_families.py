@@ -25,7 +25,7 @@ THOROUGH = pytest.mark.thorough
         pytest.param("zamba2", IN_PARTS, id="zamba2_in_parts", marks=THOROUGH),
     ],
 )
-def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     family, options, start_engine, prompts, tmp_path
 ):
     checkpoint = write_family(family, tmp_path / "model")

@@ -81,7 +81,7 @@ def logprobs_of(output: Any, vocabulary: int) -> torch.Tensor:
         for number, case in enumerate(MODELS)
     ],
 )
-def test_logprobs_are_those_of_transformers_in_the_same_dtype(
+def test_logprobs_equal_those_of_transformers_in_the_same_dtype(
     name: str, dtype: torch.dtype, soc: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ) -> None:
     chosen = prompts[2:10]  # around a block's length, where cache errors occur, and others

@@ -106,7 +106,7 @@ def generated(engine: EngineProcess, asked: list[Request]) -> list[tuple[list[in
         for family in FAMILIES
     ],
 )
-def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for_nothing(
+def test_tokens_and_features_equal_those_of_transformers_and_the_encoder_waits_for_nothing(
     family, vision, start, reference
 ):
     asked = requests(family)

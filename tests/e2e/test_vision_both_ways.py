@@ -110,7 +110,7 @@ def assert_chosen(
         pytest.param(COMPOSED, {}, id="composed", marks=THOROUGH),
     ],
 )
-def test_tokens_are_those_of_transformers(
+def test_tokens_equal_those_of_transformers(
     options, environment, family, checkpoint, reference, start_engine
 ):
     asked = requests(family)
@@ -130,7 +130,7 @@ def test_tokens_are_those_of_transformers(
 
 @THOROUGH
 def test_a_preempted_prompt_is_whole_again(checkpoint, reference, start_engine):
-    """Tokens that it had generated come after the prompt, and see only those before them."""
+    """Tokens generated before preemption follow the prompt and attend causally."""
     image = pictures.image(60, 60, seed=3)
     asked = [
         {"prompt": f"{number}" * (70 + number), "multi_modal_data": {"image": [image]}}

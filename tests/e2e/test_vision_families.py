@@ -22,7 +22,7 @@ RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
     "name",
     [pytest.param(name, marks=pytest.mark.thorough if name != "qwen3_5" else ()) for name in NAMES],
 )
-def test_tokens_are_those_of_transformers_and_the_host_waits_for_nothing(
+def test_tokens_equal_those_of_transformers_and_the_host_waits_for_nothing(
     name: str, tmp_path: Path
 ) -> None:
     family = FAMILIES[name]

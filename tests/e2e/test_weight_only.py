@@ -44,7 +44,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "settings", "options"), CASES)
-def test_tokens_are_those_of_the_floats(
+def test_tokens_equal_those_of_the_floats(
     model, settings, options, zoo, start_engine, prompts, tmp_path
 ):
     options = {"dtype": "bfloat16", "max_model_len": 512, **options}

@@ -47,7 +47,7 @@ def state(server: ServerProcess) -> tuple[list[list[int]], dict[str, str]]:
         ),
     ],
 )
-def test_sent_weights_are_those_of_a_fresh_server(repository, tmp_path, name, ranks, more):
+def test_sent_weights_equal_those_of_a_fresh_server(repository, tmp_path, name, ranks, more):
     old = repository / "checkpoints" / name
     new = changed(old, tmp_path / "new", seed=1)
     options = (*OPTIONS, GRAPHS, f"--tensor-parallel-size={ranks}", *more)

@@ -104,7 +104,7 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
         ),
     ],
 )
-def test_updated_weights_are_those_of_a_fresh_engine(
+def test_updated_weights_equal_those_of_a_fresh_engine(
     repository, start_engine, prompts, tmp_path, name, options
 ):
     old = repository / "checkpoints" / name

@@ -109,7 +109,7 @@ def requests() -> list[dict[str, Any]]:
         pytest.param(COMPOSED, {}, id="composed", marks=THOROUGH),
     ],
 )
-def test_tokens_are_those_of_transformers(options, environment, whisper, reference, start_engine):
+def test_tokens_equal_those_of_transformers(options, environment, whisper, reference, start_engine):
     asked = requests()
     with start_engine(whisper, environment=environment, **OPTIONS, **options) as engine:
         outputs = engine.generate(asked, greedy())

@@ -37,7 +37,7 @@ def test_stages_run_on_the_current_stream_in_order() -> None:
     assert torch.equal(x.cpu(), torch.ones(64, 256))
 
 
-def test_shapes_under_fake_tensors_are_those_of_the_device() -> None:
+def test_shapes_under_fake_tensors_equal_those_of_the_device() -> None:
     x, weight = torch.ones(3, 32).npu(), torch.ones(32).npu()
     expected = torch.ops.vllm_davinci.add_rms_norm_dynamic_quant(x, x, weight, 1e-6)
     with FakeTensorMode() as mode:

@@ -44,7 +44,7 @@ def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) 
     assert "before `import torch`" in done.stderr
 
 
-def test_libraries_named_through_a_link_are_our_own(tmp_path: pathlib.Path) -> None:
+def test_libraries_behind_a_symlink_are_not_taken_for_a_real_cann(tmp_path: pathlib.Path) -> None:
     (tmp_path / "link").symlink_to(vnpu.library_directory())
     environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "link")}
     done = python("from vllm_davinci import vnpu; print(vnpu.is_active())", environment)

@@ -50,7 +50,7 @@ def test_variables_of_earlier_plugins_and_of_vllm_are_known_and_typing_errors_ge
 
 
 @pytest.mark.parametrize(("set_here", "mib"), [({}, 200), ({"HCCL_BUFFSIZE": "48"}, 48)])
-def test_the_buffer_of_hccl_is_that_of_its_variable(set_here: dict[str, str], mib: int):
+def test_hccls_buffer_size_is_read_from_its_variable(set_here: dict[str, str], mib: int):
     assert hccl_buffer_mib(set_here) == mib
 
 

@@ -52,7 +52,7 @@ def test_flags_of_vllm_become_options_and_are_reset(flags, options, vllm_config)
     assert get_config(asked).dbo == expected
 
 
-def test_the_defaults_of_the_thresholds_are_those_of_vllm():
+def test_the_defaults_of_the_thresholds_equal_those_of_vllm():
     for field, (default, _) in THRESHOLDS.items():
         assert getattr(ParallelConfig(), field) == default
 

@@ -31,7 +31,7 @@ def described(asked: VllmConfig) -> dict[str, object]:
     return dict(engine_of_costs(asked, get_config(asked)))
 
 
-def test_a_file_for_this_engine_is_taken(asked: VllmConfig, tmp_path: Path):
+def test_a_file_for_this_engine_is_accepted(asked: VllmConfig, tmp_path: Path):
     file = tmp_path / "costs.json"
     file.write_text(json.dumps({"engine": described(asked), "steps": []}))
     refuse_costs_of_others(str(file), asked, get_config(asked))

@@ -128,13 +128,13 @@ def test_weights_of_an_expert_go_to_its_slot_on_every_rank(placement: Placement)
         placed = manager(rank, placement)
         assert placed.local_num_experts == len(experts)
         assert [placed.map_global_to_local(each) for each in experts] == [*range(len(experts))]
-        # vLLM's loader also requests redundant experts: they have come under their own numbers.
+        # vLLM's loader also asks for redundant experts, which are loaded by their logical ids.
         beyond = range(NUM_EXPERTS, len(placement.physical_to_logical))
         assert [placed.map_global_to_local(each) for each in beyond] == [-1] * len(beyond)
         assert placed.physical_to_logical() == placement.physical_to_logical
 
 
-def test_experts_lie_in_order_unless_told_otherwise():
+def test_experts_are_in_order_by_default():
     assert manager(1, None).physical_to_logical() == [0, 1, 2, 3, 4, 5]
     assert manager(0, None, ep_size=1).physical_to_logical() == [0, 1, 2, 3, 4, 5]
     assert torch.equal(

@@ -40,7 +40,7 @@ def compressed_layer(strategy: str, dynamic: bool) -> Any:
     ).routed_experts
 
 
-def test_int8_experts_of_compressed_tensors_are_those_of_modelslim(vllm_config: VllmConfig):
+def test_int8_experts_of_compressed_tensors_equal_those_of_modelslim(vllm_config: VllmConfig):
     layer = compressed_layer("token", dynamic=True)
     assert isinstance(layer.quant_method, W8A8DynamicFusedMoEMethod)
     assert {name for name, _ in layer.named_parameters()} == {

@@ -61,7 +61,7 @@ def test_a_norm_without_a_weight_is_one_launch_and_keeps_its_state(device: torch
     assert not norm.state_dict() and "weight" in dict(norm.named_buffers())
     x = torch.randn(3, 2, 64)
     expected = x * x.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
-    for dtype in (torch.float32, torch.bfloat16):  # fp32 as the definition
+    for dtype in (torch.float32, torch.bfloat16):  # the definition is in fp32
         actual = norm(x.to(dtype).to(device))
         assert actual.dtype == dtype
         torch.testing.assert_close(actual.cpu().float(), expected, **tolerance(torch.bfloat16))

@@ -107,7 +107,7 @@ def test_a_prompt_in_parts_is_the_whole_prompt(device: torch.device):
 
 
 @pytest.mark.parametrize("num_tokens", [5, 130])
-def test_chunks_are_those_of_transformers(num_tokens: int, device: torch.device):
+def test_chunked_scan_equals_transformers(num_tokens: int, device: torch.device):
     heads = random_heads(num_tokens, 4)
     outputs, state = in_chunks(heads, torch.zeros_like(random_states(1)), [num_tokens], device)
 
@@ -127,7 +127,7 @@ def test_chunks_are_those_of_transformers(num_tokens: int, device: torch.device)
     torch.testing.assert_close(state[0].flatten(0, 1), transposed, atol=2e-5, rtol=1e-4)
 
 
-def test_decays_of_channels_are_those_of_transformers(device: torch.device):
+def test_decays_of_channels_equal_those_of_transformers(device: torch.device):
     num_tokens, repeats = 70, 1
     heads = random_heads(num_tokens, 6, channels=KEY_SIZE)
     heads = heads._replace(

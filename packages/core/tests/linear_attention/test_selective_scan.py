@@ -66,7 +66,7 @@ def test_a_prompt_in_parts_is_the_whole_prompt(device: torch.device):
     assert_parts_are_the_whole(random_scan(150, 3), random_states(1), in_chunks, device, 1e-4)
 
 
-def test_chunks_are_those_of_transformers(device: torch.device):
+def test_chunked_scan_equals_transformers(device: torch.device):
     num_tokens, heads = 130, GROUPS * REPEATS
     scan = random_scan(num_tokens, 4)
     outputs, state = in_chunks(scan, torch.zeros_like(random_states(1)), [num_tokens], device)

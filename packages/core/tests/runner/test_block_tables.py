@@ -28,7 +28,7 @@ def tables(groups: int = 1, ranks: int = 1, rank: int = 0, interleave: int = 1) 
     return NPUBlockTables.taking_over(made)
 
 
-def test_rows_are_those_of_the_steps_requests_then_the_null_block():
+def test_rows_equal_those_of_the_steps_requests_then_the_null_block():
     ours = tables(groups=2)
     ours.append_block_ids(3, ([5, 6], [9]), overwrite=True)
     ours.append_block_ids(1, ([7], [2, 3]), overwrite=True)
@@ -57,7 +57,7 @@ def test_more_blocks_than_a_row_has_are_refused():
 
 
 @pytest.mark.parametrize(("ranks", "interleave"), [(1, 1), (2, 1), (2, 2)])
-def test_slots_are_those_of_each_tokens_block(ranks: int, interleave: int):
+def test_slots_equal_those_of_each_tokens_block(ranks: int, interleave: int):
     draw = random.Random(ranks + interleave)
     for rank in range(ranks):
         ours = tables(1, ranks, rank, interleave)

@@ -49,7 +49,7 @@ def dealt_by_vllm(num_tokens: int, max_num_seqs: int, step: Any, query_len: int)
 
 
 @pytest.mark.parametrize(("split", "query_len"), [("request", 1), ("token", 3)])
-def test_steps_are_within_the_limits_and_are_those_that_vllm_deals_out(split, query_len):
+def test_steps_are_within_the_limits_and_distributed_as_in_vllms_dummy_run(split, query_len):
     least = {"min_total_tokens_to_split": 8, "min_prefill_tokens_to_split": 2}
     of = splitter(query_len=query_len, split=split, **least)
     limits = itertools.product((1, 7, 64, 1000, 16384), (1, 2, 3, 16, 300), (8, 100, 4096))

@@ -64,7 +64,7 @@ def test_every_cache_group_is_looked_at():
     assert not is_in_order(CachedPrefixes([apart, shared], computed), lens, [4])
 
 
-def test_cached_tokens_are_those_of_the_chosen_requests():
+def test_cached_tokens_equal_those_of_the_chosen_requests():
     facts = BatchFacts(True, CachedPrefixes([], np.array([5, 100, 7])))
     assert facts.cached_tokens(np.array([True, False, True])) == 12
     assert BatchFacts(True).cached_tokens(np.array([True])) == 0

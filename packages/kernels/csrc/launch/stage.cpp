@@ -49,7 +49,7 @@ aclrtEvent event(c10::DeviceIndex device, size_t index) {
   return made;
 }
 
-// A function of the runtime that older ones lack.
+// A runtime function that older CANN releases lack.
 void* newer_function(const char* name, const char* need) {
   void* const found = find_symbol_in("libascendcl.so", name);
   TORCH_CHECK(found != nullptr, "libascendcl.so has no ", name, ": ", need);

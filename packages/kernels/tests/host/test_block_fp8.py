@@ -22,7 +22,7 @@ def weight_and_scale(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @given(rows=st.integers(0, 70), columns=st.integers(1, 100), seed=st.integers(0, 99))
-def test_floats_are_those_of_the_definition(dtype, rows, columns, seed):
+def test_floats_equal_those_of_the_definition(dtype, rows, columns, seed):
     sizes = BLOCK_ROWS, BLOCK_COLUMNS
     weight, scale = weight_and_scale(rows, columns, seed)
     made = ops.block_fp8_floats(weight, scale, *sizes, dtype, [])
@@ -30,7 +30,7 @@ def test_floats_are_those_of_the_definition(dtype, rows, columns, seed):
 
 
 @given(rows=st.integers(1, 70), columns=st.integers(1, 100), seed=st.integers(0, 99))
-def test_integers_are_those_of_the_definition(rows: int, columns: int, seed: int) -> None:
+def test_integers_equal_those_of_the_definition(rows: int, columns: int, seed: int) -> None:
     sizes = BLOCK_ROWS, BLOCK_COLUMNS
     weight, scale = weight_and_scale(rows, columns, seed)
     made = ops.block_fp8_integers(weight, scale, *sizes, [])

@@ -119,7 +119,7 @@ def test_a_side_stream_changes_no_bit(num_tokens, num_decode_tokens, q_lora_rank
 
 
 @pytest.mark.parametrize("num_decode_tokens", [0, 3, 7])
-def test_shapes_under_fake_tensors_are_those_of_the_device(num_decode_tokens: int) -> None:
+def test_shapes_under_fake_tensors_equal_those_of_the_device(num_decode_tokens: int) -> None:
     block = IntegerBlock(torch.bfloat16, 48, 7, is_dynamic=True)
     expected = ops.mla_preprocess_w8a8(*block.arguments(), num_decode_tokens)
     with FakeTensorMode() as mode:

@@ -126,7 +126,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     all_deployments.cache_clear()
 
 
-def test_a_row_of_its_own_is_read(folder: Path) -> None:
+def test_a_row_of_a_new_file_is_read(folder: Path) -> None:
     (folder / "own.toml").write_text(ROW.format(**GOOD))
     row = deployment("d")
     assert isinstance(row, Deployment)

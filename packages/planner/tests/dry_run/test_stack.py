@@ -51,7 +51,7 @@ def test_first_layers_of_another_kind_are_among_the_fewer_ones():
 
 
 @pytest.mark.parametrize("is_replayed", [True, False])
-def test_what_is_added_is_a_whole_pattern(is_replayed: bool):
+def test_extrapolation_adds_whole_patterns_of_layers(is_replayed: bool):
     kinds = ["state", "state", "state", "attention"] * 24 + ["state"]
     sample = repetition(kinds, [CACHE] * len(kinds), CACHE, is_replayed)
     assert sample is not None

@@ -75,7 +75,7 @@ def test_far_schedules_need_no_sizes_between(slower: int):
     )
 
 
-def test_where_the_fastest_changes_the_sizes_are_near():
+def test_sizes_are_denser_where_the_fastest_schedule_changes():
     # Whole step times rise, split ones are constant: they cross at 600 tokens.
     found = sizes_between(
         lambda way, is_split, tokens: (600 if is_split else tokens) * (1 if way == "one" else 3)

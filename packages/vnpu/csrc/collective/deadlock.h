@@ -24,10 +24,10 @@ class GroupTask : public Task {
   virtual std::string title() const = 0;
 };
 
-// While a collective waits for other ranks: tells them what of other groups is held up behind it on
-// this rank, and finds the rank that waits for just that, while what it owes here is held up behind
-// its own wait. No such pair of collectives can ever end. Longer circles, among three ranks and
-// three groups, end at the time limit.
+// Detects two ranks that wait for each other in collectives of two groups: a collective that waits
+// publishes which collectives of other groups are queued behind it on this rank. In a deadlock
+// another rank waits for one of those, and has queued the awaited one behind that wait. Cycles of
+// three ranks and three groups end at the time limit.
 class DeadlockWatch {
  public:
   ~DeadlockWatch() { end(); }

@@ -209,7 +209,7 @@ std::string Group::end_of(uint32_t rank) const {
 void Group::fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
                           const std::function<std::string()>& what) {
   const std::string end = end_of(rank);
-  // Its last act may have been what we wait for.
+  // The rank may have done what we wait for before it ended.
   if (end.empty() || !missing(rank)) return;
   // On a chip a wait for a rank that left in good order times out.
   const bool has_left = state(rank) == RankState::kLeft;

@@ -78,7 +78,7 @@ class Group {
   void check(Wait& wait, const std::function<bool(uint32_t)>& missing,
              const std::function<std::string()>& what, const std::string& call_site);
 
-  // --- failure: of the group as a whole, for all its ranks, for good ---------------------------
+  // --- failure: permanent, of the group and all its ranks --------------------------------------
   bool failed() const { return header().failure_state.load(std::memory_order_acquire) != 0; }
   // Throws the group's failure if there is one.
   void throw_if_failed() const;

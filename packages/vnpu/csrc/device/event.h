@@ -39,7 +39,7 @@ class Event {
   bool reached(uint64_t version) const;
   // Whether the newest record has been reached.
   bool complete() const { return reached(newest()); }
-  // Whether it will not be reached: the process that asked for it has ended.
+  // True if the record will never be reached, because the process that launched it has ended.
   bool is_abandoned(uint64_t version) const;
 
   // The stream has reached a record, or has failed before it: what waits for the event then has

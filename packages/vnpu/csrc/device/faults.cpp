@@ -61,7 +61,7 @@ class Injector {
     if (number < Counts::kListed) counts_->kinds[number] = static_cast<uint8_t>(kind);
   }
 
-  // The first rule that applies; all count.
+  // Counts the call for each rule that matches it; returns the first rule that is due.
   const Rule* next(Kind kind, const char* name, Phase phase) {
     const Rule* found = nullptr;
     for (size_t i = 0; i < plan_.rules.size(); ++i) {

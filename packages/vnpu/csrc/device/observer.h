@@ -55,7 +55,7 @@ class Observer {
   virtual void on_event_waited(const Event&) {}
   // After each of the three, on the thread that waited and without the executor's lock.
   virtual void on_wait_over() {}
-  // The host gives device memory back by this function, which waits for nobody.
+  // The host gives device memory back by this function, which waits for no stream.
   virtual void on_device_free(const void* /*begin*/, const size_t& /*bytes*/,
                               const char* /*function*/, const std::string& /*call_site*/) {}
   // The host gives pinned memory back.
@@ -77,11 +77,11 @@ class Observer {
   virtual void on_node_advance(const Task& /*node*/) {}
   virtual void on_node_end(const Task& /*node*/) {}
 
-  // Ranks wait for each other and will do so for ever; the text says who, for what and where.
+  // Ranks wait for each other forever; the text has the ranks, collectives and call sites.
   virtual void on_deadlock(const std::string& /*text*/) {}
 };
 
-// Who observes. With nobody, an event costs a comparison.
+// All observers. With none, an event costs a comparison.
 class Observers {
  public:
   // Those of this process, by its settings; never destroyed.

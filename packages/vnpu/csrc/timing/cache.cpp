@@ -64,8 +64,8 @@ void Cache::make_room(uintptr_t next, uintptr_t end) {
     const auto size = static_cast<int64_t>(range.end - begin);
     const int64_t over = bytes_ - capacity_;
     drop(oldest);
-    // What is used next and begins to leave now is gone whole when it is used: each byte of it that
-    // comes back drives out another.
+    // If the range that is used next is evicted in part, all of it misses: each byte that is loaded
+    // again evicts another byte of it.
     const bool is_next = begin == next && range.end <= end;
     if (size > over && !is_next) put(begin + static_cast<uintptr_t>(over), range);
   }

@@ -15,7 +15,7 @@ class PacedClock {
  public:
   explicit PacedClock(double scale);
 
-  // The modelled time that it is now.
+  // The current modelled time.
   Time now() const;
   void sleep_until(Time time);
 

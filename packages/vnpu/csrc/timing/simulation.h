@@ -84,7 +84,7 @@ class Simulation {
   }
   // The number that the next record will have.
   uint64_t next_record() const { return forgotten_ + reached_.size() + 1; }
-  // What follows on the stream waits for the record. `plan`: what waiting costs; may be null.
+  // Later tasks on the stream wait for the record. `plan`: cost of the wait; may be null.
   void wait(int device, int stream, uint64_t record, PlanPtr plan, Time launched);
 
   Time now() const { return now_; }

@@ -41,7 +41,7 @@ def test_an_address_of_another_host_is_refused(address):
         own_address(environment={"HCCL_IF_IP": address})
 
 
-def test_an_interface_that_is_not_here_is_refused_with_those_that_are():
+def test_an_unknown_interface_is_refused_with_the_names_of_the_hosts_interfaces():
     with pytest.raises(ValueError, match=r"HCCL_SOCKET_IFNAME='nowhere' .* the host has .*lo"):
         own_address(environment={"HCCL_SOCKET_IFNAME": "nowhere"})
 

@@ -384,7 +384,7 @@ def slices_kernel(x_ptr, y_ptr, out_ptr, picked_ptr, row):
     tl.store(picked_ptr + 1, get_element(tl.max(x, 1), (7,)))
 
 
-def test_slices_of_tensors_are_those_of_torch():
+def test_slices_of_tensors_equal_those_of_torch():
     x, y = torch.randn(2, 8, 16)
     x[3, 5] = float("inf")
     expected = y.clone()

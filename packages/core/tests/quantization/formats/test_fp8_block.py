@@ -101,7 +101,7 @@ def blocks_of(**config: Any) -> Block | None:
     return found.blocks
 
 
-def test_blocks_are_those_of_the_configuration():
+def test_blocks_equal_those_of_the_configuration():
     assert Fp8Weights.of({}) is None
     assert Fp8Weights.of({"quant_method": "gptq"}) is None
     assert blocks_of(weight_block_size=[64, 128]) == Block(64, 128)
@@ -111,7 +111,7 @@ def test_blocks_are_those_of_the_configuration():
             blocks_of(weight_block_size=size)
 
 
-def test_loaded_floats_are_those_of_transformers_and_of_the_offline_conversion(
+def test_loaded_floats_equal_those_of_transformers_and_of_the_offline_conversion(
     fp8: Path, one_rank: None, vllm_config: VllmConfig, tmp_path: Path
 ):
     register()
@@ -129,7 +129,9 @@ def test_loaded_floats_are_those_of_transformers_and_of_the_offline_conversion(
     assert all(torch.equal(loaded[name], value) for name, value in other.parameters().items())
 
 
-def test_loaded_integers_are_those_of_the_offline_conversion(fp8, one_rank, vllm_config, tmp_path):
+def test_loaded_integers_equal_those_of_the_offline_conversion(
+    fp8, one_rank, vllm_config, tmp_path
+):
     register()
     model = LoadedModel(fp8, quantization="ascend")
     model.load(fp8)
@@ -183,7 +185,9 @@ def of_a_float_weight(tensors: dict[str, torch.Tensor]) -> None:
         (of_a_float_weight, f"{DOWN}_scale_inv exists without the fp8 tensor {DOWN}"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file(spoil, told, fp8, one_rank, vllm_config, tmp_path):
+def test_an_error_names_the_faulty_tensor_and_its_file(
+    spoil, told, fp8, one_rank, vllm_config, tmp_path
+):
     register()
     directory = tmp_path / "spoilt"
     shutil.copytree(fp8, directory)

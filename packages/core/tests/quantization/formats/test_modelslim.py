@@ -19,7 +19,7 @@ def described(**types: str) -> QuantDescription:
     return QuantDescription.parse({f"{ATTENTION}.{name}.weight": v for name, v in types.items()})
 
 
-def test_the_type_of_a_layer_is_that_of_its_weight():
+def test_a_layer_has_the_type_of_its_weight():
     description = described(o_proj="W8A8_DYNAMIC", rotary="FLOAT")
     assert description.of_layer(f"{ATTENTION}.o_proj").name == "W8A8_DYNAMIC"
     assert description.of_layer(f"{ATTENTION}.rotary").name == "FLOAT"
@@ -147,7 +147,7 @@ def test_a_description_with_a_type_in_its_name_is_found(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("groups", "told", "expected"), [(1, 64, 0), (4, 0, 32), (4, 32, 32)])
-def test_groups_are_those_of_the_scales(tmp_path: Path, groups: int, told: int, expected: int):
+def test_groups_equal_those_of_the_scales(tmp_path: Path, groups: int, told: int, expected: int):
     tensors = {
         "p.weight": torch.zeros(8, 128, dtype=torch.int8),
         "p.weight_scale": torch.ones(8, groups),

@@ -48,7 +48,7 @@ def prepare(arguments: list[str]) -> None:
 
 
 def _model(arguments: list[str]) -> str:
-    """The model where it is named first, as users do, or by its option; empty elsewhere."""
+    """The model, from `serve MODEL` or `--model MODEL`; empty if neither is given."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         option, _, value = word.partition("=")
         if option == "--model" or word == "serve":

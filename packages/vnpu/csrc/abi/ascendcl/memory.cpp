@@ -87,7 +87,7 @@ class Fill final : public Task {
   size_t bytes_;
 };
 
-// The device's memory, or the host's that the runtime knows.
+// Accepts device memory and host memory that is registered with the runtime.
 // Source: hicann/runtime docs/zh/api_ref/11-03, aclrtMemset.
 void check_fill(const void* address, size_t room, size_t bytes, const char* function) {
   if (bytes > room) {

@@ -12,8 +12,8 @@
 
 using namespace vnpu;
 
-// Not in two phases: says what the caller has to allocate. The caller frees the sizes with
-// delete[].
+// An operator of one phase: returns the shape that the caller has to allocate. The caller frees the
+// sizes with delete[].
 extern "C" __attribute__((visibility("default"))) int aclnnNpuFormatCastCalculateSizeAndFormat(
     const aclTensor* source, int format, int additional_type, int64_t** sizes, uint64_t* dims,
     int* actual_format) {

@@ -32,7 +32,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class FreeCall:
-    """A place in the code that called an operator without rules.
+    """A call of an operator whose arguments no rule checks.
 
     site: the innermost lines of Python, "FILE:LINE in FUNCTION" each
     """

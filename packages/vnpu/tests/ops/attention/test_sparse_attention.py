@@ -193,7 +193,7 @@ def test_all_tokens_give_the_bits_of_dense_attention():
     assert torch.equal(sparse, dense)
 
 
-def test_statistics_are_those_of_the_chosen_tokens():
+def test_statistics_equal_those_of_the_chosen_tokens():
     generator = torch.Generator().manual_seed(7)
     query = torch.randn(2, 4, LATENT, generator=generator)
     rope = torch.randn(2, 4, ROPE, generator=generator)

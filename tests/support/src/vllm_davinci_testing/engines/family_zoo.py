@@ -25,7 +25,7 @@ from vllm_davinci_testing.engines.model_zoo import (
 )
 
 NUM_LAYERS = 2
-# For every field that a configuration has under these names.
+# Values of the fields of these names, in every configuration that has them.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 256,

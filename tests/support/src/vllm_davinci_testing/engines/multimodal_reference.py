@@ -49,9 +49,9 @@ class MultimodalReference:
 
     @torch.inference_mode()
     def logits(self, request: Request, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: the logits behind each token, given those before it.
+        """[tokens, vocabulary]: logits at each token, given all tokens before.
 
-        prompt: vLLM's. Raises ValueError if transformers' differs.
+        prompt: vLLM's token ids. Raises ValueError if transformers' differ.
         """
         inputs = self.inputs(request)
         ours = inputs["input_ids"][0].tolist()

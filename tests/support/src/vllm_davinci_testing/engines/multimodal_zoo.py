@@ -277,8 +277,8 @@ UNMADE = {
 
 
 def unmade_families() -> dict[str, str]:
-    """Model types that are not here, sorted, whose class for text about images or sound vLLM has
-    by the same name, and the reason."""
+    """Multimodal model types that vLLM and transformers both have and this module lacks, each with
+    the reason; sorted."""
     from vllm.model_executor.models import registry
 
     by_class = {

@@ -1,6 +1,6 @@
 """The definition of an exchange with experts, as the beginning of a rank's program."""
 
-# The chip whose operators accept any number of ranks from two.
+# On this chip the operators accept any number of ranks above one.
 CHIP = {"VNPU_SOC": "Ascend910_9391"}
 
 # Every rank knows all ranks' tokens, so it can compute its expected rows.

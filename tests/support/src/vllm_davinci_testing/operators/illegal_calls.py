@@ -712,7 +712,7 @@ SISTERS = [
         for case in PRODUCTS
         if case.operator == "GroupedMatmulV5" and case.rule != "1 to 65535"
     ),
-    Case(  # of a matrix that fills its tiles
+    Case(  # the matrix is a whole number of tiles
         "GroupedMatmulWeightNz",
         "weight",
         "1 to 65535",

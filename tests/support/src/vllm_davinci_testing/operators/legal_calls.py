@@ -154,7 +154,7 @@ DECODE = {
     "sparse_mode": 0,
     "out": t(16, 2, 512),
 }
-# Both requests over themselves.
+# Both requests attend only to their own new tokens.
 PREFILL = {
     "key": [t(7, 2, 128)],
     "value": [t(7, 2, 128)],

@@ -179,9 +179,9 @@ TRITON_KERNELS = Row(
     "DAVINCI_TRITON_KERNELS",
     str,
     OWN,
-    "`own`: compiled and torch_npu's operators stand in for the Triton kernels of vLLM's model "
-    "runner. `vllm`: it launches its kernels, where a Triton backend executes them (`vnpu run "
-    "--triton`, a Triton for Ascend).",
+    "`own`: compiled and torch_npu's operators replace the Triton kernels of vLLM's model "
+    "runner. `vllm`: the runner launches its Triton kernels, which needs a Triton backend "
+    "(`vnpu run --triton`, a Triton for Ascend).",
     Works(),
 )
 

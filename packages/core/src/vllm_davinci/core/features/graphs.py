@@ -74,8 +74,8 @@ def reason_against_graphs(
 ) -> str | None:
     """Why graph mode is off by default on this engine; None if it is on.
 
-    Graphs pay off if launches keep the device waiting, and on a virtual NPU, which computes on the
-    processor that launches need.
+    Graphs pay off if the device waits for launches, and on a virtual NPU, whose operators compete
+    with launches for the processor.
     """
     model = vllm_config.model_config
     if model is None:

@@ -152,7 +152,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         add_inputs: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """y: [rows, hidden]; x: [rows, slots * rank], looked up in all slots; overwritten"""
+        """y: [rows, hidden]; x: [rows, slots * rank], lookups in all adapters; overwritten"""
         if self.no_lora:
             return y
         x.masked_fill_(self.foreign_to(slice(0, x.shape[0])), 0)

@@ -36,7 +36,7 @@ ANSWERS_WITHIN_S = 2.0
 REPEATED_AFTER_S = 0.1
 # Time for killed processes to be gone.
 KILLED_WITHIN_S = 2.0
-# Frees shared memory when all others have ended.
+# The process that frees shared memory after all other processes have ended.
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 # vLLM's modules whose SIGTERM handlers show which server starts in this process.
 ONE_SERVER = "vllm.entrypoints.launchers.api_server.entry"

@@ -55,7 +55,8 @@ class NPUQuantizationConfigBase(QuantizationConfig):
 class AscendQuantizationConfig(NPUQuantizationConfigBase):
     """Selects layers by the checkpoint's format. vLLM makes one per engine.
 
-    `maybe_update_config` reads the format's file: it knows the model and can name what is missing.
+    `maybe_update_config` reads the format's file, since it gets the model and can name what is
+    missing.
 
     format: the checkpoint's description, with checkpoint names; None: read with the model's
             configuration
@@ -79,7 +80,7 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AscendQuantizationConfig:
-        """config: `quantization_config` of config.json. The description file decides."""
+        """Ignores config.json's `quantization_config`: the format's file describes the layers."""
         return cls()
 
     @classmethod

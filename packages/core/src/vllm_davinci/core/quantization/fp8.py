@@ -45,7 +45,7 @@ class Block(NamedTuple):
         return -(-shape[0] // self.rows), -(-shape[1] // self.columns)
 
 
-# Of packed MXFP4: 32 numbers of a row.
+# Packed MXFP4 has one scale per 32 numbers of a row, in 16 bytes.
 _PACKED_BLOCK = Block(1, 16)
 
 

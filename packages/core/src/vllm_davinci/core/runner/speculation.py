@@ -48,7 +48,7 @@ class ComputedTokens:
         self._states.is_new[:] = False
 
     def of(self, slots: np.ndarray) -> np.ndarray:
-        """Waits for the counts of these requests of the newest step: [num_reqs] int32."""
+        """Waits for the newest step's counts; returns those of `slots`: [num_reqs] int32."""
         assert self._copied is not None
         self._is_copied.synchronize()
         numbers: np.ndarray = self._copied.numpy()[slots]

@@ -59,9 +59,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class Repetition:
-    """Two numbers of first layers from which the whole model's time is extrapolated.
+    """Extrapolates a model's step time from runs of its first `fewer` and first `more` layers.
 
-    fewer, more: the two numbers; they differ by a multiple of the pattern's period
+    fewer, more: layer counts; they differ by a multiple of the pattern's period
     total:       number of the model's layers
     """
 

@@ -81,7 +81,7 @@ def connect(
     peers: ranks on other hosts, each of which proves its membership
     """
     here = own_address(towards=address)
-    # torch's stubs have neither its options nor bytes for values of a store.
+    # torch's stubs lack ProcessGroupGloo's options and a store's values of type bytes.
     options: Any = getattr(ProcessGroupGloo, "_Options")()  # noqa: B009
     options._devices = [ProcessGroupGloo.create_device(hostname=here)]
     options._timeout = timedelta(seconds=limit_s)
