@@ -18,7 +18,7 @@ PREFILL = (
     *(f"--requests={2 * REQUESTS}", f"--concurrency={REQUESTS}", "--output-tokens=1"),
     *(f"--prompt-tokens={PROMPT_TOKENS}", EXPERT_PARALLEL),
 )
-# Of the published command: prompts of 4096 tokens and 1536 new ones; here their mean, from where a
+# The published command has prompts of 4096 tokens and 1536 new ones; here their mean, from where a
 # few steps are taken.
 DECODE = (
     *("--requests=24", "--prompt-tokens=4864", "--output-tokens=4"),

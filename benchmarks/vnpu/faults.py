@@ -18,7 +18,7 @@ from result import Kind, Result, Row
 
 MOST = 1.01
 OPERATORS = ("add", "matmul")
-# Of no group: these processes have one rank.
+# In no group: these processes have one rank.
 UNREACHED = "segment:open@1000000=throw"
 BLOCK_CALLS = 400
 

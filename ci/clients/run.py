@@ -34,7 +34,7 @@ PROGRAMS = {
 }
 BENCH = "vllm bench serve"
 WRONG = "## Not right"
-# What `vnpu run` sets.
+# Variables that `vnpu run` sets.
 OF_DEVICE = {"LD_LIBRARY_PATH", "LD_PRELOAD", "VNPU_ACTIVE", "ASCEND_HOME_PATH"}
 ADAPTER = "adapter"
 COMMON = (

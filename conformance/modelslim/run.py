@@ -39,7 +39,7 @@ QUANTIZE_LIMIT_S = 900.0
 # Text that ModelSlim sees: pieces of training files, in characters.
 PIECE, PIECES = 1500, 16
 WINDOW = 512  # of scored tokens
-# Of all tokens: an expert that is chosen by a hair is another one in 16 bits.
+# Share of all tokens: in 16 bits a nearly equal expert may be chosen.
 WRONG_AT_MOST = 0.03
 # Maximum perplexity relative to bf16.
 AT_MOST = {"dynamic": 1.01, "static": 1.02, "weights": 1.01}

@@ -40,7 +40,7 @@ def _names(layers: dict[str, tuple[int, int]]) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in layers})
 
 
-# Of hub.py's Llama and Qwen3.
+# Projections of hub.py's Llama and Qwen3.
 _DECODER = _in_layers(
     "model.layers",
     {

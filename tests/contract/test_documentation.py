@@ -133,7 +133,7 @@ def test_vllms_commands_in_the_readme_are_taken_as_they_stand():
         from vllm.entrypoints.common.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        # Of the prefix it warns always: both options have a default.
+        # It always warns about the prefix: both options have a default.
         warnings.filterwarnings("error", ".*(in|out)put-len")
         for name, options in {commands!r}:
             parser = FlexibleArgumentParser(exit_on_error=False)

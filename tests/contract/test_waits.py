@@ -17,7 +17,7 @@ WAITS = {
     ".h": re.compile(r"\.(?:wait|wait_for|wait_until)\("),
 }
 
-# What ends a wait, by kind.
+# Each kind of wait, and the event that ends it.
 DEVICE = "HCCL_EXEC_TIMEOUT where another rank is late, VNPU_WAIT_LIMIT on a virtual device"
 STREAM = "no wait of the host: a stream waits for an event or a collective"
 START = "--distributed-timeout-seconds, or VLLM_ENGINE_READY_TIMEOUT_S of the front end"

@@ -30,7 +30,7 @@ MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 THOROUGH, NIGHTLY = pytest.mark.thorough, pytest.mark.nightly("layouts")
 SPREAD = {**IN_PARTS, "enable_expert_parallel": True}
-# What transformers joins; names of Kimi-Linear's experts.
+# Projections that transformers fuses; names of Kimi-Linear's experts.
 JOINED = {"conv1d": ("q_conv1d", "k_conv1d", "v_conv1d")}
 EXPERT = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 

@@ -135,7 +135,7 @@ def test_fused_launches_give_the_same_tokens_beside_poisoned_requests_and_others
             for batch in (harmless, harmful, harmless)
         ]
         assert "Mixture of experts: fused, because" in engine.log_text()
-    # The same steps with other neighbours, then in cache blocks that held the poison.
+    # The same steps in another batch, then in cache blocks that held the poison.
     assert found[1][::2] == found[0][::2]
     assert found[2] == found[0]
     assert all(one != other for one, other in zip(found[1][1::2], found[0][1::2], strict=True))

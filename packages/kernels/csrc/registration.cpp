@@ -15,7 +15,7 @@
 namespace davinci {
 namespace {
 
-// What torch's dispatcher calls, which hands arguments over one by one.
+// The function that torch's dispatcher calls with one C++ argument per operator argument.
 template <auto function, class Arguments, class... Types>
 struct Unpacked {
   static auto call(Types... values) { return function(Arguments{values...}); }
@@ -65,7 +65,7 @@ TORCH_LIBRARY(vllm_davinci, library) {
 #define ARGUMENT(TYPE, NAME, SCHEMA) ", " SCHEMA
 #define OPERATOR(NAME, LAUNCHES, RETURNS, ARGUMENTS) library.def(schema<RETURNS>(#NAME, ARGUMENTS));
 #include "op_table.inc"
-  // Of tensors in the host's memory.
+  // Operators on host tensors.
   library.def(
       "block_fp8_floats(Tensor weight, Tensor scale, int block_rows, int block_columns, "
       "ScalarType dtype, Tensor[] spares) -> Tensor");

@@ -79,5 +79,5 @@ def test_another_vllm_is_accepted_only_where_it_is_named_exactly(monkeypatch: py
     assert problem_with(older) is not None
     monkeypatch.setenv(ACCEPTED_VLLM, installed)
     assert problem_with(older) is None
-    # Of vLLM alone: another torch is never accepted.
+    # Only another vLLM is accepted, never another torch.
     assert problem_with(replace(TORCH, version="2.12.0")) is not None

@@ -24,7 +24,7 @@ std::deque<triton::ProgramPtr>& programs() {
   return *all;
 }
 
-// What a launch needs to know of a tensor, by the names of torch.
+// Names of the attributes of a torch tensor that a launch reads.
 struct TensorNames {
   py::str data_ptr{"data_ptr"};
   py::str untyped_storage{"untyped_storage"};

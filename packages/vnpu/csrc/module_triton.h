@@ -4,7 +4,7 @@
 
 namespace vnpu {
 
-// How Python loads and launches Triton kernels.
+// Python bindings that load and launch Triton kernels.
 void bind_triton(pybind11::module_& module);
 
 }  // namespace vnpu

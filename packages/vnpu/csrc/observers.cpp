@@ -1,5 +1,5 @@
-// Who observes the devices of this process: the place where the device, which knows no observer,
-// meets them.
+// The observers of this process's devices. The device itself knows none of them; this file connects
+// them.
 
 #include "device/observer.h"
 #include "race/detector.h"

@@ -51,7 +51,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         config = transformers.LlamaConfig(**SIZES)
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        # The same random table at both ends: the layers must determine the next token.
+        # Embedding and head share a random table: the layers must determine the next token.
         table = model.get_input_embeddings().weight.requires_grad_(False)
         table.normal_(0, 0.5)
         trained = [each for each in model.parameters() if each.requires_grad]

@@ -14,7 +14,7 @@ from vllm_davinci.core.triton_kernels.verification import (
 )
 
 VOCABULARY, DRAFTS, REQUESTS = 12, 2, 6000
-# Of the chi-square of 11 degrees of freedom: 1 draw in 10,000 is above.
+# Upper 1/10,000 quantile of the chi-square distribution with 11 degrees of freedom.
 CHI_SQUARE_11 = 37.4
 
 

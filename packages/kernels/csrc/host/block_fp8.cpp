@@ -125,8 +125,8 @@ Weight checked(const Tensor& weight, const Tensor& scale, int64_t block_rows,
           block_columns};
 }
 
-// A tensor in the memory of one of `spares` that nobody else holds, or in memory of its own: fresh
-// memory costs a page fault for every 4 KiB, of which a checkpoint has thousands per weight.
+// A tensor in the memory of an unused tensor of `spares`, or in new memory, which costs a page
+// fault for every 4 KiB: thousands for each weight.
 Tensor made_in(at::TensorList spares, at::IntArrayRef sizes, const at::TensorOptions& options) {
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
                      c10::elementSize(c10::typeMetaToScalarType(options.dtype()));

@@ -1,6 +1,6 @@
 #pragma once
 
-// What crosses the C interface of the operators, made from views, lists and numbers.
+// Arguments of the operators' C interface, made from views, lists and numbers.
 
 #include <array>
 #include <cstdint>
@@ -92,7 +92,7 @@ struct Argument<std::optional<at::Tensor>> {
     return tensor && tensor->defined() ? handles.tensor(View::of(*tensor)) : nullptr;
   }
 };
-// What has been made before, and lives until the launch.
+// An argument that was made before and lives until the launch.
 template <>
 struct Argument<aclTensor*> {
   static aclTensor* c(Handles&, aclTensor* made) { return made; }

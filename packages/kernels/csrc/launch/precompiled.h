@@ -1,6 +1,6 @@
 #pragma once
 
-// What most files here begin with; compiled once.
+// Headers that most files here include; compiled once.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>

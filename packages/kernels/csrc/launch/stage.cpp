@@ -189,10 +189,9 @@ int Stage::Batch::launch() {
   return 0;
 }
 
-// Operators of one stream take turns, so they share a workspace; those of two streams run side by
-// side and may not. torch_npu keeps one for each stream, which it gives to nobody else. It cannot
-// grow while the stream captures, for it then waits for the device: a capture takes memory of the
-// graph's pool.
+// Operators of one stream run in order, so they share a workspace; those of two streams may overlap
+// and use two. torch_npu has one workspace per stream. It cannot grow during a capture, because
+// that waits for the device: a capture takes memory of the graph's pool.
 std::vector<at::Tensor> Stage::place_workspaces() {
   std::vector<at::Tensor> workspaces;
   std::vector<Step>& steps = batch_->steps;
@@ -217,7 +216,7 @@ std::vector<at::Tensor> Stage::place_workspaces() {
     } else {
       workspaces.push_back(at_npu::native::allocate_workspace(bytes, stream));
     }
-    // Of the storage: the tensor around it is empty.
+    // The address of the storage, because the tensor around it is empty.
     void* const workspace = const_cast<void*>(workspaces.back().storage().data());
     for (Step& step : steps) {
       if (lacks(step) && step.stream == stream) step.workspace = workspace;

@@ -25,7 +25,7 @@
 
 namespace davinci {
 
-// How matrix products treat fp32 operands. Source: cubeMathType of aclnnMm.
+// Treatment of fp32 operands in matrix products. Source: cubeMathType of aclnnMm.
 inline constexpr int8_t kKeepDtype = 0;
 
 class Stage {
@@ -55,7 +55,7 @@ class Stage {
     add(op, workspace_bytes, executor);
   }
 
-  // Of what lives until the launches are made.
+  // Handles that live until the launches are made.
   Handles& handles() { return batch_->handles; }
 
   // Copies bytes from device memory to device memory.
@@ -63,18 +63,18 @@ class Stage {
 
   // A stream of torch as CANN's.
   static void* handle(const c10::Stream& stream);
-  // What follows runs on `stream` / on the stage's own stream again.
+  // Later launches run on `stream` / on the stage's own stream again.
   void use(void* stream) { current_ = stream; }
   void use_own() { current_ = own_; }
-  // `waiting` goes on only after what was launched on the stage's current stream so far.
+  // `waiting` waits for all launches on the stage's current stream so far.
   void let_wait(void* waiting);
   void* own_stream() const { return own_; }
 
-  // What follows, on a capturing stream, is a task group of the graph, whose handle comes to
-  // `group` when the launches have been made.
+  // Later launches, on a capturing stream, form a task group of the graph. `group` gets its handle
+  // when the launches have been made.
   void begin_group() { mark(Step::Kind::kGroupBegin, nullptr); }
   void end_group(std::shared_ptr<void*> group) { mark(Step::Kind::kGroupEnd, std::move(group)); }
-  // What follows replaces the tasks of that group.
+  // Later launches replace the tasks of that group.
   void begin_update(std::shared_ptr<void*> group) {
     mark(Step::Kind::kUpdateBegin, std::move(group));
   }

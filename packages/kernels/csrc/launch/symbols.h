@@ -9,7 +9,7 @@ namespace davinci {
 
 // The address of an exported function; throws an error that names it and the libraries.
 void* find_symbol(const char* name);
-// The same in one library; null when it, or the function, does not exist.
+// Looks in one library only; null if the library or the function does not exist.
 void* find_symbol_in(const char* library, const char* name);
 
 // The two phases of one operator: aclnnXGetWorkspaceSize and aclnnX.

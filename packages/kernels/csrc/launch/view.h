@@ -22,7 +22,7 @@ struct View {
   int dims = 0;
   std::array<int64_t, kMaxDims> sizes = {};
   std::array<int64_t, kMaxDims> strides = {};
-  // Of a tensor in a format of its own (NZ): the sizes of its memory, else none.
+  // Sizes of the memory of a tensor in a format of its own (NZ), else empty.
   int64_t format = 2;  // ACL_FORMAT_ND
   int storage_dims = 0;
   std::array<int64_t, kMaxDims> storage_sizes = {};

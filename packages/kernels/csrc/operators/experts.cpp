@@ -15,7 +15,7 @@ Operator kSwiGlu("aclnnSwiGlu");
 Operator kDequantSwigluQuant("aclnnDequantSwigluQuant");
 Operator kFinalizeRouting("aclnnMoeFinalizeRoutingV2");
 
-// Of the routing operators.
+// Arguments of the routing operators.
 constexpr int64_t kCounts = 1;  // how many tokens each expert has, not where they end
 constexpr int64_t kNoCapacity = -1;
 constexpr int64_t kDropless = 0;
@@ -23,7 +23,7 @@ constexpr int64_t kGatherIndex = 0;      // rowIdxType: where each assignment's 
 constexpr int64_t kRowsMayBeAbsent = 3;  // dropPadMode: row -1 means no row on this rank
 constexpr int64_t kNoQuantization = -1;
 constexpr int64_t kScalePerRow = 1;
-// Of the grouped product.
+// Arguments of the grouped product.
 constexpr int64_t kSingleOutput = 2;
 constexpr int64_t kSplitRows = 0;
 constexpr int64_t kNoActivation = 0;
@@ -87,20 +87,20 @@ void multiply(Stage& stage, const View& rows, const Tensor& weight, const View& 
   }
 }
 
-// What a stage of experts brings along, in any precision.
+// Routed tokens and their experts, for a stage of experts in any precision.
 struct Assignments {
   const Tensor& x;
   View topk_weights, topk_ids;
   int64_t first_expert, num_experts;
 };
 
-// Of an operator that gets them.
+// For an operator that gets the assignments.
 template <class A>
 Assignments given(const A& a) {
   return {a.x, View::of(a.topk_weights), View::of(a.topk_ids), a.first_expert, a.num_experts};
 }
 
-// Of an operator that chooses them.
+// For an operator that chooses the assignments.
 template <class A>
 Assignments chosen(const A& a, const Choice& choice) {
   return {a.x, choice.weights(), choice.ids(), a.first_expert, a.num_experts};

@@ -35,7 +35,7 @@ struct FusedAttention {
   View lse;  // [0] unless wanted
 };
 
-// The same with its tensors made, for launches that differ in their lengths alone.
+// An attention launch with tensors made in advance, for launches that differ only in lengths.
 struct PreparedAttention {
   PreparedAttention(Handles& handles, const FusedAttention& call);
 

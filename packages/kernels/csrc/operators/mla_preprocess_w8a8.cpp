@@ -26,8 +26,8 @@ struct QuantMatmul {
                       ": give one entry per column of the weight, [", columns, "], or None");
     TORCH_CHECK_TYPE(!bias.has_value() || bias->scalar_type() == at::kInt, name,
                      "_bias is added to the sums: give int32, or None");
-    // What aclnnQuantMatmulV5 takes; torch_npu converts a float scale first, in a launch of its
-    // own.
+    // The dtypes of scales that aclnnQuantMatmulV5 accepts; torch_npu converts a float scale first,
+    // in a separate launch.
     const bool takes_floats = is_scaled_by_row || result == at::kBFloat16;
     TORCH_CHECK_TYPE(scale.scalar_type() == (takes_floats ? at::kFloat : at::kLong), name,
                      "_scale of ", scale.scalar_type(), " for results of ", result,
@@ -51,7 +51,7 @@ struct QuantMatmul {
   }
 };
 
-// How compressed queries become int8: with scale and offset, or without them row by row.
+// Quantization of compressed queries to int8: static with scale and offset, or dynamic per row.
 struct QueryQuantization {
   const OptionalTensor &norm, &norm_bias, &scale, &offset;
   double epsilon;

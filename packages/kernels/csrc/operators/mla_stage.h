@@ -7,7 +7,7 @@
 
 namespace davinci {
 
-// What the stage takes beside its projections.
+// Inputs of the stage besides its projections.
 struct MlaInputs {
   const Tensor &kv_a_norm, &W_UK, &cos, &sin, &slot_mapping, &kv_c_cache, &k_pe_cache;
   double kv_epsilon;
@@ -46,7 +46,7 @@ class Projections {
  public:
   virtual ~Projections() = default;
   virtual bool is_int8() const = 0;
-  // Whether `down` can give some columns only.
+  // True if `down` can compute a subset of its columns.
   virtual bool divides_down() const = 0;
   // Columns `first` and up of both down projections, as many as `out` has.
   virtual void down(Stage& stage, int64_t first, const View& out) const = 0;

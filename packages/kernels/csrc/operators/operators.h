@@ -14,7 +14,7 @@ namespace davinci {
 
 using at::Tensor;
 using OptionalTensor = std::optional<at::Tensor>;
-// A tuple of so many.
+// A tuple of `count` elements.
 template <size_t count>
 using Tensors = decltype(std::tuple_cat(std::array<Tensor, count>()));
 

@@ -7,7 +7,7 @@
 
 namespace davinci {
 
-// How a model chooses. Meaning: operators.routed_experts.
+// A model's rule for choosing experts. Meaning: operators.routed_experts.
 struct RoutingRule {
   const OptionalTensor& correction_bias;
   int64_t top_k, num_groups, num_chosen_groups;

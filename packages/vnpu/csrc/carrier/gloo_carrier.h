@@ -13,7 +13,7 @@ namespace vnpu {
 // torch's gloo, by a process group that Python has made and registered under a name.
 class GlooCarrier final : public Carrier {
  public:
-  // torch's registry keeps no group alive: somebody else does until this has it.
+  // torch's registry does not own the group: the caller keeps it alive until this object does.
   explicit GlooCarrier(const std::string& name);
 
   void send(uint32_t to, Channel channel, const void* data, size_t bytes,

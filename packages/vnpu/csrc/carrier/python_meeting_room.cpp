@@ -1,4 +1,4 @@
-// How ranks of several hosts meet: vllm_davinci.vnpu.hosts, in the interpreter of this process. It
+// Ranks of several hosts meet through vllm_davinci.vnpu.hosts, in this process's interpreter. It
 // makes gloo's process group, for which torch has no C++ headers.
 
 #include <pybind11/pybind11.h>

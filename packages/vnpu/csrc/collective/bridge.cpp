@@ -17,8 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How long a process that ends waits for its last news to arrive, and for ranks of its host that
-// need what it takes in for them.
+// Limit of the wait at process exit, until the last messages have arrived and no rank of this host
+// needs what this process receives for it.
 constexpr std::chrono::seconds kExitLimit{10};
 constexpr milliseconds kPollInterval{5};
 
@@ -79,7 +79,8 @@ void Bridge::send_to(uint32_t host) {
   try {
     BridgeSender(ends_, host).run();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-    // Who takes in what that host says knows of its end, and tells whoever waits for it.
+    // The receiving thread sees that the other host has ended, and reports it to the ranks that
+    // wait.
   }
   --senders_;
 }
@@ -128,7 +129,7 @@ void Bridge::leave(milliseconds limit) {
   wait_until([&] { return senders_ == 0; }, steady_clock::now() + limit);
 }
 
-// Whether ranks of this host need what this one takes in.
+// True if ranks of this host need what this process receives.
 bool Bridge::is_needed() const {
   if (receivers_ == 0 || ends_.segment->header().failure_state != 0) return false;
   const std::vector<uint32_t>& here = ends_.ranks_of[ends_.here()];

@@ -20,8 +20,8 @@ namespace vnpu {
 // before, of which each follows from the arrival.
 class Bridge : public std::enable_shared_from_this<Bridge> {
  public:
-  // Of a rank that says nothing for so long, its host or the network is taken to have failed: while
-  // both work, it says each 2 s that it is there.
+  // A rank that sends nothing for this long counts as lost with its host or network: a live rank
+  // sends a heartbeat every 2 s.
   static constexpr std::chrono::seconds kSilence{20};
 
   // Starts the threads, which keep it until all ranks have left.

@@ -12,7 +12,8 @@
 
 namespace vnpu {
 
-// What the threads of a bridge share: where the ranks are, and the memory that they keep alike.
+// State that the threads of a bridge share: the ranks' addresses, and the memory that they keep
+// equal.
 struct BridgeEnds {
   BridgeEnds(const Meeting& meeting, std::shared_ptr<Segment> shared, uint32_t own)
       : places(meeting.places), segment(std::move(shared)), carrier(meeting.carrier), rank(own) {

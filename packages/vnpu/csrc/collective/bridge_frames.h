@@ -7,8 +7,8 @@
 
 #include "collective/segment.h"
 
-// What bridges of two hosts say to each other: an envelope, and after it the part of the content
-// that does not fit into it.
+// Messages between bridges of two hosts: an envelope, followed by the content that does not fit
+// into it.
 namespace vnpu {
 
 struct Frame {

@@ -154,7 +154,7 @@ void BridgeSender::send_end() {
   // A process that ends without having left has not left in good order.
   const RankState end = state == RankState::kLeft ? RankState::kLeft : RankState::kLost;
   send({Frame::Kind::kEnd, static_cast<uint32_t>(end), 0, 0, 0, {}, 0});
-  // What is written to a connection may be lost when this process ends before it is read.
+  // Written data may be lost if this process ends before the peer has read it.
   Receipt receipt = 0;
   carrier_.receive(receiver_, Carrier::Channel::kReceipts, &receipt, sizeof(receipt),
                    kReceiptLimit);

@@ -43,7 +43,7 @@ class BridgeSender {
   Envelope envelope_{};
   std::vector<std::byte> content_;
   std::chrono::steady_clock::time_point sent_at_{};
-  // What the other host knows.
+  // State that the other host has received.
   uint32_t state_ = 0;
   uint32_t posted_ = 0;
   uint64_t sequence_ = 0;

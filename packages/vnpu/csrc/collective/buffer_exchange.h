@@ -11,8 +11,8 @@
 
 namespace vnpu {
 
-// What ranks tell each other of a collective. Throws kNotSupported for a dtype that cannot be
-// reduced.
+// The description of a collective that ranks compare. Throws kNotSupported for a dtype that cannot
+// be reduced.
 Announcement announce(Operation operation, ElementType type, uint64_t count);
 Announcement announce(Operation operation, ElementType type, uint64_t count, Reduction reduction);
 // Throws kInvalidArgument where the group has no such rank.
@@ -45,9 +45,9 @@ class BufferExchange : public Collective {
   static uint32_t rounds_of(size_t bytes, size_t step);
   // Bytes of a slot for each rank when every rank gets a part of its own.
   static size_t part_of_slot(uint32_t ranks);
-  // What all ranks see of this one's buffer in a round.
+  // Copies the part of this rank's buffer that all ranks read in a round.
   SlotUse copy_whole(std::byte* slot, const Piece& piece) const;
-  // What each rank sees of it, `step` bytes apart; the parts are in bytes.
+  // Copies the part that each rank reads, `step` bytes apart; the parts are in bytes.
   SlotUse copy_parts(uint32_t round, std::byte* slot, const Partition& parts, size_t step) const;
 
   const std::byte* send_ = nullptr;

@@ -86,7 +86,7 @@ void DeadlockWatch::look(const GroupTask& waiting, std::chrono::steady_clock::ti
     const Obstacle& theirs = group.segment().rank(r).obstacle;
     if (theirs.state.load(std::memory_order_acquire) != 2) continue;
     for (const Held& each : held) {
-      // What they wait for is what this rank has not begun and cannot begin.
+      // They wait for a collective that this rank has not begun and cannot begin.
       if (each.group->identity() != theirs.group ||
           each.group->collectives.load() >= theirs.sequence) {
         continue;

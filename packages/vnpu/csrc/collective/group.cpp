@@ -124,7 +124,7 @@ void Group::await_all() {
                " did not join. Look at the output of those processes; a longer wait: "
                "HCCL_CONNECT_TIMEOUT=SECONDS.");
     }
-    // Who is absent has no process to look at, except for the one that made the invitation.
+    // An absent rank has no process to check, except for the one that made the invitation.
     for (uint32_t r = 0; r < ranks_; ++r) {
       if (!absent(r)) fail_if_ended(r, [](uint32_t) { return true; }, what);
     }

@@ -37,12 +37,12 @@ class Group {
   void await_all();
 
   const std::string& name() const { return name_; }
-  // The same on all ranks, and of no other group.
+  // Equal on all ranks of the group, and different from any other group's.
   std::string identity() const { return meeting_.root.identity; }
   uint32_t ranks() const { return ranks_; }
   uint32_t rank() const { return rank_; }
   int device() const { return device_; }
-  // Of a rank that has joined.
+  // The device of a rank that has joined.
   int device_of(uint32_t rank) const { return segment_->rank(rank).device; }
   // Hosts are numbered in the order of their first ranks.
   uint32_t host_of(uint32_t rank) const {
@@ -84,17 +84,17 @@ class Group {
   void throw_if_failed() const;
   // Makes this the group's failure unless there is one already, and throws the group's.
   [[noreturn]] void fail(FailureKind kind, const std::string& message);
-  // The same, but leaves it to others to throw it.
+  // Sets the failure without throwing it.
   void set_failure(FailureKind kind, const std::string& message);
   void set_failure(FailureKind kind, const char* message);
-  // For a task that cannot go on, in a catch clause: makes the exception in flight the group's
-  // failure, so that the other ranks do not wait for this one. Needs no memory.
+  // In a catch clause: makes the current exception the group's failure, so that the other ranks do
+  // not wait for this one. Allocates no memory.
   void fail_with_current(const char* task, uint64_t sequence);
   // For watchdogs, which end the process at once: like throw_if_failed(), but only after the
   // program has had time to meet the failure itself and report it.
   void throw_if_failed_for_long();
 
-  // Whether it was made by derive(), and so is no global group.
+  // True if it was made by derive(), and so is no global group.
   bool is_derived = false;
 
   // --- what a communicator has on the device ---------------------------------------------------
@@ -114,10 +114,10 @@ class Group {
   Turn collective_turn;
   std::vector<Turn> send_turns;     // by destination
   std::vector<Turn> receive_turns;  // by source
-  // Of the holder of collective_turn:
+  // Only the holder of collective_turn changes these:
   std::atomic<uint64_t> collectives{0};  // begun
   std::atomic<uint32_t> rounds{0};       // posted, modulo 2^32
-  // Of host threads: collectives made, and by which thread the newest was.
+  // Number of collectives that host threads have made, and the thread that made the newest.
   std::atomic<uint64_t> made{0};
   std::atomic<std::thread::id> maker{};
 
@@ -131,7 +131,7 @@ class Group {
   void fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
                      const std::function<std::string()>& what);
 
-  // Of a new group that has this signature, from its first member; waits for it.
+  // The invitation of a new group with this signature, from its first member; waits for it.
   Invitation accept(uint32_t first, uint64_t signature, uint64_t id);
   void offer(uint64_t signature, const Invitation& invitation);
 

@@ -26,7 +26,7 @@ std::string folder_of_this_library() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-// What a rank tells the others.
+// Data that each rank sends to the others.
 struct Word {
   char host[256];
   uint64_t pid_namespace;

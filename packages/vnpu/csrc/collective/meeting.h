@@ -10,13 +10,13 @@
 
 namespace vnpu {
 
-// Where a rank of a group is.
+// Location of a group's rank.
 struct Place {
   std::string host;  // its name
   uint32_t number;   // hosts in the order of their first ranks
 };
 
-// What a rank knows of the others when it joins a group.
+// A rank's knowledge of the others when it joins a group.
 struct Meeting {
   Invitation root;                   // of rank 0; what the group is called by
   Invitation local;                  // of the segment that the ranks of this host share
@@ -31,7 +31,8 @@ struct RankTable {
   MeetingPoint meeting_point;
 };
 
-// How ranks of several hosts meet: in a library of its own, which needs Python and torch.
+// Ranks of several hosts meet through this interface. It is in a library of its own, which needs
+// Python and torch.
 class MeetingRoom {
  public:
   MeetingRoom() = default;

@@ -15,7 +15,7 @@ class MessageExchange : public Collective {
 
   using Collective::Collective;
 
-  // What goes to each rank, this one included. May end in group().fail(): all ranks then fail.
+  // The messages for each rank, this one included. May end in group().fail(): all ranks then fail.
   virtual Messages compose() = 0;
   // Takes what all ranks have sent here.
   virtual void deliver(const Messages& received) = 0;

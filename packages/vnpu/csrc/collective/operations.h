@@ -16,7 +16,7 @@ namespace vnpu {
 // receive = reduction over ranks of send; [count] both.
 TaskPtr all_reduce(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                    ElementType type, Reduction reduction);
-// The same on `root` only; elsewhere `receive` is not touched.
+// Writes the result on `root` only; other ranks' `receive` is unchanged.
 TaskPtr reduce_to(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                   ElementType type, Reduction reduction, uint32_t root);
 // receive's part r = rank r's send [count].

@@ -36,7 +36,7 @@ size_t bytes_of(uint64_t count, ElementType type) {
 
 Partition in_bytes(Partition parts, ElementType type) {
   for (size_t r = 0; r < parts.counts.size(); ++r) {
-    // Where an empty part would begin is anybody's guess.
+    // The offset of an empty part is undefined.
     parts.offsets[r] = parts.counts[r] == 0 ? 0 : bytes_of(parts.offsets[r], type);
     parts.counts[r] = bytes_of(parts.counts[r], type);
   }

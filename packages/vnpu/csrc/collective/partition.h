@@ -8,7 +8,7 @@
 
 namespace vnpu {
 
-// How a buffer is divided among the ranks, in elements: rank r has counts[r] from offsets[r] on.
+// Division of a buffer among ranks, in elements: rank r has counts[r] from offsets[r] on.
 struct Partition {
   std::vector<uint64_t> counts;
   std::vector<uint64_t> offsets;

@@ -98,7 +98,7 @@ size_t size_of_file(int file) {
   return ::fstat(file, &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
 }
 
-// Whether a plan lets the file be too short; closes it if another fault is planned.
+// True if a fault plan truncates the file; closes it if another fault is planned.
 bool is_map_truncated(int file) {
   try {
     return faults::reach(faults::Kind::kSegment, "map") == faults::Outcome::kTruncated;
@@ -139,7 +139,7 @@ Invitation Segment::create() {
                 static_cast<unsigned long long>(groups.fetch_add(1)));
   faults::reach(faults::Kind::kSegment, "create");
   const int file = ::memfd_create(invitation.identity, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  // Who maps it would end by SIGBUS where it became shorter.
+  // If the file became shorter, processes that map it would end by SIGBUS.
   if (file < 0 || ::ftruncate(file, kPage) != 0 || ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
     const int error = errno;
     if (file >= 0) ::close(file);

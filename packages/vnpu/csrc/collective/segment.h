@@ -10,7 +10,7 @@
 
 namespace vnpu {
 
-// What a rank says about the collective it is in, for the others to compare.
+// A rank's description of its current collective, which the others compare.
 struct Announcement {
   uint64_t sequence;   // collectives of the group, from 1
   uint32_t operation;  // Operation
@@ -23,8 +23,7 @@ struct Announcement {
   static constexpr uint32_t kNone = ~uint32_t{0};
 };
 
-// Where races are looked for, ranks tell each other which lines of Python launched what; else
-// empty.
+// Size of a launch's Python lines, which ranks exchange if races are checked; else they are empty.
 constexpr size_t kCallSite = 320;  // bytes
 
 // Why a rank does not join the next collective of a group: another one, of another group, is before
@@ -47,14 +46,14 @@ struct Bell {
   void wait(uint32_t seen, std::chrono::microseconds limit);
 };
 
-// Where ranks of other hosts meet those of rank 0's, and what shows that they belong to the group.
+// The address at which ranks of other hosts meet rank 0's, and the secret that proves membership.
 struct MeetingPoint {
   char address[64];  // empty: this group stays on one host
   uint32_t port;
   uint8_t secret[32];
 };
 
-// How a rank finds the segment of a group: travels as opaque bytes through the program's store.
+// The data by which a rank finds a group's segment; the program's store passes it as opaque bytes.
 struct Invitation {
   static constexpr uint64_t kMagic = 0x766e7075'67727032;
   uint64_t magic;
@@ -73,8 +72,8 @@ struct Invitation {
 // kLost: a rank of another host to which the connection has ended.
 enum class RankState : uint32_t { kAbsent, kArriving, kJoined, kLeft, kLost };
 
-// Which bytes of its slot a rank has put for the others: the first `bytes`, or that many at most
-// from each multiple of `stride` on, for the rank of that number.
+// The bytes of its slot that a rank has written: the first `bytes`, or up to `bytes` from each
+// multiple of `stride` on, for the rank with that number.
 struct SlotUse {
   uint32_t stride = 0;  // 0: one part, for all
   uint32_t bytes = 0;
@@ -85,7 +84,8 @@ struct Round {
   SlotUse use;
 };
 
-// What the first rank of a new group hands to the other ranks of it, all of which are in this one.
+// Data from the first rank of a new group to the group's other ranks, all of which are in this
+// group.
 struct Offer {
   std::atomic<uint32_t> version;  // even: whole, odd: being written
   uint64_t signature;             // of the new group's ranks and its id; 0: nothing is offered
@@ -152,10 +152,10 @@ class Segment {
 
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   RankBlock& rank(uint32_t rank) const;
-  // Of `rank` in its collective `sequence` (all-to-all only): the bytes that it sends to each rank,
-  // then those that it expects from each.
+  // For `rank` in its collective `sequence` (all-to-all only): the bytes that it sends to each
+  // rank, then the bytes that it expects from each.
   uint64_t* sizes(uint32_t rank, uint64_t sequence) const;
-  // Where `rank` puts its data of a round.
+  // The slot in which `rank` writes its data of a round.
   std::byte* slot(uint32_t rank, uint32_t round) const;
   Mailbox& mailbox(uint32_t from, uint32_t to) const;
   std::byte* mailbox_chunk(uint32_t from, uint32_t to, uint32_t chunk) const;

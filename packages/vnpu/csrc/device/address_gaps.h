@@ -6,7 +6,7 @@
 
 namespace vnpu {
 
-// The parts of a range of addresses that nobody has. Neighbouring ones are one.
+// The free parts of an address range. Adjacent free parts are merged.
 class AddressGaps {
  public:
   // Takes `bytes` out of a gap; the address is null if no gap has that many. Next fit, from `start`

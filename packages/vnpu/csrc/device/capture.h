@@ -9,7 +9,7 @@
 
 namespace vnpu {
 
-// What a capture does not allow.
+// Violations of a capture's rules.
 enum class CaptureRule {
   kDefaultStream,     // the default stream takes no part in a capture
   kCapturing,         // the stream captures already
@@ -34,14 +34,14 @@ class CaptureFailure : public Failure {
   CaptureRule rule;
 };
 
-// How far other threads' calls disturb a capture.
+// Extent to which other threads' calls disturb a capture.
 enum class CaptureMode {
   kGlobal,       // no thread copies synchronously, unless it has exchanged its mode
   kThreadLocal,  // the capturing thread does not
   kRelaxed,      // all may
 };
 
-// Which captured launches come before which: by stream order and events.
+// Partial order of captured launches, from stream order and events.
 class CaptureOrder {
  public:
   void launched(int stream) { ++clocks_[stream][stream]; }
@@ -75,7 +75,7 @@ class CaptureOrder {
   int num_records_ = 0;
 };
 
-// Where and how a capture began.
+// Location and mode of a capture's begin.
 struct CaptureOrigin {
   CaptureMode mode = CaptureMode::kGlobal;
   std::thread::id thread = std::this_thread::get_id();

@@ -33,7 +33,7 @@ T checked_multiply(T a, T b, const char* what, FailureKind kind = FailureKind::k
   return product;
 }
 
-// Of a value that is known to be far from the largest.
+// Assumes that the value is far below the type's maximum.
 constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
 inline size_t checked_round_up(size_t value, size_t step, const char* what,
@@ -41,7 +41,7 @@ inline size_t checked_round_up(size_t value, size_t step, const char* what,
   return checked_add(value, step - 1, what, kind) / step * step;
 }
 
-// Whether [begin, begin + bytes) lies within [outer, outer + outer_bytes), which does not wrap
+// True if [begin, begin + bytes) lies within [outer, outer + outer_bytes), which does not wrap
 // around.
 constexpr bool lies_within(uintptr_t begin, size_t bytes, uintptr_t outer, size_t outer_bytes) {
   return begin >= outer && begin - outer <= outer_bytes && bytes <= outer_bytes - (begin - outer);

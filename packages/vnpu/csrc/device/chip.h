@@ -35,7 +35,7 @@ struct FusedExperts {
   bool weights_at_dispatch;  // whether the experts' weights travel with the rows
 };
 
-// What a chip has. The rows are generated from src/vllm_davinci/vnpu/timing/chips/*.toml.
+// Properties of a chip. The rows are generated from src/vllm_davinci/vnpu/timing/chips/*.toml.
 struct Chip {
   const char* name;        // of its file
   const char* soc_prefix;  // the SoC names that the runtime reports for it begin so

@@ -29,7 +29,7 @@ struct Configuration {
   RaceMode races = RaceMode::kOff;  // [VNPU_RACES] off | report | raise
 
   static const Configuration& instance();
-  // What instance() would read now, without settling it.
+  // The configuration in the current environment, which instance() would read; does not settle it.
   static Configuration of_environment();
 
   // The release's number as programs read it: "8.5.0".

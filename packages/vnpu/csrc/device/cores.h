@@ -24,7 +24,7 @@ class CoreLimit {
   void set(CoreKind kind, uint32_t cores);
   void reset();
   std::optional<uint32_t> of(CoreKind kind) const;
-  // Whether any limit was set, so that launches look no further where none was.
+  // True if any limit was set; otherwise launches skip the lookup.
   static bool is_any_set();
 
  private:

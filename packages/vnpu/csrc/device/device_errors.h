@@ -24,8 +24,8 @@ class DeviceErrors {
   };
   std::optional<Error> newest(int device) const;
 
-  // Of a task that fails, in a catch clause. An error of memory is in the first page of what the
-  // task writes.
+  // Records the error of a failed task, in a catch clause. A memory error counts for the first page
+  // that the task writes.
   void note_current(int device, const Task& task);
 
   // Device memory with errors that were not corrected, in the order in which they came.

@@ -6,9 +6,9 @@
 
 namespace vnpu {
 
-// What a device has a number of. Streams: those that programs make, and those that captured graphs
-// hold from their first execution on. Events: see Event::Holds, and those between a graph's
-// streams. Of this process; a chip counts all processes'.
+// Counts of limited device resources. Streams: those of programs, and those that captured graphs
+// hold after their first execution. Events: see Event::Holds, and those between a graph's streams.
+// Counted per process; a chip counts all processes'.
 class DeviceLimits {
  public:
   enum class Kind { kStreams, kEvents };

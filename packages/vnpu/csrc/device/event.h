@@ -22,8 +22,8 @@ class Graph;
 // never-recorded event is complete. Shared: recorded work may outlive its handle.
 class Event {
  public:
-  // Which of the device's events it takes: none; one for good, with its first record or before; or
-  // one for each record, until that is reached.
+  // Number of device events that it takes: none; one permanently, from its first record or earlier;
+  // or one for each record until it is reached.
   enum class Holds { kNone, kForGood, kWhileRecorded };
 
   explicit Event(uint32_t flags, Holds holds = Holds::kWhileRecorded,
@@ -35,9 +35,9 @@ class Event {
   // Records asked for so far, by other processes too.
   uint64_t newest() const;
 
-  // Whether a stream has reached the record of this version; the first is 1.
+  // True if a stream has reached the record of this version; the first is 1.
   bool reached(uint64_t version) const;
-  // Whether the newest record has been reached.
+  // True if the newest record has been reached.
   bool complete() const { return reached(newest()); }
   // True if the record will never be reached, because the process that launched it has ended.
   bool is_abandoned(uint64_t version) const;

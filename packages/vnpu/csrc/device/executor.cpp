@@ -55,7 +55,8 @@ void Executor::enqueue(const StreamPtr& stream, TaskPtr task) {
   }
   if (keep(stream, task, site)) return;
   if (stream->failure.has_value()) {
-    // What was launched before never came about. Records do not need it and hand the news on.
+    // An earlier task failed, so its result does not exist. Records do not need it and pass on the
+    // failure.
     if (auto* record = dynamic_cast<EventRecord*>(task.get())) {
       record->fail(*stream->failure);
     } else {

@@ -19,8 +19,8 @@
 
 namespace vnpu {
 
-// What a program asks of its streams: work, events, graphs, waits. When and where a task runs is
-// for the schedule to decide.
+// A program's requests to its streams: work, events, graphs, waits. The schedule decides when and
+// where a task runs.
 class Executor {
  public:
   // observers: complete, and as long-lived as this
@@ -67,8 +67,8 @@ class Executor {
   // program it is no wait. False where, for `patience` (or VNPU_WAIT_LIMIT), no task has ended and
   // none was running; soon, where it is so since the last time.
   bool drain_device(int device, Limit patience);
-  // Calls a function that may call nothing of this, while no task of any device is at work: what is
-  // queued goes on afterwards.
+  // Calls `action` while no task of any device runs; queued tasks continue afterwards. It may not
+  // call the executor.
   void while_nothing_runs(const std::function<void()>& action);
   // Gives up what a stream, or each of a device's, has been given and not done: it fails with this,
   // as what waits for it does. Returns what was given up; throws kWaitTimeout where a task has run
@@ -90,9 +90,9 @@ class Executor {
     int device = -1;
     std::thread::id thread = std::this_thread::get_id();
   };
-  // What cannot come about before `head`, a stream's first task, has ended: tasks behind it on its
-  // stream and, through events, on others; host threads that wait for one of them. Host threads are
-  // known only if an observer needs deadlocks.
+  // The tasks and host threads that cannot proceed before `head`, a stream's first task, has ended:
+  // tasks behind it on its stream and, through events, on others; host threads that wait for one of
+  // them. Host threads are known only if an observer needs deadlocks.
   struct Held {
     std::vector<TaskPtr> tasks;
     std::vector<HostWait> hosts;

@@ -1,4 +1,4 @@
-// The end of work that nobody wants any more.
+// Aborts work that is no longer needed.
 
 #include <algorithm>
 #include <utility>

@@ -5,7 +5,7 @@
 
 namespace vnpu {
 
-// What went wrong, in the device's own terms. The CANN layer maps each kind to a status code.
+// Kinds of failure, independent of CANN. The CANN layer maps each kind to a status code.
 enum class FailureKind {
   kInvalidArgument,
   kInvalidHandle,

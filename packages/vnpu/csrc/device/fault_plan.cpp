@@ -180,7 +180,7 @@ class Parser {
     check_fits_host(rule);
   }
 
-  // What the device's library does to its own points, and host_faults to calls of the C library.
+  // The device library applies faults to its own points, and host_faults to calls of the C library.
   void check_fits_host(const Rule& rule) const {
     using What = Action::What;
     const What what = rule.action.what;

@@ -20,7 +20,7 @@
 
 namespace vnpu::faults {
 
-// Where something can fail. kPoint stands for all of them but the host's.
+// Kinds of points that can fail. kPoint matches all of them except the host's.
 enum class Kind : uint8_t {
   kPoint,
   kAlloc,        // device memory
@@ -40,7 +40,7 @@ enum class Kind : uint8_t {
 constexpr size_t kKinds = 13;
 const char* name_of(Kind kind);
 
-// Of a collective. A send has put, a receive has get.
+// Phase of a collective. A send has put, a receive has get.
 enum class Phase : uint8_t { kAny, kJoin, kPut, kMeet, kGet, kEnd };
 const char* name_of(Phase phase);
 
@@ -83,7 +83,7 @@ struct Plan {
   // a file that holds the plan.
   static Plan parse(const std::string& text);
 
-  // Whether it has something for the host's own calls.
+  // True if a rule is for the host's own calls.
   bool is_of_host() const;
 };
 

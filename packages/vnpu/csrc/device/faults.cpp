@@ -48,7 +48,7 @@ class Injector {
   explicit Injector(Plan plan) : plan_(std::move(plan)), reached_(plan_.rules.size()) {
     if (!plan_.count_directory.empty()) counts_ = counts_in(plan_.count_directory);
     const char* const text = std::getenv("RANK");
-    // What is no number leaves the device's own: RANK is another program's variable.
+    // If RANK is not a number, the device's own rank stays: it is another program's variable.
     if (text != nullptr) std::from_chars(text, text + std::strlen(text), rank_);
   }
 

@@ -13,11 +13,10 @@
 
 namespace vnpu::faults {
 
-// Whether points are looked at: until the first one has read VNPU_FAULTS, and while there is a
-// plan.
+// True if points are checked: until the first one has read VNPU_FAULTS, and while there is a plan.
 extern std::atomic<bool> are_possible;
 
-// What a point does that nobody's failure is: see reach().
+// Outcomes that are no failure: see reach().
 enum class Outcome : uint8_t { kNone, kGone, kTruncated };
 
 // Does what the plan says for this point, which may be to throw Failure or std::bad_alloc.
@@ -28,7 +27,7 @@ inline Outcome reach(Kind kind, const char* name = "", Phase phase = Phase::kAny
   return reach_planned(kind, name, phase);
 }
 
-// What the plan says for a launch of a task of that name, and what reports say of it.
+// The planned fault of a launch of a task of that name, and its description for reports.
 struct PlannedLaunch {
   Action action;
   std::string text;

@@ -5,8 +5,8 @@
 
 namespace vnpu::faults {
 
-// Of a launch: fails as the plan says, or replaces the task by one that does when the device comes
-// to it.
+// Fails at the launch as planned, or replaces the task by one that fails when the device reaches
+// it.
 void reach_launch_planned(TaskPtr& task);
 // The task that a plan's stands for; where it is no such, the task itself.
 const Task* behind(const Task* task);

@@ -1,7 +1,7 @@
 #pragma once
 
-// How elements are stored and in which type they are computed. The conversions have no branches, so
-// that the loops over them become vector code.
+// Storage formats of elements, and the types in which they are computed. The conversions have no
+// branches, so that the loops over them are vectorized.
 
 #include <bit>
 #include <cstdint>

@@ -9,9 +9,9 @@
 namespace vnpu {
 namespace {
 
-// The threads of OpenMP's parallel regions do not come along into a forked process, which would
-// wait for them for ever in its first region. They are ended before; the next region starts them
-// again. Found by name: the device itself is built without OpenMP, and brings in no library.
+// A forked process lacks the threads of OpenMP's parallel regions, and would wait for them forever
+// in its first region. This ends them before the fork; the next region starts them again. Found by
+// name: the device itself is built without OpenMP and loads no library.
 void end_parallel_threads() {
   using Pause = int (*)(int);
   constexpr int kSoft = 1;  // omp_pause_soft: OpenMP's settings stay

@@ -5,7 +5,7 @@
 namespace vnpu {
 namespace {
 
-// How long tasks that are behind something slow, as another rank is now and then, are waited for.
+// Limit of the wait for tasks behind something slow, such as another rank.
 constexpr std::chrono::milliseconds kPatience{1000};
 
 }  // namespace
@@ -23,7 +23,7 @@ void FreedMemory::free(Executor& executor, int device, void* address) {
     memory.release(address);
     return;
   }
-  // What is launched from here on is refused, so the queues hold all that may use the memory.
+  // Later launches with this memory are refused, so the queues hold all tasks that may use it.
   Kept kept{memory.withdraw(address), executor.tails(device)};
   const std::lock_guard lock(mutex_);
   kept_.push_back(std::move(kept));

@@ -9,10 +9,10 @@
 
 namespace vnpu {
 
-// Gives device memory back. Tasks that were launched before may still use it: they run first, so
-// that what a program computes does not depend on when it frees. Where they wait for something that
-// does not come, a rank that hangs for instance, the program goes on and the memory's room is kept
-// until they have ended.
+// Frees device memory. Tasks that were launched before may still use it: they run first, so that a
+// program's results do not depend on when it frees. If they wait for something that does not come,
+// such as a rank that hangs, the program continues and the address range is kept until they have
+// ended.
 class FreedMemory {
  public:
   static FreedMemory& instance();

@@ -13,7 +13,7 @@ uint32_t next_graph_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-// Of all live graphs.
+// Resources held by all live graphs.
 class TotalHeld {
  public:
   void add(const GraphHoldings& held, int sign) {

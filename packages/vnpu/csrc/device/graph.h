@@ -17,7 +17,7 @@ class Event;
 
 enum class CaptureState { kActive, kReady };
 
-// What a graph holds of its device while it lives.
+// Device resources that a graph holds while it lives.
 struct GraphHoldings {
   int graphs = 0;
   int streams = 0;
@@ -53,7 +53,7 @@ class Graph {
   // The graph is whole, and among those of `held_by_all` until it is gone.
   void count();
   static GraphHoldings held_by_all();
-  // Whether nodes wait inside for updates that come while a replay is under way.
+  // True if nodes wait for updates during a replay.
   bool has_gates() const { return has_gates_; }
 
   const uint32_t id;

@@ -5,7 +5,7 @@
 
 namespace vnpu {
 
-// What is known of an address that host code has touched.
+// The allocation around an address that host code has touched.
 struct HostTouch {
   bool is_device_memory = false;
   // The allocation that holds it; an empty state: none, or none that can be named now.

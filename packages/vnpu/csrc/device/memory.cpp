@@ -37,7 +37,7 @@ void* reserve_range(size_t bytes, int protection) {
   return p;
 }
 
-// Those of a page or more have pages of their own, which can be given to other processes.
+// Allocations of a page or more have pages of their own, which other processes can import.
 size_t room_of(size_t bytes) {
   return bytes < Memory::kOsPage ? bytes : round_up(bytes, Memory::kOsPage);
 }
@@ -228,7 +228,7 @@ void Memory::zero(void* address, size_t bytes) {
     return;
   }
   std::memset(target, 0, first - begin);
-  // Pages of mapped memory are a file's, which whoever shares them reads as zeros, too.
+  // Pages of mapped memory belong to a file, which other processes that map it read as zeros, too.
   const bool is_private = [&] {
     std::shared_lock lock(mutex_);
     return device_begin < reservable_begin_ && !is_in_file(device_begin);

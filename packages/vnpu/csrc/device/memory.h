@@ -44,8 +44,8 @@ class Memory {
   // Returns a device address; throws kOutOfMemory when the device's memory is used up.
   void* allocate(int device, size_t bytes);
   void release(void* address);
-  // The two halves of it: from the first on nobody may use the memory, and it counts as free; from
-  // the second on its room is used again.
+  // The two steps of release(): after withdraw() the memory counts as free and may not be used;
+  // after reclaim() its address range is used again.
   Allocation withdraw(void* address);
   void reclaim(const Allocation& allocation);
   // Gives an allocation this file as its backing, with the bytes that are in it, until it is freed;
@@ -93,7 +93,7 @@ class Memory {
   // Throws kIllegalAddress, with the history of the address, unless [address, address + bytes)
   // lies within one live allocation. `what` names the user: "aclnnAdd argument 2 (other)".
   void check(const void* address, size_t bytes, const char* what) const;
-  // Of the live allocation that starts there; 0 if none does.
+  // Bytes of the live allocation that starts there; 0 if there is none.
   size_t bytes_at(const void* begin) const;
   // True if the range lies within one live allocation.
   bool is_live(const void* address, size_t bytes) const;

@@ -1,4 +1,4 @@
-// What reports say of an address: the allocation that it is in, or was in before that was freed.
+// Describes an address for reports: the allocation that it is in, or was in before that was freed.
 
 #include <mutex>
 #include <shared_mutex>

@@ -12,10 +12,10 @@
 
 namespace vnpu {
 
-// Says when device memory changes, to whoever keeps something that was computed from it (a weight
-// in a library's own order). Every task tells what it wrote when it ends; memory that is given back
-// counts as changed too. A write to memory that nobody watches costs a few loads: what is watched
-// is counted per page and per chunk of pages.
+// Reports changes of device memory to holders of data that was computed from it (a weight in a
+// library's own layout). Every task reports its writes when it ends; freed memory counts as changed
+// too. A write to unwatched memory costs a few loads: watches are counted per page and per chunk of
+// pages.
 class MemoryWatch {
  public:
   // One watched range. It ends with the first change, or with release().
@@ -43,7 +43,7 @@ class MemoryWatch {
   // is either what the memory holds for as long as is_unchanged() says so, or being changed by work
   // that nothing orders with the caller's.
   WatchedPtr watch(MemoryRange range, std::function<void()> on_change);
-  // Whether any watched range has a byte in this one.
+  // True if any watched range has a byte in this one.
   bool watches(MemoryRange range);
   // Ends a watch without a change.
   void release(const WatchedPtr& watched);

@@ -26,7 +26,7 @@ class Task;
 // observer needs them.
 class Observer {
  public:
-  // What costs time at each launch and is found out only if somebody asks for it.
+  // Data that costs time at each launch and is collected only if an observer needs it.
   struct Needs {
     bool accesses = false;    // Task::touched.accesses()
     bool call_sites = false;  // where in the program something was asked for; else empty
@@ -72,8 +72,8 @@ class Observer {
   virtual void on_advance(const Stream&, const Task&) {}
   virtual void on_blocked(const Stream&, const Task&) {}
   virtual void on_end(const Stream&, const Task&, bool /*failed*/) {}
-  // The same of a node of a graph, between the replay's own on_advance and the next call for it. A
-  // node that fails does not end: the replay does.
+  // The corresponding calls for a node of a graph, between the replay's own on_advance and its next
+  // call. A node that fails does not end: the replay does.
   virtual void on_node_advance(const Task& /*node*/) {}
   virtual void on_node_end(const Task& /*node*/) {}
 
@@ -84,7 +84,7 @@ class Observer {
 // All observers. With none, an event costs a comparison.
 class Observers {
  public:
-  // Those of this process, by its settings; never destroyed.
+  // The process's observers, by its settings; never destroyed.
   static Observers& instance();
 
   // The observer lives as long as this. One that needs something comes before the first task; one
@@ -92,10 +92,10 @@ class Observers {
   // threads at once.
   void add(Observer& observer);
   bool any() const { return count_.load(std::memory_order_acquire) > 0; }
-  // All that somebody needs.
+  // The union of all observers' needs.
   const Observer::Needs& needs() const { return needs_; }
 
-  // The innermost lines of Python of the calling thread if somebody needs them, else empty at no
+  // The innermost Python lines of the calling thread if an observer needs them, else empty at no
   // cost. Takes Python's lock: call it without any other.
   std::string call_site() const { return needs_.call_sites ? python_call_site() : std::string(); }
 
@@ -107,8 +107,8 @@ class Observers {
   }
 
  private:
-  // Of races, time, its variants and traces, one for each of the two profilers, and one for the
-  // callback that is told of failed tasks.
+  // Observers of races, time, its variants and traces, one per profiler (two), and one for the
+  // callback of failed tasks.
   static constexpr size_t kMost = 7;
   std::array<Observer*, kMost> all_ = {};
   std::atomic<size_t> count_{0};

@@ -15,10 +15,10 @@ namespace vnpu {
 // each stream sleeps for itself; the other policies run one task at a time.
 class Pace {
  public:
-  // Of "NAME=MICROSECONDS,...". Throws Failure for text that does not parse.
+  // Parses "NAME=MICROSECONDS,...". Throws Failure for text that does not parse.
   explicit Pace(const std::string& text);
 
-  // Of this process's environment, read once.
+  // From this process's environment, read once.
   static const Pace& instance();
 
   // Sleeps for the duration of this task, if its name has one.

@@ -20,9 +20,9 @@ class PinnedMemory {
   // is who asks.
   size_t bytes(const void* begin, bool owned, const char* function) const;
   void remove(const void* begin, bool owned);
-  // Whether all of it lies in one range.
+  // True if all of it lies in one range.
   bool contains(const void* address, size_t bytes = 1) const;
-  // Whether the device reaches all of a range.
+  // True if the device reaches all of a range.
   bool is_mapped(const void* address, size_t bytes) const;
 
  private:

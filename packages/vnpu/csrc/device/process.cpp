@@ -20,8 +20,8 @@ struct Status {
   uint64_t start_time;
 };
 
-// Whether there is such a process, where nothing about it can be read: without a free descriptor,
-// for instance. One of the same number may have taken its place.
+// True if a process with this id exists; for use when nothing about it can be read, such as without
+// a free descriptor. It may be a later process with the same id.
 bool has_process(pid_t pid) { return ::kill(pid, 0) == 0 || errno != ESRCH; }
 
 // From /proc/PID/stat: "pid (command) state ppid ..."; the start time is field 22. The command may

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-// Anonymous files that other processes of this host open by a number, and that are gone when nobody
-// has them any more.
+// Anonymous files that other processes of this host open by an id, and that the kernel frees with
+// their last descriptor or mapping.
 namespace vnpu::shared_file {
 
 struct FileDescriptor {
@@ -19,8 +19,8 @@ struct FileDescriptor {
   int number;
 };
 
-// What says which file is meant, to other processes too: the pid of the process that makes it and a
-// number that it gives once. Descriptors' numbers come again, and would name another file.
+// Identifies a file across processes: the pid of the process that makes it, and a number that is
+// used once. Descriptor numbers are reused, and would name another file.
 uint64_t new_identity();
 
 // Maps a file of a directory that an environment variable names, for this process and others, until

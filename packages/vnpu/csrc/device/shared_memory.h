@@ -27,8 +27,8 @@ class SharedMemory {
   void allow(const std::string& key, const std::vector<pid_t>& processes);
   // Returns the address of the memory here; again: the same, to be closed as often.
   void* import(const std::string& key);
-  // Where the key is imported: gives back the address. Where it was exported: nobody imports it any
-  // more, and the memory stays. Throws kInvalidHandle elsewhere.
+  // For an imported key: frees the address range. For an exported one: refuses later imports; the
+  // memory stays. Throws kInvalidHandle for other keys.
   void close(const std::string& key);
   // The address where a key is imported, if closing it once gives that back; else null.
   const void* last_import(const std::string& key);

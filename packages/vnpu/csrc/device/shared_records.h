@@ -8,9 +8,10 @@ namespace vnpu {
 // Records of an event that several processes of this host use, in memory that they share.
 class SharedRecords {
  public:
-  // Of a new event. Throws kOutOfMemory.
+  // Creates the records of a new event. Throws kOutOfMemory.
   static std::shared_ptr<SharedRecords> create();
-  // Of an event of another process. Throws kInvalidHandle where it has none of this identity.
+  // Opens the records of another process's event. Throws kInvalidHandle if it has none of this
+  // identity.
   static std::shared_ptr<SharedRecords> open(uint64_t identity);
   ~SharedRecords();
   SharedRecords(const SharedRecords&) = delete;

@@ -15,7 +15,7 @@
 
 namespace vnpu {
 
-// That what a stream has been given is not to be done.
+// An abort of a stream's queued tasks.
 struct Abort {
   Failure failure;               // of what it has been given
   std::vector<TaskPtr> dropped;  // tasks that are not done, or not all

@@ -16,10 +16,10 @@ class System {
  public:
   static System& instance();
 
-  // How many devices a program sees. Counting settles nothing: a process that only counted, as
-  // libraries do while they are imported, can fork children with other settings.
+  // Number of devices that a program sees. Counting settles nothing: a process that only counted,
+  // as libraries do while they are imported, can fork children with other settings.
   static uint32_t device_count();
-  // Whether this process has opened the devices: its settings are settled, and a fork of it could
+  // True if this process has opened the devices: its settings are settled, and a fork of it could
   // not use them.
   static bool is_open();
   // The device's own number; throws kNoSuchDevice with the valid range.

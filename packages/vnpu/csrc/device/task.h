@@ -36,19 +36,19 @@ class Task {
   virtual void wait(std::chrono::microseconds limit) { std::this_thread::sleep_for(limit); }
   // True if what the task waits for lies outside this process's streams.
   virtual bool waits_outside() const { return false; }
-  // True if it is work of a whole step: the host would rather go on meanwhile, as beside a chip.
+  // True if it is work of a whole step: the host should continue meanwhile, as with a chip.
   virtual bool is_long() const { return false; }
   // For reports: "event 7 of stream 3", "rank 1 of group world (all_reduce #12)".
   virtual std::string waiting_for() const { return "its turn"; }
   // Makes a finished task runnable again (graph replay).
   virtual void rewind() {}
 
-  // Whether somebody asks what an operator has to do.
+  // True if an observer needs operators' work.
   static bool keeps_work;
 
   const char* const name;
   Touched touched;
-  // What an operator has to do; null for other tasks, and where its row has no cost.
+  // Work of an operator; null for other tasks, and if its row has no cost.
   std::shared_ptr<const timing::Work> work;
   // An operator's; nothing where it may take all of the chip's.
   std::optional<Cores> cores;

@@ -98,7 +98,7 @@ void TaskQueues::run_head(Stream& stream, Lock& lock) {
   stream.running = false;
   stream.blocked = progress == Progress::kBlocked;
   if (failure.has_value()) {
-    // What was queued behind a failed task would compute on what it did not produce.
+    // Tasks behind a failed one would compute on outputs that do not exist.
     stream.queue.pop_front();
     ++stream.ended;
     --pending_;

@@ -40,12 +40,12 @@ class TaskQueues {
   std::shared_ptr<Abort> abort(Stream& stream, const Failure& failure);
   // Runs all that can run, stream by stream; returns whether anything got done.
   bool run_all(Lock& lock) { return run_heads(true, lock); }
-  // The same for a thread that has other things to do: up to what is long on each stream.
+  // For a thread that has other work: runs tasks up to a long one on each stream.
   bool run_short(Lock& lock) { return run_heads(false, lock); }
   // Sleeps inside one head that waits for something outside; false if there is none that another
   // thread is not already in.
   bool wait_outside(Lock& lock);
-  // The same inside the head of this stream.
+  // Waits inside the head of this stream.
   void wait_inside(Stream& stream, Lock& lock);
   // Sleeps until a task ends, at most until `until`, and not for long: who wakes looks again.
   void wait_for_progress(std::chrono::steady_clock::time_point until, Lock& lock);
@@ -65,7 +65,7 @@ class TaskQueues {
     TaskQueues& queues_;
   };
   bool is_driven() const { return drivers_ > 0; }
-  // Calls `turn` for ever on a thread of its own, which the first call starts.
+  // Calls `turn` repeatedly on a thread of its own, which the first call starts.
   void start_background(std::function<void(Lock&)> turn);
   void wake_background() { background_.notify_one(); }
   // In a turn: sleeps until woken, or at most so long.
@@ -79,10 +79,10 @@ class TaskQueues {
   // One call of a task, with the time it takes. Not under the lock.
   Progress advance(const Stream& stream, Task& task) const;
   void wait_inside(Stream& stream, std::chrono::microseconds limit, Lock& lock);
-  // After the head has failed or is given up. Event records still happen, so that other streams do
-  // not wait for ever, and tell those of the failure.
+  // After the head has failed or was aborted. Event records still complete, with the failure, so
+  // that other streams do not wait forever.
   void drop(Stream& stream, const Failure& failure, std::vector<TaskPtr>* dropped);
-  // Of a thread that was inside the head and is not: drops what is to be dropped.
+  // For a thread that has left the head: drops the tasks that an abort has to drop.
   void settle_abort(Stream& stream);
   // Tells the threads that sleep until something changes.
   void announce_progress();

@@ -20,7 +20,7 @@ struct Access {
   uintptr_t end;
   bool write;
   Layout layout = {};
-  // Of a kernel that tells what it accessed: the line, which lives as long as the process, and the
+  // For a kernel that reports accesses: the line, which lives as long as the process, and the
   // program (x, y, z) of its grid.
   const char* line = nullptr;
   uint32_t program[3] = {};
@@ -31,8 +31,8 @@ struct MemoryRange {
   uintptr_t end;
 };
 
-// The memory that a task reads and writes. What it writes is always known; the rest is kept only
-// where somebody looks at it, because that costs time at each launch.
+// The memory that a task reads and writes. Writes are always known; the rest is recorded only if an
+// observer needs it, because that costs time at each launch.
 class Touched {
  public:
   static bool keeps_accesses;
@@ -49,8 +49,8 @@ class Touched {
     }
     ++written_;
   }
-  // Memory for what a task keeps for itself while it runs: nobody else may use it meanwhile, but it
-  // is none of the task's operands. A launch that is repeated has a new one each time.
+  // Memory that only the task uses while it runs; it is none of the task's operands. Each
+  // repetition of a launch has a new one.
   void set_workspace(const MemoryRange& range) { workspace_ = {range.begin, range.end, true}; }
   // The nodes of a graph tell what they write themselves.
   void add_accesses_of(const Touched& other) {

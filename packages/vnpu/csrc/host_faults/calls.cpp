@@ -23,7 +23,7 @@ using vnpu::host_faults::reach;
 #define REPLACED(name) \
   static const auto replaced = reinterpret_cast<decltype(&::name)>(::dlsym(RTLD_NEXT, #name))
 
-// Where the GNU C library keeps them for those that replace malloc. dlsym itself needs memory.
+// The GNU C library's names for libraries that replace malloc. dlsym itself needs memory.
 extern "C" void* __libc_malloc(size_t size);
 extern "C" void* __libc_calloc(size_t count, size_t size);
 extern "C" void* __libc_realloc(void* address, size_t size);

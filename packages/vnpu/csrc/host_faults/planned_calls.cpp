@@ -32,7 +32,7 @@ constexpr const char* kNames[kCalls] = {"malloc", "open",      "write",
                                         "fsync",  "monotonic", "realtime"};
 constexpr mode_t kMode = 0644;
 
-// What this library does itself fails never.
+// Calls by this library itself never fail.
 thread_local bool is_inside __attribute__((tls_model("initial-exec"))) = false;
 std::atomic<int> rank{-1};
 
@@ -44,7 +44,7 @@ class PlannedCalls {
     open_counts();
   }
 
-  // Of a forked child, which counts from 1 again.
+  // For a forked child, which counts from 1 again.
   void begin_anew() {
     for (std::atomic<uint64_t>& each : reached_) each = 0;
     open_counts();
@@ -133,7 +133,7 @@ void begin_in_child() {
   is_inside = false;
 }
 
-// Never freed: other threads go on while the process ends.
+// Never freed: other threads continue while the process ends.
 __attribute__((constructor)) void read_plan() {
   const char* const text = std::getenv("VNPU_FAULTS");
   if (text == nullptr || *text == '\0') return;

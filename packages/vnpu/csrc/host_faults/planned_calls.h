@@ -12,11 +12,11 @@ namespace vnpu::host_faults {
 enum class Call : uint8_t { kMalloc, kOpen, kWrite, kFsync, kMonotonic, kRealtime };
 constexpr size_t kCalls = 6;
 
-// Does what the plan says for this call. Returns the errno with which it has to fail; 0: it goes
-// on. Leaves errno alone.
+// Applies the plan to this call. Returns the errno with which it has to fail; 0: it continues.
+// Leaves errno alone.
 int reach(Call call);
 
-// What has to be added to what the host's clock shows. call: kMonotonic or kRealtime
+// Offset to add to the host's clock. call: kMonotonic or kRealtime
 int64_t jumped_ns(Call call);
 
 // In the file of a process, DIRECTORY/PID.host, in this order; calls by Call.

@@ -1,6 +1,6 @@
 #pragma once
 
-// What libacl_op_compiler hands to the operators: one call of the older interface (aclop).
+// One call of the older interface (aclop), which libacl_op_compiler passes to the operators.
 
 #include <cstddef>
 #include <cstdint>

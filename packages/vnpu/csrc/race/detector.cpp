@@ -246,7 +246,7 @@ void Detector::report_freed(const Use& use, const char* function, const std::str
           (use.access.write ? "write" : "read") + " by " + use.launch->describe() + "\n    " +
           kFreed + (call_site.empty() ? "\n      (no Python frame)" : call_site) + "\n  " +
           function +
-          " waits for nobody: a chip may give the memory to another owner while the launch still "
+          " does not wait: a chip may give the memory to another owner while the launch still "
           "uses it. Wait for the launch first, as by aclrtSynchronizeStream of stream " +
           std::to_string(use.launch->stream) + ".");
 }

@@ -69,7 +69,7 @@ class Detector final : public Observer {
   };
 
   Scope& scope_of(const Stream& stream);
-  // What the calling thread knows to have finished.
+  // Tasks that the calling thread knows to have finished.
   VectorClock& seen_by_this_thread();
   void check(Scope& scope, const VectorClock& now, const Use& use);
   void use_host_memory(const Access& access, const LaunchPtr& launch);
@@ -84,7 +84,7 @@ class Detector final : public Observer {
   const bool raises_;
   Scope process_;
   std::map<const Graph*, Scope> captures_;
-  // What libraries' own threads have waited for, by which the program learns nothing.
+  // Waits of libraries' own threads, which do not order the program's accesses.
   std::map<std::thread::id, VectorClock> library_threads_;
   HostMemory host_memory_;  // of what runs, which captured launches do only when they are replayed
   // Launches that will tell their accesses. Until then uses are kept which later ones stand for, so

@@ -8,7 +8,7 @@
 
 namespace vnpu::race {
 
-// What a report says about one side of a race.
+// Description of one side of a race, for reports.
 struct Launch {
   const char* task;
   int stream;

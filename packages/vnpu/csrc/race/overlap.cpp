@@ -51,7 +51,7 @@ struct Blocks {
   }
 };
 
-// Whether any byte of the loops from `depth` on lies in [low, high), relative to their start.
+// True if any byte of the loops from `depth` on lies in [low, high), relative to their start.
 bool touches(const Blocks& blocks, size_t depth, int64_t low, int64_t high) {
   if (depth == blocks.loops.size()) return low < blocks.block && high > 0;
   const Dimension& loop = blocks.loops[depth];

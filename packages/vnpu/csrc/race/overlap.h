@@ -4,7 +4,7 @@
 
 namespace vnpu::race {
 
-// Whether two accesses have a byte in common. Strided tensors that interleave in one range without
+// True if two accesses have a byte in common. Strided tensors that interleave in one range without
 // sharing an element have none.
 bool overlap(const Access& a, const Access& b);
 

@@ -9,7 +9,7 @@ namespace {
 
 using Wide = unsigned __int128;
 
-// Of 2^i normal values: integrals of x * n * density(x) * distribution(x)^(n - 1).
+// Expected maximum of 2^i normal values: integrals of x * n * density(x) * distribution(x)^(n - 1).
 constexpr std::array<int64_t, 11> kExpectedMaxima = {0,         564'190,   1'029'375, 1'423'600,
                                                      1'765'991, 2'069'669, 2'343'733, 2'594'597,
                                                      2'826'863, 3'043'903, 3'248'240};

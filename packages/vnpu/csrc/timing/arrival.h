@@ -47,7 +47,7 @@ class Arrivals {
 
   // The wait for the last rank, at `now`. lateness: of the last rank after one task.
   static Time wait_for_last(Time lateness, uint32_t tasks, Time ready, Time now);
-  // How late the last of so many ranks is, expected, after one task since they met. jitter: the
+  // Expected lateness of the last of `ranks` ranks after one task since they met. jitter: the
   // deviation of a task's time from rank to rank.
   static Time lateness_of_last(Time jitter, int64_t ranks);
   // The expected maximum of `ranks` independent normal values of deviation 1, in millionths.

@@ -6,10 +6,9 @@
 
 namespace vnpu::timing {
 
-// Which memory is in a device's L2: ranges of addresses. What was used longest ago leaves first,
-// and a range is used from its begin to its end, so that of one that is larger than the cache its
-// end stays. Assumed: neither the policy nor the order in which cores go through an operand is
-// stated.
+// Address ranges that are in a device's L2. The least recently used range is evicted first. A range
+// is used from begin to end, so that the end of a range larger than the cache stays. Assumed: no
+// source states the policy, or the order in which cores traverse an operand.
 class Cache {
  public:
   explicit Cache(int64_t capacity) : capacity_(capacity) {}
@@ -17,16 +16,16 @@ class Cache {
   struct Found {
     int64_t bytes = 0;
     int64_t touched = 0;  // of these, what `touch` has left
-    // Of what brings some of them, as `bring` was told. Each once.
+    // Prefetches that bring some of the bytes, as passed to `bring`. Each once.
     std::vector<uint64_t> arrivals;
     void await(uint64_t arrival);
   };
 
   // Uses [begin, end): what of it was there.
   Found use(uintptr_t begin, uintptr_t end);
-  // Uses so many bytes somewhere in a range that begins there; they are taken for its first.
+  // Uses `bytes` bytes anywhere in a range that starts at `begin`; they count as its first bytes.
   void touch(uintptr_t begin, uintptr_t bytes) { use(begin, begin + bytes, 0, true); }
-  // What of [begin, end) is there. Uses nothing.
+  // The bytes of [begin, end) that are present. Does not count as a use.
   Found find(uintptr_t begin, uintptr_t end) const;
   // Uses [begin, end), which is not there before `arrival`, a number other than 0; the first task
   // that finds some of it has to wait for that. The bytes that were there.
@@ -49,7 +48,7 @@ class Cache {
   // Cuts a range in two where the address lies within one.
   void cut(uintptr_t address);
   void put(uintptr_t begin, Range range);
-  // The same, as a part of the range that ends where it begins, if both are alike.
+  // Puts it, merged with the range that ends where it begins if both are alike.
   void append(uintptr_t begin, Range range);
   void drop(Ranges::const_iterator range);
   // Gives up what was used longest ago until all fits, while [next, end) is yet to be used.

@@ -1,4 +1,4 @@
-// How long collectives take: the part of a machine that depends on links.
+// Times of collectives: the part of a machine that depends on links.
 
 #include <algorithm>
 #include <string>

@@ -10,10 +10,10 @@ namespace vnpu::timing {
 // Fractions, of speed and of resources, are integers: this is 1.
 inline constexpr uint64_t kWhole = uint64_t{1} << 32;
 
-// What share of each resource a task takes at full speed.
+// Share of each resource that a task uses at full speed.
 using Shares = std::array<uint64_t, kResources>;
 
-// Of the busiest resource a task takes the whole, unless its work takes longer anyhow. Rounded up.
+// A task uses all of its busiest resource, unless its work is limited otherwise. Rounded up.
 Shares shares_of(const Phase& phase);
 
 // The speeds of tasks that run together, in the order of `tasks`: max-min fair. All speeds rise

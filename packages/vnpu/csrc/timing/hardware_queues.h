@@ -19,7 +19,7 @@ class HardwareQueues {
   // of: a device. change: from one stream to another.
   HardwareQueues(size_t of, Time change) : most_(of), change_(change) {}
 
-  // What beginning a task on this stream costs at first; nullopt: all queues are at work.
+  // Initial cost of a task on this stream; nullopt: all queues are busy.
   std::optional<Time> take(int device, int stream);
   // Its task has ended.
   void release(int device, int stream, Time now);

@@ -158,9 +158,9 @@ Time Machine::memory_time(int64_t bytes) const {
   return time_for(static_cast<Wide>(bytes), hbm_bandwidth_, hbm_share_);
 }
 
-// Of the operands of one product: what is read once more because it did not stay in L2. A product
-// keeps a panel of one operand there, in half of it, and goes through the other as often as there
-// are panels; the library takes the order that reads less.
+// Bytes of a product's operands that are read again because they did not stay in L2. A product
+// keeps a panel of one operand in half of L2, and reads the other operand once per panel; the
+// library chooses the order that reads less.
 int64_t Machine::read_again(const MatrixProduct& product) const {
   const int64_t item = product.arithmetic == Arithmetic::kInt8      ? 1
                        : product.arithmetic == Arithmetic::kFloat32 ? 4

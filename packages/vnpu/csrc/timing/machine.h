@@ -16,10 +16,9 @@ namespace vnpu::timing {
 // second where they are rates, picoseconds, and millionths for shares.
 class Machine {
  public:
-  // Of "NAME=INTEGER;..." with every figure of figure_names() once and, for each tier of links,
+  // Parses "NAME=INTEGER;..." with every figure of figure_names() once and, for each tier of links,
   // innermost first, tier0_ranks, tier0_bandwidth, tier0_share, tier0_all_to_all_share and
-  // tier0_latency. Throws
-  // Failure(kInvalidArgument) that names the figure.
+  // tier0_latency. Throws Failure(kInvalidArgument) that names the figure.
   explicit Machine(std::string_view text);
   static std::vector<std::string> figure_names();  // without the tiers'
 
@@ -41,7 +40,7 @@ class Machine {
   // Bytes of memory on their way into L2.
   std::vector<Phase> phases_of_prefetch(int64_t bytes) const;
 
-  // What the host spends on a call before it goes on.
+  // Host time of a call before it returns.
   struct HostCosts {
     Time operator_launch = 0;
     Time collective_launch = 0;
@@ -54,7 +53,7 @@ class Machine {
     Time step_request = 0;
   };
   const HostCosts& host() const { return host_; }
-  // Of a device.
+  // Times of a device.
   Time event_record() const { return event_record_; }
   Time event_wait() const { return event_wait_; }
   Time graph_node() const { return graph_node_; }

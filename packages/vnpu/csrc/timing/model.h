@@ -24,7 +24,7 @@ namespace vnpu::timing {
 // [VNPU_PACED: this host's seconds for a modelled one], the host's waits take their modelled time.
 class Model final : public Observer {
  public:
-  // Whether VNPU_TIMING is set.
+  // True if VNPU_TIMING is set.
   static bool is_wanted();
   // Null when VNPU_TIMING was not set at the first call.
   static Model* instance();
@@ -58,16 +58,16 @@ class Model final : public Observer {
   // Begins to read memory into L2 when what the stream has been given is done.
   void prefetch(const Stream& stream, const void* address, size_t bytes);
   const PacedClock* paced() const { return paced_.get(); }
-  // The engine's own time for a step of so many requests passes on the host's clock; with
-  // `beside_device`, as in asynchronous scheduling, only what is longer than the host's waits since
-  // the step before.
+  // Advances the host's clock by the engine's own time for a step of `requests` requests; with
+  // `beside_device`, as in asynchronous scheduling, only by what exceeds the host's waits since the
+  // step before.
   void pass_host_step(int64_t requests, bool beside_device);
-  // Of the rows that expert routing makes room for, the share that this rank has to work on.
+  // This rank's share of the rows that expert routing allocates.
   void set_routed_share(int64_t numerator, int64_t denominator);
   int64_t routed_rows(int64_t rows) const;
 
   void name_stream(const Stream& stream, const std::string& name);
-  // What the program does from now on; "" for nothing in particular.
+  // Label of the program's launches from now on; "" for none.
   void label_launches(const std::string& label);
   bool writes_timeline() const { return timeline_ != nullptr; }
   void write_timeline();
@@ -75,8 +75,8 @@ class Model final : public Observer {
   void restart_timeline(int device);
 
  private:
-  // What a stream did while it captured: a launch is node `number` of the graph, a prefetch begins
-  // at address `number` and has `bytes`, the others are about event `number`.
+  // One action of a stream during capture: a launch is node `number` of the graph, a prefetch
+  // begins at address `number` and has `bytes`, the others are about event `number`.
   struct Captured {
     enum class What : uint8_t { kLaunch, kRecord, kWait, kPrefetch };
     What what;
@@ -87,8 +87,8 @@ class Model final : public Observer {
 
   PlanPtr plan_of(const Task& task, int device);
   Cache& cache_of(int device);
-  // Of what the task reads, the bytes in L2; from now on L2 has what it reads and writes. Those
-  // that a prefetch has yet to bring are there when the task begins: it is to wait for awaited_.
+  // Returns the bytes in L2 of all that the task reads, and updates L2 with its reads and writes.
+  // Bytes still being prefetched are present when the task begins: it has to wait for awaited_.
   int64_t use_cache(const Task& task, int device);
   // The host's next call: not before this host's clock, where nothing is under way.
   void join_pace();

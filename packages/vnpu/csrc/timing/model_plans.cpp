@@ -1,5 +1,5 @@
-// What the model takes a task for: the phases of its plan, what of the bytes that it reads is in
-// L2, and the host's time for its launch.
+// The model's view of a task: the phases of its plan, the share of its reads that is in L2, and the
+// host's time for its launch.
 
 #include <algorithm>
 #include <memory>
@@ -57,9 +57,9 @@ int64_t Model::use_cache(const Task& task, int device) {
   // A cost may have said that only a part is read or written: some experts, some rows of a cache.
   const Wide read = std::min(all_read, static_cast<Wide>(task.work->read_bytes));
   const Wide written = std::min(all_written, static_cast<Wide>(task.work->written_bytes));
-  // What of a range is touched is taken for its first bytes when it stays. Whoever touches a part
-  // of the same range later finds those, and of what came otherwise, such as weights that were
-  // fetched before their experts were chosen, as much as is in any part.
+  // Touched bytes of a range that stay count as its first bytes. A task that touches a part of the
+  // same range later finds those; of bytes that came otherwise, such as weights prefetched before
+  // their experts were chosen, it finds a proportional part.
   const auto touched = [&](const Access& access) {
     const auto range = static_cast<Wide>(access.end - access.begin);
     const Wide all = access.write ? all_written : all_read;
@@ -67,7 +67,7 @@ int64_t Model::use_cache(const Task& task, int device) {
   };
   Wide there = 0;
   const auto count = [&](const Access& access, const Cache::Found& found) {
-    // What is read of a strided tensor is as much there as the range that it lies in.
+    // A strided tensor is in L2 in the same proportion as the range around it.
     const auto range = static_cast<Wide>(access.end - access.begin);
     const auto part = static_cast<Wide>(touched(access));
     Wide bytes = static_cast<Wide>(found.bytes - found.touched);

@@ -15,7 +15,7 @@ constexpr double kPicoseconds = 1e12;
 // sleep is off by itself.
 constexpr Time kShare = 50;  // one of so many
 constexpr Time kSleepError = 200'000'000;
-// A warning comes at most so often, and where at least one of so many waits was late.
+// Minimum time between warnings; a warning also needs one late wait in kOneOf.
 constexpr std::chrono::seconds kBetweenWarnings{10};
 constexpr int64_t kOneOf = 20;
 

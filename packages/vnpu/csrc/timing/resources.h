@@ -1,6 +1,6 @@
 #pragma once
 
-// What tasks of one device share, and what one of them asks for.
+// Resources that tasks of one device share, and a task's demand for them.
 
 #include <algorithm>
 #include <array>
@@ -43,7 +43,7 @@ struct Phase {
   Busy busy = {};
   Time least = 0;  // for the work: some of the device's cores may be all that the task may take
 
-  // What the work takes if the task has the device for itself.
+  // Time of the work if the task has the device for itself.
   Time work() const { return std::max(least, *std::max_element(busy.begin(), busy.end())); }
   Time alone() const { return fixed + work(); }
 };

@@ -46,7 +46,7 @@ struct Span {
   bool waits = false;   // for the record
 };
 
-// What a device did, added up. Times with work of a kind under way; `both`: of compute and of
+// Sums of a device's activity: times with work of a kind in progress; `both`: of compute and of
 // communication.
 struct Usage {
   Time compute = 0;
@@ -69,7 +69,7 @@ struct Usage {
 class Simulation {
  public:
   using OnEnd = std::function<void(const Span&)>;
-  // What share of each resource a device uses from now on, in 1 / kWhole.
+  // Share of each resource that a device uses from now on, in 1 / kWhole.
   using OnUse = std::function<void(int device, Time now, const Shares& use)>;
   explicit Simulation(OnEnd on_end = nullptr, OnUse on_use = nullptr, HardwareQueues queues = {})
       : on_end_(std::move(on_end)), on_use_(std::move(on_use)), queues_(std::move(queues)) {}

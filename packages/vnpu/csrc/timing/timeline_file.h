@@ -18,7 +18,7 @@ class TimelineFile {
   TimelineFile(std::string path, std::string machine);
 
   void add(const Span& span);
-  // What share of each resource the device uses from `now` on.
+  // Share of each resource that the device uses from `now` on.
   void add_use(int device, Time now, const Shares& use);
   void name_stream(int device, int stream, const std::string& name);
   // The number of a label; 0 is "".

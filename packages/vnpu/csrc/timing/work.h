@@ -1,6 +1,6 @@
 #pragma once
 
-// What an operator has to do, whatever the chip.
+// Work of an operator, independent of the chip.
 
 #include <cstdint>
 #include <vector>
@@ -19,7 +19,7 @@ struct MatrixProduct {
 };
 
 struct Work {
-  // What a launch costs before and after its work, and which share of the peak it reaches.
+  // Cost class: a launch's cost before and after its work, and its share of the peak.
   enum class Class : uint8_t { kVector, kMatmul, kAttention, kAiCpu, kNothing };
   Class kind = Class::kVector;
   std::vector<MatrixProduct> products;

@@ -16,8 +16,8 @@
 
 namespace vnpu::trace {
 
-// What was done on a device, or the launch of it inside of a region that the program has named.
-// Times are nanoseconds by the clock of who collects.
+// An activity of a device, or its launch inside a region that the program has named. Times are
+// nanoseconds by the collector's clock.
 struct Activity {
   enum class Kind { kOperator, kCollective, kCopy, kRecord, kWait, kOther, kLaunch };
   static constexpr size_t kKinds = 7;
@@ -40,9 +40,9 @@ struct Activity {
   uint64_t region = 0;
 };
 
-// Collects activities of this process's devices, those inside of replays too, while somebody asks
-// for them. There is one per client: each asks for its own kinds and takes what it asked for. It
-// observes from its making on; before that nobody pays for it.
+// Collects activities of this process's devices, those inside replays too, while a client asks for
+// them. There is one per client: each asks for its own kinds and takes what it asked for. Before
+// its construction nothing is collected, at no cost.
 class Activities final : public Observer {
  public:
   using Clock = int64_t (*)();  // ns
@@ -80,7 +80,7 @@ class Activities final : public Observer {
   explicit Activities(Clock clock) : now_(clock) {}
   static size_t index(Activity::Kind kind) { return static_cast<size_t>(kind); }
   bool collects_any() const;
-  // What is known of a task, which ends; none of one that nobody asked for when it began.
+  // The record of a task that ends; none if no client asked for it when it began.
   std::optional<Course> finished(const Task& task);
   void add(const Task& task, const Course& course, int device, int stream);
   const char* kept_name(const std::string& name);

@@ -10,7 +10,7 @@
 
 namespace vnpu::trace {
 
-// What a task is, by its type and its name.
+// Category of a task, by its type and name.
 Category category_of(const Task& task);
 
 // Follows every task of this process from launch to end by the host's steady clock, which all
@@ -18,7 +18,7 @@ Category category_of(const Task& task);
 // process writes a file named after its number].
 class Recorder final : public Observer {
  public:
-  // Whether VNPU_TRACE is set.
+  // True if VNPU_TRACE is set.
   static bool is_wanted();
   // Null when VNPU_TRACE was not set at the first call.
   static Recorder* instance();
@@ -32,7 +32,7 @@ class Recorder final : public Observer {
   void on_end(const Stream& stream, const Task& task, bool failed) override;
 
   void name_stream(const Stream& stream, const std::string& name);
-  // What the program does from now on; "" for nothing in particular.
+  // Label of the program's launches from now on; "" for none.
   void label_launches(std::string label);
 
  private:

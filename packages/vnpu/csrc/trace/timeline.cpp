@@ -49,7 +49,7 @@ std::string microseconds(int64_t nanoseconds) {
   return text;
 }
 
-// What the process calls itself now; programs change it (setproctitle).
+// Current name of the process; programs change it (setproctitle).
 std::string current_process_name() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string text;

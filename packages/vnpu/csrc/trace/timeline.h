@@ -30,9 +30,9 @@ struct Span {
 };
 
 // Writes spans to a file that Perfetto and chrome://tracing read (Trace Event Format, an array with
-// one event on each line). It knows no clock: whoever has one hands in spans and says what it is.
-// A thread of its own writes a few times per second, so that a process that is killed leaves nearly
-// all; the array's closing bracket, which the format lets out, comes when the process ends.
+// one event on each line). It has no clock: callers pass spans and name their clock. A thread of
+// its own writes a few times per second, so that a process that is killed loses little; the array's
+// closing bracket, which the format makes optional, comes when the process ends.
 class Timeline {
  public:
   // path:  created when there is something to write; the directory must exist

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the programs of one launch read and wrote, for the race detector.
+// Reads and writes of one launch's programs, for the race detector.
 
 #include <array>
 #include <cstdint>

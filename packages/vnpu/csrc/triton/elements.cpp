@@ -109,7 +109,7 @@ void integers(Operation operation, std::byte* out, const Operand* in, size_t n) 
 #undef VNPU_INTEGERS
 }
 
-// Of one bit, whose 1 is -1 where it counts as signed.
+// Elements of one bit, whose 1 is -1 if signed.
 Operation of_bits(Operation operation) {
   switch (operation) {
     case Operation::kAddInt:
@@ -293,7 +293,7 @@ typename Format::Stored narrow(double value) {
   }
 }
 
-// Of 8 bits; what is too large becomes the largest, NaN stays.
+// 8-bit floats: values that are too large become the largest, NaN stays.
 struct Small {
   int mantissa_bits;
   int bias;

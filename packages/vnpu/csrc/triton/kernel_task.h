@@ -26,7 +26,7 @@ class KernelTask final : public Task {
   const Launch launch_;
 };
 
-// What a kernel has to do, for the timing model.
+// Work of a kernel, for the timing model.
 timing::Work work_of(const Launch& launch, const std::vector<int64_t>& tensor_bytes);
 
 }  // namespace vnpu::triton

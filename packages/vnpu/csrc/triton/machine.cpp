@@ -328,7 +328,7 @@ void Machine::run_for(const Instruction& instruction) {
   copy_all(instruction.results, carried.data(), carried.size());
 }
 
-// A turn that stores nothing and hands on what it got would be repeated for ever.
+// An iteration that stores nothing and passes on unchanged values would repeat forever.
 void Machine::run_while(const Instruction& instruction) {
   const Region& before = instruction.regions[0];
   const std::vector<uint32_t>& carried = before.front().arguments;

@@ -39,7 +39,7 @@ struct Settings {
 
 class Machine {
  public:
-  // log: null where nobody asks for accesses
+  // log: null if accesses are not needed
   Machine(const Launch& launch, const Settings& settings, AccessLog* log);
   // Throws Failure with the names of kernel, program and line.
   void run();

@@ -22,7 +22,7 @@ std::string hexadecimal(uintptr_t address) {
   return text;
 }
 
-// What a masked lane leaves undefined: NaN, a large negative integer, or an address of nothing.
+// Value of masked lanes, which are undefined: NaN, a large negative integer, or an invalid address.
 uint64_t poison_of(Type type) {
   switch (type) {
     case Type::kInt1: return 0;

@@ -1,4 +1,4 @@
-// What holds of captures and graphs under every schedule.
+// Properties of captures and graphs under every schedule.
 
 #include <gtest/gtest.h>
 

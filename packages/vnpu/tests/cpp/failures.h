@@ -1,6 +1,6 @@
 #pragma once
 
-// What a call fails with, for tests.
+// Kind of failure of a call, for tests.
 
 #include <functional>
 #include <string>

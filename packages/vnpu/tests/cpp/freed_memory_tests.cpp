@@ -12,7 +12,7 @@ using tests::Gate;
 
 using std::chrono::milliseconds;
 
-// What holds under every schedule.
+// Properties that hold under every schedule.
 class Frees : public ::testing::TestWithParam<SchedulePolicy> {
  protected:
   Executor& executor = tests::make_executor(GetParam(), 1);

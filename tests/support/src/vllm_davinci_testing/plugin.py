@@ -40,7 +40,7 @@ SERVED = (
     "/site-packages/vllm/",
 )
 SLOWEST_FILES = 15  # that the summary names
-# Of each property test: enough to see what breaks daily, more at night.
+# Examples per property test: few in daily runs, more at night.
 DAILY_EXAMPLES, EXAMPLES = 10, 25
 
 

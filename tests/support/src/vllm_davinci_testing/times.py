@@ -14,7 +14,7 @@ from vllm_davinci_testing.processes import fork_server
 
 RESULTS = "results/test_times.json"  # of every run, below the root
 RECORDED = "tests/times.json"  # the copy in the repository; `--record-times` writes it
-# What a file takes that has no row there; rows are of files that take longer than a second.
+# Assumed time of a file without a row; files that take longer than a second have rows.
 LEAST_S = 1.0
 UNKNOWN_END_TO_END_S = 20.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-# Where vLLM defines the options of `vllm serve`: fields of classes, and names in calls.
+# Modules in which vLLM defines the options of `vllm serve`: fields of classes, and names in calls.
 _STATED_IN = ("engine/arg_utils.py", "entrypoints/common/cli_args.py")
 
 

@@ -72,7 +72,7 @@ VNPU_ACL(aclrtUseStreamResInCurrentThread, (aclrtStream stream)) {
 }
 VNPU_ACL(aclrtUnuseStreamResInCurrentThread, (aclrtStream stream)) {
   return guarded("aclrtUnuseStreamResInCurrentThread", [&] {
-    // Of another stream it means nothing, as in the runtime.
+    // Has no effect for another stream, as in the runtime.
     if (core_limits::used_in_thread() == abi::stream_of(stream)) {
       core_limits::use_in_thread(nullptr);
     }

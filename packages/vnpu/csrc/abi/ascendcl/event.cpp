@@ -12,7 +12,7 @@ using abi::guarded;
 
 namespace {
 
-// Whether an event only marks time or progress: no stream waits for it, and no device counts it.
+// True if an event only marks time or progress: no stream waits for it, and no device counts it.
 bool only_marks(uint32_t flags) {
   constexpr uint32_t kMarks = ACL_EVENT_TIME_LINE | ACL_EVENT_CAPTURE_STREAM_PROGRESS;
   return flags != 0 && (flags & ~kMarks) == 0;

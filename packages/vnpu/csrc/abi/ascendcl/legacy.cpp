@@ -95,7 +95,7 @@ VNPU_ACL(aclopSetAttrListInt, (aclopAttr * a, const char* n, int count, const in
 VNPU_ACL(aclopSetAttrListFloat, (aclopAttr * a, const char* n, int count, const float* values)) {
   return keep(a, n, listed<double>(count, values));
 }
-// Of no operator that runs here.
+// No operator that runs here has such an attribute.
 VNPU_ACL(aclopSetAttrListListInt,
          (aclopAttr*, const char*, int, const int*, const int64_t* const*)) {
   return 0;
@@ -127,7 +127,7 @@ VNPU_C(int32_t) rtKernelLaunch(const void*, uint32_t, void*, uint32_t, void*, vo
 }
 VNPU_C(int32_t) rtGetC2cCtrlAddr(uint64_t*, uint32_t*) { return unsupported("rtGetC2cCtrlAddr"); }
 
-// Profiling reports: nobody listens.
+// Profiling reports are ignored.
 VNPU_C(uint64_t) MsprofGetHashId(const char*, size_t) { return 0; }
 VNPU_C(int32_t) MsprofRegisterCallback(uint32_t, void*) { return 0; }
 VNPU_C(int32_t) MsprofReportApi(uint32_t, const void*) { return 0; }

@@ -17,7 +17,7 @@ struct aclTensorDesc {
   aclFormat format;
   std::vector<int64_t> dims;
   std::string name;
-  // How it lies in memory.
+  // Layout in memory.
   aclFormat storage_format;
   std::vector<int64_t> storage_dims;
   aclMemType placement = ACL_MEMTYPE_DEVICE;

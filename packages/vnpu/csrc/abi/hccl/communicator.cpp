@@ -123,7 +123,7 @@ VNPU_HCCL(HcclResult, HcclCommInitRootInfo,
   return HcclCommInitRootInfoConfig(ranks, info, rank, nullptr, communicator);
 }
 
-// What RANK_TABLE_FILE names stands for the root information.
+// The file in RANK_TABLE_FILE replaces the root information.
 VNPU_HCCL(HcclResult, HcclCommInitClusterInfoConfig,
           (const char* cluster_info, uint32_t rank, HcclCommConfig* config,
            HcclComm* communicator)) {

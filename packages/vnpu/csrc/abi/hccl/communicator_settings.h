@@ -8,8 +8,8 @@
 
 namespace vnpu::abi {
 
-// What of the environment and of a communicator's configuration matters here. Fields beyond the
-// size that the caller states are not read.
+// The settings that matter here, from the environment and a communicator's configuration. Fields
+// beyond the size that the caller states are not read.
 struct CommunicatorSettings {
   std::string name;
   TimeLimits limits;

@@ -1,5 +1,5 @@
-// What torch_npu.profiler calls to have a device profiled (acl_prof.h): each profile is a directory
-// of tasks (trace/device_profile.h), which `msprof` of vnpu's toolkit exports.
+// Functions that torch_npu.profiler calls to profile a device (acl_prof.h): each profile is a
+// directory of tasks (trace/device_profile.h), which `msprof` of vnpu's toolkit exports.
 
 #include "acl/acl_prof.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What libmspti hands to its clients. The torch_npu wheel has no headers of it.
+// Records that libmspti passes to its clients. The torch_npu wheel has no headers of it.
 // Source: MindStudio's MSPTI API reference, msptiActivityKind and the records' pages.
 
 #include <cstdint>

@@ -40,14 +40,14 @@ class EagerSchedule final : public Schedule {
   void poll(Lock& lock) override { queues_.run_short(lock); }
 
  private:
-  // Whether a stream has come to something long that no thread runs.
+  // True if a stream's next task is long and no thread runs it.
   bool any_long() const {
     return std::ranges::any_of(queues_.streams(), [](const StreamPtr& stream) {
       return !stream->queue.empty() && !stream->running && stream->queue.front()->is_long();
     });
   }
-  // Whether the background thread has to run tasks: a host thread that waits may do so too, but it
-  // looks for new ones now and then only.
+  // True if the background thread has to run tasks: a host thread that waits may do so too, but it
+  // looks for new ones only occasionally.
   bool is_needed() const { return queues_.pending() > 0 && (!queues_.is_driven() || any_long()); }
 
   void hand_over() {

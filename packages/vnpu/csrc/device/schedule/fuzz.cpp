@@ -36,7 +36,7 @@ class FuzzSchedule final : public Schedule {
   void poll(Lock& lock) override { run_some(1 + random_() % 4, lock); }
 
  private:
-  // Runs at most so many tasks, each of a stream drawn from those that have any.
+  // Runs at most `most` tasks, each of a random stream that has any.
   bool run_some(size_t most, Lock& lock) {
     bool any = false;
     for (size_t n = 0; n < most && queues_.pending() > 0; ++n) {

@@ -165,7 +165,7 @@ def assert_sizes_are_refused(pair: Pair, alone: Callable[[list[int]], Answer]) -
     pair.close()
 
 
-# What a pair of these settings does instead of serving.
+# Outcome of a pair of engines with these settings, which do not serve.
 FAILURES = [
     pytest.param({"policy": "fail"}, assert_ends_with_an_error, id="blocks_that_do_not_come"),
     pytest.param({"of_prefills": ("-tp=2",)}, assert_sizes_are_refused, id="other_sizes"),

@@ -67,7 +67,7 @@ TEXT: dict[str, Any] = {
     },
     "max_position_embeddings": 1024,
 }
-# Of the text alone: there are no weights of its tower.
+# The text model only, without weights of the vision tower.
 RELEASED: dict[str, Any] = {
     "architectures": ["KimiK3ForConditionalGeneration"],
     "model_type": "kimi_k3",

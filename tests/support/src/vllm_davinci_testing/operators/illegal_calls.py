@@ -806,7 +806,7 @@ CASES = [
 ]
 # fmt: on
 
-# Of other dtypes than the legal ones: the library casts both operands of a product to float32.
+# Illegal dtypes: the library casts both operands of a product to float32.
 ALSO_LEGAL: dict[str, dict[str, Any]] = (
     {
         f"{operator} of mixed floats": {**LEGAL[operator], **changes}

@@ -27,7 +27,7 @@ class NPUCommunicator(UbatchCommunicator):
         return input_
 
     def _begin_sum(self, values: torch.Tensor) -> Any:
-        # What dist.all_reduce calls, without its wrappers: each layer has two all-reduces.
+        # dist.all_reduce without its wrappers, because each layer has two all-reduces.
         return self.device_group.allreduce([values], self._sum)
 
     def begin_all_reduce(self, input_: torch.Tensor) -> Callable[[], torch.Tensor]:

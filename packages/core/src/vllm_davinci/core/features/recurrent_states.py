@@ -6,7 +6,7 @@ from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 # Methods that draft after the host knows which tokens were accepted.
 DRAFTERS = ("ngram", "custom_class", "mtp")
-# Those of them that run a model on the device. Under asynchronous scheduling the host does not yet
+# Drafters that run a model on the device. Under asynchronous scheduling the host does not yet
 # know what was accepted, and tokens were observed to differ.
 _SYNCHRONOUS = ("mtp",)
 

@@ -18,7 +18,7 @@ NORM_SOFTMAX, NORM_SIGMOID = 0, 1
 GROUP_SCORE_MAX, GROUP_SCORE_TOP2_SUM = 0, 1
 
 SQRT_SOFTPLUS = "sqrtsoftplus"
-# How logits become scores, by the names in configurations.
+# Functions from logits to scores, by their names in configurations.
 SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
     "sigmoid": torch.sigmoid,

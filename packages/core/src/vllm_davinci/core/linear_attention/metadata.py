@@ -71,7 +71,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
         num_drafts = vllm_config.num_speculative_tokens
         self._num_pages = 1 + num_drafts
         self.reorder_batch_threshold = self._num_pages  # decodes first
-        # What graphs read of drafts is in this builder's memory, which another one does not fill.
+        # Graphs read drafts' metadata in this builder's memory, which no other builder fills.
         self.supports_update_block_table = not num_drafts
         self._verifications: Verifications | None = None
         if num_drafts:

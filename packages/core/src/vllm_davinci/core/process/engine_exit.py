@@ -21,7 +21,7 @@ LISTS_WHAT_IS_LEFT = "triton._C.libtriton"
 # vLLM's names of the processes that it starts with multiprocessing.
 WORKER = "VllmWorker"
 ENGINE_PROCESSES = ("EngineCore", WORKER)
-# Of multiprocessing's finalizers, the last to be called.
+# multiprocessing calls this finalizer last.
 AFTER_ALL_OTHERS = -1000
 _THREADS_LOCK = type(threading.RLock())
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]

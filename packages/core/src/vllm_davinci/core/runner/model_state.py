@@ -26,7 +26,7 @@ from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
 from vllm_davinci.core.runner.rope_positions import NPURopeState
 from vllm_davinci.core.runner.ubatches import StepPlans
 
-# Of steps without drafts these need nothing that follows their requests on the device.
+# In steps without drafts these need no per-request state on the device.
 PLAIN = (DefaultModelState, EncoderDecoderModelState, EncoderOnlyModelState, MambaHybridModelState)
 
 

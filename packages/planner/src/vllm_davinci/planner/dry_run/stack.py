@@ -23,7 +23,7 @@ _LONGEST_PERIOD = 8
 # 16 of 94 layers of Qwen3-235B predicted all 94 within 0.6 %, with 0 and 3 within 8.2 %; all
 # modelled.
 _EAGER = (6, 6)
-# The same for a replayed graph, one launch of the host: also within 0.6 %.
+# For a replayed graph, one launch of the host: also within 0.6 %.
 _REPLAYED = (0, 3)
 _LEAST_FIRST = 2
 
