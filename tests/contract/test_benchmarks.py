@@ -158,7 +158,7 @@ def test_a_comparison_of_80_columns_cuts_no_figure(tmp_path: Path, monkeypatch: 
         assert figure in done.stdout.split(), done.stdout
 
 
-def test_published_figures_are_told_with_their_sign_and_their_limits():
+def test_published_figures_are_reported_with_sign_and_limits():
     table = import_module("published.page_table")
     without = "without the wait for the last rank"
     compared = [

@@ -40,7 +40,7 @@ def test_the_names_of_a_chip_are_its_own(name: str) -> None:
     assert max(fitting, key=lambda each: len(each["soc_prefix"])) is chip
 
 
-def test_a_chip_is_asked_for_what_it_has_and_its_name_is_compared_nowhere() -> None:
+def test_sources_query_properties_of_chips_and_never_compare_their_names() -> None:
     """`chip_of` and `soc_of` find a chip's row by the prefix that its file states."""
     serving = ("core", "kernels", "models", "multistream", "vnpu")
     sources = [

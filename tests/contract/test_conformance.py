@@ -18,7 +18,7 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-def test_the_page_says_what_share_of_all_tests_passes():
+def test_the_page_has_the_share_of_tests_that_pass():
     page = import_module("page").conformance_page(
         [
             {

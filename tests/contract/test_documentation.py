@@ -83,7 +83,7 @@ def test_reference_holds_generated_pages_alone(monkeypatch: pytest.MonkeyPatch):
     assert in_git <= set(reference.iterdir()) <= generated
 
 
-def test_every_session_says_what_it_does():
+def test_every_session_has_a_description():
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
@@ -120,7 +120,7 @@ def test_the_readme_names_every_command():
     assert set(re.findall(r"`([a-z-]+)`", listed.split("|")[0])) == commands
 
 
-def test_vllms_commands_in_the_readme_are_taken_as_they_stand():
+def test_vllms_commands_in_the_readme_are_valid():
     """Also checks that vLLM knows every option: it only warns about unknown ones."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^\$ (?:vnpu run -- )?vllm (serve|bench throughput) (.*)$", text, re.M)

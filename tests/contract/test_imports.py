@@ -191,7 +191,7 @@ def test_each_package_imports_with_its_forbidden_neighbours_blocked():
 
 
 @pytest.mark.parametrize("package", sorted(set(PRESENT) - {"meta"}))
-def test_what_a_package_imports_it_also_declares(package: str):
+def test_a_package_declares_its_imports(package: str):
     with (ROOT / "packages" / package / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     declared = {Requirement(text).name.replace("-", "_") for text in project["dependencies"]}

@@ -49,5 +49,5 @@ def test_a_model_is_one_file_and_one_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted(set(re.findall(r"`((?:packages|tests|docs)/[\w./]+)`", GUIDE)))
 )
-def test_what_the_guide_names_exists(path: str) -> None:
+def test_names_in_the_guide_exist(path: str) -> None:
     assert (ROOT / path).exists()

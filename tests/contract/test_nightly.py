@@ -21,7 +21,7 @@ def row(kind: str, ratio: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_a_missed_goal_is_shown_and_only_that_of_an_exact_figure_fails_the_night(nightly):
+def test_missed_goals_are_shown_and_fail_the_night_only_for_exact_figures(nightly):
     is_good, text = nightly.goals_of({"rows": [row("measured", 0.5), row("counted", 2.0)]}, {})
     assert is_good
     assert "1 of 2 goals met" in text
@@ -46,7 +46,7 @@ def test_a_goal_that_is_known_to_be_missed_fails_the_night_only_when_its_figure_
         assert f"no longer missed, remove from known_misses.toml: {next(iter(known))}" in text
 
 
-def test_what_is_known_to_be_missed_is_a_goal_of_a_benchmark(nightly: ModuleType, repository: Path):
+def test_every_known_miss_is_a_goal_of_a_benchmark(nightly: ModuleType, repository: Path):
     misses = nightly.read_toml(nightly.KNOWN_MISSES)["miss"]
     for miss in misses:
         assert (repository / "benchmarks" / f"{miss['benchmark']}.py").exists()

@@ -238,7 +238,7 @@ def test_recorded_times_are_of_the_files_that_ran_and_are_there(tmp_path: Path):
     assert recorded["processor"]
 
 
-def test_what_is_served_calls_no_operator_without_rules(tmp_path: Path):
+def test_serving_calls_only_operators_with_rules(tmp_path: Path):
     """A module at the same path as in core."""
     served = tmp_path / "vllm_davinci" / "core" / "served.py"
     served.parent.mkdir(parents=True)

@@ -106,7 +106,7 @@ def test_a_step_without_a_limit_takes_as_long_as_it_says_something(progress, tmp
         steps.run(["sleep", "60"])
 
 
-def test_what_a_step_started_ends_with_it(progress, tmp_path: Path):
+def test_processes_of_a_step_end_with_it(progress, tmp_path: Path):
     steps = progress.Steps(1, tmp_path)
     steps.start("a step")
     begin = time.monotonic()
@@ -298,7 +298,7 @@ def test_a_release_needs_a_heading_and_sources_need_a_new_version(tmp_path: Path
     assert "raise `version`" in problem
 
 
-def test_a_directory_that_the_task_did_not_make_is_left_alone(progress, tmp_path: Path):
+def test_a_directory_that_the_task_did_not_make_is_unchanged(progress, tmp_path: Path):
     prepare_environment = import_module("prepare_environment")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "precious").write_text("")
@@ -307,7 +307,7 @@ def test_a_directory_that_the_task_did_not_make_is_left_alone(progress, tmp_path
     assert (tmp_path / ".venv" / "precious").exists()
 
 
-def test_processor_time_of_orphans_counts_and_a_suite_that_is_too_slow_is_told():
+def test_processor_time_of_orphans_counts_and_a_slow_suite_is_reported():
     within_limit = import_module("within_limit")
     code = """
 import os, sys, time

@@ -29,7 +29,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 @pytest.mark.parametrize("override", OVERRIDES, ids=lambda override: override.what[:40])
-def test_what_a_row_names_is_there_on_both_sides(override: Override):
+def test_names_in_a_row_exist_on_both_sides(override: Override):
     for place in override.where:
         module, _, name = place.partition(":")
         attrgetter(name)(import_module(f"vllm_davinci.{module}"))

@@ -134,7 +134,7 @@ def test_all_packages_run_on_the_same_pythons(projects: dict[str, Any]):
     assert ranges == {f">=3.{oldest[1]},<3.{newest[1] + 1}"}
 
 
-def test_the_check_at_start_accepts_what_core_pins_and_nothing_else(pinned: dict[str, Requirement]):
+def test_the_check_at_start_accepts_only_versions_that_core_pins(pinned: dict[str, Requirement]):
     for requirement in supported_versions.REQUIREMENTS:
         specifier = pinned[canonicalize_name(requirement.distribution)].specifier
         assert requirement.version in specifier

@@ -106,7 +106,7 @@ def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(zoo, refere
 
 
 @ON_ONE_DEVICE_AND_TWO
-def test_the_trained_checkpoint_writes_what_transformers_writes(
+def test_the_trained_checkpoint_gives_transformers_tokens(
     options: dict[str, Any], tiny_deepseek: Path, start_engine: StartEngine
 ):
     source = Path(__file__).read_text(encoding="utf-8")
@@ -219,7 +219,7 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
         ),
     ],
 )
-def test_what_the_operator_cannot_take_is_refused_while_loading(
+def test_shapes_that_the_operator_lacks_are_refused_while_loading(
     model: model_zoo.ZooModel, named: str, start_engine: StartEngine, tmp_path: Path
 ):
     checkpoint = model_zoo.write_checkpoint(model, tmp_path / model.name)

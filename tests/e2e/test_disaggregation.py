@@ -110,7 +110,7 @@ def test_a_request_that_is_given_up_leaves_its_blocks(
 
 
 @pytest.mark.nightly("hosts")
-def test_what_does_not_come_is_computed_again(
+def test_blocks_that_do_not_arrive_are_recomputed(
     pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
 ):
     def come() -> float:

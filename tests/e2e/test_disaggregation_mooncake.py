@@ -97,7 +97,7 @@ def test_blocks_of_another_prompt_are_not_taken_for_the_requests(
     assert "checksum mismatch" in pair.decodes.log_text()
 
 
-def test_what_does_not_come_is_computed_again(
+def test_blocks_that_do_not_arrive_are_recomputed(
     pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
 ):
     of_one = partial(alone, tiny_llama)
@@ -168,7 +168,7 @@ def test_bits_equal_those_of_one_engine(
 
 
 @THOROUGH
-def test_blocks_are_free_again_when_they_have_gone_over_or_nobody_has_come_for_them(
+def test_blocks_are_freed_after_their_transfer_or_its_time_limit(
     tiny_llama: Path, start_pair: Callable[..., MooncakePair]
 ):
     lease = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "4"}

@@ -330,7 +330,7 @@ def test_what_has_no_memory_for_a_step_in_ubatches_is_refused_at_the_start(
         ([*RANKS, cache_of(63.12), *LARGE_STEP], "and the largest step takes 10"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_to_change(
+def test_impossible_settings_are_refused_with_advice(
     config_only: Path, options: list[str], message: str
 ) -> None:
     done = dry_run(config_only, *options)

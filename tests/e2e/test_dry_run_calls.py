@@ -98,7 +98,7 @@ def options_of(arguments: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "ranks", "more"), CASES)
-def test_a_rank_launches_what_an_engine_launches(
+def test_a_rank_has_the_launches_of_an_engine(
     kind, ranks, more, checkpoint, start_engine, tmp_path
 ):
     timeline = tmp_path / "timeline.json"

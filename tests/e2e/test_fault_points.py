@@ -17,7 +17,7 @@ counted = cache(lambda engine: points_of(ENGINES[engine]))
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", range(CASES))
-def test_an_engine_answers_rightly_or_says_what_failed(case: int) -> None:
+def test_an_engine_answers_correctly_or_names_the_failure(case: int) -> None:
     engine = list(ENGINES)[case % len(ENGINES)]
     expected, points = counted(engine)
     # Points of one order that mixes the kinds.

@@ -193,7 +193,7 @@ def test_a_rank_that_is_slow_or_dies_or_fails_is_named_in_time(
     [True, pytest.param(False, marks=THOROUGH)],
     ids=["asynchronous", "synchronous"],
 )
-def test_an_error_of_every_rank_is_that_step_s_and_serving_goes_on(
+def test_an_error_of_every_rank_ends_the_step_and_serving_continues(
     is_asynchronous, zoo, reference, start_engine, prompts
 ):
     with start_engine(zoo(MODEL), **TWO_RANKS, async_scheduling=is_asynchronous) as engine:

@@ -105,7 +105,7 @@ def test_a_dtype_that_the_chip_lacks_is_refused(tiny_llama: Path, refusal: Refus
     assert_says(text, "Ascend310P3 does not compute in bfloat16", "--dtype", "float16")
 
 
-def test_a_kv_cache_that_does_not_fit_says_what_is_missing_and_what_would_fit(
+def test_a_kv_cache_that_does_not_fit_names_the_missing_memory_and_a_size_that_fits(
     zoo: Zoo, start_engine: StartEngine, refusal: Refusal, tmp_path: Path
 ):
     # 2 KiB per token: the cache of one whole request is 128 MiB, two thirds of the device, which
@@ -149,7 +149,7 @@ def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(zoo
 # --- requests ------------------------------------------------------------------------------------
 
 
-def test_a_prompt_longer_than_the_model_is_refused_and_the_engine_goes_on(zoo, start_engine):
+def test_a_prompt_longer_than_the_model_is_refused_and_the_engine_continues(zoo, start_engine):
     with start_engine(zoo(MODEL)) as engine:
         sampling = SamplingParams(max_tokens=4, ignore_eos=True)
         with pytest.raises(EngineError, match="256") as error:

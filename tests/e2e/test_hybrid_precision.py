@@ -47,7 +47,7 @@ def rows_of(logprobs: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
         pytest.param("granite_hybrid_moe", marks=THOROUGH),
     ],
 )
-def test_logprobs_are_as_near_to_those_in_fp32_as_transformers_in_16_bits(
+def test_logprobs_are_as_close_to_fp32_as_transformers_in_16_bits(
     name: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ):
     chosen = prompts[:16]

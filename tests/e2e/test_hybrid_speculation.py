@@ -64,7 +64,7 @@ def test_drafts_change_no_token(model, drafter, options, zoo, reference, start_e
 
 
 @THOROUGH
-def test_requests_that_were_preempted_go_on_with_the_states_of_what_was_kept(
+def test_preempted_requests_resume_from_cached_states(
     zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     """Preempted requests are recomputed in chunks, the last as long as a verification."""

@@ -149,7 +149,7 @@ def test_results_are_equal_with_and_without_compiled_operators(
         pytest.param("llama_head64_gqa4", False, id="dense", marks=pytest.mark.thorough),
     ],
 )
-def test_requests_go_on_from_copies_of_cached_blocks(
+def test_requests_continue_from_copies_of_cached_blocks(
     model: str, is_enabled: bool, zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     prefix = [*range(100), *range(30, 58)]  # one cache block

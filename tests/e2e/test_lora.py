@@ -209,7 +209,7 @@ def test_no_step_races_and_none_waits_under_a_fuzzed_schedule(
 
 
 @pytest.mark.parametrize(("write", "told"), UNFIT)
-def test_an_adapter_that_does_not_fit_is_named_and_the_engine_goes_on(
+def test_an_adapter_that_does_not_fit_is_named_and_the_engine_continues(
     engine, written, requests, tmp_path, write, told
 ):
     write(tmp_path, written["rank8"])

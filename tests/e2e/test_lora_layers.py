@@ -197,7 +197,7 @@ def test_experts_that_an_adapter_leaves_alone_stay_the_base(
     assert not adapters.first_differences(reference(EXPERTS), [some] * 4, prompts[3:7], outputs)
 
 
-def test_experts_that_do_not_lie_in_order_take_no_adapters(zoo, start_engine, tmp_path):
+def test_experts_out_of_order_do_not_support_adapters(zoo, start_engine, tmp_path):
     places = [
         {
             "layer_id": layer,

@@ -107,7 +107,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kind", "options"), CASES)
-def test_perplexity_is_what_the_card_states(
+def test_perplexity_equals_the_card(
     name: str,
     kind: str,
     options: dict[str, Any],

@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         pytest.param({"enforce_eager": False, "max_num_seqs": 8}, id="graphs"),
     ],
 )
-def test_embeddings_of_tokens_give_what_the_tokens_give(
+def test_embeddings_of_tokens_give_the_results_of_the_tokens(
     options, zoo, reference, prompts, start_engine
 ):
     engine = start_engine(

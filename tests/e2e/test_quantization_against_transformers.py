@@ -36,9 +36,7 @@ Quantize = Callable[..., Path]
         pytest.param("tiny_deepseek", "W8A8_DYNAMIC", id="latent"),
     ],
 )
-def test_biases_of_norms_do_what_they_do_in_transformers(
-    model, kind, request, quantize, text, likelihood_of
-):
+def test_biases_of_norms_equal_transformers(model, kind, request, quantize, text, likelihood_of):
     source = request.getfixturevalue(model)
     directory = quantize(source, kind, name=f"biased-{model}")
     reference = TransformersReference(source)
@@ -101,7 +99,7 @@ def test_fp8_in_blocks_gives_the_tokens_of_its_floats(ranks, fp8, start_engine, 
 
 
 @pytest.mark.thorough
-def test_fp8_in_blocks_becomes_int8_where_the_option_says_so(fp8, likelihood_of, text):
+def test_block_fp8_becomes_int8_with_the_option(fp8, likelihood_of, text):
     blocks, floats = fp8
     within = [token % 512 for token in text]
     rows = TransformersReference(floats).logprobs(within)[:-1]

@@ -147,7 +147,7 @@ def in_eight_bits(directory: Path, target: Path) -> Path:
         ),
     ],
 )
-def test_weights_of_four_bits_say_what_the_same_integers_say_in_eight(
+def test_4_bit_weights_give_the_results_of_8_bit_ones(
     options, is_kept, zoo, quantize, start_engine, text, tmp_path
 ):
     directory = write(quantize, zoo(EXPERTS), "W4A8_DYNAMIC")

@@ -60,7 +60,7 @@ def test_reasoning_ends_where_its_budget_is_used_up(engine: EngineProcess):
         assert others == usual
 
 
-def test_a_trace_takes_the_place_of_what_is_sampled(engine: EngineProcess):
+def test_a_trace_replaces_sampled_tokens(engine: EngineProcess):
     """Logprobs belong to the trace's tokens; the request ends with the trace."""
     given = [{"prompt_token_ids": [number, 5, 9]} for number in range(2)]
     trace = [3, 99, 42, 7]

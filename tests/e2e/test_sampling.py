@@ -88,7 +88,7 @@ def synchronous(start_engine: Callable[..., EngineProcess], tiny_llama: Path) ->
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_tokens_equal_those_of_synchronous_steps_and_nothing_else_waits(
+def test_tokens_equal_those_of_synchronous_steps_without_additional_waits(
     feature: str, asynchronous: EngineProcess, synchronous: EngineProcess
 ):
     expected = generate(synchronous, feature)

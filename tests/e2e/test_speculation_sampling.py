@@ -108,7 +108,7 @@ def test_structured_output_keeps_its_pattern(plain: EngineProcess, speculating: 
     assert texts and all(re.fullmatch(PATTERN, text) for text in texts)
 
 
-def test_what_vllm_cannot_do_with_drafts_is_refused_with_the_request(speculating: EngineProcess):
+def test_requests_that_vllm_does_not_support_with_drafts_are_refused(speculating: EngineProcess):
     with pytest.raises(EngineError, match="not yet supported with speculative decoding"):
         generate(speculating, logit_bias={40: 3.0})
     drafted, accepted = told(speculating)

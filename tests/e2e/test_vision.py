@@ -178,7 +178,7 @@ assert functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
 
 
 @pytest.mark.nightly("planning")
-def test_torchvision_of_the_package_index_is_imported_by_whoever_comes_first():
+def test_torchvision_for_cuda_can_be_imported_before_vllm():
     """torchvision built for CUDA beside a CPU torch, imported by transformers before vLLM."""
     subprocess.run([sys.executable, "-c", TORCHVISION_FIRST], check=True, timeout=240)
 
@@ -264,7 +264,7 @@ def test_an_int8_text_model_answers_the_same_in_ubatches_and_from_graphs(int8, s
     assert all(sum(of_worker.values()) > 5 for of_worker in replays)
 
 
-def test_what_cannot_be_answered_ends_its_request_and_the_engine_goes_on(vision, start):
+def test_an_unanswerable_request_ends_and_the_engine_continues(vision, start):
     image = pictures.image(56, 56)
     with start(vision("qwen2_5_vl")) as engine:
         [expected] = generated(engine, requests()[:1])

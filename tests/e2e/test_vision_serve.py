@@ -149,7 +149,7 @@ def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
     "too_large", "elsewhere", "not_there", "video_cut_short", "no_video",
     "video_of_broken_frames", "video_too_large", "too_many_videos",
 ])  # fmt: skip
-def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(case, client, tmp_path):
+def test_a_bad_image_or_video_is_a_client_error_and_the_server_continues(case, client, tmp_path):
     urls, said = broken(tmp_path)[case]
     good = data_url(encoded(pictures.image(56, 56)))
     expected = answer(client, good)

@@ -102,7 +102,7 @@ def test_a_block_size_the_operator_lacks_becomes_128(block_size: int):
     assert config.cache_config.block_size == 128
 
 
-def test_a_multiple_of_the_block_size_is_kept():
+def test_a_multiple_of_the_block_size_is_unchanged():
     config = configured()
     config.cache_config.block_size = 256
     config.cache_config.user_specified_block_size = True
@@ -215,14 +215,14 @@ def test_quantization_is_refused_by_name():
         NPUPlatform.verify_quantization("awq")
 
 
-def test_a_dtype_the_chip_lacks_is_refused_with_those_it_has(monkeypatch: pytest.MonkeyPatch):
+def test_an_unsupported_dtype_is_refused_with_the_chips_dtypes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform_module, "_device_name", lambda device_id: "Ascend310P3")
     with pytest.raises(DeviceError, match=r"Ascend310P3 .* bfloat16.*float16, float32"):
         NPUPlatform.check_if_supports_dtype(torch.bfloat16)
     assert NPUPlatform().supported_dtypes[0] == torch.float16
 
 
-def test_what_is_configured_is_logged_where_vllm_logs():
+def test_the_configuration_is_logged_through_vllms_logger():
     program = """
         from vllm.config import DeviceConfig, VllmConfig
         from vllm.config.logging import LoggingConfig

@@ -107,7 +107,7 @@ def test_bad_input_is_answered_before_anything_is_loaded(arguments, message, cap
     assert message in capsys.readouterr().err
 
 
-def test_reasons_of_a_server_come_with_what_would_change_them(serve: Callable[[str], str]):
+def test_reasons_of_a_server_include_advice(serve: Callable[[str], str]):
     done = run_command(MODULE, "explain", serve(METRICS), COLUMNS="120")
     assert done.status == 0, done.stderr
     assert "9 of 100 steps were split" in done.stdout

@@ -86,7 +86,7 @@ def test_transformers_can_be_imported_without_a_device(run_without_device):
     assert done.stdout.strip() == "AutoModelForCausalLM", done.stderr
 
 
-def test_another_program_is_left_alone(run_without_device):
+def test_another_program_is_unchanged(run_without_device):
     program = "import signal; print(signal.getsignal(signal.SIGINT).__name__)"
     done = run_without_device("-c", program)
     assert (done.stdout.strip(), done.stderr) == ("default_int_handler", ""), sys.executable

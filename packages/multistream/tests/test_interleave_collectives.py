@@ -20,7 +20,7 @@ class Handle:
         return True
 
 
-def test_a_collective_of_a_library_is_waited_for_when_its_part_goes_on(run: Interleave) -> None:
+def test_a_ubatch_waits_for_a_librarys_collective_when_it_resumes(run: Interleave) -> None:
     seen: list[str] = []
 
     def part(name: str) -> None:
@@ -141,7 +141,7 @@ def test_an_exchange_is_one_switching_point_on_a_stream_of_its_own() -> None:
     assert communicate(lambda: 5, on="exchange") == 5
 
 
-def test_an_error_in_an_exchange_leaves_the_next_run_as_it_was(run: Interleave) -> None:
+def test_an_error_in_an_exchange_does_not_affect_the_next_run(run: Interleave) -> None:
     def failing() -> None:
         raise ValueError("planted")
 

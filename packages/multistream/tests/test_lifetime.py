@@ -38,7 +38,7 @@ def test_a_result_in_which_tensors_cannot_be_found_is_an_error():
         KeepAlive().cross([object()], object())  # type: ignore[arg-type]
 
 
-def test_what_is_held_lives_until_it_is_released():
+def test_held_tensors_live_until_released():
     held = KeepAlive()
     tensor = torch.zeros(2)
     deleted: list[bool] = []

@@ -78,7 +78,7 @@ def test_eight_4_bit_integers_are_one_of_32_bits() -> None:
     assert torch.equal(unpacked.to(torch.int8), x)
 
 
-def test_experts_of_ranks_sum_to_those_of_one() -> None:
+def test_sums_of_all_ranks_experts_equal_one_rank() -> None:
     x, gate_up, down = normal(6, 8), normal(4, 8, 12, seed=2), normal(4, 6, 8, seed=3)
     ids = torch.rand(6, 4).topk(2, -1)[1].int()
     weights = torch.rand(6, 2)

@@ -97,7 +97,7 @@ def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(dying, tmp
     assert (directory / "dying.jsonl").read_text(encoding="utf-8") == lines, "ran again"
 
 
-def test_a_page_has_what_failed_first_and_a_picture_of_errors(tmp_path: Path) -> None:
+def test_a_page_has_failures_first_and_a_picture_of_errors(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "operators.jsonl")
     error = {"kind": "error", "bound": 0.016}
     journal.findings = [

@@ -97,7 +97,7 @@ def test_run_starts_a_command_with_its_options_and_passes_its_exit_status() -> N
         (["run", "--races", "some", "--", "true"], 1, "expected 'off', 'report' or 'raise'"),
     ],
 )
-def test_run_refuses_what_it_cannot_do(arguments: list[str], status: int, message: str) -> None:
+def test_run_refuses_unsupported_options(arguments: list[str], status: int, message: str) -> None:
     done = run_command("vllm_davinci.vnpu", *arguments)
     assert done.status == status
     assert message in done.stderr

@@ -61,7 +61,7 @@ def test_a_task_has_its_stream_bytes_label_and_artificial_duration(traced: pathl
     assert f"artificial durations: VNPU_PACE={PACE}" in clock
 
 
-def test_a_wait_lasts_as_long_as_what_it_waits_for(traced: pathlib.Path) -> None:
+def test_a_wait_lasts_until_the_awaited_task_ends(traced: pathlib.Path) -> None:
     trace = timeline.read([traced])
     first, second = named(trace, "aclnnMatmul")
     (wait,) = named(trace, "event wait")
@@ -105,7 +105,7 @@ def test_files_of_several_processes_become_one_that_begins_at_zero(tmp_path: pat
     assert {path.name for path in tmp_path.iterdir()} == {"all.json", "program.py"}
 
 
-def test_a_killed_process_leaves_what_it_wrote_so_far(tmp_path: pathlib.Path) -> None:
+def test_output_of_a_killed_process_is_kept(tmp_path: pathlib.Path) -> None:
     code = TWO_STREAMS + "import sys, time\nprint('ran', flush=True)\ntime.sleep(100)\n"
     environment = dict(os.environ)
     prepare_environment(environment, VirtualDeviceConfig(trace=str(tmp_path)))

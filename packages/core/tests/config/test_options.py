@@ -244,7 +244,7 @@ def test_older_spellings_are_accepted_and_reported_with_their_replacement():
     assert "has no effect" in notes["enable_inter_dp_scheduling"]
 
 
-def test_an_older_spelling_beside_its_replacement_may_say_the_same():
+def test_an_older_spelling_and_its_replacement_may_have_equal_values():
     config = parse_config({"dbo": {"num_micro_batches": 3, "num_ubatches": 3}})
     assert config.dbo.num_ubatches == 3
     assert "num_micro_batches" not in str(DavinciConfig.model_json_schema())

@@ -75,7 +75,7 @@ def test_a_flag_that_contradicts_an_option_names_both(flags, dbo, vllm_config):
 
 
 @pytest.mark.parametrize("name", ["num_ubatches", "num_micro_batches"])
-def test_a_flag_and_an_option_may_say_the_same(name: str, vllm_config: VllmConfig):
+def test_a_flag_and_an_option_may_have_equal_values(name: str, vllm_config: VllmConfig):
     asked = config({"dbo": {name: 3}}, ubatch_size=3)
     notes(asked)
     assert get_config(asked).dbo == DualBatchConfig(enabled=True, num_ubatches=3)
@@ -102,7 +102,7 @@ def test_an_option_overrides_a_variable_and_the_conflict_is_reported(vllm_config
     assert not get_config(asked).dbo.enabled
 
 
-def test_other_options_are_kept(vllm_config: VllmConfig):
+def test_other_options_are_unchanged(vllm_config: VllmConfig):
     asked = config({"lmhead_tp_size": 1, "dbo": {"split": "token"}}, enable_dbo=True)
     notes(asked)
     expected = {"lmhead_tp_size": 1, "dbo": {"split": "token", "enabled": True}}

@@ -114,7 +114,7 @@ def test_other_protocols_of_mooncake_are_refused_by_name(protocol: str):
         ({}, {"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(extra, changes, named):
+def test_unsupported_options_are_refused_by_name(extra, changes, named):
     assert named in refused(config(asked_for(**extra), **changes))
 
 
@@ -139,7 +139,7 @@ def test_other_connectors_are_refused_by_name(connector: str):
     ],
 )
 @pytest.mark.parametrize(("found", "said"), [(None, "needs the {}"), ("0.2", "tested with {}")])
-def test_without_a_package_that_was_tested_the_start_ends_with_what_to_install(
+def test_a_missing_or_untested_package_ends_the_start_with_advice(
     connector, extra, package, found, said, monkeypatch
 ):
     def version(_: str) -> str:

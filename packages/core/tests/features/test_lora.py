@@ -23,7 +23,7 @@ MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
         ({"enable_mixed_moe_lora_format": True}, "--enable-mixed-moe-lora-format"),
     ],
 )
-def test_what_is_not_served_with_adapters_is_refused_in_one_line(options, told):
+def test_options_unsupported_with_adapters_are_refused_in_one_line(options, told):
     arguments = EngineArgs(model=str(MODEL), dtype="float32", enable_lora=True, **options)
     with pytest.raises(ValueError, match=told) as caught:
         arguments.create_engine_config()

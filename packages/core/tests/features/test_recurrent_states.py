@@ -68,7 +68,7 @@ def settle_states(config: Any) -> list[Setting]:
 
 
 @pytest.mark.parametrize("named", CHANGES)
-def test_what_is_asked_for_is_refused_by_its_option(named: str):
+def test_an_unsupported_request_is_refused_by_its_option(named: str):
     config = configuration()
     part, field, value = CHANGES[named]
     setattr(getattr(config, part) if part else config, field, value)

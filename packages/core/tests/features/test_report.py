@@ -42,7 +42,7 @@ def test_features_that_the_engine_has_are_there_with_their_flag():
     assert "dual-batch overlap" not in found
 
 
-def test_a_feature_s_source_is_that_of_its_setting():
+def test_a_feature_names_the_source_of_its_setting():
     graphs, overlap = "graphs of decode steps", "dual-batch overlap"
     config = made({"dbo": {"enabled": True}}, max_cudagraph_capture_size=4)
     found = by_key(feature_settings(config))
@@ -81,7 +81,7 @@ def test_options_know_who_asked_for_them(monkeypatch: pytest.MonkeyPatch):
     assert multistream.reason.startswith("overlap = 'auto': ")
 
 
-def test_other_keys_and_variables_in_use_are_shown_with_what_became_of_them(monkeypatch):
+def test_other_keys_and_variables_in_use_are_shown_with_their_effect(monkeypatch):
     monkeypatch.setenv("VLLM_ASCEND_ENABLE_MLAPO", "0")
     found = by_key(option_settings(made({"refresh": True, "enable_graph_mode": True})))
     source = Source.ADDITIONAL_CONFIG

@@ -45,7 +45,7 @@ def refused(config: Any) -> str:
 
 
 @pytest.mark.parametrize("named", CHANGES)
-def test_what_is_asked_for_is_refused_by_its_option(named: str):
+def test_an_unsupported_request_is_refused_by_its_option(named: str):
     config = configuration(index_topk=2048)
     field, value = CHANGES[named]
     setattr(config, field, value)

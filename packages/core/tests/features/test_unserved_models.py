@@ -25,7 +25,7 @@ from vllm_davinci_testing.engines.model_zoo import write_tokenizer
         ("qwen3", "Qwen3ForCausalLM", None),
     ],
 )
-def test_a_model_that_cannot_run_is_refused_by_what_it_needs(family, architecture, told, tmp_path):
+def test_an_unsupported_model_is_refused_with_its_requirement(family, architecture, told, tmp_path):
     config = small_config(family)
     config.architectures = [architecture]
     config.save_pretrained(tmp_path)

@@ -30,7 +30,7 @@ def test_a_plan_within_the_limits_stays_as_it_is():
         ),
     ],
 )
-def test_a_plan_over_a_limit_keeps_what_fits_and_says_why(limits, sizes, what):
+def test_a_plan_over_a_limit_keeps_the_sizes_that_fit_and_says_why(limits, sizes, what):
     kept = PLAN.within(limits)
     assert kept.sizes == sizes
     assert f"5 sizes were requested, and the device has {what}" in kept.told()

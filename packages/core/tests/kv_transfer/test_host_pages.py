@@ -21,7 +21,7 @@ def parts(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> list[tor
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_what_one_engine_stores_another_loads(
+def test_one_engine_loads_blocks_that_another_stored(
     shapes: tuple[tuple[int, ...], ...], device: torch.device
 ):
     source = parts(shapes, device)

@@ -153,7 +153,7 @@ print([torch.allclose(a.cpu(), b, atol=0.05) for a, b in zip(found, expected)])
 
 
 @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend910_9391"])
-def test_heads_that_the_operator_does_not_take_are_rotated_all_the_same(soc: str):
+def test_heads_of_sizes_that_the_operator_lacks_are_rotated(soc: str):
     """32 of 80 entries are rotated; the number of rotated entries alone would also pass."""
     assert output_of(PARTLY_ROTATED, VNPU_SOC=soc)[-1] == "[True, True]"
 

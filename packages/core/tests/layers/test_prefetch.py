@@ -49,7 +49,7 @@ def layer(scheduler: Any, limit: PrefetchLimit, is_last: bool = False) -> Weight
     return WeightPrefetch(scheduler, weights, "attention", limit, is_last)
 
 
-def test_a_step_fetches_what_is_chosen_for_its_size(monkeypatch, fetched):
+def test_a_step_prefetches_the_bytes_chosen_for_its_size(monkeypatch, fetched):
     scheduler = Scheduler()
     step = layer(scheduler, PrefetchLimit(18, SizedChoices([1, 8, 16], [20, 0, None])))
     for num_tokens in (4, 8, 16):

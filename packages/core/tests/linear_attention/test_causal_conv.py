@@ -18,7 +18,7 @@ def convolved(
     return silu(conv1d(seen, weight.t().unsqueeze(1), bias, groups=CHANNELS))[0].t()
 
 
-def test_every_request_sees_its_own_tokens_and_those_that_were_kept(device: torch.device):
+def test_every_request_convolves_its_state_and_its_own_tokens(device: torch.device):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(sum(LENGTHS), CHANNELS, generator=generator)
     kept = torch.randn(len(LENGTHS), WIDTH - 1, CHANNELS, generator=generator)

@@ -95,7 +95,7 @@ def test_a_server_has_the_middleware_once_beside_the_user_s(monkeypatch: pytest.
     assert "vllm-davinci-fault-" in os.environ[FAULT_REPORT.key]
 
 
-def test_a_command_without_middleware_is_left_alone():
+def test_a_command_without_middleware_is_unchanged():
     parser: Any = argparse.ArgumentParser()
     add_to_server(parser)
     assert vars(parser.parse_args([])) == {}

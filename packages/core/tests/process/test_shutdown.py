@@ -139,7 +139,7 @@ def test_only_a_server_fails_when_its_engine_has_died(name: str, ended: dict[str
 
 @pytest.mark.nightly("faults")
 @pytest.mark.parametrize("name", REPORTS)
-def test_the_end_of_an_engine_that_was_told_to_end_is_no_error(name, ended):
+def test_a_requested_shutdown_of_an_engine_is_no_error(name, ended):
     _, printed = ended[name]
     assert ("output_handler failed" in printed) is REPORTS[name][1], printed
 

@@ -122,7 +122,7 @@ guard.call(time.sleep, 3)
 """
 
 
-def test_a_rank_whose_process_has_ended_is_named_by_those_in_a_step():
+def test_ranks_in_a_step_name_a_rank_whose_process_has_ended():
     waiting, gone = run_ranks(GONE, 2)
     assert gone.status == 3
     pid = gone.output.split()[-1]

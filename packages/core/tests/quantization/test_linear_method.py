@@ -106,7 +106,7 @@ def test_fused_projections_equal_their_parts(kind: str):
 
 
 @TYPES
-def test_tokens_do_not_depend_on_their_neighbours(kind: str):
+def test_tokens_do_not_depend_on_other_requests(kind: str):
     dtype = torch.bfloat16
     made, _ = loaded(kind, dtype)
     x = inputs(dtype)
@@ -232,7 +232,7 @@ def test_a_norm_adds_the_bias_that_the_checkpoint_has(with_residual, vllm_config
     assert torch.equal(with_bias.cpu(), without.cpu() + bias)
 
 
-def test_a_norm_whose_bias_is_described_and_did_not_come_is_named(vllm_config, device):
+def test_a_norm_without_its_described_bias_is_named(vllm_config, device):
     description = QuantDescription.parse(dict.fromkeys(("a.norm.bias", "b.norm.bias"), "W8A8"))
     vllm_config.quant_config = AscendQuantizationConfig(description)
     with device:

@@ -90,7 +90,7 @@ def test_a_projection_that_anything_else_reads_returns_floats(use: Callable[[Ten
     assert torch.equal(again.cpu(), plain)
 
 
-def test_operators_compute_in_the_dummy_run_what_they_always_do():
+def test_operators_compute_the_same_in_the_dummy_run():
     gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
     x = inputs(torch.bfloat16).npu()
     layers = [gate_up, SiluAndMul(), down_proj]

@@ -75,7 +75,7 @@ def test_a_checkpoint_without_one_stays_as_it_is(tmp_path: Path):
     assert config.quant_config is None
 
 
-def test_an_option_of_the_user_is_left_alone(tmp_path: Path):
+def test_an_option_of_the_user_is_unchanged(tmp_path: Path):
     describe(tmp_path)
     config = engine(tmp_path, "compressed-tensors")
     choose_quantization(config)
@@ -93,7 +93,7 @@ def test_a_quantized_cache_is_refused_when_the_description_is_read(tmp_path: Pat
         AscendQuantizationConfig().maybe_update_config(str(tmp_path))
 
 
-def test_the_description_goes_before_what_the_source_left_in_its_configuration(tmp_path: Path):
+def test_the_description_overrides_the_sources_configuration(tmp_path: Path):
     left_over = {"quant_method": "fp8"}
     override = AscendQuantizationConfig.override_quantization_method
     hf_config = SimpleNamespace(_name_or_path=str(tmp_path))
@@ -247,7 +247,7 @@ DYNAMIC = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="tok
         ({}, {"dynamic": False}, "static scale per .*token"),
     ],
 )
-def test_other_schemes_are_refused_with_what_is_there(weights, activations, told):
+def test_other_schemes_are_refused_with_the_supported_ones(weights, activations, told):
     made = INT8.model_copy(update=weights)
     of_inputs = None if activations is None else DYNAMIC.model_copy(update=activations)
     for is_expert in (False, True):

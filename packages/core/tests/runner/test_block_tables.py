@@ -38,7 +38,7 @@ def test_rows_equal_those_of_the_steps_requests_then_the_null_block():
     assert second[:, :3].tolist() == [[9, 0, 0], [2, 3, 0], [0, 0, 0]]
 
 
-def test_rows_follow_what_has_changed_since_the_step_before():
+def test_rows_are_updated_for_changes_since_the_previous_step():
     ours, slots = tables(), np.array([0, 2])
     ours.append_block_ids(0, ([4],), overwrite=True)
     ours.append_block_ids(2, ([5],), overwrite=True)
@@ -109,7 +109,7 @@ def test_a_request_that_keeps_nothing_has_no_slots():
     assert found.tolist() == [[-1, 5 * 4 + 2, -1]]
 
 
-def test_blocks_of_a_request_that_has_gone_are_not_those_of_the_next_one():
+def test_new_blocks_of_a_slot_replace_the_previous_requests():
     ours = tables()
     ours.append_block_ids(2, ([7, 8, 9],), overwrite=True)
     ours.append_block_ids(2, ([4],), overwrite=True)

@@ -13,7 +13,7 @@ SLOTS, ROWS, DIMENSIONS = 5, 40, 3
 DEVICE = torch.device("npu")
 
 
-def test_positions_equal_those_of_the_prompt_and_then_go_on_by_one(step_of: Callable[..., Any]):
+def test_positions_equal_the_prompts_and_then_increase_by_one(step_of: Callable[..., Any]):
     state = NPURopeState.taking_over(RopeState(DIMENSIONS, SLOTS, ROWS, 64, DEVICE))
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, 99, (SLOTS, DIMENSIONS, 20), generator=generator)

@@ -41,7 +41,7 @@ def test_prompts_come_first_and_decodes_in_steps_of_their_own(serve: Callable[..
     assert set(served.reasons.values()) == {FinishReason.LENGTH}
 
 
-def test_a_prompt_larger_than_what_is_left_of_a_step_keeps_its_place(serve: Callable[..., Served]):
+def test_a_prompt_that_does_not_fit_into_a_step_keeps_its_place(serve: Callable[..., Served]):
     served = serve()
     for name, tokens in [("a", 300), ("b", 400), ("c", 200), ("d", 450)]:
         served.add(name, tokens)
@@ -104,7 +104,7 @@ def test_a_decode_without_a_block_preempts_the_last_request(serve: Callable[...,
     assert again == [3 * BLOCK + 1]  # prompt and output, whole
 
 
-def test_a_preempted_request_that_has_outgrown_a_step_comes_back_in_parts(serve):
+def test_a_preempted_request_longer_than_a_step_resumes_in_chunks(serve):
     served = serve(9, max_num_batched_tokens=4 * BLOCK, enable_prefix_caching=False)
     served.add("a", 3 * BLOCK + 100, max_tokens=BLOCK)
     served.add("b", 4 * BLOCK - 20, max_tokens=60)
@@ -174,7 +174,7 @@ def test_between_prefills_are_steps_of_decodes_where_that_is_asked_for(serve):
     assert served.tokens == {"a": 8, "b": 8}
 
 
-def test_a_paused_engine_admits_nobody(serve: Callable[..., Served]):
+def test_a_paused_engine_admits_no_request(serve: Callable[..., Served]):
     served = serve()
     served.add("a", 100)
     served.step()
@@ -185,7 +185,7 @@ def test_a_paused_engine_admits_nobody(serve: Callable[..., Served]):
     assert served.step() == {"b": 50}
 
 
-def test_a_session_whose_input_goes_on_keeps_its_blocks_and_goes_on_in_a_pause(serve):
+def test_a_streaming_session_keeps_its_blocks_and_continues_in_a_pause(serve):
     served = serve()
     served.add("a", 100, max_tokens=2, resumable=True)
     for _ in range(4):

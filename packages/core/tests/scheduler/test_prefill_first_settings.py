@@ -53,6 +53,6 @@ def test_keys_override_vllm_s_fields_and_the_watermark_has_another_default():
         ({"num_scheduler_steps": 8}, {}, "no longer has steps of several tokens"),
     ],
 )
-def test_what_it_cannot_do_ends_the_configuration(section, options, message):
+def test_unsupported_settings_end_the_configuration(section, options, message):
     with pytest.raises(ValueError, match=message):
         engine_config({"enabled": True, **section}, **options)

@@ -17,7 +17,7 @@ def test_bits_are_read_from_the_lowest_of_each_word():
 
 
 @pytest.mark.parametrize("rows", [[1, 1, 1], [3, 1, 2], [1, 4]])
-def test_a_grammar_excludes_what_it_does_not_take(rows: list[int]):
+def test_a_grammar_excludes_tokens_that_it_does_not_accept(rows: list[int]):
     generator = torch.Generator().manual_seed(len(rows))
     starts = torch.zeros(len(rows) + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(rows).cumsum(0)

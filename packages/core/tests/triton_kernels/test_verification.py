@@ -127,7 +127,7 @@ def test_greedy_requests_get_the_greatest_logits_up_to_the_first_that_was_not_dr
     assert tokens[2, :2].tolist() == greatest[4:6]
 
 
-def test_drafts_are_what_followed_the_ngram_then_the_newest_token():
+def test_drafts_follow_the_ngrams_match_then_repeat_the_newest_token():
     tokens = torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0]], dtype=torch.int32)
     longest = tokens.shape[1]
     scores = torch.zeros(3, 4, dtype=torch.int64)

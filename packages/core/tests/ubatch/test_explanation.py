@@ -70,7 +70,7 @@ def test_every_reason_has_an_explanation_that_names_existing_options():
     assert {name for names in OPTIONS.values() for name in names} <= fields
 
 
-def test_a_step_comes_with_what_it_takes_by_each_schedule(tmp_path: Path):
+def test_a_step_has_its_time_by_each_schedule(tmp_path: Path):
     def by_method(**durations: int) -> dict[str, int]:
         return {name: ms * 10**9 for name, ms in durations.items()}
 

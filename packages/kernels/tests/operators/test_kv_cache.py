@@ -27,7 +27,7 @@ def test_blocks_are_copied_one_pair_after_the_other(pairs: list[tuple[int, int]]
 
 
 @pytest.mark.parametrize(("start", "to"), [(0, 6), (6, 0), (0, 2), (2, 0), (3, 4)])
-def test_runs_of_neighbours_keep_the_order_of_pairs(start: int, to: int) -> None:
+def test_runs_of_adjacent_pairs_keep_their_order(start: int, to: int) -> None:
     cache = torch.arange(NUM_BLOCKS * 2).view(NUM_BLOCKS, 2)
     on_device = cache.npu()
     pairs = torch.tensor([(start + i, to + i) for i in range(6)])

@@ -32,7 +32,7 @@ def test_a_row_that_cannot_be_modelled_says_why(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_that_do_not_start_are_left_out(tmp_path: Path):
+def test_rows_that_do_not_start_are_omitted(tmp_path: Path):
     assert not [*write_costs([replace(ROW, refused="too large")], tmp_path)]
 
 

@@ -158,7 +158,7 @@ def test_rows_are_found_by_their_names_models_and_chips(
     assert 0 < len(found) < len(all_deployments())
 
 
-def test_wrong_commands_say_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_commands_get_advice(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, status, said in (
         (["deployments", "qwen3-8b-a3"], 1, "Did you mean 'qwen3-8b-a2'?"),
         (["deployments", "--page=x"], 2, "--page needs --run DIRECTORY"),

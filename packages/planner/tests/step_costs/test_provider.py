@@ -81,13 +81,13 @@ def test_tables_of_the_package_are_current():
     assert not stale, f"{len(stale)} tables are from another timing model: {stale[:3]}"
 
 
-def test_what_no_machine_holds_is_told(kept: Path):
+def test_an_engine_with_more_chips_than_any_machine_is_reported(kept: Path):
     file, reason = StepCostsFiles().make({**ENGINE, "data_parallel_size": 999}, "model", [])
     assert file is None
     assert "no machine of the timing model has 7992 Ascend910_9391" in reason
 
 
-def test_a_model_that_cannot_be_modelled_is_told(kept: Path, tmp_path: Path):
+def test_a_model_that_cannot_be_modelled_is_reported(kept: Path, tmp_path: Path):
     file, reason = StepCostsFiles().make(ENGINE, str(tmp_path), [])
     assert file is None
     assert "modelling the steps failed" in reason and "config.json" in reason

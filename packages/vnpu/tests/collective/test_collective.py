@@ -161,7 +161,7 @@ print("done")
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_every_collective_gives_every_rank_what_torch_computes(count: int) -> None:
+def test_every_collective_equals_torch_on_every_rank(count: int) -> None:
     for text in check_ranks(EVERY_COLLECTIVE, count):
         assert "done" in text.splitlines(), text
 

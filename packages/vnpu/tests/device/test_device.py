@@ -3,7 +3,7 @@
 from vllm_davinci_testing.processes.programs import output_of
 
 
-def test_a_thread_that_has_set_no_device_uses_that_of_the_file_given_to_acl_init():
+def test_a_thread_without_a_device_uses_the_default_of_acl_inits_file():
     """torch_npu's file names device 0: acl_default.json."""
     (line,) = output_of(
         """

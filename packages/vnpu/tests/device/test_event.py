@@ -3,7 +3,7 @@
 from vllm_davinci_testing.processes.forked import output_of
 
 
-def test_a_destroyed_event_gives_its_handle_to_none_of_the_next():
+def test_handles_of_destroyed_events_are_not_reused():
     """torch_npu removes an event from its list only after another thread has destroyed it."""
     (distinct,) = output_of(
         """

@@ -132,7 +132,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_capture_refuses_what_the_host_would_wait_for_and_names_the_line(name: str) -> None:
+def test_a_capture_refuses_host_waits_and_names_the_line(name: str) -> None:
     body, message = REFUSED[name]
     lines = body.strip().splitlines()
     (marked,) = (number for number, line in enumerate(lines) if line.endswith("# <-"))
@@ -174,7 +174,7 @@ except RuntimeError as error:
 """
 
 
-def test_a_side_stream_that_does_not_come_back_is_refused_at_the_end() -> None:
+def test_a_side_stream_that_does_not_rejoin_is_refused_at_the_end() -> None:
     (told,) = output_of(UNJOINED, VirtualDeviceConfig())
     assert "does not wait for" in told
     assert "<module>" in told

@@ -34,7 +34,7 @@ def run_pair(producer: str, consumer: str, place: Path, **variables: str) -> lis
     return [each.stdout.splitlines() for each in ended]
 
 
-def test_a_tensor_of_another_process_is_read_and_written_behind_what_was_launched(tmp_path: Path):
+def test_accesses_to_another_processs_tensor_follow_earlier_launches(tmp_path: Path):
     producer, consumer = run_pair(
         """
 x = torch.ones(512, 512, device="npu")

@@ -146,7 +146,7 @@ def test_the_launch_queue_of_torch_npu_changes_no_result(policy: str) -> None:
     assert programs.output_of(ORDERED, config, TASK_QUEUE_ENABLE="1") == ["1560 1560"]
 
 
-def test_a_wait_for_the_device_ends_at_its_limit_and_says_what_it_waited_for() -> None:
+def test_a_wait_for_the_device_ends_at_its_limit_and_names_its_object() -> None:
     done = run_alone(
         """
         import ctypes, torch

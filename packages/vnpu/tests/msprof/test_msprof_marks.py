@@ -40,7 +40,7 @@ print(acl.aclprofGetStepTimestamp(step, 1, None), acl.aclprofStop(config))
     assert (event["name"], event["args"]["event_type"]) == ("step 1", "range") and event["dur"] > 0
 
 
-def test_what_no_call_began_does_not_end() -> None:
+def test_invalid_steps_and_settings_are_refused() -> None:
     lines = output_of(
         PREAMBLE
         + """

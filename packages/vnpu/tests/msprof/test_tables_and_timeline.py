@@ -55,7 +55,7 @@ def table(directory: pathlib.Path, name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def test_overlap_is_what_two_kinds_do_at_once(profile: pathlib.Path) -> None:
+def test_overlap_is_the_time_when_two_kinds_are_busy(profile: pathlib.Path) -> None:
     (path,) = export(profile).glob("msprof_*.json")
     events = json.loads(path.read_text())
     (overlap,) = (
@@ -107,7 +107,7 @@ def test_damaged_and_invalid_profiles_are_named(profile, tmp_path, capsys):
     assert main([f"--output={profile}"]) == 2
 
 
-def test_the_help_offers_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_supported_options_only(capsys: pytest.CaptureFixture[str]) -> None:
     # torch_npu requires `--type`, and a database beside the text, before it accepts either.
     with pytest.raises(SystemExit):
         main(["--help"])

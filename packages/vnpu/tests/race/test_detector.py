@@ -136,7 +136,7 @@ def test_a_correct_program_gives_no_report(kind: str) -> None:
     assert "races: 0" in text
 
 
-def test_the_number_of_races_is_told_at_the_end() -> None:
+def test_the_number_of_races_is_reported_at_the_end() -> None:
     done = run_to_exit(SETUP + CORRECT["both only read"], VNPU_RACES="report")
     assert "vnpu: 0 races found." in done.stderr
     assert done.status == 0, done.stderr
@@ -159,7 +159,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2"])
-def test_what_is_found_does_not_depend_on_the_schedule(schedule: str) -> None:
+def test_found_races_do_not_depend_on_the_schedule(schedule: str) -> None:
     program = SETUP + PLANTED["read after write, no wait"] + "torch.npu.synchronize()\n"
     done = run_to_exit(program, VNPU_RACES="report", VNPU_SCHEDULE=schedule)
     assert "vnpu: 1 race found." in done.stderr

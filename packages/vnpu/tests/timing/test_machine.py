@@ -101,7 +101,7 @@ def test_ranks_that_do_not_fit_name_topologies_that_have_room():
         machine.require_ranks(16)
 
 
-def test_the_hash_follows_the_figures_and_nothing_else():
+def test_the_hash_depends_on_the_figures_alone():
     machine = load_machine("ascend910b2", "node-of-8")
     assert machine.hash == load_machine("ascend910b2", "node-of-8").hash
     slower = {**machine.figures, "hbm_bandwidth": 1}
@@ -109,7 +109,7 @@ def test_the_hash_follows_the_figures_and_nothing_else():
     assert dataclasses.replace(machine, chip="another").hash == machine.hash
 
 
-def test_the_hash_follows_what_the_model_does(tmp_path, monkeypatch):
+def test_the_hash_depends_on_the_recorded_times(tmp_path, monkeypatch):
     machine = load_machine("ascend910b2", "node-of-8")
     before = machine.hash
     recorded = MODELLED_CALLS.read_text()

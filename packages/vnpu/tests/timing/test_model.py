@@ -188,7 +188,7 @@ print(done.busy_ps["hbm"], done.any_ps)
 """
 
 
-def test_what_is_in_l2_takes_no_time_of_memory() -> None:
+def test_hits_in_l2_take_no_memory_time() -> None:
     done = run_to_exit(CACHED, VirtualDeviceConfig(chip="ascend910b2", compute=False))
     assert done.status == 0, done.stderr
     first, again, prefetch, after, part, rest, beside, time = map(int, done.stdout.split())
@@ -286,7 +286,7 @@ for work in (lambda: x.add_(1), lambda: torch.mm(a, a, out=a)):
 """
 
 
-def test_an_operator_on_some_of_the_cores_takes_as_long_as_those_need() -> None:
+def test_the_time_of_an_operator_depends_on_its_number_of_cores() -> None:
     config = VirtualDeviceConfig(chip="ascend910b2", compute=False)
     done = run_to_exit(LIMITED, config)
     assert done.status == 0, done.stderr

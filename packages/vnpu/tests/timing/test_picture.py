@@ -81,7 +81,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(timeline, tmp_path, mon
         picture.draw([timeline], tmp_path / "a.png")
 
 
-def test_the_command_draws_png_and_svg_the_same_each_time(timeline, tmp_path, monkeypatch):
+def test_the_command_draws_png_and_svg_reproducibly(timeline, tmp_path, monkeypatch):
     drawn = []
     for name in ("a.png", "b.svg", "c.svg"):
         file = tmp_path / name

@@ -80,7 +80,7 @@ def test_each_variant_is_a_machine_of_its_own(times: list[dict[str, int]]) -> No
     assert len(set(drawn)) == len(drawn)
 
 
-def test_variants_differ_in_what_their_names_say() -> None:
+def test_variants_differ_in_the_figures_that_name_them() -> None:
     machine = load_machine(CHIP, "two-meshes-of-8")
     variants = variants_of(machine)
     assert variants["matmul_share low"] == {"matmul_share": 550_000}

@@ -48,7 +48,7 @@ def kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event.get("cat") == "kernel"]
 
 
-def test_each_operator_of_the_profiled_part_has_a_row_those_of_replays_too(events):
+def test_each_profiled_operator_has_a_row_also_in_replays(events):
     names = Counter(event["name"] for event in kernels(events))
     assert names == {"aclnnMatmul": 5, "aclnnExp": 1}
 

@@ -152,7 +152,7 @@ def test_tables_count_the_same_launches(results: Path) -> None:
     assert {row["kernel_name"] for row in table(results, "task_time.csv")} >= {"aclnnExp"}
 
 
-def test_a_second_profile_has_what_it_covers(results: Path) -> None:
+def test_a_second_profile_has_only_its_own_part(results: Path) -> None:
     names = [row["Name"] for row in table(results, "kernel_details.csv", "first2")]
     assert names == ["aclnnRelu"]
 

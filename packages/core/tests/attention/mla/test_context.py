@@ -25,7 +25,7 @@ def test_chunks_fit_and_cover_every_context_once_in_order(context_lens: list[int
     assert covered == {n: length for n, length in enumerate(context_lens) if length}
 
 
-def test_a_long_context_continues_in_the_next_chunk_beside_its_neighbour():
+def test_a_long_context_continues_in_a_chunk_with_another_request():
     assert plan_context([100, 500, 30, 0, 7], 300, BLOCK) == [
         [ContextPart(0, 0, 100), ContextPart(1, 0, 128)],
         [ContextPart(1, 128, 256)],

@@ -43,7 +43,7 @@ def test_slices_of_a_dp_rank_hold_each_token_once(num_tokens: int, count: int):
     assert torch.equal(sum(parts), x)
 
 
-def test_own_rows_among_those_of_all_ranks_follow_those_of_lower_ranks():
+def test_own_rows_follow_the_rows_of_lower_ranks():
     group = cast(GroupCoordinator, SimpleNamespace(rank_in_group=1))
     assert AllGatherDispatcher(group, [3, 5, 2]).own_rows(5) == slice(3, 8)
 

@@ -98,7 +98,7 @@ PER_CHANNEL = {"p.weight_scale": torch.ones(4, 1), "p.weight_offset": torch.zero
 @pytest.mark.parametrize(
     ("kind", "kept"), [("W8A8", STATIC.keys()), ("W8A8_MIX", {"p.weight", *PER_CHANNEL})]
 )
-def test_layers_of_more_tensors_load_those_that_they_compute_with(kind: str, kept: set[str]):
+def test_layers_load_only_the_tensors_that_they_compute_with(kind: str, kept: set[str]):
     assert loaded({**STATIC, **PER_CHANNEL}, kind).keys() == set(kept)
 
 

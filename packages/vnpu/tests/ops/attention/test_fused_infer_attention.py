@@ -156,7 +156,7 @@ def test_dense_layouts(layout, dtype, sparse_mode, sizes, partly):
     mode=st.sampled_from([0, 1]),
     seed=st.integers(0, 99),
 )
-def test_masks_hide_what_they_mark(dtype, form, mode, seed):
+def test_masks_hide_marked_keys(dtype, form, mode, seed):
     query, key = values((2, 4, 6, 32), dtype, 1), values((2, 4, 33, 32), dtype, 2)
     mask = values(form, torch.bool, seed)
     out, _ = torch_npu.npu_fused_infer_attention_score(

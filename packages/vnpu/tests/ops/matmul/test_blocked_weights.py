@@ -132,7 +132,7 @@ def test_heads_and_experts_are_forgotten_one_by_one(layout: str) -> None:
 
 
 @in_own_memory
-def test_neighbours_of_a_write_are_kept() -> None:
+def test_bytes_around_a_write_are_unchanged() -> None:
     x = values((ROWS, DEPTH), torch.bfloat16, 1, low=-1, high=1)
     whole = values((3 * COLUMNS, DEPTH), torch.bfloat16, 2).npu()
     for part in whole.chunk(3):

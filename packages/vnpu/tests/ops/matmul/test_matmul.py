@@ -173,7 +173,7 @@ def test_few_rows_of_bfloat16_equal_the_product_in_float64(rows, columns, depth,
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_of_a_decode_step_does_not_depend_on_its_neighbours(layout: str) -> None:
+def test_a_row_of_a_decode_step_does_not_depend_on_other_rows(layout: str) -> None:
     x = values((64, 515), torch.bfloat16, 1)
     weight = values((515, 96), torch.bfloat16, 2)
     on_device = weight.npu() if layout == "rows" else weight.t().contiguous().npu().t()
