@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> Result:
             rows += _rows(steps, batches, options)
         found = refusals.read(counted)
     return Result(
-        ours="calls held against CANN's documents",
+        ours="calls checked against CANN's documents",
         baseline="the same without checks",
         rows=[*rows, _refused_row(found)],
         settings={
@@ -128,7 +128,7 @@ def _rows(steps: str, batches: list[Batches], options: dict[str, Any]) -> list[R
             at_most=MOST_TIME_RATIO,
         ),
         Row(
-            name=f"{steps}: calls held against the documents, per step",
+            name=f"{steps}: calls checked against the documents, per step",
             unit="calls",
             ours=statistics.median(each.calls for each in batches) / num_steps,
             kind=Kind.COUNTED,

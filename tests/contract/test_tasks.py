@@ -112,7 +112,7 @@ def test_processes_of_a_step_end_with_it(progress, tmp_path: Path):
     begin = time.monotonic()
     with pytest.raises(progress.StepFailedError, match="ran past 2 s"):
         steps.run(["sh", "-c", "sleep 60 & wait"], limit_s=2)
-    # The other end of the output is open while the child lives.
+    # The child keeps the output pipe open while it lives.
     assert time.monotonic() - begin < 30
 
 

@@ -17,7 +17,7 @@ std::string path_of(const char* library) {
   void* const handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return std::string(library) + " (not loaded)";
   std::string path = library;
-  // Any function that every such library has tells where it lies.
+  // The address of a function that every such library has locates the library.
   Dl_info info;
   if (void* known = dlsym(handle, "aclCreateTensor"); known != nullptr && dladdr(known, &info) != 0)
     path = info.dli_fname;

@@ -6,7 +6,7 @@
 namespace vnpu {
 namespace {
 
-// The longest a rank's news that rings no bell stays unnoticed.
+// Interval at which a rank's silent updates are polled.
 constexpr std::chrono::milliseconds kLookInterval{50};
 constexpr std::chrono::seconds kReceiptLimit{5};
 

@@ -9,7 +9,7 @@
 
 namespace vnpu {
 
-// Tells one other host what a rank has written, in the order in which it did.
+// Sends a rank's writes to one other host, in order.
 class BridgeSender {
  public:
   BridgeSender(BridgeEnds& ends, uint32_t host);

@@ -18,7 +18,7 @@ Announcement announce(Operation operation, ElementType type, uint64_t count, Red
 // Throws kInvalidArgument where the group has no such rank.
 Announcement with_root(Announcement announcement, const Group& group, uint32_t root);
 Announcement with_counts(Announcement announcement, const Partition& parts);
-// Throws kInvalidArgument where the list of counts says another one for this rank.
+// Throws kInvalidArgument if the list of counts has another count for this rank.
 void require_own_count(const Group& group, Operation operation, const Partition& parts,
                        uint64_t count);
 

@@ -36,7 +36,7 @@ struct Obstacle {
   char held[kCallSite + 192];     // what is behind it, likewise
 };
 
-// Lets processes sleep until a rank has something new to look at.
+// Lets processes sleep until a rank publishes a change.
 struct Bell {
   std::atomic<uint32_t> rings;
   std::atomic<uint32_t> sleepers;

@@ -18,7 +18,7 @@ enum class CaptureRule {
   kOtherThread,       // ... and on its thread
   kOtherGraph,        // an event, or a stream, of another capture
   kUnjoined,          // work of a side stream that the first stream does not wait for
-  kHostWait,          // the host waits for what is only kept, or asks about it
+  kHostWait,          // the host waits for a captured task, or queries it
   kSynchronousCopy,   // a copy, or fill, for which the host waits
   kGroup,             // a task group that is not open, or open already
   kGroupInterrupted,  // another stream of the capture launches into an open group

@@ -30,7 +30,7 @@ class DeviceErrors {
 
   // Device memory with errors that were not corrected, in the order in which they came.
   std::vector<MemoryRange> bad_memory(int device) const;
-  // Forgets those that begin in one of these ranges, and with the last the device's error.
+  // Removes errors that begin in these ranges; after the last one the device has no error.
   void repair(int device, const std::vector<MemoryRange>& ranges);
 
  private:

@@ -32,7 +32,7 @@ class Event {
 
   // Counts a record that is asked for; its version.
   uint64_t add_record();
-  // Records asked for so far, by other processes too.
+  // Number of records launched so far, by other processes too.
   uint64_t newest() const;
 
   // True if a stream has reached the record of this version; the first is 1.

@@ -99,7 +99,7 @@ class Executor {
   };
   Held held_by(const Task& head);
 
-  // Tells the observers of something that no call above brings about; see Observers::tell.
+  // Notifies observers of an event that no call above causes; see Observers::tell.
   template <class... P, class... A>
   void tell(void (Observer::*event)(P...), const A&... arguments) {
     const Lock lock(queues_.mutex);
@@ -125,7 +125,7 @@ class Executor {
                                  Limit limit, Lock& lock);
   void throw_failure(Stream& stream);
   bool device_idle(int device) const;
-  // Tells the observers that the host has waited for all streams of the device.
+  // Notifies observers that the host has waited for all streams of the device.
   void host_has_seen(int device, const std::string& call_site);
   std::string describe_pending() const;
   bool have_passed_locked(const Tails& tails) const;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What VNPU_FAULTS says: which calls fail, where and how.
+// The plan in VNPU_FAULTS: which calls fail, where and how.
 //
 //   plan   := entry { (";" | newline) entry }
 //   entry  := "rank=" NUMBER | "count:" DIRECTORY | rule

@@ -115,7 +115,7 @@ Injector* injector() {
   return made;
 }
 
-// Says that it has happened, so that a run in which it did not is told apart.
+// Reports the fault, so that a run without it can be recognized.
 std::string announce(const Rule& rule, Kind kind, const char* name, Phase phase) {
   std::string where = name_of(kind);
   if (*name != '\0') where += std::string(":") + name;

@@ -88,7 +88,7 @@ void* Memory::allocate(int device_index, size_t bytes) {
   std::unique_lock lock(mutex_);
   Device& device = devices_.at(static_cast<size_t>(device_index));
   const size_t total = round_up(Configuration::instance().memory_bytes, kPage);
-  // Compared before it is rounded: what is no larger than the device can be rounded.
+  // Compared before it is rounded: only sizes up to the device's memory round without overflow.
   const size_t rounded = bytes <= total ? round_up(bytes, kAlignment) : bytes;
   void* address = rounded <= total - device.used
                       ? device.gaps.carve(device.next, room_of(rounded),

@@ -58,11 +58,11 @@ class Observer {
   // The host gives device memory back by this function, which waits for no stream.
   virtual void on_device_free(const void* /*begin*/, const size_t& /*bytes*/,
                               const char* /*function*/, const std::string& /*call_site*/) {}
-  // The host gives pinned memory back.
+  // The host frees pinned memory.
   virtual void on_host_free(const void* /*begin*/, size_t /*bytes*/,
                             const std::string& /*call_site*/) {}
 
-  // Programs of one kernel use the same memory in no order; the text says which and where.
+  // Programs of one kernel access the same memory unordered; the text names both accesses.
   virtual void on_race(const std::string& /*text*/) {}
   // A task that tells its accesses (Task::tells_accesses) has ended, or failed, with these.
   virtual void on_accessed(const Task&, const std::vector<Access>&) {}

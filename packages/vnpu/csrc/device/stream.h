@@ -49,7 +49,7 @@ class Stream {
   GraphPtr capture;                          // not null while capturing
   bool capture_origin = false;               // began the capture (others joined by events)
   std::shared_ptr<Graph::TaskGroup> update;  // launches replace this group's nodes
-  std::vector<TaskPtr> updated;              // those launched so far
+  std::vector<TaskPtr> updated;              // updates launched so far
 };
 
 using StreamPtr = std::shared_ptr<Stream>;

@@ -34,7 +34,7 @@ class Task {
   Progress step();
   // After kBlocked: sleeps until step() may get further, at most `limit`.
   virtual void wait(std::chrono::microseconds limit) { std::this_thread::sleep_for(limit); }
-  // True if what the task waits for lies outside this process's streams.
+  // True if the task waits for something outside this process's streams.
   virtual bool waits_outside() const { return false; }
   // True if it is work of a whole step: the host should continue meanwhile, as with a chip.
   virtual bool is_long() const { return false; }
@@ -52,7 +52,7 @@ class Task {
   std::shared_ptr<const timing::Work> work;
   // An operator's; nothing where it may take all of the chip's.
   std::optional<Cores> cores;
-  // True if what the task accesses is known only when it ends, by Observer::on_accessed.
+  // True if the task's accesses are known only when it ends, by Observer::on_accessed.
   bool tells_accesses = false;
 
  protected:

@@ -79,7 +79,7 @@ class PlannedCalls {
     if (plan_.count_directory.empty()) return;
     const std::string path = plan_.count_directory + "/" + std::to_string(::getpid()) + ".host";
     const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, kMode);
-    if (file < 0) return;  // the device's library says why
+    if (file < 0) return;  // the device's library reports the reason
     void* mapped = MAP_FAILED;
     if (::ftruncate(file, sizeof(HostCounts)) == 0) {
       mapped = ::mmap(nullptr, sizeof(HostCounts), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

@@ -14,7 +14,7 @@ struct Launch {
   int stream;
   uint64_t number;  // on its stream, from 1
   std::string call_site;
-  VectorClock known;  // what was known to have finished when it was launched, itself included
+  VectorClock known;  // work known to have finished at its launch, itself included
 
   // "memory copy on stream 3, launched at ..."
   std::string describe() const {

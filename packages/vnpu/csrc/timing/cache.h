@@ -51,7 +51,7 @@ class Cache {
   // Puts it, merged with the range that ends where it begins if both are alike.
   void append(uintptr_t begin, Range range);
   void drop(Ranges::const_iterator range);
-  // Gives up what was used longest ago until all fits, while [next, end) is yet to be used.
+  // Evicts least recently used ranges until all fits; [next, end) will be used next.
   void make_room(uintptr_t next, uintptr_t end);
 
   const int64_t capacity_;

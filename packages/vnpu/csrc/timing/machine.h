@@ -30,8 +30,8 @@ class Machine {
     Time latency = 0;
   };
 
-  // cached_bytes: of what the work reads, in L2 already. allowed: the cores that it may take, if
-  // not all of them; each core has its equal part of the way to L2.
+  // cached_bytes: bytes that the work reads and that are in L2. allowed: the cores that it may use,
+  // if not all; each core has an equal share of the bandwidth to L2.
   std::vector<Phase> phases_of(const Work& work, int64_t cached_bytes = 0,
                                const std::optional<Cores>& allowed = std::nullopt) const;
   std::vector<Phase> phases_of(const Collective& collective) const;
@@ -59,7 +59,7 @@ class Machine {
   Time graph_node() const { return graph_node_; }
   Time task_jitter() const { return task_jitter_; }
   int64_t queue_depth() const { return queue_depth_; }
-  // Streams that a device works on at a time, and what it takes to turn one to another stream.
+  // Number of hardware queues of a device, and the time to switch one to another stream.
   int64_t hardware_queues() const { return hardware_queues_; }
   Time queue_change() const { return queue_change_; }
   int64_t l2_bytes() const { return l2_bytes_; }

@@ -47,7 +47,7 @@ class Model final : public Observer {
 
   struct Report {
     Time host = 0;    // the host's clock
-    Time waited = 0;  // of it, what the host has waited for the device
+    Time waited = 0;  // of it, the host's waits for the device
     Usage usage;      // of the device
   };
   // Waits, in modelled time, for all that the device has to do.
@@ -100,7 +100,7 @@ class Model final : public Observer {
   // The row of a stream that a graph uses beside the one that replays it.
   int side_stream(const Stream& launching, int captured);
   void make_room(int stream);
-  // The host's clock after a wait for what is done at `time`.
+  // The host's clock after a wait for work that ends at `time`.
   void wait_until(Time time);
   void on_end(const Span& span);
 

@@ -106,7 +106,7 @@ PlanPtr Model::plan_of(const Task& task, int device) {
   if (const auto* collective = dynamic_cast<const vnpu::Collective*>(&task)) {
     plan->kind = Kind::kCommunication;
     plan->turn = collective->member().get();
-    // Experts' exchanges are operators, whose rows know what is sent.
+    // Expert exchanges are operators, whose cost has the bytes sent.
     const int64_t bytes = task.work != nullptr
                               ? task.work->read_bytes
                               : static_cast<int64_t>(std::max(traffic.read, traffic.written));

@@ -302,7 +302,7 @@ void Machine::run_if(const Instruction& instruction) {
   copy_all(instruction.results, end->operands.data(), instruction.results.size());
 }
 
-// Operands: first, bound and step, then what the first turn gets.
+// Operands: first, bound and step, then the first iteration's carried values.
 void Machine::run_for(const Instruction& instruction) {
   const Block& body = instruction.regions[0].front();
   const uint32_t counter = body.arguments[0];

@@ -97,7 +97,7 @@ class Machine {
   AccessLog* const log_;
   std::byte* frame_ = nullptr;
   std::array<uint32_t, 3> id_ = {};
-  size_t lanes_ = 0;  // of a combination; 0: those of the values
+  size_t lanes_ = 0;  // of a combination; 0: as many as the values have
   uint64_t ticks_ = 0;
   uint64_t stores_ = 0;
   std::chrono::steady_clock::time_point deadline_;

@@ -26,7 +26,7 @@ TaskPtr operation(int64_t bytes) {
   return task;
 }
 
-// A model of its own, which sees what the executor is asked for. Both live as the process does.
+// A separate model that observes the executor. Both live as long as the process.
 struct Program {
   explicit Program(const Changes& changes = {})
       : model(*new Model(Machine(figures(changes)), nullptr)),

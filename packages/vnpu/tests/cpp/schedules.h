@@ -1,6 +1,6 @@
 #pragma once
 
-// Tests of what holds under every schedule.
+// Tests that run under every schedule.
 
 #include <gtest/gtest.h>
 

@@ -70,7 +70,7 @@ inline TaskPtr long_call(std::function<void()> function) {
   return std::make_shared<Long>(std::move(function));
 }
 
-// Waits for a flag, at most for seconds; what it was.
+// Waits some seconds for a flag; returns its value.
 inline bool becomes_true(const std::atomic<bool>& flag) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!flag && std::chrono::steady_clock::now() < end) std::this_thread::yield();

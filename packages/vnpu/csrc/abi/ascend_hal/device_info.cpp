@@ -11,7 +11,7 @@ namespace {
 
 enum Status : int { kSuccess = 0, kInvalidValue = 3, kNotSupported = 0xfffe };
 
-// The first that tells frequencies: major, minor and patch, a byte each.
+// The first version that reports frequencies: major, minor and patch, a byte each.
 constexpr int32_t kApiVersion = 0x071905;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The end of tasks that a program gives up.
+// Aborts of tasks by the program.
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-// libopapi: creation and destruction of what the operators take.
+// libopapi: creation and destruction of operators' arguments.
 
 #include <algorithm>
 #include <cstring>

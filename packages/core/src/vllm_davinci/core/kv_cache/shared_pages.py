@@ -26,7 +26,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.paged_cache import PagedCache
 
-# Slots of a page per slot of keys: as many again for the values.
+# Page slots per token: one for its keys and one for its values.
 SLOTS_PER_KEY = 2
 
 
