@@ -257,7 +257,7 @@ def test_serving_calls_only_operators_with_rules(tmp_path: Path):
     done = run_pytest(tmp_path, program.replace("FOLDER", repr(str(tmp_path))))
     assert "test_served" in done.stdout.split("short test summary")[1], done.stdout
     assert "1 error" in done.stdout and "2 passed" in done.stdout
-    assert "aclnnInplaceErfinv has no rules that its calls are held against" in done.stdout
+    assert "aclnnInplaceErfinv has no rules to check its calls" in done.stdout
     assert "1 operators without rules called by what is served" in done.stdout
 
 

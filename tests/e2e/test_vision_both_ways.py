@@ -129,7 +129,7 @@ def test_tokens_equal_those_of_transformers(
 
 
 @THOROUGH
-def test_a_preempted_prompt_is_whole_again(checkpoint, reference, start_engine):
+def test_a_preempted_prompt_is_recomputed_whole(checkpoint, reference, start_engine):
     """Tokens generated before preemption follow the prompt and attend causally."""
     image = pictures.image(60, 60, seed=3)
     asked = [

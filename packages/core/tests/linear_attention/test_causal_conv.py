@@ -54,7 +54,7 @@ def test_silu_follows_only_where_it_is_asked_for(device: torch.device):
     torch.testing.assert_close(prefilled.index_select(0, plan.places).cpu(), expected)
 
 
-def test_a_decode_is_a_prefill_of_one_token(device: torch.device):
+def test_a_decode_equals_a_prefill_of_one_token(device: torch.device):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, CHANNELS, generator=generator)
     kept = torch.randn(3, WIDTH - 1, CHANNELS, generator=generator)

@@ -62,7 +62,7 @@ def test_decodes_have_a_state_and_one_token(
     assert (metadata.prefill is None) == (num_prefill_tokens == 0)
 
 
-def test_requests_without_a_state_are_fresh_in_the_order_of_the_plan(device: torch.device):
+def test_requests_without_a_state_are_marked_fresh_in_plan_order(device: torch.device):
     metadata = build([1, 10, 200, 70], [50, 10, 200, 90], device)
     plan = metadata.prefill
     assert plan is not None

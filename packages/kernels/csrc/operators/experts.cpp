@@ -1,5 +1,5 @@
-// Mixture of experts on one rank: from the router's logits, or from chosen experts, to the weighted
-// sum of every token's experts that are here.
+// Mixture of experts on one rank: from the router's logits, or from chosen experts, to each token's
+// weighted sum over this rank's experts.
 
 #include "launch/stage.h"
 #include "operators/operators.h"

@@ -205,7 +205,7 @@ class RefusedCalls:
                 )
             if served:
                 pytest.fail(
-                    f"{served[0].operator} has no rules that its calls are held against. Write "
+                    f"{served[0].operator} has no rules to check its calls. Write "
                     "them down in packages/vnpu/csrc/ops (docs/guides/add_an_operator.md). "
                     f"Called at {served[0].site}",
                     pytrace=False,
@@ -274,7 +274,7 @@ class Summary:
     def _write_calls(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._calls:
             return
-        terminalreporter.section("calls held against CANN's documents")
+        terminalreporter.section("calls checked against CANN's documents")
         for soc, calls in sorted(self._calls.items()):
             terminalreporter.write_line(f"{soc:24} {calls:9} calls")
         terminalreporter.write_line(

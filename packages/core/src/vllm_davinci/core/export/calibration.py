@@ -87,7 +87,7 @@ def observe(
     windows: list[torch.Tensor],
     advance: Callable[[int], None],
 ) -> dict[str, Product]:
-    """The products of these linear layers, by their first layer, in order.
+    """Inputs and gradients of these linear layers' products, in order, by their first layer.
 
     Layers that no token reaches are left out. All windows run forward once, some also backward.
     advance: called after each window with its number of tokens

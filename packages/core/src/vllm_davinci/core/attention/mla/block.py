@@ -113,7 +113,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
     def _in_divided_prefills(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: NPUMLAMetadata
     ) -> torch.Tensor:
-        """`forward` if ranks divide prefills. This rank may have no token of a short one."""
+        """`forward` if ranks divide prefills. This rank may have no token of a short prefill."""
         attention: NPUMLAAttention = self.mla_attn
         stage = attention.preprocess(positions, hidden_states, attention.bound_cache, metadata)
         if metadata.num_actual_tokens:

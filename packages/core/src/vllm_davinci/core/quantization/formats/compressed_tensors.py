@@ -62,7 +62,7 @@ class CompressedTensors(Format):
 
     @classmethod
     def find(cls, checkpoint: Checkpoint, quantization: str | None) -> CompressedTensors | None:
-        """The format; None for packed weights and for fp8, which become other layers."""
+        """The format; None for packed weights and fp8, which other methods load."""
         content = checkpoint.quantization
         if content.get("quant_method") != NAME:
             return None
