@@ -81,7 +81,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Reason why a test was skipped, or the error's first line, without the traceback.
 
-    Of a test that passed, the kernels that it launched, if a plugin recorded them.
+    For a test that passed, returns the kernels that it launched, if a plugin recorded them.
     """
     if report.outcome == "passed":
         return str(dict(getattr(report, "user_properties", ())).get("launched", ""))

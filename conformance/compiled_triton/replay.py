@@ -127,7 +127,7 @@ def summary(results: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--kernel", help=argparse.SUPPRESS)  # a process of one kernel
+    parser.add_argument("--kernel", help=argparse.SUPPRESS)  # set in child processes
     parser.add_argument("--json", type=Path, help="write versions and results")
     parser.add_argument("--processes", type=int, default=8)
     options = parser.parse_args()

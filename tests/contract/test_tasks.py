@@ -259,7 +259,7 @@ def test_uv_looks_where_pip_is_configured_to_look():
     ]  # fmt: skip
 
 
-def test_the_lock_serves_the_python_and_the_processor_that_it_names(repository, tmp_path):
+def test_a_lock_is_used_only_for_its_python_and_processor(repository, tmp_path):
     locked = import_module("installer").locked_requirements
     lock = tmp_path / "lock.txt"
     head = import_module("write_constraints").HEAD.format(python="3.11", processor="x86_64")

@@ -55,7 +55,7 @@ def test_every_private_method_of_vllm_that_is_overridden_has_a_row():
     assert overridden - NAMED == set()
 
 
-def test_methods_that_vllm_runs_without_autograd_do_so_here():
+def test_overrides_of_methods_without_autograd_run_without_it():
     """Else each step's tensors stay allocated for a backward pass."""
     exempt = {
         "core.runner.graphs:_OnNPU.capture",  # runs no model

@@ -162,7 +162,7 @@ void BridgeReceiver::ring_all() {
 
 void BridgeReceiver::require(bool is_valid) const {
   if (is_valid) return;
-  throw std::runtime_error("rank " + std::to_string(from_) + " sends what no bridge sends");
+  throw std::runtime_error("rank " + std::to_string(from_) + " sent an invalid message");
 }
 
 }  // namespace vnpu

@@ -8,9 +8,9 @@ namespace vnpu {
 // many as the chip's servers have.
 int devices_per_server();
 
-// Collectives of unequal parts: within one server on A3; on A2 also between servers that have
-// equally many ranks. Throws kNotSupported, naming the function, for a group to which the chip's
-// documents deny them. A reference chip, and phantom ranks, are denied none.
+// Checks a group of collectives with unequal parts. A3 supports them within one server, A2 also
+// across servers with equal numbers of ranks. Throws kNotSupported, naming the function, otherwise.
+// A reference chip and phantom ranks always pass.
 // Source: HCCL's documentation, HcclAllGatherV and HcclReduceScatterV, constraints.
 void require_servers_for_unequal_parts(const Group& group, const char* function);
 

@@ -101,7 +101,7 @@ def pair_with_bits_of_one_engine(
     ranks: int = 1,
     **of_one: Any,
 ) -> P:
-    """Starts a pair that passes `assert_bits_of_one_engine`. of_one: options of the one engine"""
+    """Starts a pair that passes `assert_bits_of_one_engine`. of_one: its options"""
     environment = {**RACES, **chip_for(of_one.get("dtype", "float32"))}
     pair = start_pair(model, f"-tp={ranks}", *options, environment=environment)
     of_one = {"tensor_parallel_size": ranks, **of_one}

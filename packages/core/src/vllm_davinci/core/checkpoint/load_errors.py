@@ -74,7 +74,7 @@ def describe_failure(model: str, description: Format, cause: KeyError | ValueErr
         return f"{model} does not load. {shortened(problems)}. {CHECK_COMMAND}."
     if not isinstance(cause, KeyError):
         return None
-    tensor = str(cause.args[0])  # in the model's names, perhaps without the first part
+    tensor = str(cause.args[0])  # model's name, maybe without its first part
     weight = f"{tensor.rpartition('.')[0]}.weight"
     entry = next((kind for name, kind in description.types.items() if name.endswith(weight)), None)
     told = "has no entry" if entry is None else f"is {entry}"
