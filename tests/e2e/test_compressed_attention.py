@@ -52,7 +52,7 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize("options", EVERY_PATH)
-def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     with start_engine(zoo(MODEL), environment=FUZZED, **LONG, **options) as engine:

@@ -69,7 +69,7 @@ def expected(checkpoint: Path) -> TransformersReference:
         nightly=GRAPHS,
     ),
 )
-def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     options: dict[str, Any],
     checkpoint: Path,
     expected: TransformersReference,
