@@ -37,7 +37,7 @@ def configuration(is_hybrid: bool = True) -> Any:
         model_config=SimpleNamespace(
             is_hybrid=is_hybrid,
             has_inner_state=is_hybrid,
-            is_multimodal_model=False,
+            multimodal_config=None,
             architectures=["Qwen3NextForCausalLM"],
             runner_type="generate",
             max_model_len=4096,
@@ -91,9 +91,11 @@ def test_drafts_of_a_model_turn_asynchronous_scheduling_off():
     config.scheduler_config = SimpleNamespace(async_scheduling=True)
     _, setting = settle_states(config)
     assert not config.scheduler_config.async_scheduling
-    config.model_config.is_multimodal_model = True
+    config.model_config.multimodal_config = SimpleNamespace(
+        get_limit_per_prompt=lambda kind: kind == "image"
+    )
     assert "takes images" in refused(config)
-    config.model_config.is_multimodal_model = False
+    config.model_config.multimodal_config = None
     assert setting.told().startswith("async_scheduling = false (instead of true: states follow")
     assert not settle_states(config)
 

@@ -190,8 +190,10 @@ def test_mtp_is_refused_for_multimodal_models():
     options = {"draft_model_config": model(architectures=["MiMoMTPModel"])}
     check_speculation(asked("mtp", **options))
     with pytest.raises(ConfigurationError, match="takes images"):
-        target = model(images=SimpleNamespace())
+        target = model(images=SimpleNamespace(get_limit_per_prompt={"image": 1, "video": 0}.get))
         check_speculation(asked("mtp", target_model_config=target, **options))
+    unused = model(images=SimpleNamespace(get_limit_per_prompt={"image": 0, "video": 0}.get))
+    check_speculation(asked("mtp", target_model_config=unused, **options))
 
 
 def test_a_draft_model_may_be_smaller():
