@@ -111,7 +111,8 @@ def continuations(
     return texts[1], texts[0]
 
 
-@pytest.mark.parametrize(("gap", "is_right"), [(2e-7, True), (1e-3, False)])
+# 2e-7 is two units in a logit's last place: some processors' sums round both texts to one expert.
+@pytest.mark.parametrize(("gap", "is_right"), [(1e-6, True), (1e-3, False)])
 def test_either_of_two_experts_that_rounding_decides_between_is_right(gap, is_right, reference):
     weight = reference.network.model.layers[1].mlp.gate.weight
     before = weight.detach().clone()
