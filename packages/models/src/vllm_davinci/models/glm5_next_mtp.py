@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -10,15 +9,11 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.model_loader.utils import configure_quant_config
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
+from vllm.model_executor.models.utils import WeightsMapper
 
-from vllm_davinci.models.deepseek_v4_mtp import own_quantization
 from vllm_davinci.models.glm5_next import LAYER_NAMES, PACKED_MODULES, make_mlp
 from vllm_davinci.models.glm5_next_attention import Glm5NextAttention
-from vllm_davinci.models.mapped_weights import load_mapped
+from vllm_davinci.models.mtp_drafter import MTPDrafter, Predictor
 
 
 class Glm5NextMTPLayer(nn.Module):
@@ -43,12 +38,17 @@ class Glm5NextMTPLayer(nn.Module):
         self.norm = RMSNorm(size, eps)
 
     def predict(
-        self, positions: torch.Tensor, hidden: torch.Tensor, embedded: torch.Tensor
+        self,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        embedded: torch.Tensor,
+        input_ids: torch.Tensor,
     ) -> torch.Tensor:
         """Hidden states after the last norm, of the model's next position: like `hidden`.
 
-        hidden:   [num_tokens, hidden_size], of the model or of the pass before
-        embedded: like it, the tokens after them; position 0 has none
+        hidden:    [num_tokens, hidden_size], of the model or of the pass before
+        embedded:  like it, the tokens after them; position 0 has none
+        input_ids: unused; other models choose experts by them
         """
         embedded = embedded.masked_fill(positions.unsqueeze(1) == 0, 0)
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], dim=-1))[0]
@@ -57,15 +57,15 @@ class Glm5NextMTPLayer(nn.Module):
         out: torch.Tensor = self.norm(x)
         return out
 
+    def collapse(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: as `predict` returns it, after the norm"""
+        return hidden
 
-class Glm5NextPredictor(nn.Module):
-    """The layers. vLLM gives it the model's embedding, `embed_tokens`."""
 
-    embed_tokens: Any
-
+class Glm5NextPredictor(Predictor):
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
-        super().__init__()
-        self.config = config = vllm_config.model_config.hf_text_config
+        config = vllm_config.model_config.hf_text_config
+        super().__init__(config)
         depth = config.num_hidden_layers
         self.layers = nn.ModuleDict(
             {
@@ -74,12 +74,12 @@ class Glm5NextPredictor(nn.Module):
             }
         )
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return load_mapped(self, weights, self.config.n_routed_experts)
+    def in_order(self) -> list[Any]:
+        return list(self.layers.values())
 
 
-class NPUGlm5NextMTP(nn.Module):
-    """The layers after a released checkpoint's last. vLLM gives it the model's `lm_head`."""
+class NPUGlm5NextMTP(MTPDrafter):
+    """The layers after a released checkpoint's last. They read the model's last norm."""
 
     hf_to_vllm_mapper = LAYER_NAMES | WeightsMapper(
         # Copies of the model's vocabulary.
@@ -88,46 +88,11 @@ class NPUGlm5NextMTP(nn.Module):
         orig_to_new_prefix={"model.language_model.": "model."},
     )
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = PACKED_MODULES
-    lm_head: Any
+    model: Glm5NextPredictor
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        own = copy(vllm_config)
-        own.quant_config = own_quantization(vllm_config)
-        if own.quant_config is not None:
-            configure_quant_config(own.quant_config, type(self))
-        self.config = vllm_config.model_config.hf_text_config
-        self.model = Glm5NextPredictor(own, maybe_prefix(prefix, "model"))
-        self.logits_processor = LogitsProcessor(self.config.vocab_size)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self.model.embed_tokens(input_ids)
-        return embedded
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        hidden_states: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        spec_step_idx: int = 0,
-    ) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size], after the model's last norm"""
-        embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        layers: list[Any] = list(self.model.layers.values())
-        hidden: torch.Tensor = layers[spec_step_idx % len(layers)].predict(
-            positions, hidden_states, embedded
-        )
-        return hidden
-
-    def compute_logits(
-        self, hidden_states: torch.Tensor, spec_step_idx: int = 0
-    ) -> torch.Tensor | None:
-        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        return logits
+    def make_layers(self, vllm_config: VllmConfig, prefix: str) -> Glm5NextPredictor:
+        return Glm5NextPredictor(vllm_config, prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         layers = re.compile(rf"\.layers\.({'|'.join(self.model.layers)})\.")
-        own = ((name, tensor) for name, tensor in weights if layers.search(name))
-        return AutoWeightsLoader(self).load_weights(own, mapper=self.hf_to_vllm_mapper)
+        return super().load_weights(each for each in weights if layers.search(each[0]))
