@@ -14,6 +14,7 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.export.destination import PARTIAL_NAME
 from vllm_davinci.core.export.exporter import Exported, Exporter, model_dtype
+from vllm_davinci.core.export.layer_types import LayerTypes
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
@@ -77,6 +78,13 @@ def test_static_tensors_reproduce_the_product_and_its_bias(dtype: torch.dtype):
     expected = x @ weight.t() + bias
     error = (sums * deq_scale - expected).abs()
     assert error.max() < 0.02 * expected.abs().max()
+
+
+def test_projections_of_recurrent_states_are_quantized_and_convolutions_are_not():
+    layer, types = "model.layers.0.linear_attn", LayerTypes("W8A8_DYNAMIC", {})
+    for name in ("in_proj_qkvz", "in_proj_ba", "in_proj_z", "out_proj"):
+        assert types.of(f"{layer}.{name}.weight", (8, 8), torch.bfloat16) == "W8A8_DYNAMIC"
+    assert types.of(f"{layer}.conv1d.weight", (8, 1, 4), torch.bfloat16) == "FLOAT"
 
 
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])

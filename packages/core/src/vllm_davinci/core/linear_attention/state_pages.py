@@ -71,7 +71,7 @@ class PackedStatePages(StatePages):
         shapes: Sequence[Sequence[int]],
         dtypes: Sequence[torch.dtype],
     ) -> None:
-        unit = gcd(first_byte, block_bytes)  # of bytes in a row, of which a page is some
+        unit = gcd(first_byte, block_bytes)  # bytes per row of the view; a page has several
         rows = memory[: memory.numel() // unit * unit].view(torch.float32).view(-1, unit // 4)
         super().__init__((rows,), shapes, dtypes)
         size = self._places[-1][0].stop
