@@ -136,7 +136,7 @@ def test_without_a_preset_single_options_decide(vllm_config: VllmConfig):
         (
             {"tp": 2, "is_deepseek": False, "architecture": "JambaForCausalLM"},
             WHOLE,
-            "dbo.enabled = false: layers keep states",
+            "dbo.enabled = false: layers have recurrent states",
         ),
         ({"tp": 2, "architecture": SPARSE}, LARGE, "dbo.enabled = false: attention is sparse"),
         ({"tp": 2, "architecture": SPARSE}, LARGE, "multistream_mla = false: attention is sparse"),
@@ -168,7 +168,7 @@ def test_auto_uses_mla_s_side_stream_where_decodes_replay_graphs(vllm_config: Vl
             {"is_deepseek": False, "architecture": "GemmaForCausalLM"},
             "the definition of Gemma.* is not sequence parallel; those of Deepseek.*, Qwen3Moe",
         ),
-        ({"dp": 2}, "DP ranks exchange whole steps"),
+        ({"dp": 2}, "DP ranks send the tokens of whole steps"),
     ],
 )
 def test_impossible_sequence_parallelism_is_refused_or_reported(engine, reason, vllm_config):

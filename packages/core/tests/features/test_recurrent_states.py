@@ -96,7 +96,7 @@ def test_drafts_of_a_model_turn_asynchronous_scheduling_off():
     )
     assert "takes images" in refused(config)
     config.model_config.multimodal_config = None
-    assert setting.told().startswith("async_scheduling = false (instead of true: states follow")
+    assert setting.told().startswith("async_scheduling = false (instead of true: the host")
     assert not settle_states(config)
 
 

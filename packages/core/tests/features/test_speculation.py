@@ -189,7 +189,7 @@ def test_a_drafter_of_another_model_is_refused(method: str, changes: dict[str, A
 def test_mtp_is_refused_for_multimodal_models():
     options = {"draft_model_config": model(architectures=["MiMoMTPModel"])}
     check_speculation(asked("mtp", **options))
-    with pytest.raises(ConfigurationError, match="takes images"):
+    with pytest.raises(ConfigurationError, match="take images"):
         target = model(images=SimpleNamespace(get_limit_per_prompt={"image": 1, "video": 0}.get))
         check_speculation(asked("mtp", target_model_config=target, **options))
     unused = model(images=SimpleNamespace(get_limit_per_prompt={"image": 0, "video": 0}.get))

@@ -24,11 +24,11 @@ class CheckpointError(CoreError, ValueError):
 
 
 class DeviceError(CoreError, RuntimeError):
-    """The device is absent, too small, or lacks a requested resource."""
+    """The device is absent, has too little memory, or lacks a requested resource."""
 
 
 class RankFaultError(CoreError, RuntimeError):
-    """A rank's error or end stopped a step that other ranks continued."""
+    """One rank failed or ended in a step, while other ranks continued."""
 
 
 class ComponentError(CoreError, RuntimeError):

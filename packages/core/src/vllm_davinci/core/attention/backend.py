@@ -18,7 +18,7 @@ from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
 
 class LayersOwnBackendBase(AttentionBackend):
-    """A cache group whose layers compute themselves."""
+    """Backend of a cache group whose layers compute attention themselves."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -34,7 +34,7 @@ class NPUAttentionBackend(AttentionBackend):
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
     forward_includes_kv_cache_update: bool = True
     masks_more: ClassVar[bool] = True
-    """Supports sliding windows, sinks, and images that attend to themselves."""
+    """True if the implementation also supports sliding windows, sinks and bidirectional images."""
 
     @staticmethod
     def get_supported_kernel_block_sizes(

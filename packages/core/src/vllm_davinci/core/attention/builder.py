@@ -13,7 +13,7 @@ Metadata = TypeVar("Metadata")
 
 
 class MetadataBuilderBase(AttentionMetadataBuilder[Metadata]):
-    """Has vLLM's constructor, which is abstract there, and calls `prepare` at its end."""
+    """Calls `prepare` at the end of the constructor, which is abstract in vLLM."""
 
     def __init__(
         self,

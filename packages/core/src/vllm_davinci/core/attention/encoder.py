@@ -35,10 +35,7 @@ class SequenceEnds:
         self._known[tensor] = _version(tensor), ends
 
     def of_lengths(self, lengths: torch.Tensor) -> list[int]:
-        """Ends of the sequences, from the result of NPUMMEncoderAttention.maybe_compute_seq_lens.
-
-        lengths: [num_sequences]
-        """
+        """Ends of the sequences. lengths: result of NPUMMEncoderAttention.maybe_compute_seq_lens"""
         return self._of(lengths, lengths)
 
     def of_cu_seqlens(self, cu_seqlens: torch.Tensor) -> list[int]:
@@ -102,7 +99,7 @@ class NPUMMEncoderAttention(MMEncoderAttention):
         device: torch.device,
         fp8_padded_hidden_size: int | None = None,
     ) -> torch.Tensor:
-        """vLLM's result, recorded on the host for models that do not pass the lengths on."""
+        """vLLM's result. Also records the ends on the host, for models that do not pass lengths."""
         on_device = super().maybe_recompute_cu_seqlens(
             attn_backend, cu_seqlens, hidden_size, tp_size, device, fp8_padded_hidden_size
         )

@@ -157,7 +157,7 @@ def require_mla_decode(
 
 @functools.cache
 def require_sparse_mla(num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype) -> None:
-    """Raises UnsupportedFeatureError if MLA over chosen tokens of the cache is not supported."""
+    """Raises UnsupportedFeatureError if MLA over chosen tokens is not supported."""
 
     def attend() -> None:
         new = functools.partial(torch.zeros, dtype=dtype, device="npu")

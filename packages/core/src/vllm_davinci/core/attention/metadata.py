@@ -32,11 +32,11 @@ class NPUAttentionMetadata(AttentionMetadata):
     block_table:          [num_reqs, max_blocks], int32, on the device.
     slot_mapping:         [num_tokens], int64 on the device; block * block_size + offset, or -1.
     causal:               False when every token of a request may see every other one.
-    host_lengths:         takes the attention's launches while a graph is captured; else None.
+    host_lengths:         records the attention's launches while a graph is captured; else None.
     spans:                tokens of images with bidirectional attention; None without any.
     is_cross:             the keys are an encoder's: seq_lens counts its tokens, and slot_mapping
                           has slots for the tokens that it adds in this step (none in most steps).
-    has_earlier:          under decode context parallelism, in steps with prefills: whether any
+    has_earlier:          under decode context parallelism, in steps with prefills: True if a
                           request has tokens of earlier steps. None otherwise.
 
     Under decode context parallelism seq_lens counts this rank's tokens: all of them in a decode

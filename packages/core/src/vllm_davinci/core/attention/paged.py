@@ -126,8 +126,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         """Writes this step's keys and values, then attends.
 
         query:  [num_tokens, num_heads, head_size]
-        key:    [num_tokens, num_kv_heads, head_size], or None when another layer wrote the cache.
-                Of cross-attention: [tokens of the step's new encoder outputs, ...], or None.
+        key:    [num_tokens, num_kv_heads, head_size], or None if another layer wrote the cache.
+                Cross-attention: [tokens of the step's new encoder outputs, ...], or None.
         value:  like key
         output: [num_tokens, num_heads, head_size], written in place, also returned
         attn_metadata is None in profile runs, which have no cache: output becomes zero.

@@ -7,8 +7,8 @@ import torch_npu
 from vllm.config import get_current_vllm_config
 from vllm.distributed.parallel_state import get_dcp_group
 
-# The log-sum-exp of a rank without tokens of a context. The operator writes +inf there, from which
-# CANN's formula of AttentionUpdate would make NaN; any finite score is greater than this one.
+# The log-sum-exp of a rank without tokens of a context. The operator writes +inf there, which
+# CANN's formula of AttentionUpdate would turn into NaN. This value is below any finite score.
 NO_TOKENS = -1e30
 
 
@@ -57,7 +57,7 @@ class StripeExchange:
         merged, merged_lse = torch_npu.npu_attention_update(
             [one[..., -1].flatten() for one in parts],
             [one[..., :-1].flatten(0, 1).contiguous() for one in parts],
-            1,  # with the log-sum-exp of the whole
+            1,  # 1: also return the merged log-sum-exp
         )
         return merged.view(tokens, heads, -1), merged_lse.view(tokens, heads, 1)
 

@@ -76,7 +76,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
     def _attend_to_stripes(
         self, query: torch.Tensor, cache: PagedCache, metadata: NPUAttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every query over the tokens of all ranks. Returns the result and its log-sum-exp."""
+        """Lets all queries attend to all ranks' tokens. Returns the result and its log-sum-exp."""
         query = self._exchange.all_heads(query)
         part = torch.empty_like(query)
         lse = query.new_empty(*query.shape[:2], 1, dtype=torch.float32)
@@ -95,7 +95,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
         out: list[torch.Tensor],
         returns_lse: bool,
     ) -> None:
-        """This rank's queries over the step's new tokens, into `out`."""
+        """Lets this rank's queries attend to the step's new tokens, into `out`."""
         ends, options = metadata.actual_seq_lengths_q, dict[str, Any](self._causal_options)
         fused_attention.attend(
             query,

@@ -49,7 +49,7 @@ class Stripes(NamedTuple):
 
 
 def stripes_of(vllm_config: VllmConfig) -> Stripes | None:
-    """The division of this rank's engine; None if every rank holds all tokens."""
+    """Division of tokens among this engine's ranks; None if every rank holds all tokens."""
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size == 1:
         return None

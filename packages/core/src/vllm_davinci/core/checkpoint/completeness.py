@@ -28,7 +28,7 @@ from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS, shortened
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-# Computed from config.json, or from an EAGLE-3 head's own d2t; files contain them, too.
+# Computed from config.json, or from an EAGLE-3 head's d2t, even if files contain them.
 _DERIVED = re.compile(
     r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn\.(masked_)?bias$|^(model\.)?t2d$"
 )
@@ -68,7 +68,7 @@ def require_complete(
 
 
 def drafts_for_target(model_config: ModelConfig, vllm_config: VllmConfig) -> bool:
-    """True for a draft head of the engine's model, which may share its vocabulary."""
+    """True for the drafter's model, which may use the target's embedding and LM head."""
     speculative = vllm_config.speculative_config
     return (
         speculative is not None
@@ -80,7 +80,7 @@ def drafts_for_target(model_config: ModelConfig, vllm_config: VllmConfig) -> boo
 def _misshapen(
     tracker: LoadTracker, model: torch.nn.Module, vllm_config: VllmConfig
 ) -> Iterator[str]:
-    """Tensors of which a parameter received a part, or more than they have."""
+    """Tensors that were copied only in part, or into a parameter of another size."""
     modules = dict(model.named_modules())
     ranks = vllm_config.parallel_config.world_size_across_dp
     for name, copied in tracker.copied.items():
@@ -109,7 +109,7 @@ def _left_over(
         drafts_for_target(model_config, vllm_config)
         and model_config.model == vllm_config.model_config.model
     )
-    # vLLM makes some drafters' depth 0.
+    # The target's, because vLLM sets num_hidden_layers of some drafters to 0.
     config = (vllm_config.model_config if is_after_last else model_config).hf_text_config
     depth = getattr(config, "num_hidden_layers", None)
     parallel = vllm_config.parallel_config
@@ -127,11 +127,11 @@ def _left_over(
         if is_after_last and name.endswith(".embed_tokens.weight"):
             continue  # each layer has a copy, and vLLM reads one
         if depth is not None and (layer is not None and int(layer[1]) >= depth) != is_after_last:
-            continue  # of the other model
+            continue  # belongs to the other model
         if getattr(config, "tie_word_embeddings", False) and name.endswith("lm_head.weight"):
             continue
         if own_layers is not None and (layer is None or int(layer[1]) not in own_layers):
-            continue  # of another stage; without a layer number: of the first or last stage
+            continue  # of another stage, or without a layer number: of the first or last one
         expert = _EXPERT.search(name)
         is_of_other_rank = expert is not None and int(expert[1]) < experts
         if is_of_other_rank and _EXPERT.sub("*", name) in of_own_experts:
@@ -191,14 +191,14 @@ def _lacking(tracker: LoadTracker, model: torch.nn.Module, shares: bool) -> Iter
         if num_rows and module is not None and size - written == num_rows * module.input_size:
             continue  # zeros that align a product of Kimi-K3
         if shares and not written and isinstance(module, VocabParallelEmbedding):
-            continue  # vLLM puts the target's in its place
+            continue  # vLLM replaces it with the target's
         method = getattr(module, "quant_method", None)
         if isinstance(method, BaseKVCacheMethod):
             continue  # vLLM's cache scales, which default to a value if the file has none
         if isinstance(
             method, QuantizedLinearMethodBase | QuantizedFusedMoEMethodBase
         ) and not method.takes_as_it_is(part):
-            continue  # names missing tensors itself when it prepares its weights
+            continue  # the method itself names missing tensors when it prepares its weights
         names = list(_parts_that_did_not_come(name, tracker.seen))
         share = "" if not written else f" ({size - written} of {size} entries)"
         yield from names or [f"{name}{share}"]

@@ -16,7 +16,7 @@ from vllm_davinci.core.weight_files.layer_names import EXPERT, shortened
 _LAYER = re.compile(r"^(?P<stack>.*\.)?layers\.(?P<number>\d{1,9})\.(?P<part>.+)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out)\.|^head\.")
-# Each is useless without the other.
+# A layer needs both projections of a pair.
 _PAIRS = (("gate_proj", "up_proj"), ("gate_proj", "down_proj"), ("k_proj", "q_proj"))
 
 
@@ -103,9 +103,9 @@ def _check_experts(
 def _check_layers_alike(
     text: Mapping[str, Any], weights: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
-    """Reports a layer that has some weights of more frequent layers and none of its own: the rest
-    is missing. Layers that config.json gives different ratios of compression have different
-    weights (DeepSeek-V4)."""
+    """Reports layers that lack weights. Each is compared with layers that have all of its weights
+    and more, and are at least as frequent. Layers to which config.json gives different compression
+    ratios are not compared (DeepSeek-V4)."""
     num_layers, ratios = text.get("num_hidden_layers"), text.get("compress_ratios")
     layers: dict[tuple[str, int], set[str]] = {}
     for prefix in weights:
@@ -164,7 +164,7 @@ def _check_head(
 def _check_attention(text: Mapping[str, Any], report: CheckReport) -> None:
     sizes = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     known = {name: text[name] for name in sizes if isinstance(text.get(name), int)}
-    # GLM-5.3's attention gathers rows, of any size.
+    # GLM-5.3's attention gathers rows, so it supports any size.
     if len(known) < len(sizes) or text.get("model_type") == "glm5_next_text":
         return
     try:

@@ -100,14 +100,14 @@ class NPUModelLoader(DefaultModelLoader):
             if (known_as := name_in_vllm(model_config, name)) is not None
         )
         if ROTATION not in dict(model.named_parameters()):
-            weights = (each for each in weights if each[0] != ROTATION)  # of the model's drafter
+            weights = (each for each in weights if each[0] != ROTATION)  # of the drafter
         if self._tracker is not None:
             weights = self._tracker.watch(weights)
             self._streams.append(weights)
         yield from weights
 
     def _checked(self, weights: Weights) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Yields `weights`; `_stored` is the name, as the file spells it, of the newest one."""
+        """Yields `weights`; `_stored` is the newest tensor's name as the file spells it."""
         for name, tensor in weights:
             self._stored = name
             require_usable(name, tensor)

@@ -61,10 +61,10 @@ class LoadTracker(TorchDispatchMode):
                 self._expect(name, tensor)
             else:
                 self.read.add(name)
-            with self:  # not while the next tensor is read
+            with self:  # inactive while the next tensor is read
                 yield name, tensor
         self.is_at_end = True
-        # Some models list all tensors before they copy the first.
+        # Stays active: some models list all tensors before they copy the first.
         self.__enter__()  # type: ignore[no-untyped-call]
         self._is_held = True
 

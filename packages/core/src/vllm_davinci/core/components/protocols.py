@@ -57,7 +57,7 @@ class DeviceProvider(Protocol):
         """True if operators compute; otherwise everything that the host reads is zero."""
 
     def limit_host_waits(self, seconds: float) -> None:
-        """Sets the longest wait of the host for it, here and in child processes, unless set."""
+        """Sets the host's timeout for this device, here and in child processes, if unset."""
 
     def is_traced(self) -> bool:
         """True if it writes a trace of its tasks with their streams and times."""
@@ -84,8 +84,8 @@ class StepCostsProvider(Protocol):
     def make(
         self, engine: Mapping[str, Any], model: str, options: Sequence[str]
     ) -> tuple[Path | None, str]:
-        """Models such an engine's steps and stores their times. Returns the file and a clause for
-        "because"; no file if the chip has no timing model here.
+        """Models such an engine's steps and stores their times. Returns the file, or None if the
+        chip has no timing model here, and the reason, a clause.
 
         model:   directory of its configuration
         options: of `vllm serve`
@@ -111,7 +111,7 @@ class Split(Protocol):
         """The tokens at which the second and later ubatches begin."""
 
     def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
-        """Each ubatch's rows, as views; rows after the step's tokens go to the last one."""
+        """Each ubatch's rows, as views; the last ubatch also gets rows after the step's tokens."""
 
     def merge(self, parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         """The inverse of `slice`."""

@@ -53,7 +53,7 @@ DEVICES = Role(
 )
 
 COSTS = Role(
-    "vllm_davinci.step_costs", StepCostsProvider, "vllm-davinci", "fixed rules decide steps"
+    "vllm_davinci.step_costs", StepCostsProvider, "vllm-davinci", "fixed rules decide how steps run"
 )
 
 
@@ -130,7 +130,7 @@ def device_computes() -> bool:
 
 
 def limit_host_waits(seconds: float) -> None:
-    """Sets the longest wait of the host for such a device, if not yet set."""
+    """Sets the host's timeout for a device that is not a chip, if unset."""
     for provider in _devices().values():
         if provider.is_active():
             provider.limit_host_waits(seconds)

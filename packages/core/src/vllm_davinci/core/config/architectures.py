@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-_OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
-_STATES = "layers of the model keep states of a kind that is not served"
-IMAGES = "the model takes images, beside which MTP has not been tried"
+_OWN_DRAFTER = "its drafter in vLLM is a separate class, which does not count tokens on the host"
+_STATES = "layers of the model have recurrent states of an unsupported kind"
+IMAGES = "MTP has not been tried with models that take images"
 UNTRIED = "no small model of it has been tried"
-_OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
+_OTHERS_CHIPS = "vLLM's definition of the model is for other vendors' chips only"
 
 
 class Bidirectional(Enum):
@@ -96,7 +96,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForConditionalGeneration": Architecture(bidirectional=Bidirectional.IMAGES),
     "PaliGemmaForConditionalGeneration": Architecture(bidirectional=Bidirectional.PROMPTS),
     # vLLM serves it, but chunked prefill, prefix caching and preemption would change its tokens.
-    "HrmTextForCausalLM": Architecture(needs="prompts of text that see themselves both ways"),
+    "HrmTextForCausalLM": Architecture(needs="bidirectional attention in text prompts"),
     # Models whose definitions in vLLM import packages that vLLM requires only on CUDA.
     "InklingForCausalLM": _FOREIGN,
     "InklingForConditionalGeneration": _FOREIGN,
@@ -119,7 +119,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Exaone4_5_MTP": Architecture(no_drafts=IMAGES),
     "Gemma4MTPModel": Architecture(no_drafts=_OWN_DRAFTER),
     "Glm4MoeLiteMTPModel": Architecture(
-        no_drafts="vLLM reads the model's first layer in its place"
+        no_drafts="vLLM loads the model's first layer instead of the MTP layer"
     ),
     "GlmOcrMTPModel": Architecture(no_drafts=IMAGES),
     "HYV4MTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
@@ -142,8 +142,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Replaces unimportable models in vLLM's registry, so that they are refused by name.
 UNSERVED_MODEL = "vllm_davinci.core.config.unserved_model:UnservedModel"
-# vLLM keeps definitions for one vendor's kernels here. For one of them other platforms get its
-# generic definition.
+# vLLM keeps definitions that use one vendor's kernels in this package. For the second, vLLM uses a
+# generic definition on other platforms.
 _OF_VENDORS = "vllm.models."
 _GENERIC = ("vllm.models.deepseek_v32",)
 

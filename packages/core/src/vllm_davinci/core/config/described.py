@@ -9,7 +9,7 @@ _is_described: ContextVar[bool] = ContextVar("is_described", default=False)
 
 @contextmanager
 def described_only() -> Iterator[None]:
-    """Configurations made inside may need more devices than this host has: none is started."""
+    """Inside, a configuration may need more devices than this host has: no engine starts."""
     token = _is_described.set(True)
     try:
         yield

@@ -196,7 +196,7 @@ def launches_kernels_of_vllm(environ: Mapping[str, str] = os.environ) -> bool:
         )
     if chosen == OWN:
         return False
-    from triton.runtime import driver  # vLLM has imported it, programs that only read this have not
+    from triton.runtime import driver  # already imported by vLLM, but not by every reader
 
     if not hasattr(driver.active, "launcher_cls"):
         raise ConfigurationError(

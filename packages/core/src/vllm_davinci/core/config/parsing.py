@@ -308,7 +308,7 @@ def parse_config(additional_config: Any) -> DavinciConfig:
 
 
 def validated(given: Given) -> DavinciConfig:
-    """The typed form of options under current keys."""
+    """The options, under current keys, in typed form."""
     options = {key: value for key, value in given.options.items() if key not in KEYS_OF_VLLM}
     try:
         config = DavinciConfig.model_validate(options)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from vllm_davinci.core.errors import ConfigurationError
 
-# Rows of steps with prefills, and rows of decode-only steps.
+# Names of choices: in rows of steps with prefills, and in rows of decode-only steps.
 NORM_VECTOR_CORES = "norm_vector_cores"
 PREFETCH_BYTES = "prefetch_bytes"
 

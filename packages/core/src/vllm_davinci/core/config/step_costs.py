@@ -35,22 +35,22 @@ _SIZES = {
     "intermediate_size": ("moe_intermediate_size", "intermediate_size"),
 }
 
-# A step-time table states it if its steps are sequence parallel from a size on from which all
-# larger ones gain over the whole ranges of assumed figures.
+# Key of a step-time table. If true, the table's smallest sequence-parallel size holds for every
+# value in the ranges of assumed figures: all larger steps are faster.
 _OVER_RANGES = "sequence_parallel_over_ranges"
-# Other tables state the size from which the figures as they are stated gain. Engines that were
-# modelled over the ranges gain over all of them from at most this many times that size.
+# Otherwise that size holds for the stated figures only. In every engine that was modelled both
+# ways, the size for the whole ranges was at most this many times larger.
 _OVER_RANGES_FROM = 4
 SURELY_FASTER_SHARDED = 16384
-"""Tokens from which sequence parallel steps gain over the whole ranges of assumed figures, with any
-engine of the shipped step-time tables. Fewer gain or lose, depending on engine and figures."""
+"""Tokens from which sequence-parallel steps are faster for all values in the ranges of assumed
+figures, in every engine of the shipped step-time tables. Smaller steps may be slower."""
 SHARDED_FROM = "sequence_parallel.min_tokens"
 
 logger = init_logger(__name__)
 
 
 class CostsChoice(NamedTuple):
-    """The step-time file of an engine, or None, and why: a clause that can follow "because"."""
+    """The step-time file of an engine, or None, and a clause that can follow "because"."""
 
     file: Path | None
     reason: str
@@ -87,9 +87,9 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
         return CostsChoice(None, "one rank has nothing to decide")
     given = [name for name in _THRESHOLDS if name in config.dbo.model_fields_set]
     if given:
-        return CostsChoice(None, f"dbo.{given[0]} was given, which durations would replace")
+        return CostsChoice(None, f"dbo.{given[0]} was given, which step times would replace")
     if parallel.data_parallel_size == 1 and config.moe_communication != AUTO:
-        return CostsChoice(None, "moe_communication was given, and files do not cover it")
+        return CostsChoice(None, "moe_communication was given, and files model only 'auto'")
     provider = components.step_costs_provider()
     if provider is None:
         return CostsChoice(None, f"{components.COSTS.package} is not installed")
@@ -112,7 +112,7 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
 def chosen_by_costs(file: Path) -> list[Setting]:
     """The options that were fastest when the file was built.
 
-    Sequence parallelism begins where it gains over the whole ranges of assumed figures.
+    Sequence parallelism begins where it is faster for all values in the ranges of assumed figures.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Torch's allocator reserves small tensors in segments of this size. How full they are depends on
-# all sizes, so another length may need one more.
+# Torch's allocator reserves segments of this size for small tensors. How full they are depends on
+# all sizes, so another --max-model-len may need one more.
 SMALL_SEGMENT_BYTES = 2 << 20
-# Left for workspaces of streams that no step of the start has used, where memory allows it: a
-# product's is 20 MiB.
+# Left, if possible, for workspaces of streams that start-up has not used. A product needs 20 MiB.
 SPARE_WORKSPACE_BYTES = 64 << 20
 
 
@@ -34,7 +33,7 @@ EXPANDABLE_SEGMENTS = "expandable_segments"
 
 
 _are_expandable = False  # set by `use_expandable_segments`
-_asked_share: float | None = None  # of device memory, before an engine lowers it
+_asked_share: float | None = None  # device memory's, before an engine lowers it
 
 
 def use_expandable_segments(asked: str) -> None:
@@ -56,7 +55,7 @@ def use_expandable_segments(asked: str) -> None:
 
 @contextmanager
 def expandable_segments_off() -> Iterator[None]:
-    """Inside, torch's allocator gets memory from a pool's own allocator."""
+    """Lets a pool's own allocator provide memory to torch's allocator inside."""
     if not _are_expandable:
         yield
         return
@@ -113,14 +112,14 @@ def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
 
 
 def leave_room_for_workspaces(workspace_bytes: int, tensor_bytes: int) -> None:
-    """Limits the memory that torch's allocator keeps, so that operators' workspaces find theirs.
+    """Limits the memory that torch's allocator keeps, so that operators find memory for workspaces.
 
-    The allocator keeps what tensors have freed, up to all of the device, and gives it back where a
-    tensor finds no memory. Workspaces of compiled operators, and with TASK_QUEUE_ENABLE=2 those of
-    all, do not ask for it: the step ends where one finds none. Each stream takes a workspace when
-    it first needs one, or a larger one.
-    workspace_bytes: that the largest steps have taken
-    tensor_bytes:    of the KV cache, the largest step and graphs, which are always left
+    The allocator keeps freed memory, up to the whole device, and releases it only for another
+    tensor. Some workspaces do not come from this allocator: those of compiled operators, and with
+    TASK_QUEUE_ENABLE=2 those of all operators. A step fails if such a workspace finds no memory.
+    Each stream allocates its workspace at the first need, and again when it needs a larger one.
+    workspace_bytes: workspaces of the largest steps
+    tensor_bytes:    KV cache, largest step and graphs, which the allocator can always have
     """
     torch.accelerator.empty_cache()
     free_bytes, total_bytes = torch.accelerator.get_memory_info()
@@ -221,7 +220,7 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     if fitting_len > 0:
         remedies.append(f"lower --max-model-len to {fitting_len} or less")
     remedies.append("lower --max-num-batched-tokens")
-    remedies.append("lower --max-num-seqs")  # a table has all tokens of as many requests
+    remedies.append("lower --max-num-seqs")  # tables on the device have a row per request
     remedies.append("raise --tensor-parallel-size")
     raise DeviceError(
         f"The KV cache does not fit: one request of {max_model_len} tokens needs "

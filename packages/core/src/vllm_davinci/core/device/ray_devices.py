@@ -22,8 +22,8 @@ RESOURCE = "NPU"
 WAIT_S = 60
 _ASKED_FOR_S = WAIT_S + 60
 
-# Runs in a process of its own: vLLM connects this one, with the user's runtime environment. Prints
-# the cluster's NPUs and the free ones; nothing if Ray does not run.
+# Runs in a separate process, because vLLM will connect this process to Ray with the user's runtime
+# environment. Prints the number of all NPUs and of free ones; nothing if Ray does not run.
 _ASK = """
 import json, sys, time
 import ray

@@ -73,7 +73,7 @@ class SleepingMemory:
         self._give_back_empty(pool)
 
     def sleep(self, keep: Sequence[str], dropped: Sequence[Range] = ()) -> None:
-        """Releases all memory. keep: tags whose contents are copied to the host
+        """Releases all memory; copies the contents of the tags `keep` to the host.
 
         dropped: address ranges within them that are not copied
         The caller must have waited for the device.
@@ -115,7 +115,7 @@ class SleepingMemory:
         return [each for each in self._taken.values() if each.segment.is_mapped]
 
     def _give_back_empty(self, pool: MemPool) -> None:
-        """Unmaps segments that the pool's tensors needed only temporarily."""
+        """Unmaps segments that the pool's tensors no longer use."""
         torch_npu.npu.synchronize()
         for found in memory_snapshot(pool.id):
             taken = self._taken.get(found["address"])

@@ -68,7 +68,7 @@ class FusedExperts:
 class GraphLimits:
     """Resources available to all captured graphs of a device together.
 
-    streams:         of the device, those of other processes included
+    streams:         of the device, shared with other processes
     events:          likewise
     updatable_tasks: launches in task groups
     """

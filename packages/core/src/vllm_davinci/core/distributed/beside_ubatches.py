@@ -11,9 +11,9 @@ T = TypeVar("T")
 def run_beside_ubatches(work: Callable[[], T]) -> T:
     """Runs `work`, which calls collectives; inside a ubatch, the other ubatches compute meanwhile.
 
-    work: in a ubatch it runs on its own side stream, after the current stream's work so far.
-          Returns tensors, or tuples of them; the caller must hold its inputs until this returns.
-          Its matrix products should be small, since the other ubatch computes at the same time.
+    work: runs, in a ubatch, on its own side stream, after the current stream's work so far. Returns
+          tensors, or tuples of them; the caller must hold its inputs until this returns. Its matrix
+          products should be small, since the other ubatch computes at the same time.
     """
     scheduler = components.stream_scheduler()
     if scheduler is None:

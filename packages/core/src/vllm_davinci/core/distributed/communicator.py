@@ -34,8 +34,8 @@ class NPUCommunicator(UbatchCommunicator):
         """Sums over the group, in place; the sum is valid once the returned function has been
         called.
 
-        In a ubatch the current stream continues until then, and no other ubatch gets its turn: call
-        the function after this ubatch's next collective.
+        In a ubatch this starts no other ubatch's turn, and the current stream continues: call the
+        function after this ubatch's next collective.
         """
         handles: list[Any] = []
 
@@ -143,7 +143,7 @@ class NPUCommunicator(UbatchCommunicator):
         return gathered if self.rank_in_group == dst else None
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """Overwrites `tensor` with rank src's, and returns it."""
+        """Overwrites `tensor` with that of rank `src`, and returns it."""
         self._collective(
             "broadcast",
             lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group, async_op=True),

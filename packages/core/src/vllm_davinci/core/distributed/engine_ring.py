@@ -33,9 +33,9 @@ _GOODBYE_LIMIT = timedelta(seconds=1)
 def size_of_ring(parallel: ParallelConfig) -> int:
     """Number of independent engines that one front end has on several hosts; otherwise 1.
 
-    By then vLLM has set such an engine's data-parallel size to 1. The original size remains in the
-    bound of elastic expert parallelism, which dense models do not use. Engines on one host have
-    vLLM's default address, and their front end watches their processes.
+    vLLM has already set the data-parallel size of such an engine to 1; the original size is still
+    in the upper bound of elastic expert parallelism, which dense models do not use. Engines on one
+    host have vLLM's default address and need no ring: their front end watches their processes.
     """
     is_of_ring = (
         parallel.data_parallel_size == 1
@@ -56,7 +56,7 @@ class EngineRing:
     def __init__(self, parallel: ParallelConfig, on_end: Callable[[Fault], None]) -> None:
         self._engine, self._size = parallel.data_parallel_index, size_of_ring(parallel)
         self._address = parallel.data_parallel_master_ip
-        # Without coordination vLLM does not tell other hosts a port of its choice.
+        # Without coordination, vLLM tells other hosts no port that it chose, so the port is fixed.
         self._port = parallel.data_parallel_rpc_port + 1
         self._on_end = on_end
         self._group: torch.distributed.ProcessGroup | None = None
@@ -68,7 +68,7 @@ class EngineRing:
         self._is_closed = True
         if self._group is not None:
             before = (self._engine - 1) % self._size
-            with suppress(RuntimeError):  # that engine has ended
+            with suppress(RuntimeError):  # the previous engine has ended
                 goodbye = self._group.send([torch.zeros(1, dtype=torch.uint8)], before, _GOODBYE)
                 goodbye.wait(_GOODBYE_LIMIT)
 
@@ -89,7 +89,7 @@ class EngineRing:
                 Fault(engine, *json.loads(store.get(f"engine {engine}")))
                 for engine in range(self._size)
             ]
-        except RuntimeError as error:  # torch's, from a store or a connection
+        except RuntimeError as error:  # from torch, for a store or a connection
             logger.warning(
                 "The data-parallel engines have not met at %s:%d (--data-parallel-address, and "
                 "the port after --data-parallel-rpc-port): a failed host will go unnoticed. %s",
@@ -109,7 +109,7 @@ class EngineRing:
         try:
             goodbye = torch.zeros(1, dtype=torch.uint8)
             self._group.recv([goodbye], following.rank, _GOODBYE).wait(LISTENS_FOR)
-        except (RuntimeError, ValueError) as error:  # gloo's
+        except (RuntimeError, ValueError) as error:  # from gloo
             if not self._is_closed:
                 cause = SILENT if is_silence(error) else ""
                 self._on_end(replace(following, cause=cause))

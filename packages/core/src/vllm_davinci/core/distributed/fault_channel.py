@@ -1,9 +1,9 @@
 """A channel, independent of the device, on which a rank tells all others of its world that it
 failed.
 
-It is a dedicated gloo group. One thread waits for messages, so that steps pay nothing. A second
-thread waits on the connection to the next rank, which only ever closes: so one rank notices a
-process that ends, or a host that falls silent, and tells the others.
+It is a dedicated gloo group. One thread waits for messages, so steps take no longer. A second
+thread waits on the connection to the next rank, on which nothing is sent: it fails if that rank's
+process ends or its host falls silent, and this rank tells the others.
 """
 
 import json
@@ -31,11 +31,11 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# Size of a fault in JSON; its texts are cut to these lengths and take up to 6 bytes per character.
+# Size of a fault in JSON. Texts are cut to these lengths, in characters of up to 6 bytes.
 MESSAGE_BYTES = 16384
 CAUSE_CHARACTERS = 1200
 PLACE_LINES = 24
-# The thread below listens until the process or the group ends; gloo requires a number.
+# The thread below listens until the process or the group ends, but gloo requires a timeout.
 LISTENS_FOR = timedelta(days=365)
 SILENT = (
     f"is on a host that has been silent for {SILENT_S} s: the host, or the network to it, "
@@ -70,7 +70,7 @@ class Fault:
     def is_like(self, other: "Fault") -> bool:
         """True if both ranks failed at the same point with matching collectives.
 
-        Messages may differ: a memory error names each rank's own device and bytes.
+        Error texts may differ: a memory error names the rank's own device and bytes.
         """
         common = self.collectives.keys() & other.collectives.keys()
         return self.place == other.place and all(
@@ -118,7 +118,7 @@ class FaultChannel:
             for rank, process in enumerate(self._gather((socket.gethostname(), os.getpid())))
         ]
         notice_silence(others)
-        self._sent: list[Any] = []  # gloo reads the messages until the others have received them
+        self._sent: list[Any] = []  # messages that gloo still reads
         self.is_closed = False
         for listen in (self._listen, self._watch_next):
             threading.Thread(target=listen, name="faults of ranks", daemon=True).start()
@@ -152,10 +152,9 @@ class FaultChannel:
         return [each for each in self.stopped() if status_of(each.pid)[1] == str(os.getppid())]
 
     def end_stopped_siblings(self) -> None:
-        """Kills stopped ranks of the same engine, which cannot notice its end.
+        """Kills stopped ranks of the same engine, which cannot notice that it ends.
 
-        Otherwise vLLM waits for them: for a reply until its own timeout, for their end another 20
-        s.
+        Otherwise vLLM waits until its own timeout for their reply, and 20 s more for their end.
         """
         for each in self.stopped_siblings():
             with suppress(ProcessLookupError):
@@ -181,7 +180,7 @@ class FaultChannel:
         }
 
     def leave_device_groups(self) -> None:
-        """Aborts every communicator, so that other devices may notice that this rank will not come.
+        """Aborts every communicator, so that other devices may notice that this rank is gone.
 
         Runs in its own thread: on a chip it may wait for the other ranks.
         """
@@ -220,7 +219,7 @@ class FaultChannel:
             assert work is not None
             work.wait(LISTENS_FOR)
             return work._source_rank()
-        except (RuntimeError, ValueError) as error:  # gloo's; for a destroyed group
+        except (RuntimeError, ValueError) as error:  # from gloo, if the group has been destroyed
             logger.debug("The fault channel has ended: %s", error)
             return error
 
@@ -236,7 +235,7 @@ def _abort_communicators() -> None:
 def _stop_device(device: int) -> None:
     try:
         torch_npu.npu.stop_device(device)
-    except RuntimeError as error:  # the process ends anyway and has reported why
+    except RuntimeError as error:  # the process ends anyway, and has reported the reason
         logger.debug("The device cannot be stopped: %s", error)
 
 

@@ -31,10 +31,9 @@ def make_communicators(
 ) -> None:
     """Runs one small collective in each group that steps will use. Every rank calls it once.
 
-    own: groups in addition to vLLM's
-    A group's communicator is made at its first collective and takes twice the group's HCCL buffer
-    of device memory, 400 MB by default. Made later it would take memory planned for the KV cache.
-    Raises DeviceError if the device has less.
+    own: groups in addition to vLLM's A group's first collective makes its communicator, which takes
+    device memory of twice the group's HCCL buffer, 400 MB by default. Later, it would take memory
+    planned for the KV cache. Raises DeviceError if the device has less.
     """
     model = vllm_config.model_config
     is_moe = model is not None and model.is_moe
@@ -50,7 +49,7 @@ def make_communicators(
 
 
 def make_communicator(name: str, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Runs one small collective in a group, as `make_communicators`. Does not wait for it."""
+    """Runs one small collective in a group, for `make_communicators`. Does not wait for it."""
     with needs_buffers_of(f"the group {name}", hccl_buffer_mib()):
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 
@@ -59,9 +58,9 @@ def make_communicator(name: str, group: dist.ProcessGroup, device: torch.device)
 def needs_buffers_of(owner: str, buffer_mib: int, *remedies: str) -> Iterator[None]:
     """Wraps the creation of a communicator: raises DeviceError if it fails for lack of memory.
 
-    owner:    of the communicator, for the message
-    remedies: what to change in addition to HCCL_BUFFSIZE, each an instruction
-    HCCL has several statuses for it, so the free memory before decides.
+    owner:    group that gets the communicator, for the message
+    remedies: instructions to the user, in addition to a smaller HCCL_BUFFSIZE HCCL has several
+              statuses for this error, so the memory that was free before decides.
     """
     free_bytes, total_bytes = torch_npu.npu.mem_get_info()
     needed_bytes = 2 * buffer_mib * MIB

@@ -15,7 +15,7 @@ logger = init_logger(__name__)
 
 HCCL_ADDRESS = "HCCL_IF_IP"
 HCCL_INTERFACE = "HCCL_SOCKET_IFNAME"
-_UNKNOWN = "0.0.0.0"  # vLLM's answer if it finds no address
+_UNKNOWN = "0.0.0.0"  # vLLM's result if it finds no address
 
 
 def may_span_hosts(parallel: "ParallelConfig") -> bool:
@@ -32,8 +32,8 @@ def name_host_address(
 ) -> None:
     """Makes HCCL use vLLM's address of this host, unless the user has set one.
 
-    HCCL would choose an address in its own order; vLLM uses VLLM_HOST_IP if set. Call it in the
-    worker: each host has its own.
+    HCCL would choose among addresses by its own rules; vLLM uses VLLM_HOST_IP if set. Call it in
+    the worker: each host has its own.
     """
     if not may_span_hosts(parallel):
         return

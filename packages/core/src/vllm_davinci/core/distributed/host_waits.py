@@ -9,7 +9,7 @@ from vllm_davinci.core.config.time_limits import StepLimits
 def limit_host_waits() -> None:
     """Limits all later waits of ranks on the host to the timeout of a step.
 
-    Call it once all ranks serve: before that, one may load weights minutes longer than another.
+    Call it once all ranks serve: before, one rank may load weights for minutes longer than another.
     """
     limit = StepLimits.of_environment().coordination
     for group in (get_tp_group(), get_pp_group(), get_dp_group()):

@@ -1,7 +1,7 @@
 """Detects hosts that lose power or network and so never close their connections.
 
-TCP keepalive lets the kernels of both hosts check each other, whatever the processes do: a stopped
-or busy process still has a host that answers.
+With TCP keepalive the kernels of both hosts check each other, so a host answers even if its process
+is stopped or busy.
 """
 
 import errno
@@ -21,7 +21,7 @@ _SETTINGS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
 )
-# The kernel's errors in this case: of the connection, or of the route to the host.
+# The kernel's errors for a silent host: of the connection, or of the route.
 _ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 

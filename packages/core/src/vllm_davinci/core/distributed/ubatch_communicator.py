@@ -59,7 +59,7 @@ class UbatchCommunicator(DeviceCommunicatorBase):
         name:  name of the collective, for counting
         begin: enqueues it with async_op=True and returns its handle; holds the tensors that it
                reads and writes, which must be allocated before
-        waits: False: the ubatch continues concurrently, and the caller waits for the handle
+        waits: False: the ubatch continues at once, and the caller waits for the handle
         """
         if self._stream_scheduler is None:
             begin().wait()
@@ -77,13 +77,12 @@ class UbatchCommunicator(DeviceCommunicatorBase):
         if self._stream_scheduler is None or self._stream_scheduler.current_ubatch() is None:
             return launch()
         results: tuple[torch.Tensor, ...] = self._stream_scheduler.communicate(launch)
-        for result in results:  # from the communication stream's pool
+        for result in results:  # allocated from the communication stream's pool
             result.record_stream(torch.accelerator.current_stream())
         return results
 
     def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T:
-        """Runs `move(count())`, where the collectives of `count` produce the sizes for those of
-        `move`.
+        """Runs `move(count())`: collectives in `count` produce the sizes of collectives in `move`.
 
         In a ubatch the host waits in `move` while the device does other ubatches' work; both
         functions run on the communication stream. The caller holds their inputs until this returns.

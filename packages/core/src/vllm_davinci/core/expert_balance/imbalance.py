@@ -8,7 +8,7 @@ import torch
 class Imbalance(NamedTuple):
     """Largest load of a rank over the mean load, averaged over layers; 1 is even.
 
-    before: under the map that was active while counting; after: under the newest map, same loads
+    before: with the map that was active while counting; after: with the newest map, same loads
     """
 
     before: float

@@ -1,4 +1,4 @@
-"""Expert balancing in the steps of vLLM's runner."""
+"""Expert balancing in vLLM's runner."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def balance(runner: Any) -> None:
 
 
 class NPUEPLBController(EPLBController):
-    """vLLM's expert balancing in the V2 runner. Suppressed steps count nothing."""
+    """vLLM's expert balancing in the V2 runner. Steps that vLLM suppresses count no loads."""
 
     def prepare_forward(
         self,

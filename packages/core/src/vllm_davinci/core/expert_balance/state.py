@@ -23,25 +23,25 @@ logger = init_logger(__name__)
 
 
 class NPUEplbState(EplbState):
-    """vLLM's state: stores loads, decides and moves weights. Layers count and look up in our
-    tensors.
+    """vLLM's state: stores loads, decides and moves weights. Layers count loads and look up experts
+    in tensors of this plugin.
 
     Loads are counted on the device; only deciding steps wait for them.
     """
 
     _tables: list[ReplicaTable]  # per expert layer, in order
     _weights: torch.Tensor  # see LoadCounter
-    _num_counted = 0  # tokens of the newest step that are counted
+    _num_counted = 0  # tokens of the newest step whose experts are counted
     _shown: torch.Tensor  # [num_layers, num_physical_experts], on the host: contents of the tables
-    _before: torch.Tensor | None = None  # the same before the decision being applied
-    _moved: list[AsyncEplbLayerResult]  # in the newest step
+    _before: torch.Tensor | None = None  # the same, before the decision that is being applied
+    _moved: list[AsyncEplbLayerResult]  # results applied in the newest step
     num_decisions = 0
     num_moved = 0  # slots that got another expert
     imbalance: Imbalance | None = None  # of the newest decision
 
     @classmethod
     def taking_over(cls, state: EplbState, vllm_config: VllmConfig) -> "NPUEplbState":
-        """Takes over the state that vLLM made at start and binds the model's layers to it.
+        """Takes over the state that vLLM made at start, and connects the model's layers to it.
 
         Raises UnsupportedFeatureError for a model that vLLM cannot balance.
         """
@@ -102,7 +102,8 @@ class NPUEplbState(EplbState):
     def step(
         self, is_dummy: bool = False, is_profile: bool = False, log_stats: bool = False
     ) -> None:
-        """vLLM's step, after each forward. HCCL's buffers already exist when memory is measured."""
+        """vLLM's step, after each forward. HCCL's buffers exist already: memory was measured with
+        them."""
         if is_profile:
             return
         (model_state,) = self.model_states.values()
@@ -122,7 +123,7 @@ class NPUEplbState(EplbState):
     def _all_ranks_result_ready(self, model_state: EplbModelState) -> bool:
         """vLLM's check, which moves this rank's result at once if it returns True.
 
-        Meanwhile the sending thread may set results, even the next one after the move.
+        Reads the result before returning, because the sending thread may then set the next one.
         """
         is_ready = super()._all_ranks_result_ready(model_state)
         result = model_state.pending_result

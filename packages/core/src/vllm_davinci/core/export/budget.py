@@ -15,8 +15,8 @@ from vllm_davinci.core.export.layer_types import UNREACHED
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
-# Cost of a type beyond the first, in launches and passes over the inputs: per-token scales take
-# one, floats the time and memory of several.
+# Cost of a type compared with the cheapest, in launches and passes over the inputs: per-token
+# scales need one, floats as much time and memory as several.
 _PRICES = {UNREACHED: 1.0, FLOAT: 4.0}
 
 
@@ -35,8 +35,8 @@ class Loss(NamedTuple):
 class LayerCost:
     """One product and the estimated cost of each type.
 
-    layers: names; losses: type -> estimated nats per token; range: of its input, for static types
-    strength: of the smoothing before it; kind: its chosen type
+    layers: names; losses: type -> estimated nats per token; range: of the input, for static types
+    strength: of the smoothing before the product; kind: the chosen type
     clipped:  fraction of held-out values outside the range
     """
 
@@ -49,7 +49,7 @@ class LayerCost:
 
 
 class Step(NamedTuple):
-    """A product's change to another type. saved: estimated nats per token and unit of price"""
+    """Changes a product to another type. saved: estimated nats per token and unit of price"""
 
     number: int
     kind: str
@@ -88,7 +88,7 @@ def choose(
     """Chooses the products' types within the budget; returns the measured loss.
 
     budget:  fraction of perplexity, or infinity: all get `kind`
-    measure: the loss of these types; called about log2(number of steps) times
+    measure: returns the loss with the chosen types; called about log2(number of steps) times
     """
     order = steps(costs, kind)
 
@@ -102,7 +102,7 @@ def choose(
     found = take(0)
     if found.is_within(budget):
         return found
-    low, high, last = 0, len(order), 0  # low is too few steps; all floats suffice
+    low, high, last = 0, len(order), 0  # `low` steps are too few; all of them suffice
     guess = _first_guess(costs, order, kind, budget)
     while high - low > 1:
         last = min(max(guess, low + 1), high - 1)
@@ -115,7 +115,7 @@ def choose(
 def _first_guess(
     costs: Sequence[LayerCost], order: Sequence[Step], kind: str, budget: float
 ) -> int:
-    """Number of steps that the estimates require."""
+    """Number of steps after which the estimated loss is within the budget."""
     left = {number: cost.losses[kind] for number, cost in enumerate(costs)}
     for count, step in enumerate(order):
         if math.expm1(sum(left.values())) <= budget:

@@ -14,8 +14,8 @@ from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS
 
 WINDOW_TOKENS = 512
-# Windows whose gradients are computed, and the stride of sampled tokens: a search over hundreds of
-# roundings reads only these.
+# Number of windows whose gradients are computed, and the stride of sampled tokens. Only these
+# tokens are read by a search over hundreds of roundings.
 _SAMPLED_WINDOWS, _SAMPLED_ONE_IN = 2, 2
 
 
@@ -159,7 +159,7 @@ def _gradients(
             if not given[0].numel():
                 return
             inputs.setdefault(name, []).append(given[0].detach().flatten(0, -2)[::_SAMPLED_ONE_IN])
-            # Stays zero if only a choice depends on it, as with an indexer.
+            # Stays zero if the output affects a choice only, as in an indexer.
             taken = torch.zeros_like(output.detach().flatten(0, -2)[::_SAMPLED_ONE_IN])
             gradients.setdefault(name, []).append(taken)
 

@@ -41,7 +41,7 @@ def written_as_a_whole(destination: Path) -> Iterator[Path]:
     Raises CheckpointError if the system refuses a file, for example on a full disk.
     """
     is_new = not destination.exists()
-    partial = destination / PARTIAL_NAME  # on the same file system, so that moving copies nothing
+    partial = destination / PARTIAL_NAME  # in `destination`: moving copies nothing
     try:
         partial.mkdir(parents=True)
         yield partial

@@ -82,7 +82,7 @@ class Exporter:
     folds: Mapping[str, Fold] = field(default_factory=dict)
 
     def require_room(self) -> None:
-        """Raises CheckpointError if the disk has less room than one or two bytes per entry."""
+        """Raises CheckpointError if the disk lacks room for one or two bytes per entry."""
         shapes = (t.shape for path in tensor_files(self.source) for t in read_header(path).values())
         size = 2 if self.kind == FLOAT else 1
         require_room(self.destination, size * sum(map(math.prod, shapes)))
@@ -159,7 +159,7 @@ class Exporter:
         description: dict[str, Any],
         advance: Callable[[int], None],
     ) -> dict[str, torch.Tensor]:
-        """The tensors that replace one file's, and their entries in the description."""
+        """The tensors that replace those of a file, and their entries in the description."""
         written: dict[str, torch.Tensor] = {}
         with safe_open(path, framework="pt") as file:
             for stored_name in header:
@@ -167,7 +167,7 @@ class Exporter:
                 size = tensor.nbytes
                 if self._fp8 is not None and is_scale(stored_name):
                     advance(size)
-                    continue  # read together with its weight
+                    continue  # already read with its weight
                 if tensor.dtype == FP8:
                     assert self._fp8 is not None
                     tensor = floats_of_fp8(stored_name, tensor, stored, self._fp8)
@@ -188,14 +188,14 @@ class Exporter:
     def _results(
         self, name: str, tensor: torch.Tensor, kind: str, stored: Mapping[str, StoredTensor]
     ) -> dict[str, torch.Tensor]:
-        """The tensors that replace one of the model's."""
+        """The tensors that replace one of the model's tensors."""
         if name in self.folds:
             folded = self.folds[name].applied(tensor)
             tensor = folded.to(tensor.dtype) if kind == FLOAT else folded
         if kind == FLOAT:
             if name.endswith(".bias") and self._is_quantized(name.removesuffix(".bias"), stored):
                 return {name: tensor.to(torch.float32)}
-            # Routing biases and the like stay fp32 if the source has them so.
+            # For example, routing biases stay fp32 if the source has them in fp32.
             narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
             return {name: tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)}
         prefix = name.removesuffix(".weight")
@@ -244,7 +244,7 @@ class Exporter:
 
 
 def _require_whole(directory: Path, source: Path) -> None:
-    """Raises CheckpointError if a checkpoint, `source` or its result, could not be loaded."""
+    """Raises CheckpointError if a checkpoint (`source` or the result) could not be loaded."""
     if problems := check_checkpoint(directory).problems():
         told = "is" if directory == source else "becomes something that is"
         raise CheckpointError(

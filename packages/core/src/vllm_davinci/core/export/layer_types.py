@@ -15,8 +15,8 @@ UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not observe
 _QUANTIZED = re.compile(
     r"(^|\.)(\w+_proj|linear_attn\.in_proj_\w+|wq_b|attn\.(wq_a|wkv)|kv_a_proj_with_mqa|(shared_)?experts\.(\d+\.)?w[123])$"
 )
-# MLA splits the first; the MTP head's are small and sensitive; an indexer's two form one float
-# product in vLLM.
+# vLLM splits kv_b_proj for MLA, projections of the MTP head are small and sensitive, and the
+# indexer's two projections are one float product in vLLM.
 _KEPT_FLOAT = re.compile(
     r"(^|\.)(kv_b_proj|(eh|e|h)_proj|indexer\.(wk|weights_proj))$"
     r"|(^|\.)(visual|vision_\w+|audio_\w+)\."

@@ -81,7 +81,7 @@ def find_pairs(model: nn.Module) -> list[Pair]:
 def _of_norm(name: str, layer: nn.Module, part: str) -> Iterator[Pair]:
     norm = next((each for each in _NORMS[part] if hasattr(layer, each)), None)
     block = getattr(layer, part)
-    # Routers and all experts of a layer read one norm; one set of scales does not suit them all.
+    # Routers and all experts of a layer read one norm, and no single set of scales suits them all.
     if norm is None or hasattr(block, "experts"):
         return
     yield from _of_readers(
@@ -98,7 +98,7 @@ def _of_latent_query(name: str, attention: nn.Module) -> Iterator[Pair]:
 def _of_readers(
     name: str, norm: nn.Module, prefix: str, block: nn.Module, names: Sequence[str]
 ) -> Iterator[Pair]:
-    """The pair of a norm and those of the named linear layers that exist in a block."""
+    """The pair of a norm and its readers: those of the named linear layers that a block has."""
     layers = {f"{prefix}.{each}": _linear(block, each) for each in names}
     readers = [each for each, layer in layers.items() if layer is not None]
     size = getattr(norm, "weight", torch.empty(0)).numel()
@@ -200,7 +200,7 @@ class Fold:
     columns: torch.Tensor | None = None
 
     def applied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """fp32, the tensor's shape. tensor: a weight [out, in], a norm's or a bias [out]"""
+        """In fp32. tensor: a weight [out, in], or a norm's weight or a bias [out]"""
         result = tensor.to(torch.float32)
         if self.rows is not None:
             result = result * (self.rows if result.dim() == 1 else self.rows.unsqueeze(1))

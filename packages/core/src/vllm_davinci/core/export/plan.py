@@ -22,9 +22,9 @@ from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 _HELD_OUT_ONE_IN = 3
 # With fewer tokens, neither ranges nor the measured loss are reliable.
 FEW_TOKENS = 4096
-# Fraction of held-out values outside a layer's range that is worth a warning.
+# Fraction of held-out values outside a layer's range above which a warning is logged.
 MUCH_CLIPPED = 1e-3
-_MUCH_LOST = 0.03  # of perplexity, if no budget was given
+_MUCH_LOST = 0.03  # of perplexity: worth a warning if no budget was given
 
 
 @dataclass
@@ -183,7 +183,7 @@ def _cost(model: nn.Module, product: Product, kind: str, smoothed: list[Smoothed
 
 @torch.no_grad()
 def _round_experts(model: nn.Module) -> None:
-    """Rounds the weights of experts that transformers stores in one tensor, as an export does."""
+    """Rounds, as an export does, the weights of experts that transformers stores in one tensor."""
     for name, weight in model.named_parameters():
         if weight.dim() == 3 and ".experts." in name:
             for matrix in weight:

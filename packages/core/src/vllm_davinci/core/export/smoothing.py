@@ -15,12 +15,12 @@ from vllm_davinci.core.export.pairs import Pair, fold
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import Scheme
 
-# Scales are largest(|inputs|)^a / largest(|weights|)^(1 - a) for each of these a.
+# Smoothing strengths a to try: scales are largest(|inputs|)^a / largest(|weights|)^(1 - a).
 _STRENGTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# Range ends to try, as fractions of the whole range; the first ones are tried with each strength.
+# Ends of ranges to try, as fractions of the whole range; with each strength only the first ones.
 _FEW_SHARES = (1.0, 0.75)
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-_SMALLEST = 1e-5  # of a channel that is never used
+_SMALLEST = 1e-5  # lower limit of a channel's largest value, for channels that are never used
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def smooth(
 ) -> Smoothed:
     """Moves a pair's best scales in place, in the model and in the observed products.
 
-    products: by their first layer; dtype: of the source's stored weight if it is a norm
+    products: by their first layer; dtype: of the stored weight, if the source is a norm
     """
     read = [product for product in products.values() if product.layers[0] in pair.readers]
     weights = [product.weight(model) for product in read]
@@ -79,7 +79,7 @@ def best_range(
 ) -> tuple[InputRange, float]:
     """The part of the inputs' range with the least loss, and that loss.
 
-    Clipping a rare value at the end costs its own error; keeping it widens the step of all others.
+    A smaller range clips rare values; a larger one makes rounding coarser for all other values.
     weight: fp32 [out of all layers, in]
     """
     whole = InputRange(float(product.low.min()), float(product.high.max()))
@@ -95,7 +95,7 @@ def best_range(
 
 
 def scaled(product: Product, factors: torch.Tensor) -> Product:
-    """The product with weights multiplied by these factors. factors: fp32 [in]"""
+    """The product whose weights are multiplied by these factors. factors: fp32 [in]"""
     return Product(
         product.layers,
         product.inputs / factors,
@@ -121,7 +121,7 @@ def _scale_gradients(
 def _as_stored(
     model: nn.Module, pair: Pair, scales: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Scales that divide a norm's weight without additional rounding to its dtype."""
+    """Scales that divide the norm's stored weight without a rounding error in its dtype."""
     weight = model.get_parameter(f"{pair.source}.weight")
     if weight.dim() > 1:
         return scales

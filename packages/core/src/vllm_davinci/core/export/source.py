@@ -37,10 +37,7 @@ def require_float(
 
 
 def require_inside(directory: Path, path: Path) -> None:
-    """Raises CheckpointError for a link to a file outside the checkpoint, which would be copied.
-
-    In the hub's cache all files of a snapshot are links into the model's `blobs`.
-    """
+    """Raises CheckpointError for a link to a file outside the checkpoint: it would be copied."""
     target, own = path.resolve(), directory.resolve()
     blobs = own.parent.parent / "blobs" if own.parent.name == "snapshots" else own
     if not (target.is_relative_to(own) or target.is_relative_to(blobs)):

@@ -23,7 +23,7 @@ def settle(engine: Engine) -> None:
             )
     engine.set(scheduler, "disable_chunked_mm_input", True, why)
     engine.set(engine.vllm.cache_config, "enable_prefix_caching", False, why)
-    # For vLLM's runner: it must not leave out images longer than the window.
+    # Otherwise vLLM's runner leaves out images longer than the window.
     model.hf_text_config.mm_prefix_clamp_sliding_window = True
 
 

@@ -4,7 +4,7 @@ from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, PREFETCH
 from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 FLAG = "--decode-context-parallel-size"
-MOST_RANKS = 16  # whose partial results CANN's AttentionUpdate merges
+MOST_RANKS = 16  # CANN's AttentionUpdate merges the partial results of up to 16 ranks
 
 
 PREFILL = "--prefill-context-parallel-size"
@@ -66,13 +66,13 @@ FEATURES = (
         f"{PREFILL} without latent attention",
         "prefills divided among ranks",
         lambda e: _ranks_of_prefills(e) > 1 and not getattr(e.model, "use_mla", False),
-        because="vLLM divides prefills of latent attention (DeepSeek) alone",
+        because="vLLM divides prefills only with latent attention (DeepSeek)",
         as_given=lambda e: f"{PREFILL} {_ranks_of_prefills(e)}",
         instead="Use --tensor-parallel-size.",
     ),
     refused(
         f"{PREFILL} with --enable-expert-parallel",
-        "whole experts beside divided prefills",
+        "whole experts with divided prefills",
         lambda e: _ranks_of_prefills(e) > 1 and e.parallel.enable_expert_parallel,
         instead="Remove --enable-expert-parallel: each expert is divided among all ranks.",
     ),

@@ -56,8 +56,8 @@ def _set_parallel(engine: Engine) -> None:
         parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
     parallel.disable_custom_all_reduce = True  # CUDA's
     if parallel.use_sequence_parallel_moe:
-        # vLLM's models treat a step of one token as not sequence parallel and read padding. That
-        # follows from this value; no other use of it reaches an NPU.
+        # vLLM's models read padding in a step of one token, because they do not treat it as
+        # sequence parallel. This value causes that; it has no other effect on an NPU.
         engine.set(
             parallel,
             "all2all_backend",
@@ -70,7 +70,7 @@ def _set_parallel(engine: Engine) -> None:
             parallel,
             "disable_nccl_for_dp_synchronization",
             True,
-            "ranks that agree on a step through the device make the host wait in every step",
+            "if ranks agreed on a step through the device, the host would wait in every step",
         )
         if (
             parallel.distributed_executor_backend == "external_launcher"
@@ -80,19 +80,19 @@ def _set_parallel(engine: Engine) -> None:
                 engine.vllm.scheduler_config,
                 "async_scheduling",
                 False,
-                "vLLM's offline ranks without requests join every step, also those in which the "
-                "others only fetch results, and would wait there",
+                "with it, offline ranks without requests would wait in steps in which the others "
+                "only fetch results",
             )
 
 
 def _set_variables(engine: Engine) -> None:
     """Sets vLLM's environment variables for the processes of this engine."""
-    # vLLM forks by default, which saves every process its imports. An NPU context does not survive
-    # a fork.
+    # vLLM forks by default, which saves imports in every process. An NPU context does not survive a
+    # fork.
     if not components.can_fork():
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # Closing a device, or several ranks on few cores, takes longer than vLLM's 5 s. Killed
-    # processes leave shared memory behind.
+    # 5 s, vLLM's default, are not enough to close a device, or several ranks on few cores. A
+    # process killed too early leaves shared memory behind.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
 
     if engine.config.torchair_graph_config.use_cached_kv_cache_bytes:

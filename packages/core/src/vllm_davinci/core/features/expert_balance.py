@@ -1,4 +1,4 @@
-"""Expert balancing: our section of options replaces vLLM's flag, which is for other devices."""
+"""Expert balancing: our options replace vLLM's flag, which it refuses on this device."""
 
 from typing import Final
 
@@ -17,9 +17,8 @@ GLOO: Final = "torch_gloo"
 def settle(engine: Engine) -> None:
     """Configures vLLM's expert balancing (EPLB) from our options. Idempotent.
 
-    vLLM refuses its own flag on all devices but CUDA and XPU while it makes its configuration,
-    before it asks the platform.
-    Raises ConfigurationError for ranks between which no expert can move.
+    vLLM makes its configuration before it asks the platform, and refuses its own flag there. Raises
+    ConfigurationError for ranks between which no expert can move.
     """
     config, model = engine.config, engine.model
     asked, parallel = config.eplb_config, engine.vllm.parallel_config
@@ -52,7 +51,7 @@ def settle(engine: Engine) -> None:
     vllms.step_interval, vllms.window_size = asked.step_interval, asked.window_size
     vllms.log_balancedness = asked.log_balancedness
     vllms.log_balancedness_interval = asked.log_balancedness_interval
-    # vLLM starts its thread only for CUDA devices: core.expert_balance starts it here.
+    # vLLM starts its thread for CUDA devices only: core.expert_balance starts the thread here.
     vllms.use_async = False
     vllms.communicator = communicator
     if is_new:

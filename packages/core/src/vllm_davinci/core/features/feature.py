@@ -52,15 +52,15 @@ class Feature:
 
     flag:     the flag or option that requests it; empty if the model does
     title:    a noun, for pages and errors
-    is_asked: whether an engine uses it
-    because:  the reason why it is not served; a clause
-    instead:  what to do if it is not served
+    is_asked: True if an engine uses the feature
+    because:  why the feature is not supported; a clause
+    instead:  what the user should do if it is not supported
     as_given: the flag with its value, if errors should show it
     excludes: flag, or title, of each incompatible feature -> why: a clause, or ""
-    settle:   sets what it needs in vLLM's configuration. Idempotent. Raises ConfigurationError for
-              values that contradict each other.
-    after:    flags, or titles, of features that settle before it
-    is_served: False if this release refuses it
+    settle:   sets what the feature needs in vLLM's configuration. Idempotent. Raises
+              ConfigurationError for values that contradict each other.
+    after:    flags, or titles, of features that settle before this one
+    is_served: False if this release refuses the feature
     """
 
     flag: str
@@ -88,7 +88,8 @@ def refused(
     instead: str = "Remove it.",
     as_given: Callable[[Engine], str] | None = None,
 ) -> Feature:
-    """A feature that is not served: a flag, one of its values, or a need of models (no flag)."""
+    """A feature that this release refuses: a flag, a value of one, or a need of models (no
+    flag)."""
     return Feature(flag, title, is_asked, because, instead, as_given, is_served=False)
 
 
@@ -98,5 +99,5 @@ def model_has(name: str) -> Callable[[Engine], bool]:
 
 
 def is_always(engine: Engine) -> bool:
-    """Always True, for what every engine settles."""
+    """Always True: for features of every engine."""
     return True

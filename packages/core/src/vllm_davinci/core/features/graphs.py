@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 SIZES = "torchair_graph_config.graph_batch_sizes"
 
 NO_PIECES = (
-    "piecewise graphs need a compiled model, or vLLM's own pieces, which CUDA's capture "
-    "makes; decode steps can be captured whole: -cc.cudagraph_mode=FULL_DECODE_ONLY"
+    "piecewise graphs need a compiled model, or vLLM's own pieces, which only CUDA captures; "
+    "decode steps can be captured whole: -cc.cudagraph_mode=FULL_DECODE_ONLY"
 )
-PREFILLS_EAGER = "graphs hold decode steps: attention of prefills has other shapes at every step"
-# Methods that look drafts up in the text, which finds no repetition for most tokens.
+PREFILLS_EAGER = (
+    "only decode steps are captured: attention of prefills has other shapes in every step"
+)
+# Methods that look up drafts in the text so far; for most tokens the text has no repetition.
 LOOKED_UP = ("ngram", "suffix")
 
 
@@ -33,7 +35,7 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
     from vllm.config import CUDAGraphMode  # vLLM imports this module first
 
     if is_resolved(vllm_config):
-        return  # a server's engine derives its configuration again from what was chosen here
+        return  # a server's engine derives its configuration again, from the values chosen here
     compilation = vllm_config.compilation_config
     asked = get_config(vllm_config).torchair_graph_config
     model = vllm_config.model_config
@@ -49,7 +51,7 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
                 f"additional_config sets {GRAPHS}, and -cc.cudagraph_mode is NONE. Remove one of "
                 "the two."
             )
-        # A drafter's configuration is derived from its model's, including the sizes chosen there.
+        # A drafter's configuration is a copy of its model's, including the sizes chosen there.
         given = compilation.cudagraph_capture_sizes
         if asked.graph_batch_sizes and given not in (None, chosen_sizes(vllm_config).sizes):
             raise ConfigurationError(
@@ -74,8 +76,8 @@ def reason_against_graphs(
 ) -> str | None:
     """Why graph mode is off by default on this engine; None if it is on.
 
-    Graphs pay off if the device waits for launches, and on a virtual NPU, whose operators compete
-    with launches for the processor.
+    Graphs make an engine faster if its device waits for launches, and on a virtual NPU, whose
+    operators compete with launches for the processor.
     """
     model = vllm_config.model_config
     if model is None:
@@ -135,7 +137,7 @@ def settle(engine: Engine, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _notes(engine: Engine) -> list[str]:
-    """Notes on graphs that are rarely used, or not as requested."""
+    """Notes on graphs that will be rarely used, or differ from what was requested."""
     asked = engine.config.torchair_graph_config
     notes = list(chosen_sizes(engine.vllm).notes) if asked.enabled else []
     speculative = engine.vllm.speculative_config

@@ -1,4 +1,4 @@
-"""Disaggregated prefill: our connectors replace vLLM's, and what they exclude."""
+"""Disaggregated prefill: our connectors replace vLLM's; incompatible features."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -63,7 +63,7 @@ def _note(engine: Engine, key: str, value: str, reason: str) -> None:
 
 
 def _settle_types(engine: Engine, role: str | None) -> None:
-    settle_types = getattr(engine.vllm.quant_config, "settle_for_decodes", None)  # ours
+    settle_types = getattr(engine.vllm.quant_config, "settle_for_decodes", None)  # our class
     if role == "kv_consumer" and settle_types is not None and settle_types():
         why = "this engine only decodes (kv_role 'kv_consumer')"
         _note(engine, "type of W8A8_MIX layers", "W8A8", why)

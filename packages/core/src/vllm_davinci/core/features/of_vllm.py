@@ -1,4 +1,4 @@
-"""vLLM's features that need no code here, served or refused."""
+"""Features of vLLM that need no code in this plugin, supported or refused."""
 
 from vllm_davinci.core.config.registered_names import REPLACED, WITHOUT_FILES, is_served
 from vllm_davinci.core.features.feature import Engine, Feature, model_has, refused

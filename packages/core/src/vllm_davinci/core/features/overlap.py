@@ -1,7 +1,7 @@
 """The option `overlap`: the options that its presets imply on this engine.
 
-Later code reads only the single options, and `overlap` itself where `published` and `lean` differ
-further: whether shared and routed experts are all-reduced separately or together.
+Later code reads the single options. It reads `overlap` only to all-reduce shared and routed experts
+separately or together, in which `published` and `lean` differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,10 +38,9 @@ def chosen_by_preset(
 ) -> list[Setting]:
     """The options that `config.overlap` sets: those that apply to the model.
 
-    `auto` sets the options that are not given. Without it, step times decide how features enabled
-    by
-    other options run: how steps are cut, and from which size they are sequence parallel.
-    against_sequence_parallel: the reason why the engine cannot run it, or None
+    `auto` sets the options that are not given. Without `auto`, step times decide only how features
+    that are enabled run: how steps are cut, and from which size they are sequence parallel.
+    against_sequence_parallel: why the engine cannot run sequence parallel, or None
     costs:                     step-time file of this engine, or None
     """
     fastest = [] if costs is None else chosen_by_costs(costs)
@@ -116,7 +115,7 @@ def _automatic(
             )
         else:
             yield _auto(
-                ATTENTION, False, "without graph mode the host's launches take a decode's time"
+                ATTENTION, False, "without graph mode a decode takes as long as the host's launches"
             )
     if _applies(EXPERTS, vllm_config, against_sequence_parallel):
         if parallel.data_parallel_size > 1:
@@ -126,13 +125,13 @@ def _automatic(
     yield _auto(
         SEQUENCE_PARALLEL,
         against_sequence_parallel is None,
-        against_sequence_parallel or "each rank normalizes its shard of the tokens",
+        against_sequence_parallel or "each rank then normalizes only its shard of the tokens",
     )
     if against_sequence_parallel is None:
         yield _auto(
             SHARDED_FROM,
             SURELY_FASTER_SHARDED,
-            "for fewer tokens, ranges of assumed figures hold gains and losses",
+            "smaller steps may become slower, depending on assumed figures",
         )
 
 
@@ -144,7 +143,7 @@ def _reason_against_ubatches(vllm_config: "VllmConfig") -> str | None:
     if is_sparse(model):
         return "attention is sparse"
     if keeps_states(model):
-        return "layers keep states"
+        return "layers have recurrent states"
     if parallel.decode_context_parallel_size > 1:
         return "ranks divide a context"
     return None

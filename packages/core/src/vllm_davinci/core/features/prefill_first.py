@@ -53,7 +53,7 @@ def override_scheduler_fields(vllm_config: "VllmConfig") -> None:
             f"{SECTION}.enabled. Remove the key."
         )
     if is_prefill_first(vllm_config):
-        given.pop("enable_chunked_prefill", None)  # whole prompts: see the scheduler
+        given.pop("enable_chunked_prefill", None)  # the scheduler schedules whole prompts
         if scheduler.watermark == 0:
             given.setdefault("watermark", WATERMARK)
     if given.get("async_scheduling") is True and scheduler.async_scheduling is False:

@@ -4,10 +4,10 @@ from vllm_davinci.core.config.architectures import keeps_states, takes_images
 from vllm_davinci.core.errors import RELEASE
 from vllm_davinci.core.features.feature import Engine, Feature, refused
 
-# Methods that draft after the host knows which tokens were accepted.
+# Methods that draft after the host knows how many tokens were accepted.
 DRAFTERS = ("ngram", "custom_class", "mtp")
-# Drafters that run a model on the device. Under asynchronous scheduling the host does not yet
-# know what was accepted, and tokens were observed to differ.
+# Drafters that run a model on the device. Under asynchronous scheduling the host does not yet know
+# how many tokens were accepted, and tokens were observed to differ.
 _SYNCHRONOUS = ("mtp",)
 
 
@@ -23,13 +23,12 @@ def settle(engine: Engine) -> None:
     These are prefix caching, and asynchronous scheduling with some drafters.
     """
     cache, scheduler = engine.vllm.cache_config, engine.vllm.scheduler_config
-    # Without prefix states vLLM stores one state per request, and calls it a block with the tokens
-    # of the longest request.
+    # Without prefix states vLLM stores one state per request, in one block of max_model_len tokens.
     cache.mamba_cache_mode, cache.mamba_block_size = "none", engine.model.max_model_len
     reason = f"not available in {RELEASE}: cached states of prefixes"
     engine.set(cache, "enable_prefix_caching", False, reason)
     if _method(engine) in _SYNCHRONOUS:
-        reason = "states follow the drafts that the host knows to be accepted"
+        reason = "the host must know the accepted drafts before it updates states"
         engine.set(scheduler, "async_scheduling", False, reason)
 
 
@@ -51,7 +50,7 @@ FEATURES = (
     ),
     refused(
         "--speculative-config with recurrent states",
-        "drafts that come before the host knows what was accepted",
+        "methods that draft before the host knows the accepted tokens",
         lambda e: _method(e) not in (None, *DRAFTERS),
         as_given=lambda e: f"--speculative-config of method {_method(e)!r}",
         because="layers have recurrent state",

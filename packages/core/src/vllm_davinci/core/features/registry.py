@@ -52,7 +52,7 @@ def settle(engine: Engine) -> None:
 
 
 def refusals(row: Feature, asked: Mapping[str, Feature], engine: Engine) -> Iterator[str]:
-    """Messages about features that the engine requests and `row` excludes.
+    """Messages about requested features that `row` excludes.
 
     asked: the engine's features, by key
     """

@@ -38,7 +38,7 @@ def option_settings(vllm_config: "VllmConfig") -> list[Setting]:
 def feature_settings(
     vllm_config: "VllmConfig", flags: Mapping[str, str] = MappingProxyType({})
 ) -> list[Setting]:
-    """Features that the engine uses, and what requests each.
+    """Features that the engine uses, each with the flag that requests it.
 
     flags: vLLM's options as given: field name -> the text typed
     """
@@ -87,7 +87,9 @@ def vllm_settings(
         ]
     start = environ.get(method, "spawn")
     source = Source.DEFAULT if start == "spawn" else Source.VARIABLE
-    settings.append(Setting(method, start, source, "of `vllm serve`; programs fork if they can"))
+    settings.append(
+        Setting(method, start, source, "of `vllm serve`; Python programs fork if they can")
+    )
     decided = last_by_key(get_settings(vllm_config))
     return [_decided(setting, vllm_config, flags, decided) for setting in settings]
 

@@ -35,8 +35,8 @@ logger = init_logger(__name__)
 class Resolution(NamedTuple):
     """The options of one engine.
 
-    requested: by flags, variables and options, and by the preset for options not given
-    config:    the same, restricted to what this engine supports: read by layers and models
+    requested: all options as requested by flags, variables, options and, for the rest, the preset
+    config:    the same without what this engine does not support; layers and models read it
     warnings:  for the user, about options whose effect may surprise
     choices:   of `overlap = 'auto'`, each with its reason
     """

@@ -14,7 +14,7 @@ ENABLED = "sequence_parallel.enabled"
 
 
 def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
-    """The reason why an engine cannot run it, as a clause after "because"; None if it can."""
+    """Why an engine cannot run sequence parallel, as a clause after "because"; None if it can."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if parallel.tensor_parallel_size == 1:
         return "there is one tensor-parallel rank"
@@ -31,7 +31,7 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
             f"{', '.join(sorted(able))} are"
         )
     if parallel.data_parallel_size > 1 and model.is_moe:
-        return "DP ranks exchange whole steps with each other's experts"
+        return "DP ranks send the tokens of whole steps to each other's experts"
     if vllm_config.speculative_config is not None:
         return "a draft model reads the hidden states of whole steps"
     if vllm_config.lora_config is not None:
@@ -42,8 +42,8 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
 def check_sequence_parallel(config: DavinciConfig, against: str | None) -> list[str]:
     """Warns about sequence parallel options without effect on this engine.
 
-    against: the reason why it cannot run sequence parallel, or None
-    Raises ConfigurationError if `enabled` was explicitly requested and is impossible.
+    against: why the engine cannot run sequence parallel, or None Raises ConfigurationError if
+    `enabled` was explicitly requested and cannot be used.
     """
     options = config.sequence_parallel
     given = options.model_fields_set

@@ -1,5 +1,5 @@
 """Sparse MLA (DeepSeek-V3.2), compressed attention (DeepSeek-V4) and attention to chosen blocks
-(MiniMax-M3): what they exclude."""
+(MiniMax-M3): incompatible features."""
 
 from vllm_davinci.core.config.architectures import is_sparse
 from vllm_davinci.core.config.side_streams import ATTENTION, PREFETCH
@@ -27,7 +27,7 @@ def _chooses_blocks(engine: Engine) -> bool:
 
 
 def _other_quantization(engine: Engine) -> str | None:
-    """A quantization that no checkpoint of such a model has been tried with."""
+    """The model's quantization if it has not been tried with such a model; else None."""
     method = getattr(engine.model, "quantization", None)
     is_known = method in (None, "ascend", "fp8")
     return None if is_known or not _has_compressed_rows(engine) else str(method)

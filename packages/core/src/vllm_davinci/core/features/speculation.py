@@ -8,21 +8,21 @@ from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.feature import Engine, Feature, refused
 
 FLAG = "--speculative-config"
-# Their drafters run a model in the worker, on the device.
+# Methods whose drafters run a model on the device.
 WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model", "dspark")
-# Their drafters are Python on the host.
+# Methods whose drafters are Python on the host.
 ON_HOST = ("suffix", "custom_class")
 SERVED = ("ngram", *ON_HOST, *WITH_MODEL)
 # Other methods of vLLM, and why they are not supported.
 REFUSED = {
     "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
-    "extract_hidden_states": "it drafts nothing, and hands hidden states to a KV connector",
+    "extract_hidden_states": "it drafts nothing: it passes hidden states to a KV connector",
     "dflash": "no small model of it has been tried",
 }
-# The drafter of method "dspark" that is served, and the fields of its checkpoint's configuration.
+# The supported drafter of method "dspark", and required fields of its checkpoint's configuration.
 DSPARK = "DSparkDraftModel"
 DSPARK_FIELDS = ("dspark_target_layer_ids", "dspark_markov_rank", "dspark_noise_token_id")
-# vLLM calls the extra layers of many models "mtp": its class for them -> the models.
+# Supported drafters of method "mtp" (extra layers of many models): vLLM's class -> the models.
 MTP_SERVED = {name: row.drafts_for for name, row in ARCHITECTURES.items() if row.drafts_for}
 MTP_REFUSED = {name: row.no_drafts for name, row in ARCHITECTURES.items() if row.no_drafts}
 
@@ -49,9 +49,9 @@ def settle(engine: Engine) -> None:
     """Raises ConfigurationError for a drafter that does not match the model."""
     asked = _asked(engine)
     if asked.method in ON_HOST:
-        # vLLM's V2 runner has no such methods; our drafter replaces its drafter of n-grams.
+        # vLLM's V2 runner lacks these methods; our drafter replaces the runner's n-gram drafter.
         asked.method, asked.prompt_lookup_min, asked.prompt_lookup_max = "ngram", 1, 1
-        reason = "the host drafts after each step, and not always as many"
+        reason = "the host drafts after each step, and the number of drafts varies"
         engine.set(engine.vllm.scheduler_config, "async_scheduling", False, reason)
     if asked.method not in WITH_MODEL:
         return
@@ -166,13 +166,13 @@ FEATURES = (
     ),
     refused(
         f"method 'dspark' of {FLAG}",
-        "blocks of drafts of other models",
+        "DSpark of other models",
         lambda e: (
             (asked := _asked(e)) is not None
             and asked.method == "dspark"
             and asked.draft_model_config.architectures != [DSPARK]
         ),
-        because="DSpark of DeepSeek-V4 is",
+        because="only DSpark of DeepSeek-V4 is supported",
     ),
     refused(
         f"method 'draft_model' of {FLAG}",
@@ -185,12 +185,12 @@ FEATURES = (
         "rejection_sample_method",
         "another rejection method",
         lambda asked: asked.rejection_sample_method not in ("standard", "synthetic"),
-        '"standard" and "synthetic" are',
+        'only "standard" and "synthetic" are supported',
     ),
     _refused(
         "parallel_drafting",
         "parallel drafts",
-        lambda asked: asked.parallel_drafting and asked.method != "dspark",  # which vLLM sets
+        lambda asked: asked.parallel_drafting and asked.method != "dspark",  # vLLM sets it
     ),
     _refused(
         "use_heterogeneous_vocab",
@@ -206,7 +206,7 @@ FEATURES = (
         "draft_lm_head_quantization",
         "a quantized head of the drafter",
         lambda asked: asked.draft_lm_head_quantization is not None,
-        "the drafter's head is the model's",
+        "the drafter uses the model's head",
     ),
     _refused(
         "num_speculative_tokens_per_batch_size",

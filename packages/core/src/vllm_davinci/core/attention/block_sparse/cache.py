@@ -11,8 +11,8 @@ from vllm_davinci.core.attention.paged_cache import PagedCache
 class BlockSparseCache(NamedTuple):
     """Keys and values of one layer, with the keys by which queries choose blocks.
 
-    heads:   one key head per page: page block * num_kv_heads + head has the block's tokens, so
-             that a query's heads can read different blocks
+    heads:   keys and values in pages of one key head each, so that queries of different heads can
+             read different blocks: page block * num_kv_heads + head
     index_k: [num_blocks, block_size, index_head_size], contiguous
     """
 
@@ -44,6 +44,6 @@ class BlockSparseCache(NamedTuple):
         return key, value, self.index_k
 
     def write_index(self, key: torch.Tensor, rows: torch.Tensor) -> None:
-        """key: [num_tokens, index_head_size]; rows: [num_tokens, 1], int64, none negative"""
+        """Writes keys [num_tokens, index_head_size] to rows [num_tokens, 1], int64, all >= 0."""
         flat = self.index_k.view(-1, key.shape[-1])
         torch_npu.npu_scatter_nd_update_(flat, rows, key.contiguous())

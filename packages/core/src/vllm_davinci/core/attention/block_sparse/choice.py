@@ -15,7 +15,7 @@ class BlockRule:
     """A model's rule for choosing blocks of BLOCK_SIZE_TOKENS keys.
 
     num_chosen: blocks per query and key head
-    num_local:  last blocks that are always among them, the query's own included; at least 1
+    num_local:  how many of them are always the last blocks up to the query's own; at least 1
     index_size: entries of the index keys
     """
 
@@ -27,7 +27,8 @@ class BlockRule:
     def of_model(
         cls, block_size: int, num_chosen: int, num_local: int, index_size: int, num_first: int = 0
     ) -> "BlockRule":
-        """Raises UnsupportedFeatureError for other blocks. num_first: blocks always chosen first"""
+        """Raises UnsupportedFeatureError for unsupported rules. num_first: first blocks always
+        chosen"""
         wrong = {
             f"blocks of {block_size} keys (must be {BLOCK_SIZE_TOKENS})": (
                 block_size != BLOCK_SIZE_TOKENS
@@ -54,9 +55,9 @@ def choose_blocks(
 
     query:   [num_tokens, num_heads, index_size]
     index_k: [num_blocks, block_size, index_size]
-    pieces:  all tokens of the step
-    Returns pages [num_tokens, num_heads, num_chosen], int32, in the order of their tokens: the
-    query's own block is the last of those that it sees, and entries after it are arbitrary pages.
+    pieces:  the step's tokens, in chunks
+    Returns pages [num_tokens, num_heads, num_chosen], int32, in token order. The query's own block
+    comes last; entries after it are arbitrary pages.
     Scores are fp32. Source: transformers' MiniMaxM3VLIndexer.
     """
     pages = block_table.new_zeros(*query.shape[:2], rule.num_chosen)
@@ -78,11 +79,11 @@ def _chosen_of_piece(
     blocks: torch.Tensor,
     rule: BlockRule,
 ) -> torch.Tensor:
-    """Numbers of blocks within requests: [requests, tokens, heads, width], ascending.
+    """Indices of the chosen blocks in their requests, ascending: [requests, tokens, heads, width].
 
     query:     [requests, tokens, heads, index_size]
     positions: [requests, tokens]
-    blocks:    [requests, blocks of each], int32
+    blocks:    [requests, blocks per request], int32
     """
     num_requests, num_blocks = blocks.shape
     keys = index_k.index_select(0, blocks.flatten()).view(num_requests, -1, query.shape[-1])

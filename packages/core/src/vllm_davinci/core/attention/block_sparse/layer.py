@@ -1,8 +1,8 @@
 """Block-sparse grouped-query attention: each key head's queries attend to chosen blocks of keys.
 
-Blocks are the operator's pages and pages hold one key head, so chosen blocks form the block table
-of a request for each key head of each token, whose last page is the query's own block. While no
-request has more blocks than a query may choose, all requests attend to all of their tokens.
+A page of the operator is one block of one key head. Each key head of each token becomes a request
+whose block table lists the chosen blocks, the query's own block last. While no request has more
+blocks than a query may choose, requests attend to all of their tokens.
 """
 
 from typing import Any

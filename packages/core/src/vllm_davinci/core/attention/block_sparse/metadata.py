@@ -1,4 +1,4 @@
-"""Inputs of one step's block-sparse attention: each key head of a request as a request."""
+"""Inputs of one step's block-sparse attention; each key head of a request is one request."""
 
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -42,7 +42,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
 
     @property
     def sees_all(self) -> bool:
-        """True if no request has more blocks than a query may choose. Unknown in graphs."""
+        """True if no request has more blocks than a query may choose. Always False in graphs."""
         most = self.rule.num_chosen * BLOCK_SIZE_TOKENS
         return self.host_lengths is None and max(self.seq_lens, default=0) <= most
 
@@ -66,7 +66,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
 
     @cached_property
     def of_heads(self) -> NPUAttentionMetadata:
-        """Attention to all tokens: the first key head of every request, then the next one."""
+        """Attention to all tokens: all requests of the first key head, then of the next one."""
         num_tokens, num = self.num_actual_tokens, self.num_kv_heads
         ends = np.asarray(self.actual_seq_lengths_q)
         tables = self.block_table * num + self._heads.to(torch.int32).view(-1, 1, 1)
@@ -79,7 +79,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         )
 
     def of_chosen(self, pages: torch.Tensor) -> list[NPUAttentionMetadata]:
-        """Attention to chosen blocks, one request for each key head of each token, cut into calls.
+        """Attention to chosen blocks, divided into calls: a request per token and key head.
 
         pages: [num_tokens, num_kv_heads, num_chosen], int32
         """
@@ -102,7 +102,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         ]
 
     def pieces(self, positions: torch.Tensor) -> list[Piece]:
-        """The step for `choose_blocks`. positions: [num_tokens], int64, read in graphs only"""
+        """Chunks for `choose_blocks`. positions: [num_tokens], int64, read in graphs only"""
         if self.host_lengths is None:
             return self._pieces
         num_requests, num_blocks = self.block_table.shape
@@ -122,7 +122,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         return torch.arange(self.num_kv_heads, device=self.block_table.device)
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
-        """Lengths of attention to chosen blocks: one request for each key head of each token."""
+        """Lengths for `of_chosen`: cumulative queries, then keys, of each token and key head."""
         if self._lengths is None:
             ends = np.asarray(self.actual_seq_lengths_q)
             firsts = np.asarray(self.seq_lens) - ends
@@ -135,7 +135,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
 
 
 class BlockSparseMetadataBuilder(NPUAttentionMetadataBuilder):
-    """Adds the sizes of the layers' choice of blocks. All layers of a model have the same ones."""
+    """Adds the rule for choosing blocks, which all layers of a model share."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -147,7 +147,7 @@ class BlockSparseMetadataBuilder(NPUAttentionMetadataBuilder):
     def get_cudagraph_support(
         cls, vllm_config: VllmConfig, kv_cache_spec: AttentionSpec
     ) -> AttentionCGSupport:
-        """Refuses graphs where whole block tables are long."""
+        """Refuses graphs if block tables are too long, because a graph reads them whole."""
         requests = vllm_config.scheduler_config.max_num_seqs
         longest = vllm_config.model_config.max_model_len
         row = kv_cache_spec.head_size * kv_cache_spec.dtype.itemsize

@@ -14,8 +14,8 @@ from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 
-# Pages of projections that hold a block's tokens, by ratio. Pages of all layers of a group then
-# take about as many bytes as a block of the other groups in DeepSeek-V4.
+# Pages of projections per block of tokens, by ratio. With these numbers, a block has about as many
+# bytes in this cache group as in the other groups of DeepSeek-V4.
 STATE_PAGES = {4: 32, 128: 16}
 # Most elements of gathered projections at once.
 ELEMENTS = 2**24
@@ -26,11 +26,12 @@ class Compressor(nn.Module):
 
     page_rows: of the cache that stores the rows (`RowKind`)
     overlaps:  a row also pools the previous group: that group's tokens through the first half of
-               their features, its own tokens through the second half; None: by DeepSeek-V4's rule
+               their features, its own tokens through the second half; None: DeepSeek-V4's rule, by
+               ratio
     cache:     stores the rows, [.., size] in the model's dtype
 
     Parameters: `fused_wkv_wgate` gives values, then gates, of each token; `ape` is added to the
-    gates by place in the group, fp32 [ratio, features]; `norm` is the norm of a row.
+    gates by position in the group, fp32 [ratio, features]; `norm` is the norm of a row.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Compressor(nn.Module):
         return projected[0].float()
 
     def write_rows(self, x: torch.Tensor, step: StepTokens) -> None:
-        """Stores the step's projections and writes the rows of the groups that they complete.
+        """Stores the step's projections and writes the rows of the groups that the step completes.
 
         x: [num_tokens, hidden_size]
         """
@@ -86,18 +87,18 @@ class Compressor(nn.Module):
             self.cache.write(part, self._rows(part))
 
     def _rows(self, last: Tokens) -> torch.Tensor:
-        """The rows of the groups that end with these tokens: [n, size]."""
+        """Rows of the groups whose last tokens these are: [n, size]."""
         back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
         positions = last.positions.unsqueeze(1) + back
-        # Positions before the first token have none; their indices point at the first row.
+        # `pool` masks positions before the first token; clamping keeps their indices valid.
         entries = self.states.numbers(positions.clamp(min=0), last.requests.unsqueeze(1))
         gathered = self.states.rows.index_select(0, entries.flatten())
         pooled = pool(gathered.view(*entries.shape, -1), positions >= 0, self.overlaps)
-        # Of a graph's tokens, those inside the first group have no row.
+        # Clamped for graphs: tokens inside the first group have no row.
         return self.finish(pooled, (last.positions + (1 - self.ratio)).clamp_(min=0))
 
     def finish(self, pooled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
+        """Applies norm and rotation to pooled rows. positions: of the groups' first tokens"""
         normed = self.norm(pooled.to(self.cache.kind.dtype))
         assert self._rope is not None
         return self._rope.rotate(normed.unsqueeze(1), self._rope.at(positions)).squeeze(1)

@@ -18,10 +18,10 @@ class CompressedAttention(nn.Module):
 
     window:     how many last tokens a query sees uncompressed, itself included
     compressor: writes rows that stand for groups of tokens; None in layers with a window only
-    choice:     chooses among these rows; None if a query sees all complete ones
+    choice:     chooses among these rows; None if queries see all of them
     most_rows:  most compressed rows that a query sees
-    block:      0, or a step has this many tokens of each request, whose attention is bidirectional
-                and includes the window before them
+    block:      tokens of each request in a step that also attend to each other, in addition to the
+                window before them; 0: causal attention
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from vllm_davinci.core.attention.gathered import attend_to_rows, queries_at_once
 
 
 class PooledKeys(Compressor):
-    """An indexer's keys: the norm comes before the pooling, and there are no positions.
+    """An indexer's keys: normalized before they are pooled, and not rotated.
 
     `fused_wkv_wgate` gives keys, then gates; `norm` is the keys' layer norm.
     """

@@ -1,10 +1,9 @@
 """Row caches: rows of one kind and layer, in pages packed with the pages of other kinds.
 
 Kinds differ in width, dtype, tokens per row and lifetime, so their pages differ in size. vLLM packs
-the pages of all layers of a cache group into one block of bytes, block after block. Nothing here
-reads whole pages: rows are written and gathered by index, so one view of all memory as rows of a
-width serves all layers with such rows. See
-docs/decisions/0017-rows-in-packed-pages.md.
+the pages of all layers of a cache group into one block of bytes, block after block. Rows are
+written and gathered by index, so all layers with rows of one width share one view of the memory.
+See docs/decisions/0017-rows-in-packed-pages.md.
 """
 
 from dataclasses import dataclass
@@ -47,9 +46,9 @@ class RowKind:
     width:          entries per row
     tokens_per_row: tokens that one row stands for; it is written with the last of them
     window:         how many last tokens' rows are kept, the newest included; None keeps all
-    pages:          pages that hold the tokens of the engine's block size
-    page_rows:      rows of the pages in which an operator reads the cache in graphs; None: no
-                    operator can, and there are no graphs
+    pages:          pages per block of the engine's block size
+    page_rows:      rows per page of the operator that reads the cache in graphs; None without such
+                    an operator, and then without graphs
     """
 
     width: int
@@ -112,7 +111,7 @@ class RowCacheMetadata(AttentionMetadata):
     def tokens(self, positions: torch.Tensor) -> StepTokens:
         """The step's tokens, equal for all groups: a model asks any one group.
 
-        positions: [num_tokens], int64. Only a graph reads them: else they follow from the lengths.
+        positions: [num_tokens], int64. Read in graphs only: outside, the lengths give them.
         """
         if self.host_lengths is not None:
             slots = self.slot_mapping[: len(positions)]
@@ -159,14 +158,15 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
             "head_size_v": 0,
             "dtype": kind.dtype,
             "tokens_per_state": kind.tokens_per_row,
-            # Each block then begins with a whole row, or page of rows, of every kind.
+            # So that each block begins with a whole row, or page of rows, of every kind.
             "block_stride_alignment": kind.row_bytes * (kind.page_rows or 1),
         }
         if kind.window is None:
             return MLAAttentionSpec(**common)
-        # An engine that receives a prompt computes its last token again, whose window begins one
-        # token earlier. vLLM sets extra_retained_tokens itself. Offloaded blocks are whole windows:
-        # a longer one would never be found.
+        # An engine that receives a transferred prompt recomputes its last token, whose window
+        # begins one token earlier, so the window is one longer. vLLM overwrites
+        # extra_retained_tokens. Not with offloading, which stores whole windows: a longer window
+        # would never be found.
         asked = vllm_config.kv_transfer_config
         name = "" if asked is None else asked.kv_connector or ""
         again = int(name != "" and not name.endswith("OffloadingConnector"))

@@ -14,7 +14,7 @@ PAGE_ROWS = 16
 
 
 def key_page_rows(num_heads: int, size: int) -> int | None:
-    """Rows of the pages in which the operator reads an indexer's keys; None: it cannot."""
+    """Rows per page when the operator reads an indexer's keys; None if it cannot."""
     return PAGE_ROWS if size == HEAD_SIZE and num_heads <= MAX_HEADS else None
 
 
@@ -54,9 +54,9 @@ class RowChoice:
         num_visible: torch.Tensor,
         requests: torch.Tensor,
     ) -> torch.Tensor:
-        """Like `choose`, each token as a request of its own with the rows that it sees.
+        """`choose` in one operator call: each token is a request with the rows that it sees.
 
-        The operator's mask is by key, not by group of tokens.
+        The operator's causal mask counts keys, not groups of tokens.
         """
         keys, table = self._keys.cache.pages(requests)
         chosen, _ = torch_npu.npu_lightning_indexer(

@@ -71,7 +71,7 @@ class StepTokens:
     def of_graph(
         cls, positions: torch.Tensor, slots: torch.Tensor, num_requests: int
     ) -> "StepTokens":
-        """As many tokens of each request, padding included.
+        """Lays out a graph, in which all requests have equally many tokens, padding included.
 
         positions, slots: [num_tokens], int64; a slot of padding is negative
         """
@@ -91,8 +91,8 @@ class StepTokens:
         return self.closing(1)
 
     def closing(self, ratio: int) -> Tokens:
-        """Tokens that complete a group of `ratio` tokens; may be empty. In a graph all tokens, of
-        which the others write no rows."""
+        """Tokens that complete a group of `ratio` tokens; may be empty. In a graph: all tokens, and
+        `is_written` marks these."""
         if ratio not in self._by_ratio:
             self._by_ratio[ratio] = self._closing(ratio)
         return self._by_ratio[ratio]
@@ -110,7 +110,7 @@ class StepTokens:
             requests = np.full_like(rows, span.request)
             parts.append(np.stack([rows, requests, positions])[:, (positions + 1) % ratio == 0])
         joined = np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), dtype=np.int64)
-        # Selected columns may lie transposed; the host would wait for their copy.
+        # A selection may be strided; the host would wait for the copy of a strided tensor.
         on_host = torch.from_numpy(np.ascontiguousarray(joined))
         if self.device.type != "cpu":
             on_host = on_host.pin_memory()

@@ -1,10 +1,9 @@
 """Adapters of MLA: which rows use one, and the deltas of the joint up-projection kv_b_proj.
 
-Steps compute with W_UK and W_UV, taken from kv_b_proj, so an adapter's delta B A is applied at
-three
-places: queries are multiplied by B_UK and then A, the result of attention over the cache by A and
-then B_UV, and rows that are expanded to keys and values by A and then B. The cache holds rows
-before this projection, so the delta does not change it.
+Steps compute with W_UK and W_UV, the two parts of kv_b_proj. So an adapter's delta B A is applied
+in three places: to queries (B_UK, then A), to the result of attention over the cache (A, then B_UV)
+and to rows that are expanded to keys and values (A, then B). The cache holds rows before this
+projection, so the delta does not change it.
 """
 
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         skip_topk: bool = False,
         non_causal_multi_token_decode: bool = False,
         allow_short_prefill_indexer_scoring_skip: bool = False,
-        fuse_qkv_rmsnorm: bool = False,  # says which launches vLLM would choose; chosen here
+        fuse_qkv_rmsnorm: bool = False,  # vLLM's choice; made here instead
     ) -> None:
         # vLLM's own constructor would make its attention layer, for other devices.
         nn.Module.__init__(self)
@@ -113,7 +113,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
     def _in_divided_prefills(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: NPUMLAMetadata
     ) -> torch.Tensor:
-        """`forward` if ranks divide prefills. This rank may have no token of a short prefill."""
+        """`forward` if ranks divide prefills; this rank may have no token of a short prefill."""
         attention: NPUMLAAttention = self.mla_attn
         stage = attention.preprocess(positions, hidden_states, attention.bound_cache, metadata)
         if metadata.num_actual_tokens:
@@ -189,7 +189,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         project: the stage before attention
         """
         num_tokens = rows.shape[0]
-        # Not rows.new_zeros: the rows may be a QuantizedActivation.
+        # Not rows.new_zeros: rows of type QuantizedActivation have no such method.
         dtype, device = rows.dtype, rows.device
         if self.mla_attn.kv_cache is None:
             # In a profile run, take the memory of the largest prefill, so that vLLM counts it.

@@ -198,7 +198,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             merged, merged_lse = torch_npu.npu_attention_update(
                 [lse[rows].flatten(), partial_lse.flatten()],
                 [out[rows].flatten(0, 1), partial.flatten(0, 1)],
-                1,  # with the log-sum-exp of the whole
+                1,  # 1: also return the merged log-sum-exp
             )
             out[rows].copy_(merged.view_as(partial))
             lse[rows].copy_(merged_lse.view_as(partial_lse))

@@ -129,7 +129,8 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         self.preprocess.project(hidden_states)
 
     def elements_of_step(self, num_tokens: int) -> int:
-        """Elements, in the cache's dtype, of the largest step, without the results of `project`."""
+        """Most elements, in the cache's dtype, of a step's tensors, except the results of
+        `project`."""
         impl = self.impl
         size = impl.qk_nope_head_dim + self.qk_rope_head_dim + impl.v_head_dim
         return max(num_tokens, CONTEXT_CHUNK_ROWS) * impl.num_heads * 2 * size

@@ -72,10 +72,10 @@ class MLAPrefillMetadata:
 
 @dataclass
 class GatheredRows(StepRope):
-    """Rows of all ranks among which a step's prefills are divided, with each rank's padding.
+    """Rows of a step whose prefills are divided among ranks: all ranks' rows, padding included.
 
-    slot_mapping: [ranks * rows], int64, on the device; each token has one slot, of one row.
-    positions:    [ranks * rows], int64, on the device; the step's first layer gathers them.
+    slot_mapping: [ranks * rows], int64, on the device; a token's slot is in one row only.
+    positions:    [ranks * rows], int64, on the device; gathered by the step's first layer.
     """
 
     slot_mapping: torch.Tensor
@@ -165,7 +165,7 @@ class NPUMLAMetadataBuilder(MetadataBuilderBase[NPUMLAMetadata]):
         common = common_attn_metadata
         if common.causal is not True:
             raise UnsupportedFeatureError(
-                "This model wants bidirectional MLA, which "
+                "This model needs bidirectional MLA, which "
                 f"{RELEASE} cannot compute. Choose another model."
             )
         num_decodes, num_prefills, num_decode_tokens, _ = split_decodes_and_prefills(

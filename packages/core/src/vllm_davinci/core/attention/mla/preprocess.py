@@ -67,7 +67,7 @@ class MLAPreprocess:
         self.q_lora_rank = q_lora_rank
         self.head_dims = [impl.qk_nope_head_dim, qk_rope_head_dim]
         self.fetched_by: WeightPrefetch | None = (
-            None  # the previous layer's prefetch of this layer's weights
+            None  # from the previous layer: prefetches this layer's weights
         )
         self._scheduler = scheduler
         self._fusible: Projections | None = None
@@ -78,7 +78,7 @@ class MLAPreprocess:
         self._fusible = fusible_projections(self.modules)
         if self.q_lora_rank is not None:
             weight = plain_weight(self.modules.fused_qkv_a_proj)
-            # A quantized layer scales both parts together.
+            # A quantized layer has one scale for both parts.
             self._down = () if weight is None else weight.tensor_split([self.q_lora_rank], dim=1)
 
     def scheduler_of(self, metadata: NPUMLAMetadata) -> StreamScheduler | None:
@@ -265,7 +265,7 @@ class MLAPreprocess:
     def _compress_on_two_streams(
         self, hidden_states: torch.Tensor, fork: Fork
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of the queries' up-projection (before its norm) and of the kv-op."""
+        """Input of the queries' up-projection, before its norm, and input of the kv-op."""
         if self.q_lora_rank is None:
             project = self.modules.kv_a_proj_with_mqa
             return hidden_states, fork.run(lambda x: project(x)[0], hidden_states)

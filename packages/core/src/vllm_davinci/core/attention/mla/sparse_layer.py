@@ -63,7 +63,7 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         return replace(spec, head_size=spec.head_size + self.index_head_size)
 
     def compressed(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries after their norm [num_tokens, q_lora_rank]; kv_c and k_pe before theirs."""
+        """Normalized queries [num_tokens, q_lora_rank]; kv_c and k_pe, before norm and rotation."""
         stage = self.preprocess
         rows = stage.compress(hidden_states)
         return stage.modules.q_a_layernorm(rows[:, : stage.q_lora_rank]), rows[

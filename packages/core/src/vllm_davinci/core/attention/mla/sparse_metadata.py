@@ -50,7 +50,7 @@ class SparseMLAMetadata(StepRope, AttentionMetadata):
 
     @property
     def is_decode_everywhere(self) -> bool:
-        """Always False: the host has no inputs from which to tell."""
+        """Always False: lengths are on the device, so the host does not know."""
         return False
 
     def step_lengths(self) -> tuple[list[int], list[int]]:

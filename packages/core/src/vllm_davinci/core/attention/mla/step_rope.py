@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-_NO_TABLE = 0  # where the addresses of tables are keys
+_NO_TABLE = 0  # key of `no_rotation` in the cache; other keys are the addresses of tables
 
 
 @dataclass

@@ -38,7 +38,9 @@ class NPUStripedMLAImpl(NPUMLAImpl):
         metadata: MLADecodeMetadata,
         host_lengths: HostLengths | None = None,
     ) -> torch.Tensor:
-        assert metadata.max_query_len == 1, "Speculation is refused with a divided context."
+        assert metadata.max_query_len == 1, (
+            "Speculative decoding is not supported with a divided context."
+        )
         query, query_rope = self._exchange.all_heads(ql_nope), self._exchange.all_heads(q_pe)
         part = torch.empty_like(query)
         lse = query.new_empty(*query.shape[:2], 1, dtype=torch.float32)

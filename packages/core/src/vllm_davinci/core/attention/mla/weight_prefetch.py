@@ -28,15 +28,15 @@ logger = init_logger(__name__)
 class Prefetches:
     """All prefetches of a model.
 
-    steps: in the model's order, each with the number of its layer
-    limit: in bytes, of one weight
+    steps: number of each layer and its prefetch, in the model's order limit: largest prefetch of
+    one weight, in bytes
     """
 
     steps: Sequence[tuple[int, WeightPrefetch]]
     limit: PrefetchLimit
 
     def end_with(self, num_layers: int | None) -> None:
-        """Limits prefetching to the first `num_layers` layers, which alone run; None: all run."""
+        """Prefetches only in the first `num_layers` layers, the ones that run; None: in all."""
         running = [step for layer, step in self.steps if num_layers is None or layer < num_layers]
         for _, step in self.steps:
             step.is_last = step is running[-1]
@@ -84,7 +84,7 @@ def plan_prefetches(vllm_config: "VllmConfig") -> Prefetches | None:
 
 
 def _limit(vllm_config: "VllmConfig") -> PrefetchLimit:
-    """The limit: `max_bytes`, or a choice by this engine's step times if it is not given."""
+    """The limit: `max_bytes` if given, otherwise the choice in this engine's step times."""
     config = get_config(vllm_config)
     options = config.weight_prefetch_config
     is_given = "max_bytes" in options.model_fields_set
