@@ -76,7 +76,7 @@ py::dict variant_reports() {
   return result;
 }
 
-// (waits, late ones, modelled ps late in all, at most); None where nothing is paced.
+// (waits, late waits, modelled ps late in total, at most); None without pacing.
 py::object lateness() {
   const timing::PacedClock* const paced = model().paced();
   if (paced == nullptr) return py::none();

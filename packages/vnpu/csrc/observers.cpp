@@ -10,9 +10,9 @@
 namespace vnpu {
 
 void add_observers(Observers& observers) {
-  // The detector first: a launch that it refuses has no trace.
+  // The detector first: a launch that it refuses must not be traced.
   if (auto* detector = race::Detector::instance()) observers.add(*detector);
-  // The variants before the model, whose times are those that the host's waits take.
+  // The variants before the model: the host's waits take the times of the model.
   if (auto* variants = timing::Variants::instance()) observers.add(*variants);
   if (auto* model = timing::Model::instance()) observers.add(*model);
   if (auto* recorder = trace::Recorder::instance()) observers.add(*recorder);

@@ -11,31 +11,30 @@
 
 namespace vnpu {
 
-// Keeps the segments of a group on several hosts alike, for one of its ranks. What this rank writes
-// into its host's segment goes to one rank of each other host, which writes it into its own; so the
-// ranks of a host share the work of taking in what comes. Everything else, reductions and checks
-// among it, works on the segment as if all ranks were on one host.
-//
-// A rank overwrites nothing that a slow bridge still has to send: it needs the others' answer to it
-// before, of which each follows from the arrival.
+// Keeps the segments of a group on several hosts equal, for one of its ranks. Data that this rank
+// writes into its host's segment are sent to one rank of each other host, which writes them into
+// that host's segment; so the ranks of a host share the work of receiving. Everything else, such as
+// reductions and checks, uses the segment as if all ranks were on one host. No flow control is
+// needed: before a rank overwrites data that a slow bridge may still have to send, it waits for
+// answers of the other ranks that depend on the arrival of these data.
 class Bridge : public std::enable_shared_from_this<Bridge> {
  public:
   // A rank that sends nothing for this long counts as lost with its host or network: a live rank
   // sends a heartbeat every 2 s.
   static constexpr std::chrono::seconds kSilence{20};
 
-  // Starts the threads, which keep it until all ranks have left.
+  // Starts the threads, which keep this object alive until all ranks have left.
   static std::shared_ptr<Bridge> start(const Meeting& meeting, std::shared_ptr<Segment> segment,
                                        uint32_t rank);
   Bridge(const Meeting& meeting, std::shared_ptr<Segment> segment, uint32_t rank);
 
   // This rank has written something.
   void notify() { ends_.news.ring(); }
-  // Lets all hosts know what has been written and that this rank leaves; returns when they do, or
-  // when `limit` is up.
+  // Sends the remaining writes and the end of this rank to all hosts; returns when they have them,
+  // or after `limit`.
   void leave(std::chrono::milliseconds limit);
-  // Why a rank of another host cannot be waited for any longer, to follow its name: " has ...";
-  // empty while it can.
+  // The reason why waiting for a rank of another host is pointless, to follow its name: " has ...";
+  // empty if there is none.
   std::string loss_of(uint32_t rank) const;
 
  private:

@@ -25,7 +25,7 @@ struct BridgeEnds {
 
   uint32_t here() const { return places[rank].number; }
   bool is_here(uint32_t r) const { return places[r].number == here(); }
-  // The rank of `host` that takes in what rank `r` of another host says.
+  // The rank of `host` that receives the writes of rank `r` of another host.
   uint32_t receiver_of(uint32_t r, uint32_t host) const {
     const std::vector<uint32_t>& theirs = ranks_of[places[r].number];
     const auto position = std::find(theirs.begin(), theirs.end(), r) - theirs.begin();

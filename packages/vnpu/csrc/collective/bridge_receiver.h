@@ -9,11 +9,11 @@
 
 namespace vnpu {
 
-// Writes into this host's segment what a rank of another host says.
+// Copies the writes of a rank of another host into this host's segment.
 class BridgeReceiver {
  public:
   BridgeReceiver(BridgeEnds& ends, uint32_t from);
-  // Until that rank has left; throws when it cannot be reached.
+  // Runs until that rank has left; throws if it cannot be reached.
   void run();
 
  private:

@@ -53,7 +53,7 @@ bool BridgeSender::send_news() {
 
 bool BridgeSender::send_state() {
   const uint32_t state = own().state.load(std::memory_order_acquire);
-  // Its end is the last that a rank says.
+  // A rank's end is the last frame that it sends.
   if (state == state_ || state != static_cast<uint32_t>(RankState::kJoined)) return false;
   state_ = state;
   add(&own().process, sizeof(ProcessIdentity));

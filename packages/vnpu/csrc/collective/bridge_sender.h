@@ -13,7 +13,7 @@ namespace vnpu {
 class BridgeSender {
  public:
   BridgeSender(BridgeEnds& ends, uint32_t host);
-  // Until the rank has left and the other host knows; throws when it cannot be reached.
+  // Runs until the rank has left and the other host knows; throws if that host cannot be reached.
   void run();
 
  private:

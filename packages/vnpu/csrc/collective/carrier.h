@@ -24,7 +24,7 @@ class Carrier {
                     std::chrono::milliseconds limit) = 0;
   virtual void receive(uint32_t from, Channel channel, void* data, size_t bytes,
                        std::chrono::milliseconds limit) = 0;
-  // Lets all calls throw: those under way in other threads, and later ones.
+  // Makes all calls throw: calls in progress in other threads, and later ones.
   virtual void close() = 0;
 };
 

@@ -27,10 +27,10 @@ enum class Operation : uint32_t {
 
 const char* name_of(Operation operation);
 
-// A collective as a sequence of rounds. In each round every rank puts some data where the others
-// see it, says so, and when all have, gets what it needs from theirs. A rank that puts round n + 1
-// has seen all put round n, so all have got round n - 1: two buffers per rank are enough, and one
-// wait per round.
+// A collective as a sequence of rounds. In each round every rank puts data into its slot and
+// announces it; when all ranks have, it gets what it needs from the slots. Two buffers per rank and
+// one wait per round are enough: a rank that puts round n + 1 has seen all ranks put round n, so
+// all have got round n - 1.
 class Collective : public GroupTask {
  public:
   ~Collective() override;

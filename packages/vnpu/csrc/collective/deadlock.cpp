@@ -26,8 +26,8 @@ std::string launched(const std::string& what, const Group& group, const std::str
          (call_site.empty() ? "\n      (no Python frame)" : call_site);
 }
 
-// The next collective of each other group that cannot begin before `waiting` ends: one that is
-// queued behind it, or one that a host thread would launch, did it not wait for `waiting` itself.
+// The next collective of each other group that cannot begin before `waiting` ends: it is queued
+// behind `waiting`, or the host thread that would launch it waits for `waiting`.
 std::vector<Held> held_by(const GroupTask& waiting) {
   const auto [tasks, hosts] = System::instance().executor().held_by(waiting);
   std::vector<Held> held;

@@ -11,7 +11,7 @@ namespace vnpu {
 
 class Group;
 
-// A task of a group, as its fellows see it while it waits.
+// A waiting task of a group, as the other ranks see it.
 class GroupTask : public Task {
  public:
   using Task::Task;
@@ -26,7 +26,7 @@ class GroupTask : public Task {
 
 // Detects two ranks that wait for each other in collectives of two groups: a collective that waits
 // publishes which collectives of other groups are queued behind it on this rank. In a deadlock
-// another rank waits for one of those, and has queued the awaited one behind that wait. Cycles of
+// another rank waits in one of those, and has queued the first collective behind it. Cycles of
 // three ranks and three groups end at the time limit.
 class DeadlockWatch {
  public:

@@ -16,8 +16,8 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Begins what a wait for a rank says that does not come, with CANN's code of it: error_code.json of
-// its runtime, Communication_Error_Timeout.
+// Begins the error text of a timed-out wait for a rank, with CANN's code: error_code.json of its
+// runtime, Communication_Error_Timeout.
 constexpr const char* kNotNotified = "vnpu: EI0002: ";
 constexpr milliseconds kLivenessInterval{50};
 constexpr milliseconds kArrivalInterval{20};
@@ -79,7 +79,7 @@ Group::Group(const Meeting& meeting, uint32_t ranks, uint32_t rank, int device, 
 }
 
 Group::~Group() {
-  // A copy that a fork has made is no member: the rank itself is still there.
+  // A forked copy of a member is no member: the rank itself still exists.
   if (::getpid() != process_) return;
   own().state.store(static_cast<uint32_t>(RankState::kLeft), std::memory_order_release);
   ring_others();

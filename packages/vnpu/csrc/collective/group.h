@@ -72,9 +72,9 @@ class Group {
     std::chrono::steady_clock::time_point checked;
     bool waiting = false;
   };
-  // For a task that finds nothing to do: throws once a rank it waits for has ended or the time is
-  // up. Cheap: looks at the processes every 50 ms. `missing` tells whether the task still waits for
-  // a rank, `what` names it: "all_reduce #12", `call_site` is where it was launched, if known.
+  // For a task that is blocked: throws if an awaited rank has ended or the time is up. Cheap:
+  // checks the processes every 50 ms. `missing` tells whether the task still waits for a rank,
+  // `what` names it: "all_reduce #12", `call_site` is where it was launched, if known.
   void check(Wait& wait, const std::function<bool(uint32_t)>& missing,
              const std::function<std::string()>& what, const std::string& call_site);
 
@@ -91,7 +91,7 @@ class Group {
   // not wait for this one. Allocates no memory.
   void fail_with_current(const char* task, uint64_t sequence);
   // For watchdogs, which end the process at once: like throw_if_failed(), but only after the
-  // program has had time to meet the failure itself and report it.
+  // program has had time to run into the failure and report it.
   void throw_if_failed_for_long();
 
   // True if it was made by derive(), and so is no global group.
@@ -126,7 +126,7 @@ class Group {
   RankBlock& own() const { return segment_->rank(rank_); }
   RankState state(uint32_t rank) const;
   bool is_here(uint32_t rank) const { return host_of(rank) == host_of(rank_); }
-  // Why a rank that has joined is not waited for, to follow its name; empty while it is.
+  // The reason not to wait for a rank that has joined, to follow its name; empty if there is none.
   std::string end_of(uint32_t rank) const;
   void fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
                      const std::function<std::string()>& what);

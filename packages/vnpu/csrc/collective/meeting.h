@@ -31,8 +31,8 @@ struct RankTable {
   MeetingPoint meeting_point;
 };
 
-// Ranks of several hosts meet through this interface. It is in a library of its own, which needs
-// Python and torch.
+// Interface through which ranks of several hosts meet. Its implementation is in a library of its
+// own, which needs Python and torch.
 class MeetingRoom {
  public:
   MeetingRoom() = default;
@@ -42,7 +42,7 @@ class MeetingRoom {
 
   // A point in this process at which the ranks of a new group can meet.
   virtual MeetingPoint open() = 0;
-  // Tells the others what this rank says; returns what all ranks say.
+  // Sends this rank's message to the others; returns the messages of all ranks.
   virtual std::vector<std::string> exchange(const MeetingPoint& point, uint32_t ranks,
                                             uint32_t rank, const std::string& own,
                                             std::chrono::seconds limit) = 0;

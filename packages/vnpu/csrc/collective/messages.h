@@ -7,8 +7,8 @@
 
 namespace vnpu {
 
-// An all-to-all whose sizes are known only when it runs: every rank composes one message for each,
-// and gets those of the others whole.
+// An all-to-all whose sizes are known only when it runs: every rank composes one message for each
+// rank, and receives each rank's message as a whole.
 class MessageExchange : public Collective {
  protected:
   using Messages = std::vector<std::vector<std::byte>>;  // by rank

@@ -65,7 +65,8 @@ int open_file(const Invitation& invitation) {
   }
   const std::string path =
       "/proc/" + std::to_string(invitation.creator.pid) + "/fd/" + std::to_string(invitation.file);
-  // O_PATH first: by now the number may stand for any file, which must not be touched.
+  // Opened with O_PATH first: the number may by now belong to another file, which must not be
+  // touched.
   const bool is_gone = faults::reach(faults::Kind::kSegment, "open") == faults::Outcome::kGone;
   const int file = is_gone ? -1 : ::open(path.c_str(), O_PATH | O_CLOEXEC);
   const int error = is_gone ? ENOENT : errno;
@@ -120,7 +121,7 @@ void Bell::wait(uint32_t seen, std::chrono::microseconds limit) {
   const timespec time{static_cast<time_t>(us / 1'000'000),
                       static_cast<long>(us % 1'000'000 * 1000)};
   sleepers.fetch_add(1, std::memory_order_seq_cst);
-  // Returns at once when the bell has rung since; any other return is as good as the limit.
+  // Returns at once if the bell has rung since; any other return is treated like the limit.
   futex(&rings, FUTEX_WAIT, seen, &time);
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
@@ -172,7 +173,7 @@ Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
   // Phantoms send nothing.
   bytes_ = chunks_at_ + (phantoms ? 0 : n * n * Mailbox::kDepth * Mailbox::kChunk);
 
-  // All ranks set the same size; who comes with another number of ranks must not change it.
+  // All ranks set the same size; a rank with another number of ranks must not change it.
   void* first = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (first == MAP_FAILED) {
     ::close(file);

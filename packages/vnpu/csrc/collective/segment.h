@@ -26,8 +26,8 @@ struct Announcement {
 // Size of a launch's Python lines, which ranks exchange if races are checked; else they are empty.
 constexpr size_t kCallSite = 320;  // bytes
 
-// Why a rank does not join the next collective of a group: another one, of another group, is before
-// it and waits for other ranks.
+// The reason why a rank does not join a group's next collective: a collective of another group
+// precedes it and waits for other ranks.
 struct Obstacle {
   std::atomic<uint32_t> state;    // 0 none, 1 being written, 2 valid
   uint64_t sequence;              // of the collective that waits, in its group

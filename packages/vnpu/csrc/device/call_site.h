@@ -9,7 +9,7 @@ namespace vnpu {
 // and takes Python's lock: call it without any other.
 std::string python_call_site();
 
-// False on a thread of which Python knows nothing in a process that runs Python: a library's own.
+// False on a library's own thread: a thread unknown to Python in a process that runs Python.
 bool is_program_thread();
 
 }  // namespace vnpu

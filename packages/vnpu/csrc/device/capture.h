@@ -57,7 +57,7 @@ class CaptureOrder {
   }
   int num_streams() const { return static_cast<int>(clocks_.size()); }
   int num_records() const { return num_records_; }
-  // A stream some of whose launches come before nothing on `origin`; -1 if there is none.
+  // A stream with launches that no launch on `origin` follows; -1 if there is none.
   int unjoined(int origin) {
     const std::map<int, uint64_t>& seen = clocks_[origin];
     for (const auto& [stream, clock] : clocks_) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Sums and products of sizes that come from outside: from programs, other processes, settings. One
-// that leaves its type is an error, not a small number.
+// Sums and products of sizes that come from outside: from programs, other processes, settings.
+// Overflow is an error; results never wrap around.
 
 #include <concepts>
 #include <cstddef>

@@ -15,7 +15,7 @@ enum class Generation : unsigned { kOther = 0, kA2 = 1, kA3 = 2, k310P = 4, k310
 // Releases of CANN whose documents the operators follow, in their order.
 enum class CannRelease : uint8_t { k8_3, k8_5, k9_0 };
 
-// The numbers that a chip takes: those listed, or, where none are, a range in steps.
+// Numbers that a chip accepts: a list or, if the list is empty, a range with a step.
 struct AllowedNumbers {
   std::vector<int64_t> listed = {};
   int64_t least = 0, most = 0, step = 1;
@@ -24,7 +24,7 @@ struct AllowedNumbers {
   std::string text() const;  // "16, 32", "2 to 768", "32 to 7168, multiples of 32"
 };
 
-// Limits of the launches that move tokens to their experts' ranks and back.
+// Limits of the fused launches that dispatch tokens to experts and combine their results.
 struct FusedExperts {
   AllowedNumbers ranks;
   AllowedNumbers hidden_sizes;

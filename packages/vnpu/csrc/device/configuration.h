@@ -29,7 +29,8 @@ struct Configuration {
   RaceMode races = RaceMode::kOff;  // [VNPU_RACES] off | report | raise
 
   static const Configuration& instance();
-  // The configuration in the current environment, which instance() would read; does not settle it.
+  // The configuration of the current environment, as instance() would read it; does not fix it for
+  // the process.
   static Configuration of_environment();
 
   // The release's number as programs read it: "8.5.0".

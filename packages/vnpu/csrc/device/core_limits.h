@@ -10,8 +10,8 @@ namespace vnpu {
 
 class Stream;
 
-// A stream's limit goes before the process's on its device, and that before what the chip has. An
-// operator keeps what held for the thread that called its first phase.
+// A stream's limit takes precedence over the process's limit on its device, and that over the
+// chip's number of cores. An operator uses the limits of the thread that called its first phase.
 namespace core_limits {
 
 CoreLimit& of_process(int device);
@@ -23,8 +23,8 @@ void use_in_thread(std::shared_ptr<Stream> stream);
 const std::shared_ptr<Stream>& used_in_thread();
 uint32_t of_thread(int device, CoreKind kind);
 
-// For an operator that this thread prepares; nothing where all cores are free. Throws
-// kTilingRefused where none is left of a kind.
+// Limits for an operator that this thread prepares; nothing if all cores may be used. Throws
+// kTilingRefused if no core of a kind is left.
 std::optional<Cores> of_launch();
 
 }  // namespace core_limits

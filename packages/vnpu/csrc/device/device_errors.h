@@ -12,8 +12,8 @@
 
 namespace vnpu {
 
-// The newest error of each device since it was repaired: what a task failed with while it ran. What
-// a call refuses is none.
+// The newest error of each device since it was repaired: the failure of a running task. Refused
+// calls do not count.
 class DeviceErrors {
  public:
   static DeviceErrors& instance();

@@ -18,19 +18,19 @@ namespace vnpu {
 class Graph;
 
 // An event. record() marks a point of a stream; a wait refers to the newest record at the time of
-// the call, and to no later one: that may be another stream's, which gets there earlier. A
-// never-recorded event is complete. Shared: recorded work may outlive its handle.
+// the call. A later record does not count, even if it is on another stream and is reached earlier.
+// A never-recorded event is complete. Shared: recorded work may outlive its handle.
 class Event {
  public:
-  // Number of device events that it takes: none; one permanently, from its first record or earlier;
-  // or one for each record until it is reached.
+  // Number of device events that it holds: none; one permanently, from its first record or earlier;
+  // or one for each record until that is reached.
   enum class Holds { kNone, kForGood, kWhileRecorded };
 
   explicit Event(uint32_t flags, Holds holds = Holds::kWhileRecorded,
                  SharedRecordsPtr shared = nullptr)
       : id(next_id()), flags(flags), holds(holds), shared(std::move(shared)) {}
 
-  // Counts a record that is asked for; its version.
+  // Counts a requested record; returns its version.
   uint64_t add_record();
   // Number of records launched so far, by other processes too.
   uint64_t newest() const;
@@ -42,10 +42,10 @@ class Event {
   // True if the record will never be reached, because the process that launched it has ended.
   bool is_abandoned(uint64_t version) const;
 
-  // The stream has reached a record, or has failed before it: what waits for the event then has
-  // nothing to work on and fails likewise.
+  // Called when the stream has reached a record, or has failed before it: tasks that wait for the
+  // event then fail too, because their inputs do not exist.
   void complete(uint64_t version, const std::optional<Failure>& failure);
-  // Throws what kept the stream from reaching the record, if anything did.
+  // Throws the failure that kept the stream from reaching the record, if any.
   void throw_if_failed(uint64_t version) const;
 
   const uint64_t id;

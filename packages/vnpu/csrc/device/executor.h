@@ -48,8 +48,8 @@ class Executor {
   void begin_update(const StreamPtr& stream, std::shared_ptr<Graph::TaskGroup> group);
   void end_update(const StreamPtr& stream);
 
-  // Refuses what the host would do at once, while a capture that minds it is under way. `mode`: the
-  // calling thread's; `what`: the call, a noun.
+  // Refuses a synchronous call during a capture whose mode forbids it. `mode`: the calling
+  // thread's; `what`: the call, a noun.
   void check_synchronous(CaptureMode mode, const char* what);
 
   // Host waits. All throw Failure(kWaitTimeout) at `limit` or at VNPU_WAIT_LIMIT, naming what was
@@ -58,21 +58,21 @@ class Executor {
   void synchronize(const StreamPtr& stream, Limit limit);
   void synchronize(const EventPtr& event, Limit limit);
   void synchronize_device(int device, Limit limit);
-  // The ends of a device's queues. What was launched before has passed once it is done, failed or
+  // The current ends of a device's queues. Work before them has passed when it is done, failed or
   // dropped.
   using Tails = std::vector<std::pair<StreamPtr, uint64_t>>;  // tasks that each stream has taken
   Tails tails(int device);
   bool have_passed(const Tails& tails);
-  // Runs what the device has to do; errors stay with their streams. Observers are not told: to the
-  // program it is no wait. False where, for `patience` (or VNPU_WAIT_LIMIT), no task has ended and
-  // none was running; soon, where it is so since the last time.
+  // Runs the queued tasks of the device; errors stay with their streams. Observers are not told, as
+  // the program does not wait. False if no task has ended or run for `patience` (or
+  // VNPU_WAIT_LIMIT); sooner, if that has been so since the last call.
   bool drain_device(int device, Limit patience);
   // Calls `action` while no task of any device runs; queued tasks continue afterwards. It may not
   // call the executor.
   void while_nothing_runs(const std::function<void()>& action);
-  // Gives up what a stream, or each of a device's, has been given and not done: it fails with this,
-  // as what waits for it does. Returns what was given up; throws kWaitTimeout where a task has run
-  // on for `limit`.
+  // Aborts the unfinished work of a stream, or of each stream of a device: it fails with this
+  // failure, as does everything that waits for it. Returns the aborted work; throws kWaitTimeout if
+  // a task keeps running for `limit`.
   std::vector<TaskPtr> abort(const StreamPtr& stream, const Failure& failure, Limit limit);
   std::vector<TaskPtr> abort_device(int device, const Failure& failure, Limit limit);
   // "stream 3 of device 0: 2 tasks, the first (all_reduce) waits for rank 1 ..."
@@ -129,12 +129,11 @@ class Executor {
   void host_has_seen(int device, const std::string& call_site);
   std::string describe_pending() const;
   bool have_passed_locked(const Tails& tails) const;
-  // Keeps a launch of a stream that captures, or of one that updates a task group; false for
-  // others.
+  // Keeps a launch if its stream captures or updates a task group; returns false otherwise.
   bool keep(const StreamPtr& stream, TaskPtr& task, const std::string& call_site);
-  // Waits until the device has one to give, as a chip's runtime does.
+  // Waits until the device has a free event, as a chip's runtime does.
   EventHoldPtr hold_event(int device, Lock& lock);
-  // Refuses a wait of the host for an event whose newest record is only kept.
+  // Refuses a wait of the host for an event whose newest record was captured and not run.
   static void check_not_captured(const Event& event, const char* what);
 
   const Observers& observers_;

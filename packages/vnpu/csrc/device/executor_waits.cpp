@@ -1,4 +1,4 @@
-// The host's side: waits for streams, events and devices, and questions whether they are done.
+// The host's waits for streams, events and devices, and its queries whether they are done.
 
 #include <algorithm>
 #include <utility>
@@ -18,7 +18,7 @@ constexpr milliseconds kSecondPatience{20};
 
 }  // namespace
 
-// Lets held_by() know of a host wait while it lasts. Made and ended under the lock.
+// Registers a host wait for held_by() while it lasts. Made and ended under the lock.
 class Executor::AnnouncedWait {
  public:
   AnnouncedWait(Executor& executor, HostWait wait) : executor_(executor), wait_(std::move(wait)) {

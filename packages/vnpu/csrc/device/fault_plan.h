@@ -8,7 +8,7 @@
 //   action := "oom" | CODE | "throw" | "die" | "stop" | "hang" | "delay:" NUMBER ("ms" | "s")
 //           | "gone" | "truncated" | "async:" action | ERRNO | "jump:" ["-"] NUMBER ("ms" | "s")
 //
-// An entry rank=N holds for the rules behind it, up to the next one. A rule applies to the NUMBERth
+// An entry rank=N applies to the rules after it, up to the next one. A rule applies to the NUMBERth
 // point that it names, counted from 1 in each process; with "+" to that one and all after it.
 
 #include <array>

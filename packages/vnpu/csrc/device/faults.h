@@ -1,6 +1,6 @@
 #pragma once
 
-// Points at which a plan (device/fault_plan.h) can let something fail. Each costs one branch while
+// Points at which a plan (device/fault_plan.h) can inject a fault. Each costs one branch while
 // there is no plan.
 
 #include <atomic>
@@ -19,7 +19,7 @@ extern std::atomic<bool> are_possible;
 // Outcomes that are no failure: see reach().
 enum class Outcome : uint8_t { kNone, kGone, kTruncated };
 
-// Does what the plan says for this point, which may be to throw Failure or std::bad_alloc.
+// Executes the plan's action at this point, which may throw Failure or std::bad_alloc.
 Outcome reach_planned(Kind kind, const char* name, Phase phase);
 inline Outcome reach(Kind kind, const char* name = "", Phase phase = Phase::kAny) {
   if (!are_possible.load(std::memory_order_relaxed)) [[likely]]
@@ -40,7 +40,7 @@ Outcome perform(const Action& action, Kind kind, const std::string& text);
 // The device, by its own number, that this process uses: its rank where the environment has none.
 void set_device(int physical_device);
 
-// Reads the plan of the environment; throws for one that is wrong.
+// Reads the plan of the environment; throws if it is invalid.
 void open_plan();
 
 // In the file of a process, DIRECTORY/PID.points, in this order.

@@ -6,8 +6,7 @@
 namespace vnpu::faults {
 namespace {
 
-// A task that does what an action says before it does its work; once only, also where a graph
-// replays it.
+// A task that executes a fault action before its work; only once, even if a graph replays it.
 class FaultyTask final : public Task {
  public:
   FaultyTask(TaskPtr task, PlannedLaunch planned)

@@ -20,7 +20,7 @@ class FreedMemory {
   // device: whose queues may hold such tasks; -1: none. Throws for an address that no allocation
   // starts at.
   void free(Executor& executor, int device, void* address);
-  // Gives room back that nothing can use any more.
+  // Frees address ranges that no task can use any more.
   void collect(Executor& executor) {
     if (kept_count_.load(std::memory_order_relaxed) != 0) collect_kept(executor);
   }

@@ -37,7 +37,8 @@ class Graph {
     std::weak_ptr<Graph> graph;
     size_t begin;
     size_t end;
-    // Stands for the group's nodes where memory is looked at: updates write it, replays read it.
+    // Address that stands for the group's nodes in the race detector: updates write it, replays
+    // read it.
     Access access(bool write) const;
   };
 
@@ -50,7 +51,7 @@ class Graph {
   // few.
   void take_resources();
   GraphHoldings holdings() const;
-  // The graph is whole, and among those of `held_by_all` until it is gone.
+  // Called when the capture is complete: the graph counts in `held_by_all` until it is destroyed.
   void count();
   static GraphHoldings held_by_all();
   // True if nodes wait for updates during a replay.
@@ -103,8 +104,8 @@ class GraphReplay final : public Task {
   bool ended_ = false;
 };
 
-// Gives the nodes of a group other tasks, when its stream gets there: what nothing orders against a
-// replay changes one that is under way.
+// Replaces the tasks of a group's nodes when its stream reaches it. If nothing orders it after a
+// replay, it changes the replay while it runs.
 class GraphUpdate final : public Task {
  public:
   GraphUpdate(std::shared_ptr<Graph::TaskGroup> group, std::vector<TaskPtr> tasks);

@@ -5,8 +5,7 @@
 
 namespace vnpu {
 
-// What a host asks of its devices, and what keeps it from running ahead of them, counted since the
-// process began.
+// Counts of the host's launches, and of its waits for devices, since the process began.
 //
 // Where VNPU_COUNTS names a directory, the counters lie in its file `PROCESS.counts`: these three
 // numbers of eight bytes each, and the process's command line after them. Nothing is left to write

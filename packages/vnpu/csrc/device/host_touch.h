@@ -16,9 +16,9 @@ struct HostTouch {
   int device = 0;
 };
 
-// From now on a process that follows a device address says so before it ends by SIGSEGV; every
-// other fault goes to the handler that was there before. `look_up` is called in the signal handler:
-// it may neither allocate nor wait.
+// From now on a process that dereferences a device address prints a message before it ends by
+// SIGSEGV; every other fault goes to the handler that was there before. `look_up` is called in the
+// signal handler: it may neither allocate nor wait.
 void report_host_touches(HostTouch (*look_up)(const void* address));
 
 }  // namespace vnpu

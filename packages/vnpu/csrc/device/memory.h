@@ -18,7 +18,7 @@
 namespace vnpu {
 
 // Device memory has two faces. Programs hold *device addresses*: a reserved range without any
-// access rights, so that host code which follows one stops at once. Operators work on the same
+// access rights, so that host code which dereferences one stops at once. Operators work on the same
 // bytes through the *backing*, a second range at a constant distance. Chip-sized reservations cost
 // nothing; pages come into being when they are first written.
 //
@@ -55,7 +55,7 @@ class Memory {
   void move_to_file(const Allocation& allocation, int file);
   static size_t whole_pages(size_t bytes);
   // The live allocation that begins there. Throws kInvalidArgument where there is none, or memory
-  // that the program has mapped itself; `function` is who asks.
+  // that the program has mapped itself; `function`: the caller, for the message.
   Allocation allocation_at(const void* begin, const char* function) const;
   size_t free_bytes(int device) const;
   size_t total_bytes(int device) const;

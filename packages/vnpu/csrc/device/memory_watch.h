@@ -39,9 +39,9 @@ class MemoryWatch {
   void cover(MemoryRange all);
 
   // Watches device memory that only this process writes. `on_change` runs once at most, in the
-  // thread that changed the memory, after the change. What the caller reads after watch() returned
-  // is either what the memory holds for as long as is_unchanged() says so, or being changed by work
-  // that nothing orders with the caller's.
+  // thread that changed the memory, after the change. What the caller reads after watch() returns
+  // is the memory's content while is_unchanged() is true, unless unordered work changes it at the
+  // same time.
   WatchedPtr watch(MemoryRange range, std::function<void()> on_change);
   // True if any watched range has a byte in this one.
   bool watches(MemoryRange range);

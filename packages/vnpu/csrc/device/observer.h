@@ -17,8 +17,8 @@ class Graph;
 class Stream;
 class Task;
 
-// Follows what happens on the devices of this process: the race detector and the trace are such.
-// The device knows none of them by name.
+// Follows what happens on the devices of this process, like the race detector and the trace. The
+// device knows none of them by name.
 //
 // All calls but on_wait_over() and the three on the course of a task come under the executor's
 // lock, so that they see one order of what the program did; they must not call the executor. An
@@ -48,14 +48,14 @@ class Observer {
   // reached.
   virtual void on_stream_synchronized(const Stream&, const std::string& /*call_site*/) {}
   virtual void on_event_synchronized(const Event&, const std::string& /*call_site*/) {}
-  // A host thread has waited for the stream, for all of a device's, or for the newest record of the
-  // event, and not merely asked. Comes before the two above.
+  // A host thread has waited for the stream, for all streams of a device, or for the event's newest
+  // record; a query does not count. Called before the two above.
   virtual void on_stream_waited(const Stream&) {}
   virtual void on_device_waited(const int& /*device*/) {}
   virtual void on_event_waited(const Event&) {}
   // After each of the three, on the thread that waited and without the executor's lock.
   virtual void on_wait_over() {}
-  // The host gives device memory back by this function, which waits for no stream.
+  // The host frees device memory by this function, which waits for no stream.
   virtual void on_device_free(const void* /*begin*/, const size_t& /*bytes*/,
                               const char* /*function*/, const std::string& /*call_site*/) {}
   // The host frees pinned memory.
@@ -87,9 +87,9 @@ class Observers {
   // The process's observers, by its settings; never destroyed.
   static Observers& instance();
 
-  // The observer lives as long as this. One that needs something comes before the first task; one
-  // that needs nothing may come later, while others are told of events. Adding is not for two
-  // threads at once.
+  // The observer must live as long as this object. One that needs something must be added before
+  // the first task; one that needs nothing may be added later, during notifications too. Two
+  // threads must not add at the same time.
   void add(Observer& observer);
   bool any() const { return count_.load(std::memory_order_acquire) > 0; }
   // The union of all observers' needs.

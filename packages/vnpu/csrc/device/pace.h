@@ -8,11 +8,11 @@
 
 namespace vnpu {
 
-// Artificial durations [VNPU_PACE]: how long a task keeps its stream busy, beside what its
-// arithmetic takes. "aclnnMatmul=300,all_reduce=500/MiB" are microseconds per task whose name
-// begins so, or per MiB that it writes; the longest beginning counts. The time is slept, so that
-// streams whose tasks sleep at once overlap on any number of host cores. Under the policy `threads`
-// each stream sleeps for itself; the other policies run one task at a time.
+// Artificial durations [VNPU_PACE]: the time for which a task keeps its stream busy, in addition to
+// its arithmetic. "aclnnMatmul=300,all_reduce=500/MiB" are microseconds per task whose name begins
+// with that prefix, or per MiB that it writes; the longest prefix counts. The time is slept, so
+// that streams whose tasks sleep at once overlap on any number of host cores. Under the policy
+// `threads` each stream sleeps for itself; the other policies run one task at a time.
 class Pace {
  public:
   // Parses "NAME=MICROSECONDS,...". Throws Failure for text that does not parse.

@@ -7,8 +7,8 @@
 
 namespace vnpu {
 
-// Pinned host memory of this process, by first byte. What the runtime has allocated can be
-// registered besides, as torch_npu does with memory that the device reads in place.
+// Pinned host memory of this process, by first byte. Memory that the runtime has allocated can be
+// registered too, as torch_npu does if the device reads it in place.
 class PinnedMemory {
  public:
   static PinnedMemory& instance();
@@ -16,8 +16,8 @@ class PinnedMemory {
   // owned: allocated by the runtime, not registered by the program. is_mapped: registered so that
   // the device reads and writes it in place.
   void add(const void* begin, size_t bytes, bool owned, bool is_mapped = false);
-  // The bytes of the range that begins there. Throws unless there is one, `owned` alike; `function`
-  // is who asks.
+  // Bytes of the range that begins there. Throws if there is none with the same `owned`;
+  // `function`: the caller, for the message.
   size_t bytes(const void* begin, bool owned, const char* function) const;
   void remove(const void* begin, bool owned);
   // True if all of it lies in one range.

@@ -71,8 +71,8 @@ FileDescriptor make(uint64_t identity, size_t bytes) {
   return file;
 }
 
-// The file is looked for among those of the process that made it, and looked at before it is
-// opened: by now a number may stand for any file, which must not be touched.
+// The file is searched among the files of the process that made it, and inspected before it is
+// opened: its number may by now belong to another file, which must not be touched.
 FileDescriptor open(uint64_t identity, const std::string& what) {
   const auto pid = static_cast<long>(identity >> kSerialBits);
   const std::string directory = "/proc/" + std::to_string(pid) + "/fd";

@@ -12,8 +12,8 @@
 
 namespace vnpu {
 
-// Allocations that several processes of this host use, by key. Where the memory came from it is
-// exported; elsewhere it is imported, at an address of its own.
+// Allocations that several processes of this host use, by key. The allocating process exports an
+// allocation; others import it, at addresses of their own.
 class SharedMemory {
  public:
   static constexpr size_t kMostProcesses = 1000;  // that may import one key

@@ -25,8 +25,8 @@ struct SharedRecords::Slot {
 };
 
 struct SharedRecords::Table {
-  // Records of one event that may be under way: a later one of the same slot says that an earlier
-  // one was reached.
+  // Maximum number of an event's records in progress: a later record of the same slot implies that
+  // the earlier one was reached.
   static constexpr size_t kSlots = 256;
   std::atomic<uint64_t> recorded;
   Slot slots[kSlots];

@@ -16,18 +16,18 @@ class System {
  public:
   static System& instance();
 
-  // Number of devices that a program sees. Counting settles nothing: a process that only counted,
+  // Number of devices that a program sees. Counting fixes no settings: a process that only counted,
   // as libraries do while they are imported, can fork children with other settings.
   static uint32_t device_count();
-  // True if this process has opened the devices: its settings are settled, and a fork of it could
-  // not use them.
+  // True if this process has opened the devices: its settings are fixed, and a fork of it could not
+  // use the devices.
   static bool is_open();
   // The device's own number; throws kNoSuchDevice with the valid range.
   int physical(int visible_device) const;
 
   // The calling thread's device (visible number), -1 if none was set.
   static int& current_device();
-  // Threads that need a device and have set none take this one. Before: that is an error.
+  // Sets the device of threads that need one and have set none. Without it, that is an error.
   void set_default_device(int visible_device);
   int require_current_device() const;
 

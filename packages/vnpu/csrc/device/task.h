@@ -30,7 +30,7 @@ class Task {
   Task& operator=(const Task&) = delete;
 
   // Does the work, or as much as can be done now; called again until it is done. Throws Failure.
-  // When it ends, also in a failure, those who watch what it writes are told.
+  // When it ends, also by a failure, watchers of the memory that it writes are notified.
   Progress step();
   // After kBlocked: sleeps until step() may get further, at most `limit`.
   virtual void wait(std::chrono::microseconds limit) { std::this_thread::sleep_for(limit); }

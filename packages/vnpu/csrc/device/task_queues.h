@@ -35,8 +35,8 @@ class TaskQueues {
   bool run_now(const StreamPtr& stream, TaskPtr task, Lock& lock);
   // Runs the head of a stream until it is done or blocked.
   void run_head(Stream& stream, Lock& lock);
-  // Drops what a stream has been given, as if its head had failed: at once, or as soon as the
-  // thread that is inside its head comes out; stream.abort is null then.
+  // Drops the tasks of a stream, as if its head had failed: at once, or as soon as the thread
+  // inside its head leaves it; stream.abort is null then.
   std::shared_ptr<Abort> abort(Stream& stream, const Failure& failure);
   // Runs all that can run, stream by stream; returns whether anything got done.
   bool run_all(Lock& lock) { return run_heads(true, lock); }

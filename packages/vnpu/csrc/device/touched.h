@@ -52,7 +52,7 @@ class Touched {
   // Memory that only the task uses while it runs; it is none of the task's operands. Each
   // repetition of a launch has a new one.
   void set_workspace(const MemoryRange& range) { workspace_ = {range.begin, range.end, true}; }
-  // The nodes of a graph tell what they write themselves.
+  // A graph's nodes report their writes themselves.
   void add_accesses_of(const Touched& other) {
     accesses_.insert(accesses_.end(), other.accesses_.begin(), other.accesses_.end());
     if (other.workspace() != nullptr) accesses_.push_back(other.workspace_);

@@ -1,4 +1,4 @@
-// In place of the C library's functions that take memory, descriptors and room on disks.
+// Replaces the C library's functions that take memory, descriptors and disk space.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -39,8 +39,8 @@ bool fails(Call call) {
   return true;
 }
 
-// Pipes, sockets and terminals have no room that could run out, nor have the standard outputs,
-// which tell what happened.
+// Pipes, sockets and terminals cannot run out of space. The standard outputs are excluded too, as
+// they report the faults.
 bool is_on_disk(int file) {
   struct stat status{};
   return file > STDERR_FILENO && ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
@@ -79,7 +79,7 @@ REPLACES int posix_memalign(void** result, size_t alignment, size_t size) noexce
   return 0;
 }
 
-// The mode is there where the flags ask for it, and is passed on as the kernel takes it.
+// The mode exists only if the flags require it, and is passed on as the kernel takes it.
 #define MODE_BEHIND(flags)                                              \
   mode_t mode = 0;                                                      \
   if (((flags) & O_CREAT) != 0 || ((flags) & O_TMPFILE) == O_TMPFILE) { \

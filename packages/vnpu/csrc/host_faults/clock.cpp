@@ -1,4 +1,4 @@
-// In place of the C library's functions that read clocks, or wait until a time that they showed.
+// Replaces the C library's functions that read clocks, or wait until a time read from them.
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -41,16 +41,16 @@ timespec later(const timespec& time, int64_t by_ns) {
   return {static_cast<time_t>(seconds), static_cast<long>(all - seconds * kNsPerS)};
 }
 
-// The kernel's clock has not jumped: what the caller took from a clock that has comes that much
-// sooner.
+// The caller's deadline is a time of a clock that has jumped. The kernel's clock has not, so the
+// jump is subtracted.
 timespec of_kernel(clockid_t clock, const timespec* time) {
   const std::optional<Call> call = call_of(clock);
   const timespec result = later(*time, call.has_value() ? -jumped_ns(*call) : 0);
   return result.tv_sec < 0 ? timespec{} : result;
 }
 
-// A condition does not tell which clock it was made for. A machine has not run for as many seconds
-// as have passed since 1970.
+// A condition variable does not tell which clock it uses. A deadline larger than any uptime belongs
+// to the clock that counts from 1970.
 clockid_t clock_of(const timespec* time) {
   return time->tv_sec < kNsPerS ? CLOCK_MONOTONIC : CLOCK_REALTIME;
 }

@@ -88,7 +88,7 @@ class PlannedCalls {
     if (mapped != MAP_FAILED) counts_ = static_cast<HostCounts*>(mapped);
   }
 
-  // Says that it happens, or begins to, so that a run in which it did not is told apart.
+  // Reports that the fault happens, or begins, so that a run without it can be recognized.
   static void announce(const Rule& rule, Call call) {
     const std::string line = "vnpu: VNPU_FAULTS: " + rule.text + " at " +
                              faults::name_of(rule.kind) + ":" + kNames[static_cast<size_t>(call)] +
@@ -172,8 +172,8 @@ int64_t jumped_ns(Call call) {
 
 }  // namespace vnpu::host_faults
 
-// The device's library tells which rank this process is, where the environment does not. That it is
-// there tells that library that rules for the host can hold.
+// The device's library calls this to set the process's rank, if the environment does not. Its
+// presence tells that library that rules for the host can apply.
 extern "C" __attribute__((visibility("default"))) void vnpu_host_faults_set_rank(int number) {
   int none = -1;
   vnpu::host_faults::rank.compare_exchange_strong(none, number);

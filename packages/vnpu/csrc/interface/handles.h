@@ -3,8 +3,8 @@
 #include "device/event.h"
 #include "device/stream.h"
 
-// C handles of streams and events. A handle is never given back to the heap, only marked dead and
-// reused, so that a stale one is recognised instead of being followed.
+// C handles of streams and events. A handle is never freed, only marked dead and reused, so that a
+// stale handle is detected instead of dereferenced.
 namespace vnpu::abi {
 
 void* make_handle(StreamPtr stream);

@@ -33,8 +33,8 @@ struct Handles {
     Pointer target;
   };
   std::mutex mutex;
-  // Oldest first. As on a heap with other users, a handle does not come back at once: torch_npu's
-  // threads take an event off their list after they have destroyed it.
+  // The oldest is reused first, so that a handle does not return at once: torch_npu's threads
+  // remove an event from their list after they have destroyed it.
   std::deque<Handle*> unused;
   static constexpr size_t kResting = 256;
 

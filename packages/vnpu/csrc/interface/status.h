@@ -10,8 +10,8 @@
 // text.
 namespace vnpu::abi {
 
-// The aclError of a kind of failure; of a number from kFirstStatus on, which is no kind but one of
-// CANN's own, that number.
+// The aclError of a kind of failure. Numbers from kFirstStatus on are CANN's own statuses and
+// returned unchanged.
 constexpr int kFirstStatus = 100'000;
 int status_of(FailureKind kind);
 // Keeps the text for aclGetRecentErrMsg of this thread; returns the status.

@@ -213,8 +213,8 @@ struct Argument<float> : ValueArgument<float> {};
 template <>
 struct Argument<double> : ValueArgument<double> {};
 
-// How an argument of one type is kept between the two phases, without its type: what every operator
-// with such an argument shares.
+// How an argument of one type is kept between the two phases, independent of the type: shared by
+// all operators with such an argument.
 struct ArgumentType {
   size_t bytes;  // of what is kept
   void (*keep)(std::byte* place, const void* argument,
@@ -269,7 +269,7 @@ inline constexpr ArgumentType kArgumentType = {
                                                                  : &KeptArgument<T>::destroy,
 };
 
-// The kept arguments of a call, from the first on, as what its body gets.
+// The kept arguments of a call, from the first on, as the body's arguments.
 class KeptArguments {
  public:
   KeptArguments(const std::byte* first, Tensors& tensors) : next_(first), tensors_(&tensors) {}

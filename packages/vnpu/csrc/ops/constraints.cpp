@@ -32,7 +32,8 @@ std::string chips_text(unsigned chips) {
   return text;
 }
 
-// What rules see of a call: what PassedCalls compares, and not where tensors lie.
+// The properties of a call that rules see and PassedCalls compares: everything but the tensors'
+// addresses.
 class SeenArguments {
  public:
   SeenArguments(const ArgumentValue* arguments, size_t count)

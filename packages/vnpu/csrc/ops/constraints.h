@@ -1,6 +1,6 @@
 #pragma once
 
-// Holding calls to the rules of their operators' rows (ops/rules.h).
+// Checks calls against the rules of their operators' rows (ops/rules.h).
 
 #include <string>
 

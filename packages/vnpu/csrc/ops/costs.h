@@ -1,6 +1,6 @@
 #pragma once
 
-// What an operator has to do, for the timing model. Its row names a function,
+// The work of an operator, for the timing model. Its row names a function,
 //
 //   void cost_of_mm(const Call& call, timing::Work& work) {
 //     multiply(work, call.tensor("self"), call.tensor("mat2"));
@@ -29,9 +29,9 @@ class Call {
   Call(const ArgumentValue* values, const std::vector<std::string>& names)
       : values_(values), names_(names) {}
 
-  // Whether there is an argument of that name that is not null and not an empty list.
+  // True if there is an argument of that name that is neither null nor an empty list.
   bool has(std::string_view name) const;
-  // A list's first; throws kInternal for what is no tensor.
+  // Of a list the first tensor; throws kInternal if the argument is no tensor.
   const TensorView& tensor(std::string_view name) const;
   std::vector<const TensorView*> tensors(std::string_view name) const;
   int64_t integer(std::string_view name, int64_t otherwise) const;
@@ -68,10 +68,10 @@ void elements_on_ai_cpu(const Call& call, timing::Work& work) {
 }
 // Adds the product of [.., m, k] and [.., k, n].
 void multiply(timing::Work& work, const TensorView& left, const TensorView& right);
-// Of rows that routing makes room for, those that this rank's experts have, and their bytes.
+// Of the rows that routing allocates, those that this rank's experts compute, and their bytes.
 int64_t routed_rows(int64_t rows);
 int64_t routed_bytes(const TensorView& rows);
-// Of a tensor that is written in part: the bytes of that part, read and written.
+// For a tensor that is written in part: the bytes of that part, read and written.
 void write_part(Work& work, int64_t bytes, int64_t operations = 0);
 
 }  // namespace vnpu::ops

@@ -21,7 +21,7 @@ namespace vnpu::ops {
 
 class Constraints;  // ops/constraints.cpp
 
-// Who needs an operator.
+// The models that need an operator.
 enum class Tier : uint8_t {
   kT1,     // plain PyTorch in model execution
   kT2,     // fused serving operators
@@ -50,7 +50,7 @@ class Operator {
   const Declaration& declared() const;
   // Of the arguments, plain (ops/parameters.h).
   const std::vector<std::string>& names() const;
-  // What its calls are checked by; null where nothing is written down, or nothing is checked.
+  // The rules for its calls; null if there are none, or nothing is checked.
   const Constraints* constraints() const;
 
   const char* const name;

@@ -1,6 +1,6 @@
 #pragma once
 
-// How an operator that communicates is written. Its row states name and arguments as any other's;
+// How to write an operator that communicates. Its row states name and arguments as any other's;
 // its body runs when the operator is prepared, and makes the task that a stream runs later:
 //
 //   VNPU_GROUP_OPERATOR(Name, (const TensorIn& x, const Text& group, TensorOut out),
@@ -19,7 +19,8 @@
 
 namespace vnpu::ops {
 
-// --- argument types: where tensors lie, for a task that uses them later ------------------------
+// --- argument types: addresses and layouts of tensors, for a task that uses them later
+// ------------------------
 struct TensorIn {  // aclTensor*, read, required
   TensorView view;
 };

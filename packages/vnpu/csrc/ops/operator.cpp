@@ -17,7 +17,7 @@ namespace {
 
 thread_local const char* running_operator = "aclnn";
 
-// Of the elements that an operand has: what a broadcast repeats is read once.
+// Bytes of an operand's elements, not of its broadcast: repeated elements are read once.
 int64_t bytes_of(const Access& access) {
   if (access.layout.dims == 0) return static_cast<int64_t>(access.end - access.begin);
   int64_t bytes = access.layout.item;
@@ -27,7 +27,7 @@ int64_t bytes_of(const Access& access) {
   return bytes;
 }
 
-// A workspace is memory like any other: it has to be there, and nobody else may use it meanwhile.
+// A workspace is ordinary memory: it must be allocated, and no other launch may use it meanwhile.
 void add_workspace(Task& task, const void* workspace, uint64_t given, uint64_t needed) {
   if (needed == 0) return;
   if (workspace == nullptr || given < needed) {
@@ -45,7 +45,7 @@ void add_workspace(Task& task, const void* workspace, uint64_t given, uint64_t n
   task.touched.set_workspace({begin, begin + needed});
 }
 
-// Memory of an object and of more behind it, in one allocation.
+// Memory for an object followed by more data, in one allocation.
 template <class T>
 struct WithRoom {
   using value_type = T;
@@ -64,7 +64,8 @@ struct WithRoom {
   size_t room;
 };
 
-// A call of any operator: its arguments lie behind it, in their order, as their types keep them.
+// A call of any operator, followed in memory by its arguments, in order and in the form of their
+// types.
 class alignas(16) CallTask final : public OperatorTask {
  public:
   CallTask(const Operator& op, const Parameters& parameters, const void* const* arguments)
@@ -99,7 +100,7 @@ class alignas(16) CallTask final : public OperatorTask {
  private:
   std::byte* first() { return reinterpret_cast<std::byte*>(this) + sizeof(CallTask); }
 
-  // Hands over what rules and costs see: the arguments, and one more that is absent.
+  // Passes rules and costs their view of the call: the arguments, and an additional absent one.
   template <class Use>
   void with_values(Use use) {
     constexpr size_t kNear = 24;  // most operators have fewer arguments

@@ -7,7 +7,7 @@
 //     store(out, at::add(self, other, alpha));
 //   }
 //
-// The row is all that there is to write: the library exports aclnnAddGetWorkspaceSize, with exactly
+// Nothing else is needed: the library exports aclnnAddGetWorkspaceSize, with exactly
 // these arguments in this order, and aclnnAdd. What the declaration says is in ops/declaration.h.
 // The parameter types (ops/values.h) say what crosses the C interface and whether memory is read or
 // written; checks of addresses, capture, streams and (in time) cost follow from them. The body runs
@@ -57,7 +57,7 @@ class Constraints;  // ops/constraints.cpp
 // for. constraints: those of the operator
 uint64_t check(const Operator& op, const Constraints* constraints, const ArgumentValue* arguments);
 
-// What a call has to do, for the timing model; null where the operator's row has no cost.
+// The work of a call, for the timing model; null if the operator's row has no cost.
 std::shared_ptr<const timing::Work> work_of(const Operator& op, const ArgumentValue* values,
                                             const Touched& touched);
 
@@ -79,8 +79,8 @@ int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, v
 // Turns the exception in flight into a status and the recent error text.
 int report_exception(const char* name);
 
-// What the first phase of an operator knows of its parameters. The code that reads, checks and
-// keeps arguments is compiled once, for all operators: see CallTask in operator.cpp.
+// The first phase's knowledge of an operator's parameters. The code that reads, checks and keeps
+// arguments is compiled once, for all operators: see CallTask in operator.cpp.
 struct Parameters {
   const ArgumentType* const* types;
   size_t count;

@@ -30,7 +30,7 @@ std::vector<std::string> parameter_names(std::string_view parameters) {
     while (begin > 0 && is_word(parameter[begin - 1])) --begin;
     std::string_view before = parameter.substr(0, begin);
     while (!before.empty() && before.back() == ' ') before.remove_suffix(1);
-    // A type alone has no name.
+    // A parameter that is only a type has no name.
     const bool is_type = before.empty() || before == "const";
     names.emplace_back(is_type ? std::string() : plain_name(parameter.substr(begin)));
     rest.remove_prefix(std::min(comma + 1, rest.size()));

@@ -8,7 +8,7 @@
 
 namespace vnpu::ops {
 
-// Without `_` and capitals: documents and rows spell them differently.
+// Without `_` and capitals, because documents and rows spell names differently.
 std::string plain_name(std::string_view name);
 // The names in "(const Tensor& key, const Text&)", plain: key, and nothing.
 std::vector<std::string> parameter_names(std::string_view parameters);

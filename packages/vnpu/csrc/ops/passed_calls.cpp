@@ -34,7 +34,7 @@ void add_view(Form& form, const TensorView& view) {
   for (int i = 0; i < view.dims; ++i) form.push_back(static_cast<uint64_t>(view.strides[i]));
 }
 
-// Each part says how long it is before its entries: no two calls that differ have one form.
+// Each part begins with its number of entries, so that different calls have different encodings.
 void add_value(Form& form, const ArgumentValue& value) {
   form.push_back(static_cast<uint64_t>(value.kind));
   switch (value.kind) {

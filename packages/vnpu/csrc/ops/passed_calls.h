@@ -9,7 +9,7 @@
 
 namespace vnpu::ops {
 
-// Calls of an operator that broke none of its rules: what recurs in every step of a model is
+// Calls of an operator that broke none of its rules: a call that recurs in every step of a model is
 // compared with them instead of being checked again. Calls are equal where dtypes, formats, sizes,
 // strides, numbers and texts are; addresses do not count, so rules must not see them.
 class PassedCalls {
@@ -19,7 +19,7 @@ class PassedCalls {
 
   // Bytes of workspace of an equal call; nothing where none is remembered.
   std::optional<uint64_t> find(const ArgumentValue* arguments);
-  // In place of another one when its slot is taken.
+  // Replaces another call if the slot is taken.
   void remember(const ArgumentValue* arguments, uint64_t workspace_bytes);
 
  private:
@@ -27,7 +27,7 @@ class PassedCalls {
     std::vector<uint64_t> form;
     uint64_t workspace_bytes = 0;
   };
-  // More than one step of a model has of one operator, attention's lengths of some steps included.
+  // More than one step of a model has for one operator, with the lengths of several steps.
   static constexpr int kSlotBits = 5;
 
   Call& slot_of(const std::vector<uint64_t>& form);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the files of operators begin with, compiled once: parsing ATen's headers takes longer than
-// compiling most of these files. None of our own headers: with a compiler cache, a precompiled
+// The headers with which operators' files begin, compiled once: parsing ATen's headers takes longer
+// than compiling most of these files. None of our own headers: with a compiler cache, a precompiled
 // header that is there already takes part in making its successor, which then misses their changes.
 
 #include <ATen/ATen.h>

@@ -8,15 +8,15 @@
 
 namespace vnpu::ops {
 
-// How many calls of operators were held against CANN's documents, which of them were refused, and
-// which operators have no rules to be held against, of all processes that name one directory in
-// VNPU_REFUSALS. It holds `SOC.calls`, a number of eight bytes that the processes share, and two
-// files of one object a line: `refused.jsonl` (soc, process, message, site, the innermost lines of
-// Python) and `without_rules.jsonl` (operator, site; once for each process and site).
-// Nothing is left to write when a process ends, or is killed.
+// Counts operator calls checked against CANN's documents, and records refused calls and operators
+// without rules, for all processes that name one directory in VNPU_REFUSALS. The directory holds
+// `SOC.calls`, a counter of eight bytes that the processes share, and two files with a JSON object
+// per line: `refused.jsonl` (soc, process, message, site, the innermost lines of Python) and
+// `without_rules.jsonl` (operator, site; once for each process and site). So a process need not
+// write anything when it ends or is killed.
 class RefusalLog {
  public:
-  // Null where none is wanted.
+  // Null if VNPU_REFUSALS is not set.
   static RefusalLog* instance();
 
   void add_call() { calls_->fetch_add(1, std::memory_order_relaxed); }

@@ -1,6 +1,6 @@
 #pragma once
 
-// How rules say what they ask for, in words and in the forms that programs read.
+// How rules state their conditions, in words and in the forms that programs read.
 
 #include <algorithm>
 #include <limits>
@@ -57,7 +57,7 @@ inline std::string multiple_text(int64_t multiple) {
   return multiple == 1 ? "" : " and a multiple of " + std::to_string(multiple);
 }
 
-// Whether an argument is there, and holds something where it is a tensor or a list.
+// True if an argument is present, and is not empty if it is a tensor or a list.
 inline bool given(const RuleArguments& own, size_t index) {
   if (!own.has(index)) return false;
   const ArgumentValue& value = own[index];

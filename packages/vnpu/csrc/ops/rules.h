@@ -9,15 +9,15 @@
 //              {"slot_mapping", not_empty(), "scatter_pa_kv_cache_tiling.cpp", {.tiling = true}}},
 //             {.bytes = 16 * kMiB}}
 //
-// A rule names its arguments and what holds for each, and the source if it is not that of all. It
-// may hold for some chips and releases of CANN only. Names are those of the operator's row, without
-// regard to `_` and capitals. A call is checked between its two phases, where nothing has been
-// launched; one that breaks a rule is refused with CANN's status and a text that has argument,
-// value, rule and source. Rules compare sizes, dtypes and numbers that the call has brought along:
-// they read no memory of the device.
+// A rule names its arguments, the conditions on each, and its source if that differs from the
+// row's. It may apply to some chips and releases of CANN only. Names are those of the operator's
+// row, without regard to `_` and capitals. A call is checked between its two phases, where nothing
+// has been launched; one that breaks a rule is refused with CANN's status and a text that has
+// argument, value, rule and source. Rules compare sizes, dtypes and numbers that the call has
+// brought along: they read no memory of the device.
 //
-// From a rule that says in `form` what it is, tests make calls that it refuses; for others they are
-// written by hand.
+// For a rule that states its kind in `form`, tests generate calls that it refuses; for other rules
+// these are written by hand.
 
 #include <concepts>
 #include <cstdint>
@@ -58,10 +58,10 @@ class RuleArguments {
   const int* positions_;
 };
 
-// What contradicts a rule: the value seen, "dtype float32"; nothing where all is well.
+// The contradiction to a rule: the value seen, "dtype float32"; nothing if the call is allowed.
 using Found = std::optional<std::string>;
 
-// When a rule holds. names: the arguments that it looks at
+// The condition of a rule. names: the arguments that it reads
 struct Condition {
   std::string text;  // "inputLayout is TND"
   std::vector<const char*> names;
@@ -73,12 +73,12 @@ struct Check {
   std::string text;  // completes "must": "be float16 or bfloat16"
   std::vector<const char*> names = {};
   std::function<Found(const RuleArguments&)> find = nullptr;
-  // Dtypes, sizes and amounts, which SoC `reference` does not limit. Otherwise: how arguments fit
-  // each other and lie in memory.
+  // True for limits on dtypes, sizes and amounts, which SoC `reference` lacks. False for rules on
+  // how arguments fit each other and lie in memory.
   bool is_limit = true;
   // Called also when the argument or one of `names` is null.
   bool sees_absence = false;
-  // What it is, as JSON: ["dtype", ["float16", "bfloat16"]]. Empty: a rule of its own kind.
+  // The rule's kind and values, as JSON: ["dtype", ["float16", "bfloat16"]]. Empty: a custom rule.
   std::string form = {};
 
   Check when(Condition condition) &&;
@@ -104,7 +104,7 @@ struct Checks : std::vector<Check> {
   Checks(Check check) { push_back(std::move(check)); }
   Checks(std::initializer_list<Check> checks) : std::vector<Check>(checks) {}
 };
-// Each of them, under one condition.
+// Each of these checks, under one condition.
 Checks when(const Condition& condition, Checks checks);
 
 struct Rule {
@@ -119,7 +119,7 @@ struct Rule {
   Scope scope;
 };
 
-// Bytes that an operator asks for. copies: those of strided inputs are copied into it
+// Workspace that an operator needs. copies: copies of strided inputs
 struct Workspace {
   uint64_t bytes = 0;
   bool copies = false;
@@ -179,13 +179,13 @@ template <std::convertible_to<const char*>... T>
 Check one_of(T... allowed) {
   return one_of(std::vector<std::string>{allowed...});
 }
-// Any other. holds: false for a call that is refused, with the values of the argument and of
-// `names`. find: what is wrong, in words of its own
+// Custom rules. holds: false for a call that is refused, by the values of the argument and of
+// `names`. find: describes the contradiction
 using Holds = std::function<bool(const RuleArguments&)>;
 using Find = std::function<Found(const RuleArguments&)>;
 Check that(std::string text, std::vector<const char*> names, Holds holds);
 Check that(std::string text, std::vector<const char*> names, Find find);
-// The same about how arguments fit each other.
+// The same for rules on how arguments fit each other.
 template <class Rule>
 Check fits(std::string text, std::vector<const char*> names, Rule rule) {
   Check check = that(std::move(text), std::move(names), std::move(rule));

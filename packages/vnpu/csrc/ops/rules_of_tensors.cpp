@@ -43,7 +43,7 @@ Check of_each(std::string text, std::vector<const char*> names, std::string form
   return formed(std::move(check), std::move(form));
 }
 
-// How tensors lie in memory. lies(view): whether one lies so
+// Rules on the layout of tensors in memory. lies(view): true if one has that layout
 template <class Lies>
 Check lying(std::string text, const char* form, Lies lies) {
   const auto find = [lies](const RuleArguments& own) -> Found {

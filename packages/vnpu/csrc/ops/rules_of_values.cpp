@@ -15,7 +15,7 @@ namespace vnpu::ops {
 
 const TensorView& RuleArguments::tensor(size_t index) const {
   const ArgumentValue& value = (*this)[index];
-  // The rules of a list hold for each of its tensors; those that compare look at the first.
+  // The rules of a list hold for each of its tensors; comparing rules look at the first.
   return value.kind == ArgumentValue::Kind::kTensors ? value.tensors[0] : *value.tensor;
 }
 
@@ -99,7 +99,7 @@ Check Check::when(Condition condition) && {
   names.insert(names.end(), condition.names.begin(), condition.names.end());
   text += " when " + condition.text;
   form.clear();
-  // The condition's arguments may be null, which it then says itself; the rule's own may not.
+  // A condition's arguments may be null, which it checks itself; the rule's own may not.
   const bool sees = sees_absence;
   sees_absence = true;
   find = [own, sees, holds = std::move(condition.holds),

@@ -11,7 +11,8 @@ namespace vnpu::ops {
 
 constexpr int kMaxDims = 8;  // the most that an aclTensor carries
 
-// Where the elements of a tensor lie in device memory: what an aclTensor says, without owning it.
+// The location of a tensor's elements in device memory: the content of an aclTensor, without owning
+// it.
 struct TensorView {
   void* storage = nullptr;  // device address of the storage's first byte
   int64_t offset = 0;       // elements from the storage to element 0
@@ -23,14 +24,14 @@ struct TensorView {
   int64_t storage_sizes[kMaxDims] = {};
   int8_t storage_dims = 0;
 
-  // Throws kOperatorInvalid unless the number of elements, in bytes, the distance of any two, and
-  // the addresses that they have can be computed in 64 bits. All functions below need that; holds
-  // for whatever has fewer elements at the same distances.
+  // Throws kOperatorInvalid unless the size in bytes, the distance of any two elements and their
+  // addresses fit into 64 bits. All functions below require that. A check of a view also covers
+  // views with fewer elements at the same distances.
   void check_sizes() const;
   int64_t numel() const;
   // [first, last) byte that any element touches, as device addresses; empty views touch nothing.
   std::pair<uintptr_t, uintptr_t> extent() const;
-  // Which bytes of the extent, whose first one is `begin`, belong to elements.
+  // The bytes of the extent (whose first byte is `begin`) that belong to elements.
   Access::Layout layout(uintptr_t begin) const;
 };
 

@@ -47,7 +47,7 @@ Detector::Detector(bool raises) : raises_(raises) {}
 Detector::~Detector() = default;
 
 void Detector::at_exit() {
-  // A process that was forked while another thread held the lock has no use for the check.
+  // In a process that was forked while another thread held the lock, nothing is checked.
   const std::unique_lock lock(System::instance().executor().mutex(), std::try_to_lock);
   if (lock.owns_lock()) {
     try {
@@ -119,12 +119,12 @@ void Detector::check(Scope& scope, const VectorClock& now, const Use& use) {
           overlap(earlier.access, use.access)) {
         report(earlier, use);
       }
-      // A later launch that conflicts with the earlier use conflicts with this one as well, or is
-      // ordered behind both: when this write covers the earlier use it stands for it.
+      // A write that covers the earlier use replaces it: a later launch that conflicts with the
+      // earlier use conflicts with this write as well, or is ordered after both.
       return untold_.empty() && is_before && use.access.write && use.access.layout.dims == 0 &&
              use.access.begin <= earlier.access.begin && use.access.end >= earlier.access.end;
     });
-    // A newer use of the same kind and elements by the same stream stands for the older one.
+    // A newer use of the same kind and elements by the same stream replaces the older one.
     std::erase_if(uses, [&](const Use& earlier) {
       return untold_.empty() && earlier.launch->stream == use.launch->stream &&
              earlier.launch->number < use.launch->number &&

@@ -18,15 +18,15 @@
 
 namespace vnpu::race {
 
-// Finds pairs of launches that use the same memory, at least one of them writing, and that neither
-// stream order nor an event nor the host orders. What it finds depends on the program alone, not on
-// the order in which the tasks happened to run.
+// Finds pairs of launches that use the same memory, at least one of them writing, without an order
+// by a stream, an event or the host. The findings depend on the program alone, not on the order in
+// which tasks ran.
 //
 // The host counts as one more stream: what it launches comes after everything it has waited for. It
 // must not change pinned memory that a copy may still read, nor free device memory that launches
-// may still use. What a library's own thread, a watchdog say, waits for or asks about tells the
-// program nothing. Inside a capture the same rules hold among the captured launches; a replay is
-// one launch that uses what they use.
+// may still use. Waits and queries of a library's own thread, such as a watchdog, do not count.
+// Inside a capture the same rules hold among the captured launches; a replay is one launch that
+// uses all memory of its nodes.
 class Detector final : public Observer {
  public:
   // Null when VNPU_RACES is off.
@@ -75,7 +75,8 @@ class Detector final : public Observer {
   void use_host_memory(const Access& access, const LaunchPtr& launch);
   void report(const Use& earlier, const Use& later);
   void report_freed(const Use& use, const char* function, const std::string& call_site);
-  // `what` the host did to the memory of those reads before it knew them finished, and where.
+  // Reports that the host did `what` to the memory of these reads before it knew them finished, at
+  // this place.
   void report(const std::vector<HostMemory::Read>& reads, const char* what,
               const std::string& call_site);
   void at_exit();

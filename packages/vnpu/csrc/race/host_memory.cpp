@@ -34,7 +34,7 @@ void HostMemory::read(const Range& range, const LaunchPtr& launch) {
   for (const Write& write : writes_) {
     if (write.range.meets(range)) return;  // it may come about at any time
   }
-  // A newer read of the range by the same stream, of the same contents, stands for the older one.
+  // A newer read of the range by the same stream, of the same contents, replaces the older one.
   std::erase_if(reads_, [&](const Read& earlier) {
     return earlier.launch->stream == launch->stream && earlier.range.begin == range.begin &&
            earlier.range.end == range.end;

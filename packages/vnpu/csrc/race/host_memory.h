@@ -9,9 +9,9 @@
 
 namespace vnpu::race {
 
-// Pinned host memory that launches read, until the host knows that they have finished. What the
-// host writes there is not seen, but a change of the contents is: a write of the same bytes stays
-// unnoticed, and so does what the host reads of a copy to it that may not have finished.
+// Pinned host memory that launches read, until the host knows that they have finished. Host writes
+// are detected by a change of the contents. So a write of the same bytes stays unnoticed, as does a
+// host read of the target of an unfinished copy.
 class HostMemory {
  public:
   struct Range {
@@ -28,14 +28,14 @@ class HostMemory {
 
   // From now on the range must keep its contents until the launch is known to have finished.
   void read(const Range& range, const LaunchPtr& launch);
-  // A launch writes the range, behind the reads of it: from now on its contents say nothing.
+  // A launch writes the range after these reads: from now on its contents are not compared.
   void written(const Range& range, const LaunchPtr& launch);
 
-  // Forgets what the host knows to have finished; returns the reads among it that it disturbed.
+  // Removes reads that the host knows to be finished; returns those whose memory it changed.
   std::vector<Read> take_finished(const VectorClock& host);
-  // Takes out the reads of a range that the host has disturbed.
+  // Removes reads of a range whose memory the host has changed, and returns them.
   std::vector<Read> take_disturbed(const Range& range);
-  // Takes out all reads of a range.
+  // Removes all reads of a range, and returns them.
   std::vector<Read> take(const Range& range);
 
  private:

@@ -4,8 +4,8 @@
 
 namespace vnpu::race {
 
-// True if two accesses have a byte in common. Strided tensors that interleave in one range without
-// sharing an element have none.
+// True if two accesses have a byte in common. Interleaved strided tensors without a common element
+// have none.
 bool overlap(const Access& a, const Access& b);
 
 }  // namespace vnpu::race

@@ -15,22 +15,22 @@ class Cache {
 
   struct Found {
     int64_t bytes = 0;
-    int64_t touched = 0;  // of these, what `touch` has left
+    int64_t touched = 0;  // the bytes of these prefetches that `touch` has not used
     // Prefetches that bring some of the bytes, as passed to `bring`. Each once.
     std::vector<uint64_t> arrivals;
     void await(uint64_t arrival);
   };
 
-  // Uses [begin, end): what of it was there.
+  // Uses [begin, end): returns which of its bytes were present.
   Found use(uintptr_t begin, uintptr_t end);
   // Uses `bytes` bytes anywhere in a range that starts at `begin`; they count as its first bytes.
   void touch(uintptr_t begin, uintptr_t bytes) { use(begin, begin + bytes, 0, true); }
   // The bytes of [begin, end) that are present. Does not count as a use.
   Found find(uintptr_t begin, uintptr_t end) const;
-  // Uses [begin, end), which is not there before `arrival`, a number other than 0; the first task
-  // that finds some of it has to wait for that. The bytes that were there.
+  // Uses [begin, end), which arrives at `arrival` (not 0); the first task that finds some of it
+  // waits for that. Returns the bytes that were present.
   int64_t bring(uintptr_t begin, uintptr_t end, uint64_t arrival);
-  // Others have written [begin, end).
+  // Another device has written [begin, end).
   void forget(uintptr_t begin, uintptr_t end);
 
  private:
@@ -51,7 +51,7 @@ class Cache {
   // Puts it, merged with the range that ends where it begins if both are alike.
   void append(uintptr_t begin, Range range);
   void drop(Ranges::const_iterator range);
-  // Evicts least recently used ranges until all fits; [next, end) will be used next.
+  // Evicts the least recently used ranges until all fits; [next, end) is used next.
   void make_room(uintptr_t next, uintptr_t end);
 
   const int64_t capacity_;

@@ -11,9 +11,9 @@ namespace vnpu::timing {
 namespace {
 
 // Steps of a reduce-scatter, a gathering or a broadcast, each of one latency. Within a unit every
-// rank is linked to all others (HCCL's mesh): one. Between units HCCL has algorithms of as many
-// steps as units (ring) and of as many as the logarithm (recursive halving-doubling, NHR), which
-// send as much; a ring would never be faster here.
+// rank is linked to all others (HCCL's mesh): one. Between units HCCL has algorithms with as many
+// steps as units (ring), or with the logarithm of their number (recursive halving-doubling, NHR),
+// which send the same bytes; so a ring is never faster here.
 int64_t steps_of(size_t tier, int64_t span) {
   if (tier == 0) return 1;
   int64_t steps = 0;
@@ -54,8 +54,8 @@ std::vector<Phase> Machine::phases_of(const Collective& collective) const {
     return time_for(amount, tiers_[tier].bandwidth,
                     is_all_to_all ? tiers_[tier].all_to_all_share : tiers_[tier].share);
   };
-  // Tier by tier: within a unit every rank exchanges its part with each of the others at once, and
-  // takes what is left, 1 / span of it, to the next tier.
+  // Tier by tier: within a unit every rank exchanges its part with all others at once, and passes
+  // the rest, 1 / span of it, to the next tier.
   const auto sweep = [&](Wide memory_passes, bool outwards) {
     std::vector<Phase> swept;
     Wide part = bytes;
@@ -74,8 +74,8 @@ std::vector<Phase> Machine::phases_of(const Collective& collective) const {
     phases.insert(phases.end(), swept.begin(), swept.end());
   };
   switch (collective.exchange) {
-    // Passes over memory: own input is read, the others' is written and read; then the result is
-    // read and written by the gathering half.
+    // Memory traffic: the own input is read, the others' inputs are written and read; then the
+    // gathering half reads and writes the result.
     case Exchange::kReduceScatter: sweep(3, true); break;
     case Exchange::kAllGather: sweep(2, false); break;
     case Exchange::kAllReduce:

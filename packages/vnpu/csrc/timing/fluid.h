@@ -17,9 +17,9 @@ using Shares = std::array<uint64_t, kResources>;
 Shares shares_of(const Phase& phase);
 
 // The speeds of tasks that run together, in the order of `tasks`: max-min fair. All speeds rise
-// together from 0 until a resource is used up; the tasks that use it stay there, the others rise
-// on, at most to kWhole. Integers throughout and rounded down, so that every machine gives the
-// same.
+// together from 0 until a resource is used up; tasks that use it keep that speed, the others
+// continue to rise, at most to kWhole. Integers, rounded down, give the same results on every
+// machine.
 void speeds_of(const std::vector<const Shares*>& tasks, std::vector<uint64_t>& speeds);
 
 }  // namespace vnpu::timing

@@ -10,9 +10,8 @@
 namespace vnpu::timing {
 
 // The hardware queues of devices, of which each stream needs one while a task of it runs. A stream
-// keeps its queue until another needs one: whose newest task ended first then loses it. Taking a
-// queue from another stream costs time, so that more streams by turns than there are queues are
-// slow.
+// keeps its queue until another stream needs one; then the stream whose newest task ended first
+// loses its queue. That costs time, so that more streams than queues, used in turn, are slow.
 class HardwareQueues {
  public:
   HardwareQueues() = default;  // as many as there are streams

@@ -131,7 +131,7 @@ Machine::Machine(std::string_view text) {
   if (!values.empty()) refuse("has an unknown figure: " + values.begin()->first + ".");
 }
 
-// On all cores, if all take tiles as `cores` of them do.
+// Time on all cores, if each takes tiles as if it were one of `cores`.
 Time Machine::matrix_time(const MatrixProduct& product, int64_t share, int64_t cores) const {
   if (product.batch <= 0 || product.m <= 0 || product.n <= 0 || product.k <= 0) return 0;
   const bool is_byte = product.arithmetic == Arithmetic::kInt8;

@@ -17,11 +17,11 @@
 
 namespace vnpu::timing {
 
-// Follows what this process asks of its devices, and finds out when a chip would have done it
+// Follows the work of this process on its devices, and models when a chip would have done it
 // [VNPU_TIMING: a machine's figures]. Nothing waits for the modelled time, and nothing depends on
-// the clock of this host: the host's modelled clock advances by a cost per call, and to the
-// device's where the host waits for it. One host clock for all threads. Where it is paced
-// [VNPU_PACED: this host's seconds for a modelled one], the host's waits take their modelled time.
+// this host's clock: the host's modelled clock advances by a cost per call, and to the device's
+// time in a wait for the device. All threads share one host clock. With pacing [VNPU_PACED: this
+// host's seconds per modelled second] the host's waits take their modelled time.
 class Model final : public Observer {
  public:
   // True if VNPU_TIMING is set.
@@ -50,12 +50,12 @@ class Model final : public Observer {
     Time waited = 0;  // of it, the host's waits for the device
     Usage usage;      // of the device
   };
-  // Waits, in modelled time, for all that the device has to do.
+  // Waits, in modelled time, for all work of the device.
   Report report(int device);
   // The ranks of a communicator by the numbers that the topology counts; without this its ranks are
   // neighbours.
   void place_group(const std::string& name, const std::vector<int64_t>& ranks);
-  // Begins to read memory into L2 when what the stream has been given is done.
+  // Begins to read memory into L2 after the work that the stream has been given so far.
   void prefetch(const Stream& stream, const void* address, size_t bytes);
   const PacedClock* paced() const { return paced_.get(); }
   // Advances the host's clock by the engine's own time for a step of `requests` requests; with
@@ -71,7 +71,7 @@ class Model final : public Observer {
   void label_launches(const std::string& label);
   bool writes_timeline() const { return timeline_ != nullptr; }
   void write_timeline();
-  // The timeline begins here, after all that was launched before.
+  // Restarts the timeline here, after all earlier launches.
   void restart_timeline(int device);
 
  private:
@@ -87,8 +87,9 @@ class Model final : public Observer {
 
   PlanPtr plan_of(const Task& task, int device);
   Cache& cache_of(int device);
-  // Returns the bytes in L2 of all that the task reads, and updates L2 with its reads and writes.
-  // Bytes still being prefetched are present when the task begins: it has to wait for awaited_.
+  // Returns how many of the bytes that the task reads are in L2, and updates L2 with its reads and
+  // writes. Bytes still being prefetched are present when the task begins: it has to wait for
+  // awaited_.
   int64_t use_cache(const Task& task, int device);
   // The host's next call: not before this host's clock, where nothing is under way.
   void join_pace();

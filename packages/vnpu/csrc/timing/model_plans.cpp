@@ -54,12 +54,12 @@ int64_t Model::use_cache(const Task& task, int device) {
   for (const Access& access : task.touched.accesses()) {
     (access.write ? all_written : all_read) += static_cast<Wide>(bytes_of(access));
   }
-  // A cost may have said that only a part is read or written: some experts, some rows of a cache.
+  // A cost may state that only a part is read or written: some experts, some rows of a cache.
   const Wide read = std::min(all_read, static_cast<Wide>(task.work->read_bytes));
   const Wide written = std::min(all_written, static_cast<Wide>(task.work->written_bytes));
-  // Touched bytes of a range that stay count as its first bytes. A task that touches a part of the
-  // same range later finds those; of bytes that came otherwise, such as weights prefetched before
-  // their experts were chosen, it finds a proportional part.
+  // Touched bytes of a range that stay in L2 count as its first bytes. A task that later touches a
+  // part of the same range finds those. Of bytes brought in otherwise, such as weights prefetched
+  // before their experts were chosen, it finds a proportional part.
   const auto touched = [&](const Access& access) {
     const auto range = static_cast<Wide>(access.end - access.begin);
     const Wide all = access.write ? all_written : all_read;
@@ -75,7 +75,7 @@ int64_t Model::use_cache(const Task& task, int device) {
     there += static_cast<Wide>(bytes_of(access)) * std::min(bytes, range) / range;
     awaited_.insert(awaited_.end(), found.arrivals.begin(), found.arrivals.end());
   };
-  // Before any is used: two of them may lie in one range, by turns.
+  // Computed before any is used, because two of them may interleave in one range.
   const std::vector<Access>& accesses = task.touched.accesses();
   const auto is_part = [&](const Access& access) {
     return touched(access) < access.end - access.begin;

@@ -8,9 +8,9 @@
 
 namespace vnpu::timing {
 
-// The modelled clock beside this host's: `scale` seconds here for each modelled one [VNPU_PACED].
-// Whoever waits for the device sleeps until that time has come. A host that comes later than the
-// chip would is counted, and said on stderr: what it serves then has its own times in it.
+// The modelled clock beside this host's: `scale` seconds here for each modelled one [VNPU_PACED]. A
+// wait for the device sleeps until the modelled time. Late waits, of a host slower than the
+// modelled one, are counted and reported on stderr: served times then include this host's.
 class PacedClock {
  public:
   explicit PacedClock(double scale);

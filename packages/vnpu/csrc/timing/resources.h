@@ -32,16 +32,15 @@ constexpr Resource links(size_t tier) {
 }
 const char* name_of(Resource resource);
 
-// For how long a task would keep each resource busy if it had all of it.
+// Time for which a task would keep each resource busy if it had all of it.
 using Busy = std::array<Time, kResources>;
 
-// A part of a task: first a time in which it uses nothing that others could miss (launching cores,
-// the latency of a link), then work that uses resources together, at a pace that all of them can
-// keep up with.
+// A part of a task: first a time without shared resources (launching cores, the latency of a link),
+// then work that uses several resources together, at the speed of the slowest.
 struct Phase {
   Time fixed = 0;
   Busy busy = {};
-  Time least = 0;  // for the work: some of the device's cores may be all that the task may take
+  Time least = 0;  // for the work: below 1 if the task may use only some of the device's cores
 
   // Time of the work if the task has the device for itself.
   Time work() const { return std::max(least, *std::max_element(busy.begin(), busy.end())); }

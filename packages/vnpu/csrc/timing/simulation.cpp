@@ -13,7 +13,7 @@ using Wide = unsigned __int128;
 
 constexpr size_t kRemembered = 4096;  // records whose time is kept
 
-// Records and waits have none of their own to wait for: they come with what surrounds them.
+// Records and waits take their dependencies from the tasks around them.
 bool needs_queue(const PlanPtr& plan) { return plan != nullptr && plan->kind != Kind::kEvent; }
 
 }  // namespace

@@ -59,13 +59,11 @@ struct Usage {
   Time communication_alone = 0;
 };
 
-// Streams, events and tasks on the modelled clock. Event by event and in integers: what comes out
-// depends on what went in and on nothing else.
-//
-// A task begins when it heads its stream, has been launched, its turn has come, and its stream has
-// a hardware queue; where several could begin and there are fewer queues, streams of lower numbers
-// come first. Simulating goes no further than it is asked to, and where it stops has no influence:
-// what is launched later just must not be launched earlier than now().
+// Streams, events and tasks on the modelled clock, simulated event by event in integers, so that
+// the result depends on the inputs only. A task begins when it heads its stream, has been launched,
+// its turn has come, and its stream has a hardware queue; if several could begin and there are
+// fewer queues, streams of lower numbers come first. The simulation runs only as far as requested,
+// which does not change results: later launches just must not lie before now().
 class Simulation {
  public:
   using OnEnd = std::function<void(const Span&)>;
@@ -77,8 +75,8 @@ class Simulation {
   void launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label = 0);
   // A point of a stream; the number stands for it. `plan`: what recording costs; may be null.
   uint64_t record(int device, int stream, PlanPtr plan, Time launched);
-  // The ranks of the communicator with this turn, ascending; of one that is not placed, nothing is
-  // known of which others it meets.
+  // The ranks of the communicator with this turn, ascending. Without this call, it is not known
+  // which other groups its ranks meet.
   void place(int device, const void* turn, const std::vector<int64_t>& ranks) {
     arrivals_.place(device, turn, ranks);
   }
@@ -90,9 +88,9 @@ class Simulation {
   Time now() const { return now_; }
   // Simulates up to a time.
   void advance(Time until);
-  // Simulate until the stream (device, all) has nothing to do, or the record is reached; return the
-  // time at which that was so, which may lie before now(). Throw Failure(kInternal) where that can
-  // never be.
+  // Simulates until the stream (device, all) has nothing to do, or the record is reached; returns
+  // the time of that, which may lie before now(). Throws Failure(kInternal) if it can never be
+  // reached.
   Time finish_stream(int stream);
   Time finish_record(uint64_t record);
   Time finish_device(int device);
@@ -100,7 +98,7 @@ class Simulation {
   Time make_room(int stream, size_t depth);
   size_t queued(int stream) const;
   bool is_idle() const;
-  // When it was reached; -1: not yet, or forgotten.
+  // Time at which it was reached; -1: not yet, or forgotten.
   Time time_of(uint64_t record) const;
 
   const Usage& usage(int device) { return usages_[device]; }

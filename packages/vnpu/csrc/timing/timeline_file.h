@@ -8,13 +8,13 @@
 
 namespace vnpu::timing {
 
-// Collects what a modelled device did and writes it for Perfetto (Trace Event Format, an array with
-// one event on each line): a row for each stream, an arrow from each event's record to its wait, a
-// counter for each resource: the share of it in use. It has no process number, no date and no path
-// in it: the same run gives the same bytes.
+// Collects the tasks of modelled devices and writes them for Perfetto (Trace Event Format, an array
+// with one event on each line): a row for each stream, an arrow from each event's record to its
+// wait, a counter for each resource: the share of it in use. It has no process number, date or
+// path, so that the same run gives the same bytes.
 class TimelineFile {
  public:
-  // path: written by write(); machine: what the times are of, for the reader
+  // path: of the written file; machine: title of the modelled machine, for the reader
   TimelineFile(std::string path, std::string machine);
 
   void add(const Span& span);

@@ -21,7 +21,7 @@ std::vector<std::string_view> parts_of(std::string_view text, char separator) {
 
 std::string_view name_of_figure(std::string_view part) { return part.substr(0, part.find('=')); }
 
-// The figures, of which `changed` states some anew.
+// The machine's figures, with the values that `changed` states.
 std::string changed_figures(std::string_view figures,
                             const std::vector<std::string_view>& changed) {
   std::string text;
@@ -31,7 +31,7 @@ std::string changed_figures(std::string_view figures,
     });
     text += std::string(found == changed.end() ? each : *found) + ";";
   }
-  // One that the machine does not have is refused with it.
+  // A figure that the machine does not have is refused with its name.
   for (const std::string_view each : changed) {
     const auto known = parts_of(figures, ';');
     const bool is_known = std::any_of(known.begin(), known.end(), [each](std::string_view part) {

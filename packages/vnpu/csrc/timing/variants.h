@@ -10,13 +10,13 @@
 
 namespace vnpu::timing {
 
-// The same program on other machines at once [VNPU_TIMING_VARIANTS:
-// NAME:FIGURE=INTEGER;...|NAME:..., what differs from VNPU_TIMING's machine]: by how much do a
-// program's times move if an assumed figure is another one? Each is a model of its own beside the
-// process's, whose times alone the program sees.
+// Models the same program on other machines at the same time [VNPU_TIMING_VARIANTS:
+// NAME:FIGURE=INTEGER;...|NAME:..., the differences from VNPU_TIMING's machine], to find out how
+// much its times depend on assumed figures. Each variant is a model beside the process's own, whose
+// times alone the program sees.
 class Variants final : public Observer {
  public:
-  // Null where none are asked for, or no time is modelled.
+  // Null if VNPU_TIMING_VARIANTS is not set, or no time is modelled.
   static Variants* instance();
   // Throws Failure(kInvalidArgument) for a text that is not as above.
   Variants(std::string_view figures, std::string_view variants);
@@ -33,7 +33,7 @@ class Variants final : public Observer {
 
   void pass_host_step(int64_t requests, bool beside_device);
 
-  // By name, in the order in which they were stated. The first call begins.
+  // Models by name, in the stated order. The first call creates them.
   std::vector<std::pair<std::string, Model::Report>> reports(int device);
 
  private:

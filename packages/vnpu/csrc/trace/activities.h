@@ -40,9 +40,9 @@ struct Activity {
   uint64_t region = 0;
 };
 
-// Collects activities of this process's devices, those inside replays too, while a client asks for
-// them. There is one per client: each asks for its own kinds and takes what it asked for. Before
-// its construction nothing is collected, at no cost.
+// Collects activities of this process's devices, those inside replays too, while a client requests
+// them. There is one collector per client, each with its own kinds. Before its construction nothing
+// is collected, at no cost.
 class Activities final : public Observer {
  public:
   using Clock = int64_t (*)();  // ns
@@ -53,9 +53,9 @@ class Activities final : public Observer {
   // Begins or ends the collection of a kind. What is launched before is not seen.
   void collect(Activity::Kind kind, bool is_wanted);
   bool collects(Activity::Kind kind) const { return wanted_[index(kind)]; }
-  // All that has ended since the last call, in the order of the ends.
+  // All activities that ended since the last call, in the order of their ends.
   std::vector<Activity> take();
-  // `deliver` is called when there is much to take, on whichever thread has added the last.
+  // `deliver` is called when many activities are waiting, on the thread that added the last one.
   void on_full(void (*deliver)()) { deliver_ = deliver; }
 
   // Regions of the calling thread, a stack for each kind: launches belong to the innermost ones.

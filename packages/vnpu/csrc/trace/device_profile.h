@@ -12,7 +12,7 @@
 
 namespace vnpu::trace {
 
-// What devices of this process do from start to stop, in the layout of a directory of CANN's
+// The tasks of this process's devices from start to stop, in the layout of a directory of CANN's
 // profiler:
 //   PROF_NUMBER_TIME_LETTERS/host/start_info         which time of day the host's clock began with
 //   PROF_NUMBER_TIME_LETTERS/device_N/data/tasks.jsonl   one task on each line, when it has ended
@@ -22,10 +22,10 @@ namespace vnpu::trace {
 // start of the process on: that is how torch_npu times its own events.
 class DeviceProfile {
  public:
-  // Makes the directory below `directory` and begins. Throws Failure(kInvalidArgument) where that
+  // Creates the directory below `directory` and begins. Throws Failure(kInvalidArgument) if it
   // cannot be written. One at a time.
   DeviceProfile(const std::string& directory, const std::vector<uint32_t>& devices);
-  // Ends, and writes what has ended until now.
+  // Ends, and writes the tasks that have ended until now.
   ~DeviceProfile();
 
   // A mark that the program sets: a range, or an instant with equal begin and end.
@@ -36,7 +36,7 @@ class DeviceProfile {
     int64_t end;
   };
   static int64_t now();
-  // Writes a mark into the profile that is being taken, if any.
+  // Writes a mark into the running profile, if any.
   static void add(const Mark& mark);
 
  private:

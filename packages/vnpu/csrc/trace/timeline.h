@@ -41,14 +41,14 @@ class Timeline {
   ~Timeline() = delete;  // lives as long as the process
 
   void add(Span span);
-  // The track's name: a role such as "compute". The newest counts.
+  // Sets the track's name: a role such as "compute". The newest counts.
   void name_stream(int device, int stream, const std::string& name);
-  // Writes what there is, and the end. Later spans are dropped.
+  // Writes the remaining spans and the end. Later spans are dropped.
   void close();
 
  private:
   void write_regularly();
-  // Writes what there is, one caller at a time; lock: of mutex_, let go meanwhile.
+  // Writes the collected spans, one caller at a time; lock: of mutex_, released while writing.
   void write(std::unique_lock<std::mutex>& lock);
   bool put_all(const std::vector<Span>& spans, const std::map<int, std::string>& names);
   void put(const Span& span);

@@ -44,7 +44,7 @@ class Writes {
     longest_ = std::max(longest_, entry.end - entry.begin);
   }
   void sort() { std::ranges::sort(entries_, {}, &Entry::begin); }
-  // One that another program made, of a byte of this entry's.
+  // A write by another program of a byte of this entry.
   const Entry* of_another(const Entry& entry) const {
     const uintptr_t from = entry.begin > longest_ ? entry.begin - longest_ : 0;
     auto each = std::ranges::lower_bound(entries_, from, {}, &Entry::begin);

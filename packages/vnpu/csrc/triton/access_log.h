@@ -27,7 +27,8 @@ class AccessLog {
 
   void add(const Entry& entry) { entries_.push_back(entry); }
 
-  // For the detector: neighbours of one line merged, rows at a constant distance as one layout.
+  // For the detector: adjacent entries of one line merged, rows at a constant distance as one
+  // layout.
   std::vector<Access> accesses(const std::array<uint32_t, 3>& grid) const;
 
   // Two programs of which one wrote what the other used, not both by atomic operations: their order

@@ -84,8 +84,8 @@ void KernelTask::tell(const AccessLog& log, bool has_failed) {
   System::instance().executor().tell(&Observer::on_race, text);
 }
 
-// Loads and stores count once per program; where a kernel has loops, so do as many turns as its
-// tensors' bytes make up, as what a loop's bounds are is known only when it runs.
+// Loads and stores count once per program; in a loop, once per iteration, assuming as many
+// iterations as the kernel's tensors have bytes for, because the bounds are known only at run time.
 timing::Work work_of(const Launch& launch, const std::vector<int64_t>& tensor_bytes) {
   const Program& program = *launch.program;
   const int64_t programs = int64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];

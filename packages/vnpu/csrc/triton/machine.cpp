@@ -268,7 +268,7 @@ void Machine::copy(uint32_t to, uint32_t from) {
   std::memcpy(data(to), data(from), of.count * bytes_of(of.type));
 }
 
-// As if all were copied at the same time.
+// As if all values were copied at the same time.
 void Machine::copy_all(const std::vector<uint32_t>& to, const uint32_t* from, size_t count) {
   bool crosses = false;
   for (size_t i = 0; i < count && !crosses; ++i) {

@@ -86,7 +86,7 @@ class Machine {
   int64_t integer(uint32_t number) const;
   void copy(uint32_t to, uint32_t from);
   void copy_all(const std::vector<uint32_t>& to, const uint32_t* from, size_t count);
-  // Ends a kernel that does not end.
+  // Ends a kernel that would run forever.
   void tick(const Instruction& instruction);
   [[noreturn]] void fail(const Instruction& instruction, FailureKind kind,
                          const std::string& text) const;

@@ -91,7 +91,7 @@ struct Program {
   std::vector<Constant> constants;
   std::vector<Function> functions;  // the kernel first
   size_t frame_bytes = 0;
-  // Counts of one program, each loop's body once: operations on elements, bytes, products.
+  // Counts for one program, with each loop's body once: operations on elements, bytes, products.
   int64_t operations = 0;
   int64_t loaded_bytes = 0;
   int64_t stored_bytes = 0;

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kOptionBytes = 64;
 std::atomic<int64_t> parameters[8];
 
-// A function of libopapi, which was loaded when the device was opened; null where it was not.
+// A function of libopapi; null if that library is not loaded. Opening the device loads it.
 template <class Function>
 Function* in_opapi(const char* name) {
   void* const operators = ::dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);

@@ -1,6 +1,6 @@
-// libascend_hal, the driver's library: torch_npu asks it for the frequency of a chip's own clock
-// before it stamps what a profiler sees. A virtual NPU has the host's clock alone.
-// Source: ascend_hal.h of the driver, halGetAPIVersion and halGetDeviceInfo.
+// libascend_hal, the driver's library: torch_npu asks it for the frequency of the chip's clock, to
+// convert a profiler's time stamps. A virtual NPU has only the host's clock. Source: ascend_hal.h
+// of the driver, halGetAPIVersion and halGetDeviceInfo.
 
 #include <cstdint>
 

@@ -1,4 +1,5 @@
-// Programs' own address ranges, physical memory to map into them, and its way to other processes.
+// Address ranges that programs reserve, physical memory mapped into them, and its export to other
+// processes.
 
 #include <map>
 #include <mutex>
@@ -15,8 +16,7 @@ namespace {
 
 using PhysicalPtr = std::shared_ptr<Memory::Physical>;
 
-// A handle is a number, never an address: one that was freed is recognised instead of being
-// followed.
+// A handle is a number, not an address, so that a freed handle is detected instead of dereferenced.
 class PhysicalHandles {
  public:
   static PhysicalHandles& instance() {

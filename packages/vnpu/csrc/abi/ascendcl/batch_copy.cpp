@@ -1,4 +1,4 @@
-// Copies of many pieces in one call, for which the host waits.
+// Many synchronous copies in one call.
 
 #include <optional>
 #include <string>
@@ -38,7 +38,8 @@ bool is_device(const aclrtMemLocation& location) {
   return location.type == ACL_MEM_LOCATION_TYPE_DEVICE;
 }
 
-// The attribute has to name where the memory is, and all go one way: to the device, or from it.
+// The attribute must match the memory's location, and all copies must have the same direction: to
+// the device, or from it.
 void check_place(const void* to, const void* from, const aclrtMemcpyBatchAttr& attribute,
                  std::optional<bool>& to_device) {
   const Memory& memory = Memory::instance();

@@ -1,5 +1,5 @@
-// Cores that operators may take: of this process on a device, and of streams. What a call accepts
-// and which limit goes first is as in hicann/runtime's api_impl.cc.
+// Limits on the cores that operators use: of this process on a device, and of streams. Accepted
+// values and precedence follow hicann/runtime's api_impl.cc.
 
 #include <string>
 

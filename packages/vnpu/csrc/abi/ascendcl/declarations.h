@@ -12,7 +12,7 @@ namespace vnpu::abi {
 
 inline Executor& executor() { return System::instance().executor(); }
 
-// Refuses `what`, a call for which the host waits, while a capture is under way that minds it; see
+// Refuses `what`, a synchronous call, during a capture whose mode forbids it; see
 // aclmdlRICaptureThreadExchangeMode. In graph.cpp.
 void check_synchronous(const char* what);
 

@@ -40,8 +40,8 @@ void load_operator_library() {
   });
 }
 
-// The device of `{"defaultDevice": {"default_device": "0"}}`, -1 where the file names none: which
-// device threads use that set none. Source: documentation of aclInit.
+// The default device of threads that set none, from `{"defaultDevice": {"default_device": "0"}}`;
+// -1 if the file names none. Source: documentation of aclInit.
 int default_device_of(const char* path) {
   if (path == nullptr || *path == '\0') return -1;
   std::ifstream file(path);
@@ -84,7 +84,7 @@ VNPU_ACL(aclrtSetDevice, (int32_t device)) {
   });
 }
 VNPU_ACL(aclrtGetDevice, (int32_t* device)) {
-  // Asked by every thread that has not chosen yet: no error text for the expected answer "none".
+  // Every thread without a device calls this: the expected answer "none" sets no error text.
   *device = System::current_device();
   return *device >= 0 ? 0 : abi::status_of(FailureKind::kDeviceNotSet);
 }
@@ -198,8 +198,7 @@ VNPU_ACL(aclrtGetDeviceUtilizationRate, (int32_t device, aclrtUtilizationInfo* i
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 VNPU_ACL(aclsysGetCANNVersion, (aclCANNPackageName, aclCANNPackageVersion* version)) {
-  // "8.5.0": one digit each.
-  // Asked for while torch_npu is imported, which settles nothing.
+  // "8.5.0": one digit each. Called while torch_npu is imported, and therefore fixes no settings.
   const char* const number = Configuration::of_environment().cann_version();
   std::memset(version, 0, sizeof(*version));
   std::strcpy(version->version, number);

@@ -27,13 +27,13 @@ void check_has_waits(const Event& event, const char* what) {
                     ") only mark time or progress; create it with ACL_EVENT_SYNC.");
 }
 
-// What processes share of an event that was made for several.
+// The shared state of an event that several processes use.
 SharedRecordsPtr records_of(uint32_t flags) {
   return (flags & ACL_EVENT_IPC) != 0 ? SharedRecords::create() : nullptr;
 }
 
-// When the newest record of an event was reached, in picoseconds: of the modelled clock where there
-// is one.
+// When the newest record of an event was reached, in picoseconds, of the modelled clock if there is
+// one.
 int64_t time_of(const Event& event) {
   int64_t time = event.time_ns.load() * 1000;
   if (const auto* model = timing::Model::instance()) {
@@ -87,7 +87,7 @@ VNPU_ACL(aclrtStreamWaitEvent, (aclrtStream stream, aclrtEvent handle)) {
   });
 }
 VNPU_ACL(aclrtResetEvent, (aclrtEvent handle, aclrtStream stream)) {
-  // A wait refers to the record before it, so there is nothing to take back.
+  // Nothing to reset: a wait refers to the record before it.
   return guarded("aclrtResetEvent", [&] {
     check_has_waits(*abi::event_of(handle), "a stream resets");
     abi::stream_of(stream);

@@ -36,7 +36,7 @@ VNPU_ACL(aclmdlRIDebugJsonPrint, (aclmdlRI model, const char* path, uint32_t fla
                     "vnpu: a graph is written to a file with flags " + std::to_string(flags) +
                         "; it takes a path, and 0 or 1.");
     }
-    // No kernel's arguments: what operators compute here has none.
+    // No kernel arguments: operators here have no kernels.
     std::ofstream file(path);
     write(*graph, file);
     if (!file.flush()) {

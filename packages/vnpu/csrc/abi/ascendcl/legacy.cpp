@@ -1,6 +1,6 @@
-// The older operator interface (aclop) and what libtorch_npu imports but never needs here.
-// Descriptors, buffers and attributes are what libacl_op_compiler hands on to the operators that
-// run this way (ops/legacy).
+// The older operator interface (aclop), and symbols that libtorch_npu imports but never uses here.
+// libacl_op_compiler passes descriptors, buffers and attributes to the operators of this interface
+// (ops/legacy).
 
 #include <cstring>
 #include <string>

@@ -34,7 +34,7 @@ void give_back(void* address, bool owned, const char* function) {
   pinned.remove(address, owned);
 }
 
-// Copies when the stream reaches it: the source is read then, not when it was asked for.
+// Copies when the stream reaches the task: the source is read then, not at the call.
 class Copy final : public Task {
  public:
   Copy(void* to, const void* from, size_t bytes)
@@ -286,7 +286,7 @@ VNPU_ACL(aclrtMemsetAsync,
 VNPU_ACL(aclrtCmoAsync, (void* address, size_t bytes, aclrtCmoType, aclrtStream stream)) {
   return guarded("aclrtCmoAsync", [&] {
     Memory::instance().check(address, bytes, "aclrtCmoAsync");
-    // A prefetch into L2 changes no contents, but the time of who reads them.
+    // A prefetch into L2 changes no contents, only the time of later reads.
     auto* const model = timing::Model::instance();
     if (model == nullptr) return;
     const StreamPtr& on = abi::stream_of(stream);

@@ -206,7 +206,7 @@ VNPU_ACL(aclrtStreamGetId, (aclrtStream stream, int32_t* id)) {
   return guarded("aclrtStreamGetId", [&] { *id = abi::stream_of(stream)->id; });
 }
 VNPU_ACL(aclrtSetStreamFailureMode, (aclrtStream stream, uint64_t)) {
-  // Stop on failure is what a virtual stream always does.
+  // A virtual stream always stops on failure.
   return guarded("aclrtSetStreamFailureMode", [&] { abi::stream_of(stream); });
 }
 VNPU_ACL(aclrtSetStreamAttribute, (aclrtStream stream, aclrtStreamAttr, aclrtStreamAttrValue*)) {

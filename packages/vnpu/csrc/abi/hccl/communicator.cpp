@@ -17,7 +17,7 @@
 namespace vnpu::abi {
 namespace {
 
-// A handle is a number, never an address: a stale one is recognised instead of being followed.
+// A handle is a number, not an address, so that a stale handle is detected instead of dereferenced.
 class Communicators {
  public:
   static Communicators& instance() {
@@ -224,7 +224,8 @@ VNPU_HCCL(uint32_t, HcclGetCommConfigCapability, ()) {
 
 VNPU_HCCL(HcclResult, HcclSetConfig, (HcclConfig config, HcclConfigValue value)) {
   return hccl_guarded("HcclSetConfig", [&] {
-    // Reductions always are in the order of the ranks: both settings of determinism hold.
+    // Reductions always follow the order of the ranks, which satisfies both settings of
+    // determinism.
     if (config == HCCL_DETERMINISTIC && value.value >= 0 && value.value <= 2) return;
     throw Failure(FailureKind::kNotSupported, "vnpu: HcclSetConfig(" + std::to_string(config) +
                                                   ", " + std::to_string(value.value) +

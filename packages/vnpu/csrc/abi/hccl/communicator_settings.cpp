@@ -31,7 +31,7 @@ uint64_t buffer_bytes_of_environment() {
   return checked_multiply<uint64_t>(number, uint64_t{1} << 20, "HCCL_BUFFSIZE in bytes");
 }
 
-// "a;b" by ';' to {"a", "b"}; an empty part stays.
+// Splits "a;b" at ';' into {"a", "b"}; empty parts are kept.
 std::vector<std::string_view> parts_of(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (size_t at = 0;;) {
@@ -42,8 +42,8 @@ std::vector<std::string_view> parts_of(std::string_view text, char separator) {
   }
 }
 
-// "level0:NA;level1:NHR": each level at most once. fullmesh is on no page; torch_npu's tests ask
-// for it.
+// "level0:NA;level1:NHR": each level at most once. No page documents fullmesh; torch_npu's tests
+// use it.
 bool is_algorithm(std::string_view text) {
   using Names = std::set<std::string_view>;
   static const std::array<Names, 3> kLevels = {
@@ -66,8 +66,9 @@ bool is_algorithm(std::string_view text) {
   return true;
 }
 
-// Either of all operations or, by '/', of some. Which one runs makes no difference here. Source:
-// HCCL's documentation, environment variables, HCCL_ALGO; a communicator's hcclAlgo has its form.
+// Algorithms of all operations or, separated by '/', of some. The choice makes no difference here.
+// Source: HCCL's documentation, environment variables, HCCL_ALGO; a communicator's hcclAlgo has its
+// form.
 void check_algorithms(std::string text, const char* of) {
   static const std::set<std::string_view> kOperations = {
       "allgather", "reducescatter", "allreduce", "broadcast", "reduce", "scatter", "alltoall"};

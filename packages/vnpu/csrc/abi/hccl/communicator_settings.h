@@ -15,7 +15,7 @@ struct CommunicatorSettings {
   TimeLimits limits;
   uint64_t buffer_bytes;  // of one of the two HCCL buffers
 
-  // config: null for none. Throws kInvalidArgument where a value is none that HCCL takes.
+  // config: may be null. Throws kInvalidArgument for a value that HCCL does not accept.
   explicit CommunicatorSettings(const HcclCommConfig* config);
 };
 

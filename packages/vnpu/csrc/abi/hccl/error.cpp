@@ -1,4 +1,4 @@
-// HCCL's codes of results that failures get.
+// Maps failures to HCCL's result codes.
 
 #include "abi/hccl/communicator.h"
 

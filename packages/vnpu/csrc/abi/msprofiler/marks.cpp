@@ -1,5 +1,4 @@
-// Steps that a program marks in a profile that is being taken. Source: hicann/runtime
-// docs/zh/api_ref/19-02.
+// Steps that a program marks in a running profile. Source: hicann/runtime docs/zh/api_ref/19-02.
 
 #include <unistd.h>
 
@@ -35,7 +34,7 @@ extern "C" __attribute__((visibility("default"))) void aclprofDestroyStepInfo(
     aclprofStepInfo* step) {
   delete step;
 }
-// A span of the host's, from the call that starts the step to that which ends it.
+// The host's time from the call that starts a step to the call that ends it.
 VNPU_ACL(aclprofGetStepTimestamp,
          (aclprofStepInfo * step, aclprofStepTag tag, aclrtStream stream)) {
   return guarded("aclprofGetStepTimestamp", [&] {

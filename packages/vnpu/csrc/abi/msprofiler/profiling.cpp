@@ -115,8 +115,8 @@ VNPU_ACL(aclprofStop, (const aclprofConfig* config)) {
   });
 }
 
-// A path is where profiles go. The rest is about what a chip's driver samples, its hardware's
-// counters and the host's, and about how much is kept of it: there are none here.
+// Only the path of profiles has an effect. The other settings concern samples and counters of a
+// chip's driver, which a virtual NPU lacks.
 VNPU_ACL(aclprofSetConfig, (aclprofConfigType type, const char* value, size_t length)) {
   return vnpu::abi::guarded("aclprofSetConfig", [&] {
     constexpr size_t kMostBytes = 256;

@@ -1,5 +1,5 @@
-// libopapi: what torch_npu, tests and documents ask for beside the operators. Those export
-// themselves (ops/operator.h).
+// libopapi: functions that torch_npu, tests and documents need in addition to the operators, which
+// export themselves (ops/operator.h).
 
 #include <algorithm>
 

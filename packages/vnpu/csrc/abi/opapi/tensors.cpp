@@ -27,7 +27,7 @@ auto created(const char* function, Make&& make) -> decltype(make()) {
   }
 }
 
-// Null, with an error, for values that are said to be somewhere and are nowhere.
+// Returns null, with an error, for a null pointer to one or more values.
 template <class Value, class Make>
 auto listed(const char* function, const Value* values, uint64_t count, Make&& make)
     -> decltype(make()) {
@@ -41,8 +41,8 @@ auto listed(const char* function, const Value* values, uint64_t count, Make&& ma
   });
 }
 
-// Descriptions of tensors. One that is destroyed goes back to no heap but is used again, so that it
-// is recognized where a program destroys it twice: those of CANN's own examples do.
+// Pool of tensor descriptors. A destroyed one is reused instead of freed, so that a second
+// destruction, as in CANN's own examples, is recognized.
 class Tensors {
  public:
   static Tensors& instance() {
@@ -72,7 +72,7 @@ class Tensors {
 
  private:
   struct Described {
-    aclTensor tensor;  // first: what programs hold points to it
+    aclTensor tensor;  // first: programs' handles point to it
     bool is_live;
   };
   std::mutex mutex_;
@@ -81,8 +81,8 @@ class Tensors {
 
 constexpr int32_t kInt4 = 29;  // aclDataType
 
-// Describes 4-bit integers as operators take them: eight in each int32, along the dimension in
-// which they lie one behind the other.
+// Describes 4-bit integers as operators take them: eight in each int32, along the contiguous
+// dimension.
 void take_by_eights(aclTensor& tensor) {
   ops::TensorView& view = tensor.view;
   int packed = view.dims - 1;

@@ -22,11 +22,11 @@ class Schedule {
   // Takes a task for a stream whose queue has room. If it ran at once and failed, throws its
   // Failure.
   virtual void submit(const StreamPtr& stream, TaskPtr task, Lock& lock) = 0;
-  // A host thread waits: gets work done on it; false if there is none to be done here and now.
+  // Called by a host thread that waits: runs work on it; false if no work can run now.
   virtual bool drive(Lock& lock) = 0;
   // ... and could do none: sleeps, at most until `until`.
   virtual void rest(std::chrono::steady_clock::time_point until, Lock& lock) = 0;
-  // A host thread asks whether something is done that is not: gives pending work a chance.
+  // Called after a host thread's query found unfinished work: lets pending work run.
   virtual void poll(Lock& lock) = 0;
 };
 

@@ -1,7 +1,6 @@
 #pragma once
 
-// From tensors in the layouts of CANN's attention operators to an AttentionProblem, and its
-// execution.
+// Makes an AttentionProblem from tensors in the layouts of CANN's attention operators, and runs it.
 
 #include <optional>
 #include <string>
@@ -19,7 +18,7 @@ Element float_element(const Tensor& tensor);
 // Null where the tensor is absent or empty.
 const Tensor* first_of(const OptionalTensor& tensor);
 
-// Whether the tokens of all sequences follow each other.
+// True if the tokens of all sequences follow each other.
 bool is_packed_layout(const std::string& layout);
 
 // A tensor [batch, heads, tokens, size] under any order of its dimensions. Strides count elements.
@@ -34,7 +33,7 @@ struct HeadView {
 // head, H heads and sizes together. The elements of a head are made contiguous.
 HeadView view_heads(const Tensor& tensor, const std::string& layout, int64_t heads);
 
-// Which keys a query sees, by CANN's sparseMode, as the bounds of an AttentionRequest.
+// The keys that a query sees, by CANN's sparseMode, as the bounds of an AttentionRequest.
 struct SparseMode {
   int64_t mode, pre_tokens, next_tokens;
 

@@ -23,7 +23,8 @@ namespace {
 // divide.
 constexpr int64_t kSoftmaxOperations = 6;
 
-// Lengths of sequences as the operators take them: each its own, or the ends in one row of tokens.
+// Lengths of sequences in either form of the operators: one length each, or the ends in one row of
+// tokens.
 std::vector<int64_t> lengths(const std::vector<int64_t>& values, bool are_ends) {
   std::vector<int64_t> result = values;
   if (are_ends) {

@@ -207,7 +207,8 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
 
   for (int64_t r = 0; r < count; ++r) {
     float* const row = sums + r * value_width;
-    // A row that sees no key is zero, with the value that marks it as void in place of its lse.
+    // The result of a row that sees no key is zero, with the value that marks a void row as its
+    // lse.
     const bool visible = rows.maximum[r] != -kInfinity && rows.first[r] <= rows.last[r];
     const float total = visible ? rows.total[r] : 1.0f;
     for (int64_t d = 0; d < value_width; d += kFloats) save(row + d, load(row + d) / total);

@@ -1,4 +1,4 @@
-// What surrounds attention when it is not one fused operator.
+// Operations around attention, for models without one fused operator.
 
 #include <algorithm>
 #include <cmath>
@@ -102,7 +102,8 @@ static Rules rules_of_transpose_batch_mat_mul() {
       {.bytes = 24 * kMiB, .copies = true},
       kBigChips};
 }
-// By batch, with operands in any order of dimensions; the right one's first is the batch.
+// Batched product with operands in any order of dimensions; the first dimension of the right
+// operand is the batch.
 static void cost_of_transpose_batch_mat_mul(const Call& call, Work& work) {
   work.kind = Work::Class::kMatmul;
   const TensorView& left = call.tensor("x1");

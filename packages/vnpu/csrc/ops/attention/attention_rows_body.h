@@ -1,4 +1,4 @@
-// Rows of keys and values as floats, from where they lie. Included once per vector width by
+// Reads rows of keys and values as floats. Included once per vector width by
 // attention_kernel_body.h, inside a namespace: no include guard.
 
 inline const char* row_at(const AttentionProblem& problem, const AttentionRequest& request,
@@ -25,8 +25,8 @@ inline void dequantize_row(const AttentionProblem& problem, const AttentionReque
   }
 }
 
-// A cache is read once per step and seldom found in the nearest caches; rows lie too far apart for
-// the processor to foresee the next one.
+// Prefetched, because a cache is read once per step and seldom found in the nearest caches, and
+// rows lie too far apart for the processor's own prefetcher.
 constexpr int64_t kRowsAhead = 32;
 
 // Compressed keys and values are the same rows.
@@ -50,8 +50,8 @@ inline void prefetch_rows(const AttentionProblem& problem, const AttentionReques
   }
 }
 
-// Rows [first, first + count) of a source as floats, `stride` apart from `to` on. Returns where
-// they are: the source's own memory when it is fp32 there already and one stride describes it.
+// Rows [first, first + count) of a source as floats, `stride` apart from `to` on. Returns their
+// address: the source's own memory if it is fp32 already and one stride describes it.
 inline const float* tile_rows(const AttentionProblem& problem, const AttentionRequest& request,
                               const RowSource& source, int64_t head, int64_t first, int64_t count,
                               bool in_place, float* to, int64_t* stride) {
@@ -65,7 +65,7 @@ inline const float* tile_rows(const AttentionProblem& problem, const AttentionRe
   const char* next = one_block ? row_at(problem, request, source, head, first) : nullptr;
   for (int64_t t = 0; t < count; ++t) {
     if (!one_block) next = row_at(problem, request, source, head, first + t);
-    // Reads past a block's end ask for memory that nobody waits for.
+    // The prefetch may pass a block's end: nothing waits for that memory.
     prefetch_row(source, next + kRowsAhead * source.token_stride);
     float* const row = to + t * *stride;
     widen_row(source.element, next, source.width, row);

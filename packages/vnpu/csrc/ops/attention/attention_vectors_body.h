@@ -14,8 +14,8 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned
 inline void save(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
 inline Vector splat(float value) { return value - Vector{}; }
 
-// All lanes by halves, in registers: what the compiler makes of a loop goes through memory, and
-// decoding attention takes one for each score.
+// Combines all lanes by halves, in registers: the compiler's code for a loop goes through memory,
+// and decoding attention does this for each score.
 template <typename Combine>
 inline float fold(Vector value, Combine combine) {
 #if VNPU_VECTOR_FLOATS == 16

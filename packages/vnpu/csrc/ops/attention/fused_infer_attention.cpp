@@ -48,7 +48,8 @@ void run(FusedAttention call, const Additions& more) {
 
 }  // namespace
 
-// The arguments that all versions begin with, those that they end with, and what is made of them.
+// The arguments that all versions begin with, those that they end with, and their conversion to a
+// call.
 #define VNPU_FUSED_INFER_INPUTS                                                                    \
   const Tensor &query, const TensorList &key, const TensorList &value, const OptionalTensor &bias, \
       const OptionalTensor &mask, const OptionalIntArray &query_lengths,                           \
@@ -87,7 +88,7 @@ constexpr char kMla[] = "aclnnFusedInferAttentionScoreV4.md, MLA";
 constexpr char kMasks[] = "aclnnFusedInferAttentionScoreV4.md, sparseMode";
 constexpr int64_t kMaskSide = 2048;
 static Condition packed() { return equals("layout", "TND", "NTD", "TND_NTD", "NTD_TND"); }
-// Entries of one head, whatever the layout; 0 where they cannot be told.
+// Entries of one head, whatever the layout; 0 if they cannot be determined.
 static int64_t head_size_of(const TensorView& view, const std::string& layout, int64_t heads) {
   const std::string input = layout.substr(0, layout.find('_'));
   const int64_t last = size_of(view, -1);

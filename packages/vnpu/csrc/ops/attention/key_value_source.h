@@ -1,6 +1,6 @@
 #pragma once
 
-// The keys or values of an attention operator, in the forms that they come in.
+// The keys or values of an attention operator, in all their forms.
 
 #include <optional>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace vnpu::ops {
 
-// Scales and offsets of int8 rows as floats, and where those of a request begin.
+// Scales and offsets of int8 rows as floats, and the begin of each request's.
 struct Scales {
   Tensor scale, offset;
   Dequantization how;

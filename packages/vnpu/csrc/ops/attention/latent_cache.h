@@ -6,7 +6,7 @@
 
 namespace vnpu::ops {
 
-// Where rows go: cache modes differ in what an index counts and in how a block lies in memory.
+// Destination of rows: cache modes differ in the unit of an index and in the layout of a block.
 struct LatentCacheTarget {
   Text mode;
   Tensor index;     // of tokens, or of the slots at which blocks begin in the BLK modes

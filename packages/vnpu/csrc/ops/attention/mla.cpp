@@ -1,5 +1,5 @@
-// What stands before multi-head latent attention: the norm, the rotary embedding and the write to
-// the caches of the latent and the rotary part.
+// The operators before MLA's attention: the norm, the rotary embedding and the write to the caches
+// of the latent and the rotary part.
 
 #include "ops/attention/latent_cache.h"
 #include "ops/attention/rotary.h"

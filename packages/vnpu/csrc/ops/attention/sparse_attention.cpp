@@ -14,7 +14,7 @@ namespace {
 // Scores that are in memory at a time.
 constexpr int64_t kScores = 1 << 23;
 
-// Where tokens of a request lie: rows of tensors whose dimensions of tokens are one.
+// Positions of a request's tokens: rows of tensors whose token dimensions are merged into one.
 struct Sequence {
   int64_t first_query, queries;
   int64_t keys;
@@ -117,7 +117,7 @@ Tensor index_scores(const Tensor& query, const Tensor& transposed_keys, const Te
   return products.relu_().mul_(weights.unsqueeze(-1)).sum(1);
 }
 
-// How a query's rows of keys are found: as blocks of one row.
+// The rows of keys that a query reads, as blocks of one row.
 struct Selection {
   std::vector<int32_t> rows;
   std::vector<int64_t> ends;  // of queries in `rows`
@@ -142,7 +142,7 @@ Selection selected_rows(const Sequences& sequences, const Tensor& indices, int64
           tokens.push_back(token);
         }
       }
-      // In the order of attention over all tokens, with the same sums where all are chosen.
+      // In the order of attention over all tokens, so that sums are equal if all are chosen.
       std::sort(tokens.begin(), tokens.end());
       for (const int64_t token : tokens) {
         found.rows.push_back(static_cast<int32_t>(sequences.row(request, token)));
@@ -176,7 +176,7 @@ static Check float32_or_dtype_of(const char* other) {
                 return type == at::kFloat || type == own.tensor(1).dtype;
               });
 }
-// What both operators say of tables, lengths and layouts.
+// Rules that both operators have in common, about tables, lengths and layouts.
 static Rules rules_of_both(const char* parameters, const char* limits, std::vector<Rule> more,
                            uint64_t workspace_bytes) {
   const auto on_pages = [] { return equals("key_layout", "PA_BSND"); };
@@ -249,8 +249,8 @@ static void cost_of_lightning_indexer(const Call& call, Work& work) {
       requests * keys * size_of(key, -1) * static_cast<int64_t>(c10::elementSize(key.dtype));
   work.written_bytes = bytes_of(call.tensor("indices"));
 }
-// indices: the chosen tokens of each query by falling score, of equal ones the earlier first, then
-// -1.
+// indices: the chosen tokens of each query by falling score (of equal scores the earlier token
+// first), then -1.
 VNPU_OPERATOR(LightningIndexer,
               (const Tensor& query, const Tensor& key, const Tensor& weights,
                const OptionalTensor& query_lengths, const OptionalTensor& key_lengths,

@@ -51,7 +51,7 @@ struct LaidOutTensor {
   std::vector<int64_t> sizes = {};
 
   Tensor plain(Tensors& tensors) const {
-    // Contiguous: what ATen rounds differs between its ways through memory.
+    // Contiguous: ATen's rounding depends on the memory's layout.
     return plain_of(on_host.defined() ? on_host : tensors.make(memory), format, sizes).contiguous();
   }
 };
@@ -173,7 +173,7 @@ const Value* LegacyArguments::find(const char* name) const {
 
 std::optional<std::string> LegacyArguments::unseen_attribute() const {
   for (const auto& [name, value] : attributes_) {
-    // Those with a line in front choose an engine.
+    // Keys with a line in front choose an engine.
     if (name[0] != '_' && seen_.count(name) == 0) return name;
   }
   return std::nullopt;

@@ -41,7 +41,7 @@ class LegacyArguments {
   int64_t number(size_t index) const { return (*this)[index].item().toLong(); }
   const std::vector<int64_t>& output_sizes(size_t index = 0) const { return output_sizes_[index]; }
 
-  // Attributes. One that a call has and its row neither reads nor passes over ends the call.
+  // Attributes. The call fails if it has one that its row neither reads nor ignores explicitly.
   void pass_over(std::initializer_list<const char*> names) const {
     seen_.insert(names.begin(), names.end());
   }

@@ -48,7 +48,7 @@ inline void tile(const BlockProduct& product, const Element* rows, const Element
   }
 }
 
-// Tiles of R rows as long as there are so many, then of fewer.
+// Tiles of R rows as long as enough are left, then of fewer.
 template <int R, class Element>
 inline void tiles(const BlockProduct& product, int64_t first, const Element* rows,
                   const Element* block, float* sums) {

@@ -18,7 +18,7 @@
 namespace vnpu::ops {
 namespace {
 
-// Rows of one kernel call. A kernel is made per number of rows, so there are at most as many.
+// Rows of one kernel call. There is a kernel for each number of rows, so this bounds their number.
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kMostColumns = 64;  // of a block
 // Multiply-adds worth a second thread: about 0.1 ms of one core, since a sleeping thread takes up
@@ -44,7 +44,7 @@ bool has_onednn_kernels() {
   return found;
 }
 
-// Aligned memory of the calling thread; `use` tells apart what is needed at the same time.
+// Aligned memory of the calling thread; buffers that are needed at the same time differ in `use`.
 enum class Use { kBlock, kRows, kSums };
 template <class T>
 T* scratch(Use use, int64_t count) {
@@ -60,7 +60,7 @@ T* scratch(Use use, int64_t count) {
   return static_cast<T*>(memory[slot].get());
 }
 
-// A product whose rows are as the kernel reads them, and its weight's blocks where they are kept.
+// A product whose rows have the kernel's layout, and its weight's blocks if they are cached.
 struct Prepared {
   BlockedProduct product;
   Blocking blocking;

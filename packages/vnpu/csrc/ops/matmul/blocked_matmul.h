@@ -1,8 +1,8 @@
 #pragma once
 
-// Products of rows with a weight, through oneDNN's block kernels, the ones that libtorch_cpu
-// exports (at::native::cpublas::brgemm): with AMX tiles where the processor has them, else with
-// AVX-512. On other processors through our own (block_kernel.h).
+// Products of rows with a weight, through those of oneDNN's block kernels that libtorch_cpu exports
+// (at::native::cpublas::brgemm): with AMX tiles where the processor has them, else with AVX-512. On
+// other processors through our own (block_kernel.h).
 //
 // ATen's own products go through oneDNN too, but rearrange the weight on every call and prepare
 // each product anew, which for the few rows of a decode step costs more than the product. Here the
@@ -29,15 +29,15 @@ struct BlockedProduct {
   int64_t m;
 };
 
-// Whether these operands are made for it.
+// True if the blocked product supports these operands.
 bool is_blocked_product(const BlockedProduct& product);
 // All of them, divided among ATen's threads together. Every one is a blocked product of one dtype.
 // Returns false where oneDNN has no kernel for one of them: the caller then multiplies with ATen.
 bool blocked_products(c10::ArrayRef<BlockedProduct> products);
 
 // rows [m, depth] @ weight [depth, n] (+ bias [n], undefined for none) -> out [m, n]. Returns
-// false, having done nothing, when the operands are not made for it: the caller then multiplies
-// with ATen.
+// false, having done nothing, if it does not support the operands: the caller then multiplies with
+// ATen.
 bool blocked_matmul(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias,
                     const at::Tensor& out);
 
@@ -45,7 +45,7 @@ bool blocked_matmul(const at::Tensor& rows, const at::Tensor& weight, const at::
 bool blocked_batch_matmul(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& out);
 
 // The product of operands of one dtype, [m, depth] @ [depth, n] or a batch of each, as a new
-// tensor; of any others what at::matmul makes of them.
+// tensor; for other operands at::matmul's result.
 at::Tensor multiply_rows(const at::Tensor& rows, const at::Tensor& weight);
 
 }  // namespace vnpu::ops

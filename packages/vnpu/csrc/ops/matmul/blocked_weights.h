@@ -10,7 +10,7 @@
 
 namespace vnpu::ops {
 
-// A matrix [depth, columns] that a product takes from the right, where it lies. Strides count
+// The right operand of a product, a matrix [depth, columns] in its own memory. Strides count
 // elements; one of the two is 1.
 struct Weight {
   const void* data;
@@ -45,13 +45,13 @@ void write_block(const Weight& weight, const Blocking& blocking, int64_t block, 
 // All blocks of a weight, block i at i * blocking.block_bytes.
 using Blocks = std::shared_ptr<const std::byte[]>;
 
-// Keeps the blocks of weights in device memory, from their second use on (what is used once is no
-// weight) until the memory changes or is given back. Each copy takes as much host memory as the
+// Caches the blocks of weights in device memory, from their second use on (a weight is used more
+// than once) until the memory changes or is freed. Each copy takes as much host memory as the
 // weight; all together at most a quarter of the host's.
 class BlockedWeights {
  public:
   static BlockedWeights& instance();
-  // The blocks, or null for a weight that is not kept: the caller then writes blocks as it goes.
+  // The blocks, or null for a weight that is not cached: the caller then writes the blocks itself.
   Blocks find(const Weight& weight, const Blocking& blocking);
 
  private:

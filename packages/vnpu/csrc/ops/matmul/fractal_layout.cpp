@@ -87,7 +87,8 @@ TensorView memory_view(const TensorView& view) {
 Tensor LaidOut::matrix() const {
   if (!is_fractal()) return memory;
   require(view.dims >= 2, "a tensor in FRACTAL_NZ must have at least 2 dimensions");
-  // Described by its tiles, as CANN's examples of grouped products do: whole tiles are the matrix.
+  // Described by its tiles, as in CANN's examples of grouped products: the matrix consists of whole
+  // tiles.
   if (view.dims >= 4 && view.dims == memory.dim() && memory.sizes() == sizes_listed(view)) {
     return untile(memory);
   }

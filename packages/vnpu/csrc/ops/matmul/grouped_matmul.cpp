@@ -1,5 +1,5 @@
-// One matrix product per group of rows, as the experts of a mixture need: plain and quantized.
-// Fused with what follows it in such a layer: grouped_matmul_fusions.cpp.
+// One matrix product per group of rows, such as an expert's: plain and quantized. Products fused
+// with the next operation of an MoE layer are in grouped_matmul_fusions.cpp.
 
 #include "ops/matmul/blocked_matmul.h"
 #include "ops/matmul/integer_matrices.h"
@@ -10,7 +10,7 @@ namespace vnpu::ops {
 
 namespace {
 
-// A list that may be absent, or hold an empty tensor in place of nothing.
+// A list that may be absent, or hold an empty tensor, which means the same.
 std::vector<Tensor> given(const OptionalTensorList& list) {
   for (const Tensor& tensor : list) {
     if (tensor.numel() > 0) return {list.begin(), list.end()};
@@ -39,7 +39,7 @@ struct GroupedMatmul {
   const OutList& out;
 };
 
-// x [rows, k] * weight [k, n] of one group, in whichever way the operands are quantized.
+// x [rows, k] * weight [k, n] of one group, for all quantizations of the operands.
 Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& weight,
                       int64_t group, const Tensor& row_scale, ScalarType out_type) {
   const auto parameter = [&](const std::vector<Tensor>& list, int64_t dims) {
@@ -80,8 +80,8 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
     // The matrix unit multiplies numbers of one dtype: the vector unit rounds the weight to x's.
     dense = (dense * over_rows(scale)).to(x.scalar_type());
   }
-  // In the operands' own dtype, with sums in fp32, when nothing follows that has to see them
-  // unrounded.
+  // In the operands' own dtype, with sums in fp32, unless a following step needs the unrounded
+  // result.
   if (x.scalar_type() == dense.scalar_type() && !bias.defined() && call.activation == 0)
     return multiply_rows(x, dense);
   Tensor values = multiply_rows(x.to(at::kFloat), dense.to(at::kFloat));
@@ -90,7 +90,7 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
 }
 
 // Groups of one x with nothing but a product to do. Returns which groups it has computed; the
-// others are as they were.
+// others are unchanged.
 std::vector<bool> multiply_plain_groups(const GroupedMatmul& call,
                                         const std::vector<Tensor>& weights,
                                         const std::vector<Group>& groups) {
@@ -220,7 +220,8 @@ constexpr char kGroupedCheck[] = "CheckQuantParamsDtype in aclnn_grouped_matmul.
 constexpr char kGroupedWeightOnly[] = "CheckGroupedMatmulAntiQuant in aclnn_grouped_matmul.cpp";
 constexpr char kGroupedHalves[] =
     "ops-transformer gmm/grouped_matmul/docs/aclnnGroupedMatmulV5.md, A8W4";
-// The page knows groups of 256 only; the host code takes any that divide the depth, and one scale.
+// The page lists groups of 256 only; the host code accepts any number that divides the depth, and
+// one scale.
 constexpr char kGroupedHalvesTiling[] = "A8W4Tiling in grouped_matmul_tiling.cpp";
 static Condition has_integers() {
   return {"x and weight are int8", {"x", "weight"}, [](const RuleArguments& own) {
@@ -391,7 +392,7 @@ static Check whole_tiles() {
               [](const RuleArguments& own) {
                 const TensorView& weight = own.tensor();
                 const int64_t columns = 32 / static_cast<int64_t>(at::elementSize(weight.dtype));
-                // As it was cast: a transposed view has them the other way round.
+                // As cast: in a transposed view they are swapped.
                 const bool turned = weight.dims >= 2 && weight.strides[weight.dims - 2] == 1 &&
                                     weight.sizes[weight.dims - 2] != 1;
                 const int64_t last = size_of(weight, turned ? -2 : -1);

@@ -18,7 +18,8 @@ Tensor pack_int4(const Tensor& values);
 
 // A matrix of integers as int8. int32 memory holds 4-bit integers, packed along the dimension that
 // is contiguous; `rows`: how many the matrix must have, which tells the packed dimension of a
-// transposed one.
+// Scales as float32. 64-bit integers are in aclnnTransQuantParam's format: a float's bits in the
+// low half.
 Tensor integer_matrix(const Tensor& matrix, int64_t rows);
 
 // Scales as float32. 64-bit integers are what aclnnTransQuantParam makes: a float's bits in the low
@@ -26,14 +27,14 @@ Tensor integer_matrix(const Tensor& matrix, int64_t rows);
 Tensor float_scales(const Tensor& scales);
 
 // 8-bit rows by 4-bit weights [k, n] as int8, which have scales [n], or [groups, n] along the
-// depth. The matrix unit multiplies 4-bit integers with each other: an entry of a row goes in as 16
-// a + b + 8, a and b both signed. Products of a and b are added up over the groups in float16;
-// those with 8 are what the caller has in `of_eights`, [n]. Returns float32.
+// depth. The matrix unit multiplies 4-bit integers with each other: an entry of a row is split into
+// 16 a + b + 8, with signed a and b. Products of a and b are summed over the groups in float16; the
+// products of the 8s are the caller's `of_eights`, [n]. Returns float32.
 Tensor multiply_halves(const Tensor& rows, const Tensor& weight, const Tensor& scales,
                        const Tensor& of_eights);
 
-// A weight in whatever layout it came: tiles as a format, or as dimensions
-// [experts, columns / c, rows / 16, 16, c] of their own.
+// A weight in any layout: in tiles by its format, or with the tiles as dimensions [experts, columns
+// / c, rows / 16, 16, c].
 Tensor dense_weight(const LaidOut& weight);
 
 }  // namespace vnpu::ops

@@ -25,7 +25,7 @@ void require_floating(std::initializer_list<Tensor> operands) {
   }
 }
 
-// Whether ATen may compute straight into `out`: one dtype throughout, and not float16, for which
+// True if ATen may compute straight into `out`: one dtype throughout, and not float16, for which
 // ATen has only a scalar loop (widening to float32 is 3 times as fast and as exact).
 template <class... T>
 bool is_direct(const Tensor& out, const T&... operands) {
@@ -199,7 +199,8 @@ static Rules rules_of_add_lora() {
       {},
       kA2 | k310P};
 }
-// Each row's own slot: as many operations as one pair of matrices, whatever the number of slots.
+// Each row uses its own slot only: the operations of one pair of matrices, whatever the number of
+// slots.
 static void cost_of_add_lora(const Call& call, Work& work) {
   work.kind = Work::Class::kMatmul;
   const TensorView& x = call.tensor("x");
@@ -214,8 +215,8 @@ static void cost_of_add_lora(const Call& call, Work& work) {
   product.n = size_of(weight_b, 2);
   work.products.push_back(product);
 }
-// The result is y, which `out` is too or gets a copy of. A row of index -1 has no slot, as in
-// torch_npu's example; the documents do not say so.
+// The result is y, and is copied to `out` if that is another tensor. A row of index -1 has no slot,
+// as in torch_npu's example; the documents do not say so.
 VNPU_OPERATOR(AddLora,
               (InOut y, const Tensor& x, const Tensor& weight_b, const Tensor& indices,
                const OptionalTensor& weight_a, int64_t layer_idx, double scale, int64_t y_offset,

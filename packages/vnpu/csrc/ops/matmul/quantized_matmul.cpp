@@ -150,8 +150,8 @@ static Check blocks_of(const char* matrix, int64_t rows, int64_t columns) {
                        size_of(own.tensor(), -1) == (size_of(x, -1) + columns - 1) / columns;
               });
 }
-// Of products that take scales along the depth: of rows and weights of different widths, or of
-// blocks of both.
+// For products with scales along the depth: of rows and weights of different widths, or of blocks
+// of both.
 static std::vector<Rule> grouped_scale_rules() {
   constexpr int64_t kBlocks = (INT64_C(1) << 32) + (128 << 16) + 128;
   return {{"x1_scale", present().when(is_mixed()), kQuantGroups},
@@ -247,7 +247,7 @@ static Check group_size() {
     return size == 0 || (size >= 32 && size < columns && size % 32 == 0);
   });
 }
-// Rows, columns and depth from what is written and from the left operand.
+// Rows, columns and depth, from the result and the left operand.
 static void multiply_into(Work& work, const TensorView& left, bool is_transposed,
                           const TensorView& out) {
   work.kind = Work::Class::kMatmul;

@@ -85,7 +85,7 @@ void multiply_groups(const Call& call, Work& work, const char* out_name, int64_t
   int64_t read = live * product.k * static_cast<int64_t>(c10::elementSize(inputs.front()->dtype));
   int64_t weight_bytes = 0;
   for (const TensorView* weight : weights) weight_bytes += bytes_of(*weight);
-  // Of experts without a row nothing is read. Rows are spread evenly.
+  // Weights of experts without a row are not read. Rows are assumed to be spread evenly.
   read += weight_bytes / groups * std::min(groups, live);
   work.read_bytes = read;
   work.written_bytes = live * size_of(out, -1) * static_cast<int64_t>(c10::elementSize(out.dtype));

@@ -19,7 +19,7 @@ struct Argument<LaidOutList> {
   static LaidOutList value(const Kept& kept, Tensors& tensors);
 };
 
-// What groupList holds: the end of each group, the size of each, or pairs (group, size).
+// The content of groupList: the end of each group, the size of each, or pairs (group, size).
 enum class GroupListForm : int64_t { kEnds = 0, kCounts = 1, kPairs = 2 };
 
 // Rows [start, start + count) belong to expert `index`.
@@ -28,11 +28,11 @@ struct Group {
 };
 std::vector<Group> row_groups(const Tensor& group_list, GroupListForm form, int64_t rows);
 
-// Per group one of a list, or a slice of the only tensor, which then has the groups in front.
+// Each group's tensor of a list, or its slice of the only tensor, whose first dimension is the
+// groups.
 Tensor of_group(const std::vector<Tensor>& list, int64_t group, int64_t dims_of_one);
 
-// Cost of products of a group of rows for each expert. Routing makes room for more rows than there
-// are.
+// Cost of products of a group of rows for each expert. Routing allocates more rows than are used.
 void multiply_groups(const Call& call, Work& work, const char* out_name, int64_t columns_per_out);
 
 }  // namespace vnpu::ops

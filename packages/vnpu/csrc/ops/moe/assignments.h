@@ -16,15 +16,15 @@ struct SortedAssignments {
 SortedAssignments sort_assignments(const Tensor& expert_index);
 
 // All assignments, those of a range of experts first: then those of later experts, then those of
-// earlier ones, unsorted. The documents leave open what follows the range; so it lies after the
+// earlier ones, unsorted. The documents do not define the order after the range; it follows the
 // kernel's sort (moe_init_routing_v3/op_kernel/moe_v3_sort_one_core.h), which op-plugin's test of
 // npu_moe_init_routing_v2 expects too.
 Tensor in_order_of_range(const Tensor& expert_index, int64_t first_expert);
 
-// How many of the experts [n] are each of [first, last).
+// The number of assignments of each expert of [first, last). experts: [n]
 Tensor count_experts(const Tensor& experts, int64_t first, int64_t last);
 
-// Where each assignment stands in the order: the inverse permutation.
+// Position of each assignment in the order: the inverse permutation.
 Tensor positions(const Tensor& assignments);
 
 }  // namespace vnpu::ops

@@ -1,6 +1,6 @@
-// Dispatch of tokens to the ranks of their experts and combination of the results, fused with the
-// communication: what the rows take, and what of it they refuse. What the chips refuse of both is
-// in distribute_limits.cpp, the exchange itself in expert_exchange.cpp.
+// Fused dispatch of tokens to the ranks of their experts and combination of the results: the
+// operators' rows with their own checks. The chips' limits are in distribute_limits.cpp, the
+// exchange in expert_exchange.cpp.
 //
 // Not here: a second group whose two ranks share their tokens (tpWorldSize 2), and int8 on the way
 // back (commQuantMode 2). Sources: aclnnMoeDistributeDispatchV2 and aclnnMoeDistributeCombineV2 in
@@ -124,7 +124,8 @@ TaskPtr combine(const Launch& launch, const DistributeArguments& common,
 
 }  // namespace
 
-// What depends on the group, or on several numbers at once, is refused by distribute_limits.cpp.
+// Limits that depend on the group, or on several numbers at once, are checked in
+// distribute_limits.cpp.
 static Rules rules_of_moe_distribute_dispatch() {
   return {"aclnnMoeDistributeDispatchV2.md, parameters",
           {{"x", {dtype(kHalves), dims(2, 2)}},

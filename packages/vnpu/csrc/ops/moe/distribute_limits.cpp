@@ -20,8 +20,9 @@ const FusedExperts& chip_limits(const Launch& launch) {
          configuration.soc_name + " has no such operator; Ascend910B and Ascend910_93 have.");
 }
 
-// What the chips take of the group's HCCL buffer, and that all launches divide it alike. Source:
-// aclnnMoeDistributeDispatchV2.md, constraints: HCCL_BUFFSIZE and globalBs.
+// Checks that the group's HCCL buffer has the size that the chip needs, and that all launches
+// divide it equally. Source: aclnnMoeDistributeDispatchV2.md, constraints: HCCL_BUFFSIZE and
+// globalBs.
 void check_window(const Launch& launch, const DistributeArguments& a, Group& group, int64_t tokens,
                   int64_t hidden, int64_t top_k) {
   const Configuration& configuration = Configuration::instance();

@@ -16,7 +16,7 @@ struct DistributeArguments {
   int64_t global_tokens;
 };
 
-// The exchange of a launch. Refuses what the chip or this device does not take.
+// The exchange of a launch. Refuses a launch that the chip or this device does not support.
 ExpertExchange checked_exchange(const Launch& launch, const DistributeArguments& a);
 
 }  // namespace vnpu::ops

@@ -11,7 +11,7 @@
 namespace vnpu::ops {
 namespace {
 
-// What travels with a row. Plain bytes: messages stay within one host.
+// Data sent with a row. Plain bytes: messages stay within one host.
 struct RowLabel {
   float scale;
   float weight;
@@ -165,7 +165,7 @@ class Dispatch final : public ExpertMessages {
     }
   }
 
-  // Of each assignment, how many before it chose the same expert.
+  // For each assignment, the number of earlier assignments to the same expert.
   void store_numbers(const ExpertRoutes& routes) const {
     Tensor numbers = at::zeros({tokens() * top_k()}, at::kInt);
     for (const auto& of_rank : routes) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tokens to the ranks of their experts, and the experts' results back, each in one launch.
+// Sends tokens to the ranks of their experts, and the experts' results back, each in one launch.
 //
 // Assignments are a token's choices, numbered token by token: assignment a is choice a % k of token
 // a / k. On a rank that has experts, rows lie expert by expert, within an expert by the rank that

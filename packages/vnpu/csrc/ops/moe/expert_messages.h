@@ -11,7 +11,7 @@
 
 namespace vnpu::ops {
 
-// Where experts are. The first ranks have one shared expert each, the others the routed ones.
+// Placement of experts. The first ranks have one shared expert each, the others the routed ones.
 struct ExpertPlaces {
   int64_t ranks;
   int64_t routed;        // experts that tokens choose
@@ -22,7 +22,7 @@ struct ExpertPlaces {
   int64_t experts_per_rank() const { return routed / (ranks - shared_ranks); }
   int64_t experts_of(int64_t rank) const { return is_shared(rank) ? 1 : experts_per_rank(); }
   int64_t rank_of(int64_t expert) const { return shared_ranks + expert / experts_per_rank(); }
-  // Where tokens of rank `from` go for a shared expert.
+  // The rank to which tokens of rank `from` go for a shared expert.
   int64_t rank_of_shared(int64_t expert, int64_t from) const {
     const int64_t copies = shared_ranks / shared;
     return expert * copies + from % copies;
@@ -31,7 +31,7 @@ struct ExpertPlaces {
   int64_t shared_choices() const { return shared_ranks == 0 ? 0 : shared; }
 };
 
-// What both directions are told alike.
+// Arguments that dispatch and combine have in common.
 struct ExpertExchange {
   GroupPtr group;
   ExpertPlaces places;
@@ -50,13 +50,13 @@ struct ExpertAssignment {
 // By rank, then by that rank's experts.
 using ExpertRoutes = std::vector<std::vector<std::vector<ExpertAssignment>>>;
 
-// What ranks tell each other of an exchange. alike: settings that all must have, beside those of
-// the exchange.
+// Settings that ranks announce for an exchange. alike: further settings that must be equal on all
+// ranks.
 Announcement announce_experts(Operation operation, const ExpertExchange& exchange,
                               at::ScalarType type, int64_t hidden,
                               std::initializer_list<int64_t> alike);
 
-// An exchange of tokens' rows between ranks, one way or the other.
+// An exchange of tokens' rows between ranks, in either direction.
 class ExpertMessages : public MessageExchange {
  protected:
   ExpertMessages(const ExpertExchange& exchange, const Announcement& announcement,
@@ -67,7 +67,7 @@ class ExpertMessages : public MessageExchange {
   int64_t tokens() const { return exchange_.expert_ids.sizes[0]; }
   int64_t top_k() const { return exchange_.expert_ids.sizes[1]; }
 
-  // Which rows this rank sends, as its tokens chose.
+  // The rows that this rank sends, by its tokens' choices.
   ExpertRoutes routes() const;
 
   // Ends the exchange for all ranks.

@@ -1,5 +1,4 @@
-// Bringing the results of experts back into the order of the tokens: each token's rows, weighted
-// and added up.
+// Returns the experts' results to the order of the tokens: the weighted sum of each token's rows.
 
 #include <ATen/Parallel.h>
 
@@ -22,8 +21,8 @@ struct FinalizeRouting {
   bool column_order;  // assignments are numbered choice by choice instead of token by token
 };
 
-// The weighted sum alone, of dense tensors of one dtype and, where there are any, weights of that
-// dtype. Returns false, having done nothing, for others.
+// The weighted sum alone, for dense tensors and weights (if any) of one dtype. Returns false,
+// without a result, for others.
 template <class T>
 bool sum_rows(const FinalizeRouting& call, int64_t k, const Tensor& out) {
   const auto fits = [](const Tensor& t) {

@@ -1,5 +1,5 @@
-// Which experts a token goes to, and with what weight. Scores are computed in fp32; of equal scores
-// the expert with the lower number wins.
+// Selects each token's experts and their weights. Scores are computed in fp32; of equal scores the
+// expert with the lower number wins.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ Tensor activated(const Tensor& x, int64_t activation) {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// As sorting sees it: NaN is the largest.
+// In the order of a sort: NaN is the largest.
 bool is_above(float a, float b) { return a > b || (std::isnan(a) && !std::isnan(b)); }
 
 // The k largest of `count` scores, in descending order, the first of equal ones first.
@@ -135,7 +135,7 @@ void gate(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& cho
   if (wants_scores) store(scores_out, scores);
 }
 
-// Tokens that are finished get the number after the last expert.
+// Finished tokens get the number after the last expert.
 Tensor with_finished(const Tensor& chosen, const OptionalTensor& finished, int64_t experts) {
   return finished ? chosen.masked_fill(finished->unsqueeze(-1), experts) : chosen;
 }
@@ -225,7 +225,7 @@ VNPU_OPERATOR(MoeGatingTopKSoftmax,
   const auto [weights, chosen] = largest(at::softmax(x.to(at::kFloat), -1), k);
   store(y, weights);
   store(expert_index, with_finished(chosen, finished, x.size(-1)));
-  // Row i, choice j has the number that it has when choices are numbered column by column.
+  // Row i, choice j has its number in a numbering of choices column by column.
   const int64_t rows = x.numel() / x.size(-1);
   store(row_index,
         at::arange(rows * k, at::kInt).view({k, rows}).t().reshape(row_index.tensor.sizes()));

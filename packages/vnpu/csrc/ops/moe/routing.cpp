@@ -1,4 +1,4 @@
-// Bringing tokens into the order of their experts. The way back: finalize_routing.cpp.
+// Sorts tokens by their experts. The inverse is in finalize_routing.cpp.
 
 #include <algorithm>
 #include <cstring>
@@ -124,7 +124,7 @@ Tensor init_routing(const InitRouting& call, const InitRoutingOut& out) {
   return all.experts;
 }
 
-// Whether nothing is dropped, padded, quantized or converted, as in a model's decode steps.
+// True if nothing is dropped, padded, quantized or converted, as in a model's decode steps.
 bool is_plain(const InitRouting& call, const InitRoutingOut& out) {
   return !call.drop_and_pad && call.quant_mode == kUnquantized && !call.scale &&
          !call.rows_by_position && call.x.dim() == 2 && call.x.is_contiguous() &&
@@ -184,7 +184,7 @@ int64_t last_expert(int64_t experts) {
   return experts > 0 ? experts : std::numeric_limits<int64_t>::max();
 }
 
-// How many assignments each expert has: 0 nothing, 1 the ends (cumulative), 2 the counts.
+// The form of the assignments' number per expert: 0 nothing, 1 the ends (cumulative), 2 the counts.
 void store_counts(const Tensor& experts, int64_t count, int64_t form, const OptionalOut& out) {
   if (form == 0 || !out || out.tensor->numel() == 0) return;
   const Tensor counts = count_experts(experts, 0, count);

@@ -222,8 +222,8 @@ VNPU_OPERATOR(SwiGluQuantV2,
   if (smooth_scales) values = values * per_row(*smooth_scales, groups, columns / 2);
   if (!dynamic && offsets) values = values + per_row(*offsets, groups, columns / 2);
   store_quantized(values, dynamic, y.tensor, scale.tensor);
-  // What the values were multiplied with, unlike scales of other operators.
-  // Source: ops-nn quant/swi_glu_quant/docs/aclnnSwiGluQuantV2.md, and ComputeQuant in its kernel.
+  // Unlike other operators' scales, the factor by which values were multiplied. Source: ops-nn
+  // quant/swi_glu_quant/docs/aclnnSwiGluQuantV2.md, and ComputeQuant in its kernel.
   if (dynamic) scale.tensor.view({-1}).narrow(0, 0, rows).reciprocal_();
 }
 
@@ -269,7 +269,7 @@ static Rules rules_of_dequant_swiglu_quant() {
           {.bytes = 32 * kMiB},
           kBigChips};
 }
-// Of rows in groups, those that no group has are neither read nor written.
+// Rows that belong to no group are neither read nor written.
 static void cost_of_dequant_swiglu_quant(const Call& call, Work& work) {
   const TensorView& x = call.tensor("x");
   const int64_t rows = size_of(x, -1) > 0 ? x.numel() / size_of(x, -1) : 0;

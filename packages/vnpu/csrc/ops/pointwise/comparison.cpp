@@ -5,7 +5,7 @@
 
 namespace vnpu::ops {
 
-// Neither has rules.
+// Neither operator has rules.
 #define VNPU_INPLACE_BOTH(NAME, FUNCTION_OUT)                                     \
   VNPU_INPLACE_TENSOR(Inplace##NAME##Tensor, FUNCTION_OUT, {.cost = elements<1>}) \
   VNPU_INPLACE_SCALAR(Inplace##NAME##Scalar, FUNCTION_OUT, {.cost = elements<1>})

@@ -10,8 +10,8 @@
 namespace vnpu::ops {
 namespace {
 
-// A chip goes on where integers are divided by zero, and no document says with which remainder:
-// here it is 0, as after a division by 1.
+// A chip does not fail at integer division by zero, and no document states the remainder: here it
+// is 0, as after a division by 1.
 Tensor divisor(const Tensor& other) {
   return at::isFloatingType(other.scalar_type()) ? other : other.masked_fill(other.eq(0), 1);
 }

@@ -1,4 +1,4 @@
-// Copies of lists of tensors: weights and audio encoders are copied so.
+// Copies of lists of tensors, used for weights and audio encoders.
 
 #include "ops/operator.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows of operators whose body is one ATen function, by what they take.
+// Rows of operators whose body is one ATen function, by their arguments.
 
 #include "ops/operator.h"
 

@@ -176,8 +176,7 @@ VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out 
 }
 // The tanh form, as the device computes it (activation/gelu in hicann/ops-nn). torch_npu calls it
 // for torch.nn.functional.gelu whatever `approximate` says, unless its compatible implementations
-// are on (torch_npu.npu.use_compatible_impl): then it calls GeluV2 with the form that was asked
-// for.
+// are on (torch_npu.npu.use_compatible_impl): then it calls GeluV2 with the requested form.
 VNPU_OPERATOR(Gelu, (const Tensor& self, Out out),
               {.cost = elements<10>, .rules = rules_of_gelu()}) {
   at::gelu_out(out.tensor, self, "tanh");

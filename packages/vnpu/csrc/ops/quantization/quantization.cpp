@@ -33,7 +33,7 @@ void store_integers(const Out& y, const Tensor& values) {
   }
 }
 
-// Ranges that are found from the values themselves.
+// Quantizes with ranges taken from the values themselves.
 struct DynamicRange {
   OptionalTensor smooth;  // [columns], or [groups, columns] with groups: multiplies first
   OptionalTensor group_ends;
@@ -115,8 +115,8 @@ void quantize_statically(const Tensor& x, const Tensor& scale, const OptionalTen
   store_integers(y, rounded(values, round_mode));
 }
 
-// The bits of a float's sign, exponent and 10 mantissa bits, which is what the device reads, with a
-// mark at bit 46 and, when there is one, a 9-bit offset from bit 37 on.
+// A float's sign, exponent and upper 10 mantissa bits, as the device reads them, with a mark at bit
+// 46 and, if there is one, a 9-bit offset from bit 37 on.
 void pack_parameters(const Tensor& scale, const OptionalTensor& offset, bool round,
                      const Out& out) {
   Tensor bits = scale.to(at::kFloat)

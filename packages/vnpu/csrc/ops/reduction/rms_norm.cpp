@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kGrainElements = 32768;  // work worth a second thread
 
-// What a root mean square norm of rows reads and writes, as dense tensors of one dtype.
+// Inputs and outputs of a root mean square norm of rows, as dense tensors of one dtype.
 struct RmsNorm {
   Tensor x;                      // [..., columns...]
   int64_t row_stride = 0;        // elements from one row of x to the next
@@ -72,8 +72,8 @@ void run_rows(const RmsNorm& norm, int64_t columns) {
       });
 }
 
-// Elements from one row to the next when rows of `columns` elements lie dense, as those of a slice
-// of a wider matrix do; none when they do not.
+// Distance of rows in elements if rows of `columns` elements are dense themselves, like a slice of
+// a wider matrix; none otherwise.
 std::optional<int64_t> row_stride(const Tensor& x, int64_t columns) {
   if (x.is_contiguous()) return columns;
   if (x.dim() < 2 || x.size(-1) != columns || x.stride(-1) != 1 ||
@@ -83,7 +83,7 @@ std::optional<int64_t> row_stride(const Tensor& x, int64_t columns) {
   return x.stride(0);
 }
 
-// Where a kernel writes densely: the output itself when it is dense and of that dtype, else a
+// Memory that a kernel writes densely: the output itself if it is dense and of that dtype, else a
 // temporary that finish() copies.
 class DenseOutput {
  public:

@@ -8,7 +8,7 @@
 namespace vnpu::ops {
 
 const std::vector<ScalarType> kAnyNumbers = with(kNumbers, {at::kUInt16, at::kUInt32, at::kUInt64});
-// Whatever torch_npu cannot hand to a plain memory copy: casts, strides, broadcasts.
+// All copies that torch_npu cannot do as a plain memory copy: casts, strides, broadcasts.
 VNPU_OPERATOR(InplaceCopy, (Out self, const Tensor& src),
               {.cost = elements<1>,
                .rules = {"aclnn_copy.cpp: DTYPE_SUPPORT_LIST, CheckShape",

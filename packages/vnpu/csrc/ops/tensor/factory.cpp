@@ -18,7 +18,7 @@ bool is_zero_bytes(const Scalar& value) {
 
 void fill(const WholeOut& out, const Scalar& value) {
   if (is_zero_bytes(value) && out.tensor.is_non_overlapping_and_dense()) {
-    // The memory decides how: large ranges give their pages back instead of being written.
+    // Filled by the device memory, which gives large ranges' pages back instead of writing zeros.
     const auto [begin, end] = out.view.extent();
     if (begin != end) Memory::instance().zero(reinterpret_cast<void*>(begin), end - begin);
     return;

@@ -21,7 +21,7 @@ c10::List<std::optional<Tensor>> index_list(const TensorList& indices) {
   return list;
 }
 
-// Whether a write through these indices changes nothing: a real index is empty.
+// True if a write through these indices changes nothing, because a real index is empty.
 bool selects_nothing(const Tensor& self, const TensorList& indices) {
   bool all_empty = true;
   for (const Tensor& index : indices) {
@@ -74,7 +74,7 @@ static Check indices_that_are_given(std::vector<ScalarType> allowed) {
   check.form.clear();  // dtypes of empty ones do not count
   return check;
 }
-// Of what they take from, only what they take is read.
+// Only the selected elements of the source are read.
 static void cost_of_index(const Call& call, Work& work) {
   const int64_t bytes = bytes_of(call.tensor("out"));
   int64_t indices = 0;
@@ -96,7 +96,7 @@ VNPU_OPERATOR(Index, (const Tensor& self, const TensorList& indices, Out out),
   store(out, at::index(self, index_list(indices)));
 }
 
-// Of what they write into, only what they write is touched.
+// Only the written elements of the target are touched.
 static void write_into(Work& work, const TensorView& values) {
   write_part(work, bytes_of(values), values.numel());
 }

@@ -9,8 +9,8 @@
 namespace vnpu::ops {
 namespace {
 
-// An input and its padding, of which one dimension may have two numbers, the one before its entries
-// and the one behind them. Source: ops-nn aclnnConvolution.md, padding.
+// An input and its padding. One dimension may have two numbers: padding before and after its
+// entries. Source: ops-nn aclnnConvolution.md, padding.
 std::pair<Tensor, IntArray> with_one_padding_each(const Tensor& input, const IntArray& padding,
                                                   bool transposed) {
   const auto dimensions = static_cast<size_t>(input.dim() - 2);

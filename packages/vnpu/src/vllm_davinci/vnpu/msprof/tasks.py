@@ -70,7 +70,9 @@ class Task:
 
     @property
     def operator_type(self) -> str:
-        """Type of an operator, Matmul of aclnnMatmul; other tasks' names without their numbers."""
+        """The type of an operator ("Matmul" for aclnnMatmul); for other tasks their name without
+        numbers.
+        """
         return self.name.removeprefix("aclnn").rstrip("_")
 
     @property

@@ -1,4 +1,4 @@
-"""Reads the files of `chips/`, which alone state a chip's figures.
+"""Reads the files of `chips/`, the only place that states a chip's figures.
 
 This module needs the standard library only: the build of libvnpu reads the same files through it
 (`cmake/generate_chips.py`), before anything of this package is built.

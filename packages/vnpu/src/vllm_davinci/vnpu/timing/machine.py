@@ -20,8 +20,9 @@ from vllm_davinci.vnpu.timing.figures import Assumption, FigureReader
 FORMAT = 4
 """Version of the model and of its files; part of each machine's hash."""
 MODELLED_CALLS = pathlib.Path(__file__).parent / "modelled_calls.json"
-"""Modelled times of a fixed sample of work on a fixed machine: what the model's code does, as part
-of each machine's hash. A test compares them with the library's."""
+"""Modelled times of a fixed sample of work on a fixed machine, part of each machine's hash: the
+hash changes when the model's code changes times. A test compares them with the library's.
+"""
 
 _FOLDERS = {"chip": FOLDER, "topology": FOLDER.parent / "topologies"}
 _MOST_TIERS = 3
@@ -99,8 +100,9 @@ class Machine:
 
     @property
     def hash(self) -> str:
-        """Hash of everything that determines modelled times: the figures, and what the model makes
-        of operators' costs. The text of the model's code is no part of it."""
+        """Hash of everything that determines modelled times: the figures, and the modelled times of
+        a sample of work. A change of the model's code that changes no time keeps the hash.
+        """
         text = f"{FORMAT}\n{MODELLED_CALLS.read_text(encoding='utf-8')}\n{self.encoded()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

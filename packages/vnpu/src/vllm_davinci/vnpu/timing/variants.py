@@ -1,5 +1,5 @@
-"""Variants of the modelled machine: with each assumed figure low, high, and drawn; or without one
-mechanism of the model each.
+"""Variants of the modelled machine: an assumed figure at its low or high end, all of them drawn, or
+one mechanism of the model turned off.
 
 A program runs once, and is modelled on all of them (`VNPU_TIMING_VARIANTS`).
 """

@@ -1,4 +1,5 @@
-"""Limits of Triton-Ascend's compiler that a kernel exceeds, as far as they are known without it.
+"""Finds limits of Triton-Ascend's compiler that a kernel exceeds, as far as they are known without
+that compiler.
 
 Sources: Triton-Ascend's migration guide (its errors "coreDim=... can't be greater than UINT16_MAX"
 and "ub overflow, requires ... bits while 1572864 bits available") and its table of operations by
@@ -69,7 +70,7 @@ def check_kernel(module: Module, text: str) -> None:
 
 
 def check_grid(kernel: str, grid: Sequence[int]) -> None:
-    """The same of a launch with a grid of this size."""
+    """Checks the size of a launch's grid, as `check_kernel` checks a kernel."""
     programs = grid[0] * grid[1] * grid[2]
     if not mode() or programs <= MAX_PROGRAMS:
         return
@@ -154,7 +155,7 @@ def _bits(kind: Type) -> int:
 
 
 def _peak(blocks: Sequence[Block]) -> tuple[int, str]:
-    """Most bits of tensors that are defined in a block and still used, and where."""
+    """The largest total of bits of tensors in use at once, and the line where it occurs."""
     most, where = 0, "?"
     for block in blocks:
         last: dict[Value, int] = {}

@@ -11,8 +11,8 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 from vllm_davinci.vnpu.triton_backend import chip_limits
 from vllm_davinci.vnpu.triton_backend.driver import ARCHITECTURE, NAME
 
-# Fields of a launch that Triton reads. Precisions of products that a kernel may ask for are all
-# computed in float32.
+# Options of a launch that Triton reads. A kernel may request any of these precisions of tl.dot; all
+# are computed in float32.
 DEFAULTS: dict[str, Any] = {
     "num_warps": 4,
     "num_ctas": 1,

@@ -16,7 +16,7 @@ from triton.backends.driver import DriverBase
 from vllm_davinci.vnpu.environment_variables import VNPU_ACTIVE, VNPU_TRITON
 from vllm_davinci.vnpu.triton_backend import chip_limits
 
-NAME = "npu"  # also that of torch's module: vLLM's delta rules read it as such
+NAME = "npu"  # also the name of torch's device module: vLLM's delta rules look it up by this name
 ARCHITECTURE = "vnpu"
 MAX_THREADS = 1 << 20  # no limit on num_warps: programs run in one thread
 
@@ -103,7 +103,7 @@ def device_properties(device: int) -> dict[str, int]:
 
 
 class FirstConfiguration:
-    """Triton's interface to measure a kernel: all calls are said to take the same time.
+    """Triton's interface to benchmark a kernel: reports the same time for every call.
 
     Times of a virtual NPU do not compare tilings of a chip, so autotuning takes the first.
     """
@@ -126,7 +126,7 @@ class VirtualDriver(DriverBase):  # type: ignore[misc]
         self.launcher_cls = Launcher
         self.utils = SimpleNamespace(
             load_binary=load_binary,
-            unload_module=lambda module: None,  # programs stay loaded
+            unload_module=lambda module: None,  # programs are never unloaded
             get_device_properties=device_properties,
         )
         self.benchmarker = FirstConfiguration()

@@ -32,8 +32,8 @@ class Frame:
 def place_region(frame: Frame, blocks: list[LoweredBlock]) -> list[int]:
     """Places what a region defines; returns what is still in use at its end.
 
-    Arguments of blocks keep their room throughout, as they are written at the end of a turn; so
-    does what one block defines and another uses.
+    Block arguments keep their room throughout, as each iteration writes them at its end. So do
+    values that one block defines and another uses.
     """
     kept: list[int] = []
     for block in blocks:

@@ -1,7 +1,7 @@
 """Lowers a parsed kernel to the instructions that vnpu's C++ executes (csrc/triton).
 
-An instruction is an operation of Triton's with numbers instead of names. Beside them: what a
-kernel costs, and from which of its parameters each address comes.
+An instruction is an operation of Triton's with numbers instead of names. The lowering also
+determines a kernel's cost, and the parameter from which each address comes.
 """
 
 import re
@@ -115,7 +115,8 @@ class Lowering:
         self.numbers: dict[Value, int] = {}
         self.constants: dict[int, int] = {}
         self.cost = Cost()
-        # From which values the addresses in a value come: edges, and parameters (-1: memory).
+        # Where the addresses in a value come from: edges to other values, and parameters (-1:
+        # memory).
         self.flows: list[tuple[int, int]] = []
         self.roots: dict[int, set[int]] = {}
         self.accesses: list[tuple[Instruction, bool, bool]] = []
@@ -442,7 +443,9 @@ class Lowering:
         return [self.combination(operation, [axis, reverse], of.count // of.shape[axis])]
 
     def combination(self, operation: Operation, attributes: list[int], lanes: int) -> Instruction:
-        """The region's values are tensors of as many lanes as are combined at a time."""
+        """In the region, a value is a tensor with a lane for each element that is combined at the
+        same time.
+        """
         (block,) = operation.regions[0]
         lowered = self.simple(operation, attributes=attributes)
         self.cost.operations += operation.operands[0].type.count * len(block.operations)
@@ -451,7 +454,7 @@ class Lowering:
         for each in block.operations[:-1]:
             within.operation(each)
         ends = [within.of(each) for each in block.operations[-1].operands]
-        for place, number in enumerate(ends):  # each its own, beside the arguments
+        for place, number in enumerate(ends):  # each a value of its own, not an argument
             if number in arguments or number in self.constants or number in ends[:place]:
                 ends[place] = self.number(self.types[number])
                 within.body.append(Instruction("copy", operation.place, [ends[place]], [number]))
@@ -472,7 +475,7 @@ class Lowering:
     # --- after all ------------------------------------------------------------------------------
 
     def spread_roots(self) -> None:
-        """Lets each value know from which parameters its addresses come."""
+        """Propagates to each value the parameters from which its addresses come."""
         changed = True
         while changed:
             changed = False

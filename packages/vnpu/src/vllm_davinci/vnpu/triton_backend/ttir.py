@@ -287,7 +287,7 @@ class Parser:
         return found
 
     def regions(self, operation: Operation, scope: dict[str, Value]) -> str:
-        """Parses operands and regions of what ends with a brace; returns its location."""
+        """Parses operands and regions of an operation that opens a brace; returns its location."""
         text = operation.text.removesuffix("{").removesuffix("(").strip()
         inner = dict(scope)
         bound: list[Value] = []
@@ -339,7 +339,7 @@ class Parser:
             listed = types.rsplit("->", 1)[1].strip()
             listed = listed[1:-1] if listed.startswith("(") else listed
             results = [self.type(line, each) for each in split_list(listed)]
-            return iter(results * count if len(results) == 1 else results)  # of a split: once
+            return iter(results * count if len(results) == 1 else results)  # a split lists it once
         if " to " in types:
             return iter([self.type(line, types.rsplit(" to ", 1)[1])])
         listed_types = split_list(types)
