@@ -59,7 +59,7 @@ def test_sizes(asked: list[int], changes: dict[str, object], expected: list[int]
     ("asked", "changes", "note"),
     [
         ([8, 32], {}, r"\[32\] are dropped: no step has more than 24 requests"),
-        ([64], {}, r"are \[1, 24\]: none of those given is left"),
+        ([64], {}, r"are \[1, 24\]: no given size is left"),
         ([4], {"max_num_batched_tokens": 20}, r"\[24\] are dropped: a step has 20 tokens at most"),
     ],
 )

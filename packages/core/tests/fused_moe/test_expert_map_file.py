@@ -85,7 +85,7 @@ def with_value(key: str, value: object) -> dict[str, Any]:
         (with_experts([5, 2], [1, 3, 0, 4]), "device_id 0, device_expert has 2 .* needs 3"),
         (with_experts([5, 2, 4], [1, 3, 0, 5]), "device_id 0, device_expert has 3 .* needs 3.5"),
         (with_experts([5, 2, 6], [1, 3, 0]), "has expert 6, not in 0 to 5"),
-        (with_experts([5, 2, 4], [1, 2, 0]), r"device_list has no place for the experts \[3\]"),
+        (with_experts([5, 2, 4], [1, 2, 0]), r"device_list has no slot for the experts \[3\]"),
         (with_experts([5, 2, 5], [1, 3, 0]), "device_id 0, device_expert has expert 5 twice"),
         (with_experts([5, 2, "4"], [1, 3, 0]), r"device_expert\.2 .*integer"),
     ],

@@ -58,7 +58,7 @@ def rule(
             2,
             9,
             CommunicationMethod.ALL_GATHER,
-            "2 ranks of an expert belong to several DP ranks",
+            "2 ranks that share an expert belong to several DP ranks",
         ),
         (2, 2, 2, 8, CommunicationMethod.ALL_GATHER, f"the host should not wait, and {REASON}"),
         (2, 2, 1, 9, CommunicationMethod.ALL_TO_ALL, "among 4 ranks, and the step has a prefill"),
@@ -69,7 +69,7 @@ def rule(
             1,
             8,
             CommunicationMethod.ALL_TO_ALL,
-            f"among 32 ranks, too many to gather on, and {REASON}",
+            f"among 32 ranks, too many for an all-gather, and {REASON}",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Kinds of models that this release cannot run, or that would give other tokens."""
+"""Kinds of models that this release cannot run, or for which it would give other tokens."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _OTHERS = (
 
 
 def _needs(title: str, is_needed: Any) -> Feature:
-    """A need of models that is not served. is_needed: of vLLM's ModelConfig"""
+    """A need of models that this release does not support. is_needed: of vLLM's ModelConfig"""
     return Feature(
         "",
         title,

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 FLAG = "--weight-transfer-config"
 _ENGINES = (HCCL_ENGINE, IPC_ENGINE)
 
-# Features that exclude new weights, sent by a trainer or loaded from files.
+# Features that make new weights impossible, whether a trainer sends them or files have them.
 _EXCLUDED = {
-    "--quantization": "prepared weights would still hold the old values",
+    "--quantization": "weights prepared at loading would keep the old values",
     "eplb_config.dynamic_eplb": "experts move",
 }
 
 
 def refuse_new_weights(vllm_config: "VllmConfig") -> None:
-    """Raises UnsupportedFeatureError if new weights would have no effect, before writing any."""
+    """Raises UnsupportedFeatureError, before writing a weight, if new weights would have no
+    effect."""
     reasons = []
     if vllm_config.quant_config is not None:
         reasons.append(f"the model is quantized: {_EXCLUDED['--quantization']}")

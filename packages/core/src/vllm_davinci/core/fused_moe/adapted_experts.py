@@ -24,7 +24,7 @@ class ExpertAdapters(Protocol):
 
 @dataclass(frozen=True)
 class AdaptedExperts:
-    """A rank's experts in a step with adapters: rows arrive as floats and get their deltas."""
+    """A rank's experts in a step with adapters: rows are floats, and adapters' deltas are added."""
 
     takes_integers: ClassVar[bool] = False
 

@@ -18,7 +18,7 @@ class BiasedExperts(Experts):
     gate_up:      [num_local, hidden_size, 2 * intermediate_size], gate at even, up at odd columns
     gate_up_bias: [num_local, 2 * intermediate_size]
     down:         [num_local, intermediate_size, hidden_size]
-    down_bias:    [num_local, hidden_size], zeros if another rank that shares the experts holds it
+    down_bias:    [num_local, hidden_size], zeros on all but one of the ranks that share experts
     Biases are fp32 for weights in bf16, as the grouped product requires.
     """
 
@@ -41,7 +41,7 @@ class BiasedExperts(Experts):
 def bias_for_products(parameter: torch.nn.Parameter) -> torch.Tensor:
     """A loaded bias in the dtype that the grouped product requires for weights of its dtype.
 
-    The parameter becomes that tensor, so that reloaded biases arrive here.
+    The parameter becomes that tensor, so that biases are reloaded into it.
     """
     if parameter.dtype == torch.bfloat16:
         parameter.data = parameter.data.float()

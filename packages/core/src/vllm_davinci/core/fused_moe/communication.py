@@ -44,8 +44,8 @@ class Choice:
     reason: str
 
 
-# A token's experts (eight in the largest models) are on up to eight ranks. Gathering all tokens on
-# 16 ranks moves at most twice as many rows as sending each token to its experts.
+# A token has up to eight experts, so up to eight ranks need it. Gathering on 16 ranks moves at most
+# twice as many rows as sending each token to its experts.
 MAX_RANKS_TO_GATHER = 16
 
 
@@ -62,7 +62,7 @@ class RoutedSizes:
 
     @classmethod
     def of_model(cls, model: "ModelConfig", num_redundant: int = 0) -> "RoutedSizes":
-        """Sizes from a model's configuration. num_redundant: slots for experts beyond one each"""
+        """Sizes from a model's configuration. num_redundant: slots beyond one per expert"""
         config = model.hf_text_config
         named = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
         top_k = next((value for name in named if (value := getattr(config, name, None))), 1)
@@ -74,7 +74,7 @@ class RoutedSizes:
 def unfused_reason(
     soc: Soc, dtype: torch.dtype, sizes: RoutedSizes, layout: ExpertLayout
 ) -> str | None:
-    """Why experts cannot use the fused launches, a clause for "because"; None if they can."""
+    """Why experts cannot use the fused launches, as a clause after "because"; None if they can."""
     limits = soc.fused_experts
     if limits is None:
         return f"{soc.name} has no fused launches of experts"
@@ -220,9 +220,8 @@ class CommunicationRule:
     def choose(self, max_tokens: int, num_ubatches: int = 1) -> Choice:
         """The dispatch method of a step.
 
-        max_tokens:   most tokens of any DP rank in this step, or in this ubatch. More tokens than
-                      decodes can have mean that some rank prefills; all ranks see the same number,
-                      so they agree
+        max_tokens:   most tokens of any DP rank in this step or ubatch, known to all ranks, so that
+                      they agree. Above `max_decode_tokens` some rank prefills
         num_ubatches: of the step
         """
         of_step = max_tokens * num_ubatches
@@ -248,7 +247,7 @@ class CommunicationRule:
         if self.experts_span_dp_ranks:
             return found
         found.append(CommunicationMethod.ALL_TO_ALL)
-        # Their group's buffers are large enough for prefills only if steps may be split.
+        # The fused launches' buffers are large enough for prefills only if steps may be split.
         if self.unfused_reason is None and (steps == "decodes" or self.overlapped):
             found.append(CommunicationMethod.FUSED)
         return found
@@ -273,7 +272,7 @@ class CommunicationRule:
         if self.experts_span_dp_ranks:
             return Choice(
                 CommunicationMethod.ALL_GATHER,
-                f"the {self.layout.etp_size} ranks of an expert belong to several DP ranks",
+                f"the {self.layout.etp_size} ranks that share an expert belong to several DP ranks",
             )
         if prefill and not self.overlapped:
             return Choice(
@@ -292,5 +291,6 @@ class CommunicationRule:
             )
         return Choice(
             CommunicationMethod.ALL_TO_ALL,
-            f"experts are among {ep_size} ranks, too many to gather on, and {self.unfused_reason}",
+            f"experts are divided among {ep_size} ranks, too many for an all-gather, and "
+            f"{self.unfused_reason}",
         )

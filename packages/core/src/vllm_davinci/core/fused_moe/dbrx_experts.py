@@ -5,12 +5,12 @@ from vllm.model_executor.models.dbrx import DbrxExperts
 
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 
-# Parts of a gated layer by their names in files, and by vLLM's of one expert's.
+# Parts of a gated layer: name in files -> vLLM's name for a single expert's part.
 _SHARDS = {"mlp.w1": "w1", "mlp.v1": "w3", "mlp.w2": "w2"}
 
 
 class NPUDbrxExperts(NPURoutedExperts, DbrxExperts):
-    """NPURoutedExperts, which takes a tensor of all experts apart: any layout gets its own."""
+    """NPURoutedExperts that splits tensors of all experts, so that any layout can load its own."""
 
     def weight_loader(
         self,

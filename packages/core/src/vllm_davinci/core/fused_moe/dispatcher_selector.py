@@ -1,9 +1,8 @@
 """Selects the dispatcher of a layer's step.
 
-A rank enters a layer with the tokens of its DP rank, equal on all its TP ranks, or, in a
-sequence-parallel layer, with its own tokens. It leaves with a partial sum for these tokens, and
-vLLM's runner all-reduces the partial sums over the DP rank together with the shared experts'. In a
-sequence-parallel layer each rank leaves with the whole sum.
+Usually all TP ranks of a DP rank enter a layer with the same tokens and leave it with partial sums,
+which vLLM's runner all-reduces together with the shared experts'. In a sequence-parallel layer each
+TP rank enters with its own tokens and leaves with their whole sums.
 """
 
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class DispatcherSelector:
     num_ubatches: int = 2
 
     def of_step(self, num_tokens: int) -> TokenDispatcher[Any]:
-        """The dispatcher of a step. num_tokens: of this rank; other ranks': in vLLM's context"""
+        """The dispatcher of a step. num_tokens: of this rank; vLLM's context has the others'"""
         sizes = self._sizes(num_tokens)
         choice = self._choose(max(sizes))
         logger.info_once("Mixture of experts: %s, because %s.", choice.method.value, choice.reason)
@@ -64,7 +63,8 @@ class DispatcherSelector:
         if choice.method is CommunicationMethod.FUSED:
             return FusedDispatcher(tp_slice, fused_group(layout), tp_slice.size(max(sizes)))
         if get_forward_context().cudagraph_runtime_mode == CUDAGraphMode.FULL:
-            # Captured: all ranks have equally many tokens, and the host must not wait for counts.
+            # In a capture all ranks have equally many tokens, and the host must not wait for
+            # counts.
             return FixedAllToAllDispatcher(tp_slice, expert_group(layout), self.rule.sends_integers)
         return AllToAllDispatcher(
             tp_slice,

@@ -55,7 +55,7 @@ def expert_layout(parallel: "ParallelConfig", config: "DavinciConfig") -> Expert
     experts whole or expert_tensor_parallel_size is set.
     Raises ConfigurationError for options that contradict each other or do not divide the ranks.
     """
-    # Number of ranks in a data-parallel rank; a step's prefill tokens may differ among them.
+    # Ranks of one data-parallel rank. Those of prefill context parallelism have different tokens.
     ranks = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     world_size = parallel.data_parallel_size * ranks
     asked = config.expert_tensor_parallel_size

@@ -1,8 +1,8 @@
 """Reads the placement of experts on ranks from a file.
 
-A rank's experts have slots 0, 1, ...; slots numbered over all ranks are the physical experts, to
-which routing results are translated. An expert may have slots on several ranks: slots beyond one
-per expert are the redundant experts.
+A rank holds its experts in slots 0, 1, ... The slots of all ranks, numbered consecutively, are the
+physical experts, to which routing results are translated. An expert may have slots on several
+ranks: the redundant experts are the slots beyond one per expert.
 """
 
 from functools import cache
@@ -68,7 +68,7 @@ def read_expert_map(path: str) -> ExpertMapFile:
 
 
 def redundant_experts(config: "DavinciConfig", num_experts: int, ep_size: int) -> int:
-    """Slots of all ranks beyond one per expert, from the file if given, otherwise from the key.
+    """Number of slots beyond one per expert, from the file if given, otherwise from the key.
 
     ep_size: ranks among which experts are divided; a single rank has no use for a second slot
     Raises ConfigurationError for an invalid file, or one that contradicts the key.
@@ -89,7 +89,7 @@ def redundant_experts(config: "DavinciConfig", num_experts: int, ep_size: int) -
 
 
 def _redundant_experts_of_file(path: str, num_experts: int) -> int:
-    """Slots of the file's layers beyond one for each of the model's experts.
+    """Number of slots beyond one per expert in each layer of the file.
 
     Raises ConfigurationError if layers differ, or have fewer slots than the model has experts.
     """
@@ -150,7 +150,7 @@ def placement_of_layer(path: str, layer_id: int, num_experts: int, ep_size: int)
         _check_experts(path, field, devices[device_id], num_experts, num_slots / ep_size)
     placed = {expert for experts in devices.values() for expert in experts}
     if missing := sorted(set(range(num_experts)) - placed):
-        raise _fault(path, f"{where}.device_list", f"has no place for the experts {missing}")
+        raise _fault(path, f"{where}.device_list", f"has no slot for the experts {missing}")
     return Placement(tuple(tuple(devices[rank]) for rank in range(ep_size)))
 
 

@@ -15,9 +15,8 @@ class NPUExpertMapManager(ExpertMapManager):
 
     num_slots: of all ranks; without a placement the number of experts
 
-    vLLM counts slots in `global_num_experts`. An expert's weights are loaded once, under its own
-    number,
-    for all its slots: numbers beyond the last expert's have none here.
+    vLLM's `global_num_experts` is the number of slots. Weights are loaded by expert number, once
+    for all slots of an expert, so slot numbers beyond the last expert load nothing.
     """
 
     def __init__(

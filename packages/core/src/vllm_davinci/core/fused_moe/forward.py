@@ -24,7 +24,7 @@ from vllm_davinci.core.layers.prefetch import WeightPrefetch
 
 LOCAL = LocalDispatcher()
 
-# Counts the physical experts [num_rows, top_k] of rows from a given row on.
+# Counts physical experts [num_rows, top_k]; the second argument is the number of the first row.
 Count = Callable[[torch.Tensor, int], None]
 
 
@@ -36,11 +36,11 @@ class FusedMoEForward:
     dispatchers:      selects a step's dispatcher; None if tokens stay on their rank
     shared:           overlaps the layer's shared experts with the routed ones; None leaves them to
                       vLLM
-    weight_prefetch:  of the next layer, before the all-reduce; None without the option
+    weight_prefetch:  prefetches the next layer's weights; None without the option
     pieces:           chunk size of the experts
     load:             counts the tokens of each physical expert, if experts are balanced
-    adapters:         deltas of the routed experts; None without them, as when tokens of other
-                      data-parallel ranks arrive, whose adapters this rank does not hold
+    adapters:         deltas of the routed experts; None without adapters, or if tokens of other
+                      data-parallel ranks arrive, whose adapters this rank lacks
     """
 
     rule: RoutingRule
@@ -80,7 +80,7 @@ class FusedMoEForward:
         num_tokens = x.shape[0]
         dispatcher = LOCAL if self.dispatchers is None else self.dispatchers.of_step(num_tokens)
 
-        if dispatcher.gathers:  # tokens are sent before their experts are selected
+        if dispatcher.gathers:  # experts are selected after tokens have been sent
             hooks.pre_dispatch()
         x, router_logits = dispatcher.prepare(x, router_logits)
         count = self.load.of_step(dispatcher, num_tokens)
@@ -111,7 +111,7 @@ class FusedMoEForward:
             if number == len(parts):
                 hooks.pre_combine()
             sums.add(dispatcher.combine(results, dispatched))
-            del dispatched, results  # worst-case rows: avoid holding those of two chunks at once
+            del dispatched, results  # frees worst-case rows before the next chunk
         return dispatcher.finalize(sums.whole, num_tokens)
 
     def _adapted(self, num_tokens: int) -> tuple[torch.Tensor | None, Experts | AdaptedExperts]:
@@ -126,7 +126,7 @@ class FusedMoEForward:
     def _fused(
         self, x: torch.Tensor, router_logits: torch.Tensor, count: Count
     ) -> torch.Tensor | None:
-        """All sums, in one compiled call per chunk; None without such an operator."""
+        """All sums, by one call of a compiled operator per chunk; None without such an operator."""
         sums = SumsOfParts(x)
         for piece in self.pieces.of(len(x)):
             part = self._fused_piece(x[piece], router_logits[piece], piece.start, count)
@@ -139,7 +139,7 @@ class FusedMoEForward:
     def _fused_piece(
         self, x: torch.Tensor, router_logits: torch.Tensor, row: int, count: Count
     ) -> torch.Tensor | None:
-        """All sums of a chunk in one compiled call, perhaps after selection; or None."""
+        """All sums of a chunk by one compiled call, if possible with selection; or None."""
         if self.physical_experts is None and not self.weight_on_input:
             sums = self.experts.fused_routed_experts(x, router_logits, self.rule)
             if sums is not None:
@@ -154,7 +154,7 @@ class FusedMoEForward:
         topk_weights, topk_ids = select_experts(x, router_logits, self.rule)
         if self.physical_experts is not None:
             topk_ids = self.physical_experts(topk_ids)
-        if self.weight_on_input:  # with one expert per token, its weight may be applied before it
+        if self.weight_on_input:  # one expert per token: its weight may apply to the input
             x, topk_weights = x * topk_weights, torch.ones_like(topk_weights)
         return SelectedTokens(x, topk_weights, topk_ids)
 
@@ -188,5 +188,5 @@ class SumsOfParts:
 
 
 def is_dummy_step() -> bool:
-    """True if the step has no requests: it measures memory, or other DP ranks have some."""
+    """True if the step has no requests: it measures memory, or serves other DP ranks' requests."""
     return is_forward_context_available() and not get_forward_context().attn_metadata

@@ -31,7 +31,7 @@ class Situ:
 
 @dataclass(frozen=True)
 class GatedActivation:
-    """silu(gate) * up, or with a limit gate * sigmoid(alpha * gate) * (up + beta), or SiTU.
+    """silu(gate) * up; with a limit, gate * sigmoid(alpha * gate) * (up + beta); or SiTU.
 
     limit: caps gate from above and clips up on both sides
     Source: DeepSeek-V4's swiglu_limit, MiniMax-M3's SwiGLU-OAI.
@@ -53,7 +53,7 @@ class GatedActivation:
 
     @property
     def is_plain(self) -> bool:
-        """True for silu(gate) * up, which alone is part of fused operators."""
+        """True for silu(gate) * up, the only activation of fused operators."""
         return self.limit is None and self.situ is None
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -11,17 +11,17 @@ from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 
 
 class NPUGptOssRoutedExperts(NPURoutedExperts, GptOssRoutedExperts):
-    """NPURoutedExperts for a model whose load_weights cuts all experts at once.
+    """NPURoutedExperts for a model that splits the tensors of all experts itself.
 
-    It supports whole experts in order, and every expert cut among all ranks: other layouts would
-    get weights of other experts.
+    The model supports two layouts: whole experts in order, and every expert divided among all
+    ranks. In other layouts experts would get weights of other experts.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         parallel = get_current_vllm_config().parallel_config
         is_whole = parallel.enable_expert_parallel
-        with torch.device("cpu"):  # models are built on the NPU
+        with torch.device("cpu"):  # otherwise on the NPU, where models are built
             order = self.expert_map_manager.physical_to_logical()
         reason = None
         if order != list(range(self.moe_config.num_logical_experts)):

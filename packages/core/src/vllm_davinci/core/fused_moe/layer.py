@@ -28,8 +28,8 @@ from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
 from vllm_davinci.core.fused_moe.placement import Placement
 from vllm_davinci.core.fused_moe.supported_experts import check_supported_experts
 
-# A model's activation -> one that vLLM accepts for experts without gates; its description of
-# experts refuses their own one except on CUDA, ROCm and XPU.
+# Activation of experts without gates -> an activation of vLLM that stands for it, because vLLM
+# refuses activations without gates except on CUDA, ROCm and XPU.
 GATED_IN_NAME = {"relu2": "swiglustep"}
 _UNGATED = {MoEActivation.SWIGLUSTEP: MoEActivation.RELU2_NO_MUL}
 
@@ -64,11 +64,11 @@ class NPURoutedExperts(RoutedExperts):
         num_experts = moe_config.num_logical_experts
         num_redundant = redundant_experts(config, num_experts, layout.ep_size)
         check_expert_count(num_experts, layout, num_redundant)
-        # All slots: vLLM counts only those it knows.
+        # The number of all slots; vLLM counts only the redundant ones of its own option.
         moe_config.num_experts = num_experts + num_redundant
         check_intermediate_size(layer_name, moe_config.intermediate_size, layout)
         rank = get_ep_group().rank_in_group
-        # vLLM's own object for this layer, which its runner reads too.
+        # The object of this layer, which vLLM's runner reads too.
         moe_config.moe_parallel_config = dataclasses.replace(
             moe_config.moe_parallel_config,
             tp_size=layout.etp_size,
@@ -76,8 +76,8 @@ class NPURoutedExperts(RoutedExperts):
             ep_size=layout.ep_size,
             ep_rank=layout.ep_rank(rank),
             use_ep=layout.ep_size > 1,
-            # For this layer only: NPUPlatform sets another one to change how vLLM divides tokens,
-            # which would prevent overlapping shared experts with routed ones.
+            # For this layer only. The value that NPUPlatform sets makes vLLM divide tokens
+            # differently; here it would prevent the overlap of shared and routed experts.
             all2all_backend="allgather_reducescatter",
         )
         moe_config.num_local_experts = moe_config.num_experts // layout.ep_size
@@ -107,7 +107,7 @@ class NPURoutedExperts(RoutedExperts):
     def load_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> Generator[str, None, None]:
-        """Loads, beside experts, the bias that vLLM's passes over in files (Laguna)."""
+        """Also loads the router's correction bias, which vLLM's method ignores (Laguna)."""
         loaded = []
 
         def of_experts() -> Generator[tuple[str, torch.Tensor], None, None]:
@@ -144,7 +144,7 @@ class NPURoutedExperts(RoutedExperts):
     ) -> FusedMoEMethodBase:
         try:
             return super()._get_quant_method(prefix, quant_config, moe_config)
-        except NotImplementedError as error:  # a format whose kernels vLLM has, for other devices
+        except NotImplementedError as error:  # the format's kernels in vLLM are for other devices
             name = None if quant_config is None else quant_config.get_name()
             raise UnsupportedFeatureError(
                 f"{prefix}: quantized experts of {name} are not available on NPUs. Run "

@@ -1,4 +1,4 @@
-"""Counts a model's layers by the resources of captured graphs."""
+"""Counts the layers that need resources of captured graphs."""
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
@@ -27,7 +27,7 @@ def layer_counts(
         attention=sum(
             len(group.layer_names)
             for group in kv_cache_config.kv_cache_groups
-            if not isinstance(group.kv_cache_spec, MambaSpec)  # without lengths on the host
+            if not isinstance(group.kv_cache_spec, MambaSpec)  # states need no lengths
         ),
         embeds=embeds,
         experts=len(forwards),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class LoadCounter:
     """Counter of one layer's tokens.
 
-    load:    [num_physical_experts], int32, added to
+    load:    [num_physical_experts], int32, incremented
     weights: [max_tokens, top_k], int32: 1 for a counted token, 0 for padding and uncounted steps
     tp_rank: this rank's index in its DP rank
     sequence_parallel: whether each TP rank has its own tokens
@@ -36,13 +36,13 @@ class LoadCounter:
         dispatcher: "TokenDispatcher[Any]",
         num_tokens: int,
     ) -> None:
-        """Counts the tokens of which this rank is the only counter, in two launches.
+        """Counts tokens, each on one rank only, in two launches.
 
         physical_ids: [num_rows, top_k], of rows from `row` on in the dispatcher's prepared tokens
         num_tokens:   of the layer's input
         """
         if self.tp_rank > 0 and not (self.sequence_parallel or dispatcher.slices_tokens):
-            return  # all TP ranks have these tokens
+            return  # the first TP rank counts the tokens that all TP ranks have
         own = dispatcher.own_rows(num_tokens)
         begin, end = max(row, own.start), min(row + len(physical_ids), own.stop)
         if begin >= end:
@@ -66,7 +66,8 @@ class LoadRecord:
     def of_step(
         self, dispatcher: "TokenDispatcher[Any]", num_tokens: int
     ) -> Callable[[torch.Tensor, int], None]:
-        """A function that counts physical experts [num_rows, top_k] from a row: see LoadCounter."""
+        """LoadCounter.add for this step: counts experts [num_rows, top_k] of rows from a given one
+        on."""
         if self.counter is None:
             return lambda physical_ids, row: None
         return partial(self.counter.add, dispatcher=dispatcher, num_tokens=num_tokens)

@@ -53,8 +53,8 @@ class Experts(ABC):
     """True if `compute_adapted` is implemented."""
 
     rounds_otherwise_adapted: ClassVar[bool] = False
-    """True if `compute_adapted` without deltas differs in bits from `__call__`: an engine with
-    adapters then uses it in every step, so that a row's bits do not depend on others' adapters."""
+    """True if `compute_adapted` without deltas differs in bits from `__call__`. With adapters every
+    step then uses it, so that a row's bits do not depend on adapters of other rows."""
 
     first: int
     num_local: int
@@ -137,8 +137,8 @@ class Experts(ABC):
         return sums
 
     def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
-        """The `fused_ops` entry for tokens of `dtype`, if an installed package provides it. The
-        operators contain the plain activation."""
+        """The `fused_ops` entry if it supports `dtype` and the activation (plain only), and is
+        installed."""
         if self.fused_ops is None or not self.activation.is_plain:
             return None
         return fused_op(self.fused_ops[number])

@@ -1,4 +1,4 @@
-"""Routed experts as vLLM's runner calls them: a base for all precisions, and the model's own."""
+"""Routed experts as vLLM's runner calls them: a base for all precisions, and float experts."""
 
 import dataclasses
 from abc import abstractmethod
@@ -43,19 +43,19 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
 
     is_monolithic = True
     supports_internal_mk = True
-    """Tokens of other DP ranks are fetched here, not by vLLM's runner."""
+    """True: vLLM's runner leaves it to this method to get tokens of other DP ranks."""
     supports_eplb = True
     """Experts may move between ranks; see `NPURoutedExperts.get_expert_weights`."""
 
     @property
     def mk_can_overlap_shared_experts(self) -> bool:
-        """True if `moe_forward` runs the shared experts too, so that vLLM's runner must not."""
+        """True if `moe_forward` also runs the shared experts, so that vLLM's runner does not."""
         return self.moe_forward is not None and self.moe_forward.shared is not None
 
     @abstractmethod
     def _experts(self, layer: NPURoutedExperts, **place: Any) -> Experts:
-        """The experts of a layer with loaded tensors; place: first, num_local, num_experts and
-        activation."""
+        """The experts of a layer with loaded tensors; place: first, num_local, num_experts,
+        activation"""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
         """Lays the weights out for grouped products and prepares the forward."""
@@ -89,7 +89,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See FusedMoEForward. input_ids: [num_tokens], for layers with a table of experts"""
+        """See FusedMoEForward. input_ids: [num_tokens], for experts that are chosen by token id"""
         assert self.moe_forward is not None
         if self._own_choice is not None:
             router_logits = self._own_choice(x, router_logits, input_ids)
@@ -121,7 +121,7 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
 
 
 def _runner(layer: NPURoutedExperts) -> MoERunner | None:
-    """vLLM's runner of the layer; None if a test calls the layer itself."""
+    """vLLM's runner of the layer; None if a test calls the layer directly."""
     layers = get_current_vllm_config().compilation_config.static_forward_context
     runner = layers.get(layer.layer_name)
     return runner if isinstance(runner, MoERunner) else None
@@ -130,9 +130,9 @@ def _runner(layer: NPURoutedExperts) -> MoERunner | None:
 def _take_factor_of_sum(
     rule: RoutingRule, layer: NPURoutedExperts, runner: MoERunner | None
 ) -> float:
-    """Moves the factor by which vLLM's runner would multiply the routed experts' sum into a rule
-    that multiplies each token's weights by it; saves one launch over all rows of a step. The
-    runner's factor becomes 1. Returns 1 if nothing moves.
+    """Lets the rule scale each token's weights by the factor by which vLLM's runner would multiply
+    the routed experts' sum, which saves a launch over all rows. Sets the runner's factor to 1.
+    Returns the factor for the rule, or 1 if the runner keeps it.
 
     In float16 the runner divides the shared experts' sum instead, so that no value overflows.
     """
@@ -152,7 +152,7 @@ def _replica_table(layer: NPURoutedExperts) -> ReplicaTable | None:
         return None
     vllm_config = get_current_vllm_config()
     parallel = vllm_config.parallel_config
-    # The slices of a DP rank, one per TP rank, are padded to the same size.
+    # Slices, one per TP rank of a DP rank, are padded to the same size.
     of_dp_rank = vllm_config.scheduler_config.max_num_batched_tokens + parallel.tensor_parallel_size
     return ReplicaTable(
         physical_to_logical,
@@ -187,8 +187,7 @@ def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
 def transposed_in_memory(parameter: torch.nn.Parameter) -> torch.Tensor:
     """A loaded weight [experts, n, k] as contiguous [experts, k, n], which the product reads.
 
-    The parameter keeps its shape, as a view of the same memory, so that reloaded weights arrive
-    here.
+    The parameter keeps its shape as a view of this memory, so that weights are reloaded into it.
     """
     weight = parameter.data.transpose(1, 2).contiguous()
     parameter.data = weight.transpose(1, 2)

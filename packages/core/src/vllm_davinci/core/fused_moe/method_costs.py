@@ -36,7 +36,7 @@ class _Curves:
     by_method: Mapping[str, Sequence[float]]
 
     def at(self, num_tokens: int, method: str) -> float:
-        """Interpolated step time; beyond the ends the value at the end, where ratios stay."""
+        """Interpolated step time; beyond the ends the last one, because only ratios matter."""
         return float(np.interp(num_tokens, self.tokens, self.by_method[method]))
 
 

@@ -1,4 +1,4 @@
-"""Chooses experts where only a token's own rank can: by its id, or with its hidden state."""
+"""Experts that only a token's own rank can choose: by token id, or with its hidden state."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class ZeroExperts(ZeroExpertRouter):
     """vLLM's router of a layer with zero experts, which return their token unchanged.
 
-    vLLM's runner asks it for the zero experts' share and adds that to the sum over all ranks.
-    shares: at 0 the newest step's share; with ubatches that of the running one
+    vLLM's runner adds the zero experts' share, `zero_expert_output`, to the sum over all ranks.
+    shares: at index 0 the newest step's share, or the running ubatch's
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -26,7 +26,7 @@ class ZeroExperts(ZeroExpertRouter):
 
     @classmethod
     def of_runner(cls, runner: MoERunner) -> "ZeroExperts":
-        """Replaces the runner's router, which computes the share in a Triton kernel. Idempotent."""
+        """Replaces the runner's router, which computes the share with Triton. Idempotent."""
         router = runner.router
         if isinstance(router, cls):
             return router
@@ -46,11 +46,11 @@ class ZeroExperts(ZeroExpertRouter):
     def take(
         self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keeps the share of the zero experts, numbered from num_logical_experts on.
+        """Stores the share of the zero experts, which have the numbers from num_logical_experts on.
 
         x: [num_tokens, hidden_size]; weights: [num_tokens, top_k], fp32; ids: the same, integers
-        Returns weights and ids of the others, for `top_k` rows a token: a zero expert's weight is
-        0, and its number becomes one of theirs, by turns, so that no rank gets all such rows.
+        Returns weights and ids without zero experts, in the same shape: a zero expert gets weight 0
+        and the number of another expert, evenly, so that no rank gets all such rows.
         """
         is_zero = ids >= self.num_logical_experts
         factor = weights.masked_fill(~is_zero, 0).sum(-1, keepdim=True)
@@ -69,8 +69,8 @@ class OwnChoice:
     """Chooses the experts of a rank's own tokens, before dispatchers move them.
 
     rule:  the layer's, for router logits
-    table: [vocab_size, top_k], int32: the experts of each token id; None where logits decide
-    zero:  the layer's zero experts, whose logits follow the others'; None without
+    table: [vocab_size, top_k], int32: the experts of each token id; None if logits decide
+    zero:  the layer's zero experts, whose logits come last; None without zero experts
     """
 
     rule: RoutingRule
@@ -81,7 +81,7 @@ class OwnChoice:
     def of_layer(
         cls, layer: "RoutedExperts", runner: MoERunner | None, rule: RoutingRule
     ) -> "OwnChoice | None":
-        """None where every rank can choose. rule: with the final scaling factor"""
+        """The layer's choice; None if every rank can choose. rule: with the final scaling factor"""
         table: torch.Tensor | None = getattr(layer, "hash_indices_table", None)
         zero = None
         if runner is not None and isinstance(runner.router, ZeroExpertRouter):
@@ -94,8 +94,8 @@ class OwnChoice:
         """The choice in the form of `RoutingRule.is_decided`: [num_tokens, 2 * top_k], fp32.
 
         x:         [num_tokens, hidden_size]
-        input_ids: [num_tokens]; padding rows may have any number: one outside the table takes the
-                   table's first row
+        input_ids: [num_tokens]; padding may have any value: values outside the table use its first
+                   row
         """
         if self.table is None:
             weights, ids = choose_experts(router_logits, self.rule)

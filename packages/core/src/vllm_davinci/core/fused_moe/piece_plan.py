@@ -1,4 +1,4 @@
-"""Chooses the chunk size of routed experts by measuring the memory of rows, before all else."""
+"""Chooses the chunk size of routed experts: measures their memory before memory is planned."""
 
 from collections.abc import Iterator
 
@@ -14,12 +14,12 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# One chunk's rows may take a third of the memory that weights leave, and less if the rest is too
-# small for the step's other tensors and one request's KV cache.
+# One chunk's rows may use a third of the memory left by the weights; less, if the rest is too small
+# for other tensors of the step and the KV cache of one request.
 PARTS_OF_MEMORY = (3, 6, 12)
-# Smaller chunks would read the experts' weights too often for the KV cache they gain.
+# Smaller chunks would read the experts' weights too often to be worth the memory that they free.
 FEWEST_TOKENS = 1024
-# Rows sent between ranks exist several times: sent, received, sorted by expert, and returning.
+# Copies of a row that ranks exchange: sent, received, sorted by expert, and returned.
 COPIES_IN_EXCHANGE = 4
 # Tokens of the measuring run.
 MEASURED_TOKENS = 256
@@ -37,9 +37,9 @@ def plan_pieces(
     available_bytes: device memory that the engine may use in addition to this rank's weights
     asked:           tokens per chunk, set by the user; None: as memory allows
     most_tokens:     of a step
-    parts:           a chunk may take one of this many equal parts of the memory
-    Chunks are equal on all ranks: if rows are sent, all ranks need the same number of exchanges.
-    Returns whether smaller chunks are possible.
+    parts:           a chunk may use the memory divided by this number All ranks get the same size,
+                     because ranks that send rows need the same number of exchanges.
+    Returns True if smaller chunks are possible.
     """
     layers = list(_layers(model))
     least_bytes = least_of_all_ranks(available_bytes)
@@ -74,9 +74,9 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[NPURoutedExperts, FusedMoE
 
 
 def _token_bytes(layer: NPURoutedExperts, forward: FusedMoEForward) -> int:
-    """Most device memory that one token's rows take while its experts compute."""
+    """Most device memory that the rows of one token use while its experts compute."""
     config = layer.moe_config
-    # Fixed memory of operators, independent of the number of rows, cancels in the difference.
+    # The difference leaves out memory of operators that does not depend on the number of rows.
     fewer, more = (_bytes_of_rows(layer, forward, count * MEASURED_TOKENS) for count in (1, 2))
     taken = -(-(more - fewer) // MEASURED_TOKENS)
     if forward.dispatchers is not None:
@@ -86,7 +86,7 @@ def _token_bytes(layer: NPURoutedExperts, forward: FusedMoEForward) -> int:
 
 
 def _bytes_of_rows(layer: NPURoutedExperts, forward: FusedMoEForward, num_tokens: int) -> int:
-    """Upper limit for the rows of `num_tokens` tokens and their experts' intermediate results."""
+    """Upper limit of memory for the rows of `num_tokens` tokens and their intermediate results."""
     config, device = layer.moe_config, layer.w13_weight.device
     x = torch.zeros(num_tokens, config.hidden_dim, dtype=config.in_dtype, device=device)
     ids = torch.full(

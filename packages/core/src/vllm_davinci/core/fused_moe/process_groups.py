@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _of_layout: dict[ExpertLayout, GroupCoordinator] = {}
 _fused: dict[ExpertLayout, FusedGroup] = {}
 
-# Ways to shrink a fused launch's buffer, or to avoid it.
+# How users can shrink the buffer of fused launches, or avoid it.
 _FEWER_TOKENS = (
     "lower --max-num-seqs and --max-num-batched-tokens",
     "choose another dispatch method: additional_config key 'moe_communication' = 'all_to_all'",
@@ -73,7 +73,7 @@ def init_fused_group(
     options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
     buffer_mib = window_mib(limits, max_tokens, sizes, layout)
     options.hccl_config = {"hccl_buffer_size": buffer_mib}
-    # vLLM makes its groups without options. Every rank makes all groups of a world, in one order.
+    # vLLM makes its groups without options. All ranks make all groups of a world, in one order.
     own = None
     for ranks in _ranks_of(layout):
         made = torch.distributed.new_group(ranks, backend=backend, pg_options=options)
@@ -96,7 +96,7 @@ def _new_group(layout: ExpertLayout, backend: str, name: str) -> GroupCoordinato
 def _ranks_of(layout: ExpertLayout) -> list[list[int]]:
     return [
         [stage[index] for index in group]
-        for stage in get_ep_group().group_ranks  # one list of all experts' ranks per pipeline stage
+        for stage in get_ep_group().group_ranks  # the ranks with experts of each pipeline stage
         for group in layout.ep_groups()
     ]
 
@@ -114,5 +114,5 @@ def groups_of_experts() -> list[GroupCoordinator]:
 
 
 def fused_group(layout: ExpertLayout) -> FusedGroup:
-    """The same ranks as `expert_group`, for fused launches."""
+    """The ranks of `expert_group`, in the dedicated group for fused launches."""
     return _fused[layout]

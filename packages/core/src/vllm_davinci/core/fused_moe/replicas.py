@@ -1,20 +1,20 @@
-"""Maps the experts chosen by routing to physical experts, if they are not in order."""
+"""Maps experts chosen by routing to physical experts, if these are not in order."""
 
 from collections.abc import Sequence
 from functools import cache
 
 import torch
 
-# Columns of a table with replicas: a multiple of the usual numbers of replicas, so that each
-# replica of an expert gets the same number.
+# Columns of a table with replicas: divisible by the usual numbers of replicas, so that all replicas
+# of an expert get equally many columns.
 COLUMNS = 60
 
 
 class ReplicaTable:
-    """Each expert's physical number; a token's row alternates between replicas.
+    """Physical numbers of each expert. Consecutive rows of a step use its replicas in turn.
 
-    The same rows choose the same replica on every rank, so that a token held by all ranks is
-    computed once. The memory stays in place when experts move: graphs read it.
+    A row uses the same replica on every rank, so that a token held by all ranks is computed once.
+    Moved experts change the table in place, because graphs read it.
     """
 
     def __init__(

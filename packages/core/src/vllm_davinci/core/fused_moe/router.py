@@ -38,9 +38,10 @@ class RoutingRule:
     scoring:         one of SCORES, over the router's logits
     renormalize:     the chosen experts' weights sum to one, before scaling
     num_expert_group, topk_group: experts are chosen within the best groups only; 1, 1 without
+                                  groups
     correction_bias: [num_experts], added to the scores for the choice, not for the weights
     custom:          the model's own function, instead of all of the above
-    is_decided:      weights and experts replace the logits, [num_tokens, 2 * top_k]: see
+    is_decided:      weights and experts, [num_tokens, 2 * top_k], replace the logits: see
                      `own_choice.OwnChoice`
     """
 
@@ -77,7 +78,7 @@ class RoutingRule:
         grouped = layer.use_grouped_topk
         bias = layer.e_score_correction_bias
         by_table = getattr(layer, "hash_indices_table", None) is not None
-        # vLLM scales with groups, a bias or a table, and otherwise not.
+        # vLLM scales only with groups, a bias, a table or this scoring.
         scaled = grouped or bias is not None or by_table or layer.scoring_func == SQRT_SOFTPLUS
         return cls(
             top_k=layer.top_k,
@@ -92,7 +93,7 @@ class RoutingRule:
 
     @property
     def is_plain(self) -> bool:
-        """True if only the scores decide."""
+        """True if scores alone decide: no groups, bias or factor."""
         return (
             not self.is_composed
             and self.num_expert_group == 1
@@ -109,7 +110,7 @@ class RoutingRule:
     def is_one_launch(self) -> bool:
         """True if the operators return weights and experts as the model defines them.
 
-        They always renormalize sigmoid scores, and softmax scores only when it is plain.
+        They always renormalize sigmoid scores, and softmax scores only if the rule is plain.
         """
         if self.custom is not None or self.is_composed:
             return False
@@ -122,7 +123,7 @@ def select_experts(
     """Selects the experts of each token, best first.
 
     x:             [num_tokens, hidden_size]; its dtype becomes the weights'
-    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16; or the choice, if decided
+    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16; or the choice (`is_decided`)
     Returns weights [num_tokens, top_k] with x's dtype and ids [num_tokens, top_k], int32.
     Scores are computed in fp32; among equal scores the lower number wins. A NaN in one token's
     logits changes only that token's choice.
@@ -156,7 +157,7 @@ def choose_experts(
         ids = choice.topk(rule.top_k, dim=-1).indices
         return _scaled(scores, ids, rule), ids.to(torch.int32)
     if rule.is_plain and rule.scoring == "softmax":
-        # The softmax over only the chosen logits equals the renormalized softmax over all.
+        # The softmax over the chosen logits equals the renormalized softmax over all logits.
         weights, ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
             router_logits, k=rule.top_k, renorm=int(rule.renormalize)
         )
@@ -165,7 +166,7 @@ def choose_experts(
 
 
 def weights_of(router_logits: torch.Tensor, ids: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """The weights, [num_tokens, top_k], fp32, of experts that something else has chosen.
+    """Weights, [num_tokens, top_k], fp32, of experts that have already been chosen.
 
     ids: [num_tokens, top_k], integers
     """
@@ -175,10 +176,10 @@ def weights_of(router_logits: torch.Tensor, ids: torch.Tensor, rule: RoutingRule
 def _gating_top_k(
     router_logits: torch.Tensor, rule: RoutingRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses experts by one operator, which scores, groups, biases and scales."""
+    """Chooses experts with one operator that computes scores, groups, biases and scaling."""
     sigmoid = rule.scoring == "sigmoid"
-    # The operator always renormalizes sigmoid scores and never softmax scores: if the model
-    # differs, its weights are computed here.
+    # The operator always renormalizes sigmoid scores and never softmax scores: for other models
+    # weights are computed here.
     weights_fit = rule.renormalize == sigmoid
     weights, ids, scores = torch_npu.npu_moe_gating_top_k(
         router_logits,

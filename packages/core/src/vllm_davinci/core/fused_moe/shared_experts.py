@@ -3,9 +3,10 @@
     side:           | gate_up    | act                    | down    |
     main:  | select | dispatch   | gate_up, act, down     | combine |
 
-Their matrix products overlap with communication, their vector work with the routed matrix products.
-In a ubatch they run on the main stream, because the other ubatches hide communication. If their
-all-reduce is separate, it overlaps with the routed experts too and is awaited after them.
+Shared experts' products overlap with communication, their vector work with routed experts'
+products. In a ubatch they run on the main stream, because other ubatches overlap with
+communication. If shared experts have an all-reduce of their own, it also overlaps with routed
+experts.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,27 +35,27 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 SIDE = "shared expert"
-STAGES = {"gate_up_proj", "act_fn", "down_proj"}  # the children of an MLP without other modules
+STAGES = {"gate_up_proj", "act_fn", "down_proj"}  # children of a plain MLP
 
 
 class OverlapHooks:
     """Hooks in a layer's forward, called on the main stream. This base class overlaps nothing."""
 
     def pre_dispatch(self) -> None:
-        """Called when experts are selected, or before rows are sent for selection."""
+        """Called at the selection of experts, or before rows are sent for it."""
 
     def post_dispatch(self) -> None:
         """Called when rows are at their experts."""
 
     def pre_combine(self) -> None:
-        """Called when the experts' products are launched and results are about to return."""
+        """Called when the experts' products are launched, before results are returned."""
 
 
 NO_OVERLAP = OverlapHooks()
 
 
 class SharedExpertsOverlap:
-    """Overlaps one layer's shared experts with its routed experts, if vLLM leaves them to us.
+    """Overlaps a layer's shared experts with its routed experts, if vLLM does not run them.
 
     reduces_apart: all-reduce both results separately over the tensor-parallel ranks. Otherwise
                    vLLM's runner all-reduces their sum.
@@ -67,11 +68,11 @@ class SharedExpertsOverlap:
         self._shared = shared
         self._layer: Any = shared._layer
         self.reduces_apart = reduces_apart
-        self._has_stages: bool | None = None  # known from the run that measures memory
+        self._has_stages: bool | None = None  # set in the run that measures memory
 
     @contextmanager
     def beside(self, x: torch.Tensor) -> Iterator[OverlapHooks]:
-        """Runs the shared experts of x during the block, which runs the routed ones and their sum.
+        """Runs the shared experts on `x` while the block runs the routed experts.
 
         The block calls the hooks. Afterwards the current stream waits for the shared experts too,
         and their result is where vLLM's runner reads it.
@@ -117,7 +118,7 @@ class SharedExpertsOverlap:
         return begun
 
     def decide_by_names(self) -> None:
-        """Decides without results, which a dry-run has none of, whether the layer is its stages."""
+        """Decides by names whether the layer consists of the stages: a dry-run has no results."""
         self._has_stages = self._names_stages
 
     @property
@@ -125,7 +126,8 @@ class SharedExpertsOverlap:
         return {name for name, _ in self._layer.named_children()} == STAGES
 
     def _is_its_stages(self, x: torch.Tensor) -> bool:
-        """True if the stages compute the same as the layer. Waits: not for served steps."""
+        """True if the stages and the layer give the same bits. The host waits: not for served
+        steps."""
         if not self._names_stages:
             return False
         if torch.equal(_in_stages(self._layer, x), self._layer(x)):
@@ -154,7 +156,7 @@ class _Whole(OverlapHooks):
 
 
 class _Staged(_Whole):
-    """Runs each stage from the beginning of the routed experts' stage that it overlaps with.
+    """Runs each stage when the routed experts' stage that it overlaps with begins.
 
     Intermediate results stay on the side stream.
     """
@@ -187,7 +189,7 @@ def _in_stages(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def shared_experts_overlap(layer: "NPURoutedExperts") -> SharedExpertsOverlap | None:
-    """The overlap; None if the option is off or the shared experts have another input."""
+    """The overlap; None if the option is off or shared experts have an input of their own."""
     vllm_config = get_current_vllm_config()
     scheduler = side_stream(vllm_config, EXPERTS)
     runner = vllm_config.compilation_config.static_forward_context.get(layer.layer_name)

@@ -1,5 +1,5 @@
-"""Checks, before weights are loaded, that routed experts are supported: by this plugin and by the
-operators of this device."""
+"""Checks, before weights are loaded, that this plugin and this device's operators support a layer's
+routed experts."""
 
 import dataclasses
 import functools
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _WITH_LIMIT = (MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE)
 _UNBIASED = (*_WITH_LIMIT, MoEActivation.SITU, MoEActivation.RELU2_NO_MUL)
-# Rows and columns of the test products: small, and multiples that suit all weight formats.
+# Rows and columns of the test products: small, and valid for all weight formats.
 _SIDE = 32
 
 
 def check_supported_experts(layer: "RoutedExperts") -> None:
     """Raises UnsupportedFeatureError, naming the layer, for unsupported experts."""
-    # gpt-oss experts have biases.
+    # In vLLM, only gpt-oss experts have biases.
     known = (MoEActivation.SWIGLUOAI,) if layer.moe_config.has_bias else _UNBIASED
     biased = "with" if layer.moe_config.has_bias else "without"
     names = " and ".join(repr(each.value) for each in known)
@@ -48,7 +48,7 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
     bias = rule.correction_bias
     said = _refusal_of_selection(
         dataclasses.replace(rule, correction_bias=None),
-        num_experts if bias is None else len(bias),  # with zero experts
+        num_experts if bias is None else len(bias),  # longer with zero experts
         layer.params_dtype,
         None if bias is None else bias.dtype,
     )
@@ -74,9 +74,9 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
 def _refusal_of_selection(
     rule: RoutingRule, num_experts: int, dtype: torch.dtype, bias_dtype: torch.dtype | None
 ) -> str | None:
-    """The operator's refusal, or None. rule: without its bias, replaced by zeros of bias_dtype"""
+    """The operator's refusal, or None. rule: its bias is replaced by zeros of bias_dtype"""
     if rule.custom is not None or rule.is_composed:
-        return None  # composed of torch operators
+        return None  # torch operators, which support every rule
     new = functools.partial(torch.zeros, device="npu")
     if bias_dtype is not None:
         rule = dataclasses.replace(rule, correction_bias=new(num_experts, dtype=bias_dtype))

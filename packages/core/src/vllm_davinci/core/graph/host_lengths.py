@@ -1,9 +1,8 @@
 """Updates the host lengths of attention launches in a captured graph.
 
-The fused attention operator takes lengths as host lists, which a capture fixes. Each such launch is
-a task group of the graph. Before a replay all of them are launched again with the step's lengths,
-on
-an update stream: this replaces the groups' tasks and computes nothing.
+The fused attention operator takes lengths as host lists, which a capture fixes, so each launch is
+captured as a task group. Before a replay, every launch is repeated on an update stream with the
+step's lengths: this replaces the group's tasks and computes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +30,8 @@ OPTIONS: dict[str, Any] = {
 class HostLengths:
     """The launches of one graph that share one attention metadata and its lengths.
 
-    With an installed package's `attention_groups` one call updates all of them; otherwise, and with
-    sinks, torch_npu's operator updates them one by one.
+    One call updates all of them if an installed package provides `attention_groups`. Otherwise, and
+    with sinks, torch_npu's operator updates them one by one.
     """
 
     def __init__(self) -> None:
@@ -92,7 +91,7 @@ class HostLengths:
         self._launches.append(launch)
 
     def update(self, lengths_q: Lengths, lengths_kv: Lengths, stream: Any) -> None:
-        """Gives every launch these lengths, once `stream`, which must be current, gets there."""
+        """Sets the lengths of every launch, in `stream`'s order. `stream` must be current."""
         if self._compiled is not None:
             self._compiled.update(lengths_q, lengths_kv)
         begin, end = torch_npu.npu.graph_task_update_begin, torch_npu.npu.graph_task_update_end

@@ -13,8 +13,8 @@ from vllm_davinci.core.graph.sizes import sample_evenly
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Streams of a device left to other work: the runner's own, collectives outside of graphs, other
-# processes. Source: 1920 of 1984 in the budget of the established plugin.
+# Streams of a device left for other work: the runner, collectives outside of graphs, other
+# processes. Source: the established plugin plans with 1920 of 1984.
 SPARE_STREAMS = 64
 
 
@@ -22,9 +22,9 @@ SPARE_STREAMS = 64
 class GraphMemory:
     """Device memory of graphs, in bytes, measured by trial captures.
 
-    first:      the largest graph: the shared pool, operators' workspaces included
-    next:       each further one
-    workspaces: kept by torch_npu for each stream that steps use, in addition to the graphs
+    first:      the largest graph, with the shared pool and operators' workspaces
+    next:       each further graph
+    workspaces: kept by torch_npu for each stream of the steps, in addition to the graphs
     """
 
     first: int
@@ -47,7 +47,7 @@ class CapturePlan:
     """The graphs of one engine, and the resources they hold on each device.
 
     sizes:             tokens, ascending
-    streams_per_graph: the first one, side streams of layers, and those of collectives
+    streams_per_graph: the main stream, side streams of layers, and streams of collectives
     events_per_graph:  between these streams, in a step that is not split
     updates_per_graph: launches whose lengths change before a replay: one per attention layer, in a
                        step that is not split
@@ -66,15 +66,15 @@ class CapturePlan:
 
     @property
     def parts(self) -> int:
-        """Number of ubatches in all graphs; a whole step counts as one."""
+        """Number of ubatches in all graphs; an unsplit step counts as one."""
         return sum(self.num_ubatches.get(size, 1) for size in self.sizes)
 
     def within(self, limits: GraphLimits, available_bytes: int | None = None) -> "CapturePlan":
         """Reduces the plan to the sizes that the device can hold, always including the largest.
 
-        available_bytes: of device memory; None ignores it. Without memory for one graph no size is
-                         left: a capture would fail, too.
-        Raises ConfigurationError if streams, events or updatable launches allow no graph.
+        available_bytes: device memory; None: not limited. Without memory for one graph, no size is
+        left, because a capture would fail. Raises ConfigurationError if streams, events or
+        updatable launches allow no graph.
         """
         most_parts = max((self.num_ubatches.get(size, 1) for size in self.sizes), default=1)
         events, updates = self.events_per_graph * most_parts, self.updates_per_graph * most_parts
@@ -108,8 +108,8 @@ class CapturePlan:
     def with_drafts(self, count: int) -> "CapturePlan":
         """Adds `count` graphs of a drafter's passes to each size.
 
-        The drafter's layers are already counted once among the model's: each further kind of pass
-        is assumed to hold as much as the model's own graph, which has more layers.
+        Each is assumed to need as much as the model's graph, an upper bound: the model has more
+        layers, and the counted layers include the drafter's.
         """
         return replace(
             self,
@@ -153,10 +153,10 @@ class LayerCounts:
 
     attention:  attention layers
     experts:    layers of routed experts
-    exchanging: of these, layers whose tokens are sent by collectives
-    fused:      of these, layers whose tokens are sent by fused launches
-    apart:      of these, layers whose shared experts have their own all-reduce
-    embeds:     whether the stage embeds tokens
+    exchanging: `experts` layers whose tokens are sent by collectives
+    fused:      `experts` layers whose tokens are sent by fused launches
+    apart:      `experts` layers whose shared experts have their own all-reduce
+    embeds:     True if the stage embeds tokens
     """
 
     attention: int
@@ -167,12 +167,12 @@ class LayerCounts:
     embeds: bool = True
 
 
-# Events of one collective, as torch_npu's process group records them; of one layer's side stream:
-# two forks and joins. Counted on a virtual NPU, in every kind of graph that tests capture.
+# Events of a collective (by torch_npu's process group), of a layer's side stream (two forks and
+# joins), of a prefetch. Counted on a virtual NPU, in every kind of graph that tests capture.
 EVENTS_PER_COLLECTIVE = 3
 EVENTS_PER_SIDE_STREAM = 4
 EVENTS_PER_PREFETCH = 1
-# Collectives of a layer of routed experts: tokens and logits there, sums back; or counts, rows and
+# Collectives of a layer of routed experts: tokens, logits and returned sums; or counts, rows and
 # results.
 COLLECTIVES_PER_EXCHANGE = 3
 
@@ -195,22 +195,22 @@ def plan_capture(
     is_sequence_parallel = (
         sequence_parallel.enabled and max(sizes, default=0) >= sequence_parallel.min_tokens
     )
-    if is_tp:  # one sum after attention and one after the MLP, each in one collective or two
+    if is_tp:  # a sum after attention and one after the MLP, each in one or two collectives
         collectives += (2 * layers.attention + layers.embeds) * (1 + is_sequence_parallel)
         collectives += layers.apart
     forks = layers.attention * options.enable_multistream_mla
     forks += layers.experts * options.enable_multistream_moe
-    # Steps in ubatches prefetch nothing.
+    # Steps in ubatches do not prefetch.
     is_prefetching = config.weight_prefetch_config.enabled and not num_ubatches.keys() >= set(sizes)
     prefetches = (layers.attention + layers.experts) * is_prefetching
-    # Each process group has a stream of its own.
+    # Each process group has its own stream.
     streams = [
         is_tp,
         layers.exchanging > 0,
         options.enable_multistream_mla,
         options.enable_multistream_moe,
         is_prefetching,
-        bool(num_ubatches) and (is_sequence_parallel or layers.fused > 0),  # of the ubatches
+        bool(num_ubatches) and (is_sequence_parallel or layers.fused > 0),  # for communication
     ]
     return CapturePlan(
         sizes=tuple(sizes),

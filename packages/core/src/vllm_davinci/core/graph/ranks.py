@@ -1,4 +1,4 @@
-"""Values that the ranks of an engine agree on before they capture."""
+"""Values on which an engine's ranks agree before capture."""
 
 import torch
 import torch.distributed as dist
@@ -6,7 +6,7 @@ from vllm.distributed.parallel_state import get_world_group
 
 
 def least_of_all_ranks(value: int) -> int:
-    """The smallest value of all ranks of this engine."""
+    """The smallest value on any rank of this engine."""
     world = get_world_group()
     if world.world_size == 1:
         return value

@@ -14,7 +14,7 @@ class Sizes(NamedTuple):
 
 
 def doubling_sizes(first: int, last: int) -> list[int]:
-    """first, 2 * first, ... and finally `last`."""
+    """first, 2 * first, 4 * first, ... below `last`, then `last`."""
     sizes = []
     while first < last:
         sizes.append(first)
@@ -35,10 +35,10 @@ def graph_batch_sizes(
     """Derives the sizes from torchair_graph_config.
 
     asked:        requests per step, in any order; an empty list means 1 and max_num_seqs
-    doubling:     whether sizes come from doubling instead, from max(4, tp_size) on
+    doubling:     double from max(4, tp_size) instead of using `asked`
     query_len:    tokens per decoding request: more than one with speculation
-    rounds_to_tp: round sizes up to multiples of tp_size, because experts' rows are sliced over TP
-                  ranks; except the largest step
+    rounds_to_tp: round sizes, except the largest, up to multiples of tp_size, because experts' rows
+                  are sliced over TP ranks
     Raises ConfigurationError for a size that is not positive, or if no size is left.
     """
     notes: list[str] = []
@@ -57,12 +57,12 @@ def graph_batch_sizes(
         )
     if not requests:
         if asked:
-            notes.append(f"graph_batch_sizes are [1, {max_num_seqs}]: none of those given is left")
+            notes.append(f"graph_batch_sizes are [1, {max_num_seqs}]: no given size is left")
         requests = [1]
     requests = sorted({*requests, max_num_seqs})
     sizes = {size * query_len for size in requests}
     if rounds_to_tp:
-        most = max_num_seqs * query_len  # vLLM supports no larger step
+        most = max_num_seqs * query_len  # vLLM's largest decode step
         sizes = {min(-(-size // tp_size) * tp_size, most) for size in sizes}
     kept = sorted(size for size in sizes if size <= max_num_batched_tokens)
     if lost := sorted(sizes - {*kept}):

@@ -25,10 +25,10 @@ class RunnerWithCache(Protocol):
 
 @contextmanager
 def small_kv_cache(runner: RunnerWithCache, num_tokens: int = 0) -> Iterator[bool]:
-    """A temporary KV cache of few blocks; yields False if a rank lacks memory for it, as it then
-    lacks it for a real one. Every rank calls it.
+    """A temporary KV cache of few blocks. Yields False if a rank has too little memory for it, and
+    so for the real one. Every rank calls it.
 
-    num_tokens: of a step that runs over it; 0: enough blocks for a decode of each request
+    num_tokens: tokens of a step that uses the cache; 0: enough blocks for a decode of each request
     """
     try:
         with set_current_vllm_config(runner.vllm_config):
@@ -46,7 +46,7 @@ def small_kv_cache(runner: RunnerWithCache, num_tokens: int = 0) -> Iterator[boo
 
 
 def _initialize(runner: RunnerWithCache, num_tokens: int) -> None:
-    """vLLM's initialization, with one slot per token: operators that write slots refuse fewer."""
+    """vLLM's initialization, with a slot per token: operators that write slots refuse fewer."""
     config = runner.vllm_config
     builder = get_kv_cache_config_builder(config)
     groups = get_kv_cache_groups_from_builder(builder, config, runner.get_kv_cache_spec())

@@ -6,7 +6,7 @@ import torch_npu
 
 
 class CopiedEvent(torch_npu.npu.Event):
-    """An event whose wait returns at once if it has been reached, also for a second thread.
+    """An event whose wait returns without a runtime call if the event is known to be reached.
 
     vLLM waits at the beginning of every step for the copies of the previous step, which are nearly
     always done by then; the wait would still cost a runtime call. A second thread that waits for

@@ -55,8 +55,8 @@ class KVCacheMemory:
     def operator_specs(self, specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
         """vLLM's specifications, with head sizes padded for the operator.
 
-        Kinds of rows with larger pages come first: pages in a block then begin at multiples of
-        their size.
+        Row kinds with larger pages come first, so that pages in a block begin at multiples of their
+        size.
         """
         sized = dict(specs)
         for name, spec in specs.items():
@@ -79,11 +79,11 @@ class KVCacheMemory:
 
         vLLM plans one allocation in which every layer has a contiguous region of num_blocks pages.
         The first part of a region holds the keys of all blocks, the second the values (with MLA:
-        kv_c rows, k_pe rows, an indexer's rows). A block's bytes differ from vLLM's own views but
-        belong to the same block of the same region, so overlaid cache groups stay separate. If some
-        groups hold recurrent state, a page holds a block's keys and its values; with MLA a state is
-        spread over the block's bytes in each part (`shared_pages`). Row caches are packed: the
-        pages of all layers of a group form one block after another
+        kv_c rows, k_pe rows, an indexer's rows). A block has other bytes of its region than in
+        vLLM's own views, but every cache group divides the region in this way, so groups stay
+        separate. If some groups hold recurrent state, a page holds a block's keys and its values;
+        with MLA a state is spread over the block's bytes in each part (`shared_pages`). Row caches
+        are packed: the pages of all layers of a group form one block after another
         (`attention.compressed.row_cache`).
 
         memory:        [bytes], int8; None without layers
@@ -103,7 +103,7 @@ class KVCacheMemory:
             self._layers[layer_name].bind_kv_cache(cache)
             if not whole:
                 self._parts.extend(cache.parts)
-        # In words of 4 bytes: the operator that fills blocks does not support int8.
+        # In words of 4 bytes, because the operator that fills blocks does not support int8.
         self._parts.extend(
             each.view(torch.int32).view(kv_cache_config.num_blocks, -1) for each in whole
         )
@@ -117,7 +117,7 @@ class KVCacheMemory:
     def _packed(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig
     ) -> dict[str, LayerCache]:
-        """Row caches and states: views of all memory."""
+        """Row caches, and states in their memory: views of all memory."""
         caches: dict[str, LayerCache] = {}
         for planned in kv_cache_config.kv_cache_tensors:
             for index, name in enumerate(planned.layers):
@@ -133,7 +133,7 @@ class KVCacheMemory:
     def _in_regions(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> tuple[dict[str, LayerCache], list[torch.Tensor]]:
-        """The other caches, and, if a block is contiguous, the regions of the blocks."""
+        """The other caches and, if blocks are contiguous, the regions of blocks."""
         caches: dict[str, LayerCache] = {}
         regions: list[torch.Tensor] = []
         in_pages = has_pages(kv_cache_config)
@@ -179,10 +179,10 @@ class KVCacheMemory:
             part.index_fill_(0, index, 0)
 
     def copy(self, copies: Sequence[tuple[int, int]], new_blocks: Sequence[int]) -> bool:
-        """Copies blocks of every layer in one call: from the first of each pair to the second.
+        """Copies blocks of every layer in one call. copies: pairs of source and target
 
-        new_blocks: zeroed first; they include every copy's target
-        Returns False, without writing, if no operator is available.
+        new_blocks: zeroed first; include every target Returns False, without writing, if no
+        operator is available.
         """
         copy_blocks = fused_op(operators.copy_kv_blocks)
         if copy_blocks is None:
@@ -192,8 +192,8 @@ class KVCacheMemory:
         return True
 
     def copied(self, step: SchedulerOutput) -> SchedulerOutput:
-        """Zeroes and copies a step's blocks with `copy`. Returns the step without these requests,
-        or unchanged if nothing was written."""
+        """Zeroes and copies a step's blocks with `copy`. Returns the step without its lists of
+        these blocks, or unchanged if nothing was written."""
         copies = step.kv_cache_block_copies
         if not copies or not self.copy(copies, step.new_block_ids_to_zero or []):
             return step

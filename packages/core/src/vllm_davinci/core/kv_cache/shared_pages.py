@@ -7,13 +7,13 @@ within that block's page.
     page:                  | keys of the block            | its values                   |
     as operators' blocks:  | b*2k | b*2k + 1 | ... (k)    | b*2k + k | ...               |
 
-The operators take keys and values as two addresses and one block table. Here both addresses are in
-the same region, the values' k operator blocks later: number b * 2k + j is the j-th part of the
-block's keys from the first address, and of its values from the second. See
+The operators take two addresses, of keys and of values, and one block table. Here both addresses
+are in the same region, and the values' address is k operator blocks later. So number b * 2k + j
+means the j-th part of the block's keys from one address, and of its values from the other. See
 docs/decisions/0014-pages-of-states.md.
 
 MLA's kv_c and k_pe rows differ in size, so no common block number addresses both in one page. They
-stay two parts of the region, and a state takes the bytes of its block in both.
+stay two parts of the region, and a state is stored in the bytes of its block in both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ def state_parts(
     """Memory of each block's states: [num_blocks, words of 4 bytes] each.
 
     region:     [num_blocks * page_size], in bytes
-    of_latents: from `latent_sizes`, of the layers that share the memory
+    of_latents: result of `latent_sizes` for the layers that share the memory
     """
     words = region.view(torch.float32)
     if of_latents is None:
@@ -87,9 +87,9 @@ def address_pages(
 ) -> None:
     """Makes vLLM's block tables count operator blocks, if the cache has shared pages.
 
-    groups:       by cache group
-    num_requests: most of a step
-    num_tokens:   most of a request
+    groups:       block tables' groups, one per cache group
+    num_requests: most requests of a step
+    num_tokens:   most tokens of a request
     """
     if not has_pages(kv_cache_config):
         return

@@ -1,7 +1,7 @@
 """Pinned host memory for offloaded blocks, divided so that little of it is wasted.
 
-The allocator of pinned memory rounds every allocation up to a power of two, so the memory is
-allocated in slabs of such sizes, each filled with chunks.
+The allocator of pinned memory rounds every allocation up to a power of two, so memory is allocated
+in slabs whose sizes are powers of two, each filled with chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,12 +57,12 @@ class HostRows:
         # First row of each slab, and the end of the last.
         self._starts = np.cumsum([0, *rows])
         self.parts: list[list[torch.Tensor]] = []
-        """By slab and region: int8 [rows, row_bytes], contiguous."""
+        """By slab, then by region: int8 [rows, row_bytes], contiguous."""
         for count in rows:
             sizes = [count * size for size in row_bytes]
             memory = _pinned(sum(sizes))
             self.parts.append(
-                [part.view(count, -1) for part in memory.split(sizes)]  # each region's rows
+                [part.view(count, -1) for part in memory.split(sizes)]  # rows of each region
             )
 
     def runs(self, blocks: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[Run]:

@@ -1,4 +1,4 @@
-"""The host's share of the KV cache: vLLM's manager and metrics over our transfers."""
+"""Offloading to host memory: vLLM's manager and metrics, with our transfers."""
 
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
@@ -27,7 +27,7 @@ class NPUOffloadingSpec(CPUOffloadingSpec):
             config, self.num_chunks, self.kv_bytes_per_chunk
         )
         if not self.num_chunks:
-            # Pinned memory comes in powers of two.
+            # Allocations of pinned memory are rounded up to a power of two.
             least_bytes = num_ranks << (self.cpu_page_size_per_worker - 1).bit_length()
             raise ConfigurationError(
                 f"--kv-offloading-size of {budget_bytes / 2**30:g} GiB is too small for one block "

@@ -51,9 +51,9 @@ class Direction:
 
     def submit(self, number: int, groups: Sequence[Pairs]) -> None:
         """Starts copying after the current stream's work so far: a store reads what that work
-        writes, and a load must not be overwritten by its zeroing. Later work on the current
-        stream waits for the copy. It uses other blocks, but operators get the cache as a whole,
-        so no check could prove the accesses disjoint.
+        writes, and a load must not be overwritten by its zeroing. Later work on the current stream
+        waits for the copy. That work uses other blocks, but operators get the whole cache, so no
+        check could prove that accesses are disjoint.
         """
         begin, end = (torch_npu.npu.Event(enable_timing=True) for _ in range(2))
         self._stream.wait_stream(torch_npu.npu.current_stream())
@@ -75,7 +75,7 @@ class Direction:
         return source.nbytes
 
     def finished(self) -> list[TransferResult]:
-        """Transfers completed since the last call; their bytes may be read."""
+        """Transfers completed since the last call; their bytes are valid."""
         done = []
         while self._jobs and self._jobs[0].end.query():
             job = self._jobs.popleft()
@@ -131,7 +131,7 @@ class HostOffloadingWorker(OffloadingWorker):
         return True
 
     def _pairs(self, device: GPULoadStoreSpec, host: LoadStoreSpec) -> list[Pairs]:
-        """The row of each block. Only the first and the last chunk of a group may be partial."""
+        """The rows of each block. Only the first and the last chunk of a group may be partial."""
         assert isinstance(host, BlockIDsLoadStoreSpec)
         pairs, block, chunk = [], 0, 0
         of_chunk = self._blocks_per_chunk

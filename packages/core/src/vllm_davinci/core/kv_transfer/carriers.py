@@ -29,7 +29,7 @@ class Carrier:
 
 
 NIXL = Carrier(
-    names=("NixlConnector", "NixlPullConnector"),  # the first is vLLM's other name of the second
+    names=("NixlConnector", "NixlPullConnector"),  # vLLM's two names for the same connector
     connector="NPUNixlConnector",
     module="vllm_davinci.core.kv_transfer.connector",
     packages=("nixl",),

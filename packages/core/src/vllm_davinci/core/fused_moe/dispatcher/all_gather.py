@@ -1,4 +1,4 @@
-"""Gathers all tokens on every rank, which computes its experts, and reduce-scatters the sums."""
+"""Gathers all tokens on every rank, which computes its own experts; sums are reduce-scattered."""
 
 import torch
 

@@ -64,15 +64,15 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> ArrivedTokens:
         """See TokenDispatcher.dispatch.
 
-        The collective needs row counts on the host, which waits for them. In a ubatch the counts
-        are sent on the communication stream, so that the wait ends while the device still computes
-        the other ubatches' launches, and the rows are sent before theirs.
+        The host waits for row counts, which the collective of the rows needs. In a ubatch the
+        counts are sent on the communication stream. So the wait ends while the device still
+        computes other ubatches, and these rows are sent before theirs.
         """
         communicator: Any = self.group.device_communicator
         rows, row_of_assignment, counts, scales = sort_for_all_ranks(
             tokens, experts, self.sends_integers
         )
-        # [rank, its local expert]: rows from here; then [rank, local expert]: rows to here
+        # Rows sent, by [rank, its expert]; received counts are by [rank, expert of this rank].
         counts_sent = counts.view(self.group.world_size, experts.num_local)
 
         def count() -> tuple[torch.Tensor, RowCounts]:
@@ -101,7 +101,7 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
                 )
             )
             arrived_scales = None if scales is None else sorted_scales
-        else:  # nothing to compute, so nothing to scale
+        else:  # no rows arrived
             arrived, arrived_scales = tokens.x[:0], None
         return ArrivedTokens(
             rows=arrived,
@@ -117,7 +117,7 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
     def combine(self, results: torch.Tensor, dispatched: ArrivedTokens) -> torch.Tensor:
         """See TokenDispatcher.combine."""
         if dispatched.row_of_arrival is not None:
-            # Back in the order of arrival, in which each rank finds its own rows.
+            # Back to the order of arrival, which the all-to-all needs.
             order = dispatched.row_of_arrival.to(torch.int64)
             results = torch.empty_like(results).index_copy_(0, order, results)
         communicator: Any = self.group.device_communicator

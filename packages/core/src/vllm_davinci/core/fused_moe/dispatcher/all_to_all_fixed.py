@@ -1,4 +1,4 @@
-"""All-to-all in equal parts, which a graph can hold."""
+"""All-to-all in equal parts, which can be captured in a graph."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,7 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
     group: the ranks among which experts are divided, all with the same number of tokens in this
            step
     sends_integers: see AllToAllDispatcher
-    A part is large enough for all tokens of its sender to choose experts of its receiver. Sums are
+    A part has room for all rows that its sender's tokens could have on its receiver. Sums are
     complete, or partial if ranks share experts. Bit-identical with AllToAllDispatcher.
     """
 
@@ -55,9 +55,9 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         )
         counts_sent = counts.view(num_ranks, num_local)
         rows_sent = counts_sent.sum(1)
-        starts = rows_sent.cumsum(0) - rows_sent  # [num_ranks]: each part's first sorted row
+        starts = rows_sent.cumsum(0) - rows_sent  # [num_ranks]: first sorted row of each part
         places = torch.arange(room, device=rows.device)
-        # Past its end a part repeats other rows, which the receiver assigns to no expert.
+        # After its own rows, a part repeats others, which the receiver assigns to no expert.
         sources = (starts.unsqueeze(1) + places).clamp_(max=rows.shape[0] - 1).view(-1)
         counts_received = communicator.all_to_all(counts_sent)
         arrived = communicator.all_to_all(rows.index_select(0, sources))
@@ -67,7 +67,7 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         nobodys = room - counts_received.sum(1, keepdim=True)
         arrived, sorted_scales, row_of_arrival, tokens_per_expert = torch_npu.npu_moe_re_routing(
             arrived,
-            torch.cat([counts_received, nobodys], 1),  # as rows of one more expert
+            torch.cat([counts_received, nobodys], 1),  # as rows of an additional expert
             per_token_scales=arrived_scales,
             expert_token_num_type=COUNTS,
         )

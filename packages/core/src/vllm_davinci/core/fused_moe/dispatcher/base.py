@@ -45,7 +45,7 @@ class SelectedTokens(NamedTuple):
     slots: torch.Tensor | None = None
 
     def part(self, rows: slice) -> "SelectedTokens":
-        """Some of the tokens; views."""
+        """The tokens in these rows, as views."""
         slots = None if self.slots is None else self.slots[rows]
         return SelectedTokens(self.x[rows], self.topk_weights[rows], self.topk_ids[rows], slots)
 
@@ -80,8 +80,8 @@ class TokenDispatcher(ABC, Generic[D]):
     """True if `prepare` communicates, so that experts are selected after tokens have arrived."""
 
     keeps_rows: ClassVar[bool] = False
-    """True if `dispatch` and `combine` stay on this rank, so that a compiled operator can do both
-    and the experts' products in one call."""
+    """True if `dispatch` and `combine` stay on this rank, so that one call of a compiled operator
+    can do both and the experts' products."""
 
     slices_tokens: ClassVar[bool] = False
     """True if each TP rank selects experts for a slice of its DP rank's tokens."""
@@ -93,24 +93,24 @@ class TokenDispatcher(ABC, Generic[D]):
     def prepare(
         self, x: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens whose experts this rank selects, and their logits.
+        """Returns the tokens whose experts this rank selects, and their logits.
 
         x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
         """
 
     def own_rows(self, num_tokens: int) -> slice:
-        """Slice of this rank's own tokens among those that `prepare` returns.
+        """Slice of this rank's own tokens in the result of `prepare`.
 
         num_tokens: of the layer's input
         """
         return slice(0, num_tokens)
 
     def first_token(self, num_tokens: int) -> int:
-        """Index, in the layer's input, of the first of its `own_rows`."""
+        """Index, in the layer's input, of the first token of `own_rows`."""
         return 0
 
     def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
-        """The tokens of each dispatch, in order; padding tokens may follow, whose sums are unused.
+        """Divides tokens into dispatches, in order; padding may follow, whose sums are unused.
 
         pieces: limits the number of tokens per dispatch
         If rows are sent to other ranks, all ranks make the same number of dispatches.
@@ -135,7 +135,7 @@ class TokenDispatcher(ABC, Generic[D]):
 
     @abstractmethod
     def finalize(self, sums: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """This rank's part of the layer's output, from the sums of what `prepare` returned.
+        """This rank's part of the layer's output, from the sums of the prepared tokens.
 
         num_tokens: of the layer's input
         Returns [num_tokens, hidden_size].

@@ -29,8 +29,8 @@ class FusedGroup:
 
     name:       of the group's communicator, for the launches
     max_tokens: most tokens per rank in any launch. All launches of a model pass this number, even
-                with fewer tokens: it decides where a launch writes each rank's tokens, and a slower
-                rank may still be reading an earlier launch's tokens there.
+                with fewer tokens: it decides where a launch writes each rank's tokens. Otherwise a
+                launch could overwrite an earlier one's tokens that a slower rank still reads.
     """
 
     coordinator: GroupCoordinator
@@ -45,7 +45,7 @@ class FusedTokens(DispatchedTokens):
 
     num_tokens:   of this rank; a launch without tokens counts as one
     topk_ids:     [tokens, top_k], int32; topk_weights: [tokens, top_k], fp32
-    assist, ends, row_weights: the dispatch's results of the same names in the combine
+    assist, ends, row_weights: results of the dispatch that the combine needs
     common:       arguments of both launches
     """
 
@@ -70,7 +70,7 @@ class FusedDispatcher(SliceDispatcher[FusedTokens]):
     most_tokens: int
 
     def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
-        """See TokenDispatcher.split. A part has at most one launch's tokens, fewer than a chunk."""
+        """See TokenDispatcher.split. A part has one launch's tokens at most, fewer than a chunk."""
         size = self._tokens_per_launch
         if size == self.most_tokens:
             return (tokens,)

@@ -21,8 +21,8 @@ class CountsWait:
     """One layer's host wait for row counts.
 
     layer:       its name, for the timeout error
-    is_computed: whether there are counts to wait for. On a device that only models time, each rank
-                 has an equal part of the rows
+    is_computed: False on a device that only models time: it has no counts, and each rank gets an
+                 equal part of the rows
     """
 
     layer: str
@@ -43,7 +43,8 @@ class RowCounts:
         self._arrival.record()
 
     def wait(self, wait: CountsWait, group: GroupCoordinator) -> tuple[list[int], list[int]]:
-        """Rows for each rank of the group, and rows from each. Raises DeviceError on timeout."""
+        """Rows for each rank of the group, and rows from each rank. Raises DeviceError on
+        timeout."""
         deadline = time.monotonic() + wait.limit.total_seconds()
         while not self._arrival.query():
             if time.monotonic() > deadline:

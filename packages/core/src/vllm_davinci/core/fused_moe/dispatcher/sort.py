@@ -55,7 +55,7 @@ def slots_of_rows(slots: torch.Tensor, row_of_assignment: torch.Tensor) -> torch
     """
     num_rows = row_of_assignment.shape[0]
     of_assignment = slots.unsqueeze(1).expand(-1, num_rows // slots.shape[0]).reshape(-1)
-    found = slots.new_full((num_rows + 1,), -1)  # the last entry is for assignments without a row
+    found = slots.new_full((num_rows + 1,), -1)  # last entry: for assignments without a row
     found.scatter_(0, row_of_assignment.to(torch.int64).remainder(num_rows + 1), of_assignment)
     return found[:num_rows]
 

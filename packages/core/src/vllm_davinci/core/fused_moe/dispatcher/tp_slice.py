@@ -1,4 +1,4 @@
-"""Dispatchers that send each token once although several TP ranks of a DP rank hold it.
+"""Dispatchers that send each token once, although all TP ranks of a DP rank hold it.
 
 Each TP rank sends a slice of the tokens. Its layer output is zero for the other slices, and vLLM's
 runner all-reduces the outputs within the DP rank together with the shared experts'.
