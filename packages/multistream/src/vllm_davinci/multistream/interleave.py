@@ -220,9 +220,8 @@ class Interleave:
 
         try:
             self.launch_beside(self.communication, launch_first, part)
-            if (
-                not second.is_launched
-            ):  # no other ubatch has communicated since: it is the only one left
+            # No other ubatch has communicated since: this is the only one left.
+            if not second.is_launched:
                 self.launch_postponed(part.index)
         finally:
             if second.is_launched:

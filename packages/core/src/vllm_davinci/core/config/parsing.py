@@ -401,8 +401,7 @@ def _against_preset(config: DavinciConfig) -> Iterator[str]:
 
 
 def _scheduler_fields() -> list[str]:
-    from vllm.config import (
-        SchedulerConfig,
-    )  # importing vllm.config imports the platform, which imports this module
+    # Not at the top: vllm.config imports the platform, which imports this module.
+    from vllm.config import SchedulerConfig
 
     return [field.name for field in dataclasses.fields(SchedulerConfig)]

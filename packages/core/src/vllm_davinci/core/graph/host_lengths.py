@@ -37,9 +37,8 @@ class HostLengths:
     def __init__(self) -> None:
         make = attention_groups()
         self._compiled: Any = None if make is None else make()
-        self._groups: list[
-            Any
-        ] = []  # task groups, and the functions that launch their operators, without it
+        # Otherwise: task groups, and the functions that launch their operators.
+        self._groups: list[Any] = []
         self._launches: list[Callable[[Lengths, Lengths], Any]] = []
 
     def __len__(self) -> int:

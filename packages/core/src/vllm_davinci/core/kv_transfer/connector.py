@@ -31,5 +31,5 @@ class NPUNixlConnector(NixlPullConnector):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
-        """None, so any layout: pages are assembled on the host."""
+        """None, because any layout works: pages are assembled on the host."""
         return None

@@ -56,7 +56,7 @@ class NPUMooncakeScheduler(MooncakeConnectorScheduler):
         if not any(asked):
             return
         found, digests = joined(self._served, request, missing_blocks(blocks))
-        if len(self._served) == 1:  # the last ones are missing
+        if len(self._served) == 1:  # the missing blocks are the last ones
             first = found.count(0)
             found, digests = found[first:], digests[first:]
         self._digests[name] = digests

@@ -31,11 +31,11 @@ logger = init_logger(__name__)
 
 
 class NPUMooncakeWorker(MooncakeConnectorWorker):
-    """Writes from host pages into those of the engine that asks.
+    """Writes host pages into the host pages of the engine that requests them.
 
-    The writer does not know whether the request still waits: its page may belong to another request
-    by then. So a page's checksum is verified after the page is on the device. Until then only this
-    request owns the blocks, and nothing reads them.
+    The writer does not know whether the request still waits: the page that it writes may by then
+    belong to another request. So the receiver verifies a page's checksum after the copy to the
+    device. Until then only the request owns the blocks, and nothing reads them.
     """
 
     def __init__(
@@ -75,9 +75,8 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         self._save(metadata)
         for asked in metadata.reqs_to_recv.values():
             for name, meta in asked.items():
-                if any(
-                    meta.local_block_ids
-                ):  # otherwise it only releases blocks of the other engine
+                # Without own blocks, the request only releases blocks of the other engine.
+                if any(meta.local_block_ids):
                     self._receiving[name] = meta, metadata.digests[name]
         super().start_load_kv(metadata)
 
@@ -91,8 +90,8 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         store_sealed(self._pages, saved, metadata.digests)
 
     async def record_send_reqs(self, metadata: MooncakeConnectorMetadata) -> None:
-        """vLLM's; also tells waiting engines about dropped prompts, so that they stop waiting."""
-        metadata.reqs_not_processed &= self.reqs_need_send.keys()  # otherwise it never began
+        """vLLM's method; also wakes engines that wait for dropped prompts."""
+        metadata.reqs_not_processed &= self.reqs_need_send.keys()  # others were never to be sent
         given_up = [self.reqs_need_send[name] for name in metadata.reqs_not_processed]
         await super().record_send_reqs(metadata)
         for meta in given_up:
@@ -101,7 +100,8 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     # --- receiving -------------------------------------------------------------------------------
 
     def get_finished(self) -> tuple[set[str] | None, set[str] | None]:
-        """vLLM's; received pages are then on the device, or their blocks are reported as failed."""
+        """vLLM's method. Received pages are then on the device, or their blocks reported as
+        failed."""
         sent, received = super().get_finished()
         come = {name: self._receiving.pop(name) for name in received or ()}
         whole = {name: each for name, each in come.items() if not each[0].failed}
@@ -136,7 +136,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     async def handle_new_engine_id(
         self, remote_engine_id: str, pull_metas: dict[str, PullReqMeta]
     ) -> None:
-        """vLLM's, with a timeout. A late result serves the next request."""
+        """vLLM's method, with a timeout. A late result serves the next request."""
         asks = asyncio.create_task(super().handle_new_engine_id(remote_engine_id, pull_metas))
         if not (await asyncio.wait({asks}, timeout=self._limit_s))[0]:
             self._handle_failed_recv(pull_metas, list(pull_metas), self._late)
@@ -144,7 +144,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     async def receive_kv_from_single_worker(
         self, worker_addr: str, pull_metas: dict[str, PullReqMeta]
     ) -> None:
-        """vLLM's, which otherwise waits as long for an ended worker as for a slow one."""
+        """vLLM's method, but does not wait for an ended worker, as vLLM does."""
         receives = asyncio.create_task(
             super().receive_kv_from_single_worker(worker_addr, pull_metas)
         )
@@ -170,7 +170,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     def _handle_failed_recv(
         self, pull_metas: dict[str, PullReqMeta], req_ids: Collection[str], reason: str
     ) -> None:
-        """vLLM's; also looks up that engine's workers again, which may have been replaced."""
+        """vLLM's method; also looks up the other engine's workers again, which may be new."""
         engines = {pull_metas[name].remote_engine_id for name in req_ids if name in pull_metas}
         super()._handle_failed_recv(pull_metas, req_ids, reason)
         for engine in engines:
@@ -178,7 +178,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
 
 
 async def _end_of(worker_addr: str) -> None:
-    """Returns when nothing listens there any more. ZeroMQ would reconnect and wait."""
+    """Returns when nothing listens at the address any more. ZeroMQ would reconnect and wait."""
     place = urlsplit(worker_addr)
     while True:
         try:
@@ -186,5 +186,5 @@ async def _end_of(worker_addr: str) -> None:
         except OSError:
             return
         with suppress(OSError):
-            await reader.read()  # ZeroMQ closes connections that stay silent for a while
+            await reader.read()  # also ends if ZeroMQ closes a silent connection
         writer.close()

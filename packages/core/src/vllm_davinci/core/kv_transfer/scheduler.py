@@ -47,7 +47,7 @@ class NPUNixlScheduler(NixlPullConnectorScheduler):
     ) -> None:
         self._served = served_blocks(kv_cache_config)
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        # Blocks so far of each prompt being computed here, by group.
+        # Blocks allocated so far for each prompt that is being computed, by group.
         self._blocks_to_save: dict[str, list[list[int]]] = {}
         # Saved blocks of each request that has not finished.
         self._saved: dict[str, list[int]] = {}
@@ -75,7 +75,7 @@ class NPUNixlScheduler(NixlPullConnectorScheduler):
         return NPUNixlMetadata.of(told, digests_of_step)
 
     def _join(self, request: "Request", missing: list[list[int]], meta: ReqMeta) -> None:
-        """Puts the blocks of all groups into one list, each with the other engine's."""
+        """Joins the blocks of all groups into one list, each with the block of the other engine."""
         assert meta.remote is not None
         (there,) = meta.remote.block_ids
         here, digests = joined(self._served, request, missing)

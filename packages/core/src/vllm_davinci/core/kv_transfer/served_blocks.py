@@ -40,8 +40,8 @@ class ServedBlocks:
 
 
 def served_blocks(kv_cache_config: KVCacheConfig) -> list[ServedBlocks]:
-    """By cache group. Raises UnsupportedFeatureError for groups that cannot be transferred:
-    neither one group of whole contexts, nor row caches, whose groups share blocks of one size."""
+    """By cache group. Raises UnsupportedFeatureError except for one group that caches whole
+    contexts, and for row caches, whose groups share blocks of one size."""
     specs = [
         next(iter(iter_layer_specs(each.kv_cache_spec))) for each in kv_cache_config.kv_cache_groups
     ]
@@ -71,7 +71,8 @@ def joined(
 ) -> tuple[list[int], list[int]]:
     """The blocks that a decode engine needs of a prompt, group after group, and their digests.
 
-    Both engines get lists of one length. A request may have more blocks than its prompt fills.
+    Both engines get lists of the same length, although a request may have more blocks than its
+    prompt fills.
     blocks: by group
     """
     found: list[int] = []
@@ -85,7 +86,7 @@ def joined(
 
 
 def missing_blocks(blocks: "KVCacheBlocks") -> list[list[int]]:
-    """A request's blocks by group, with 0 for those that hold cached tokens or none."""
+    """A request's blocks by group, with 0 for blocks that hold cached tokens or no tokens."""
     return [
         [0 if each.is_null or each.block_hash is not None else each.block_id for each in group]
         for group in blocks.blocks
@@ -105,7 +106,7 @@ def is_packed(kv_cache_config: KVCacheConfig) -> bool:
 
 
 def as_one_group(kv_cache_config: KVCacheConfig, block_size: int) -> KVCacheConfig:
-    """Packed blocks as those of one layer, since a block is transferred whole.
+    """Describes packed blocks as blocks of a single layer, since a block is transferred whole.
 
     block_size: of vLLM's configuration, which the transfer's checks compare
     """

@@ -93,7 +93,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
 
     def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
         if self._late.blocks() & {block for group in meta.local_block_ids for block in group}:
-            # A transfer that timed out may still write there.
+            # A transfer that timed out may still write to these pages.
             self._handle_failed_transfer(
                 req_id, None, self._recv_failures, record_failed_transfer=False
             )
@@ -101,7 +101,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         super()._read_blocks_for_req(req_id, meta)
 
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
-        """vLLM's; also reports as failed the transfers that timed out or received other tokens.
+        """vLLM's method; reports transfers as failed if they timed out or received other tokens.
 
         A failed request is computed again or answered with an error (kv_load_failure_policy).
         """

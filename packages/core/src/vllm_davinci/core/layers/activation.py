@@ -13,7 +13,7 @@ class NPUSiluAndMul(SiluAndMul):
     def forward_oot(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., 2 * d]. Returns [..., d], quantized per token if x holds an int8 product's sums.
 
-        One launch scales the sums and quantizes; no rounding in between.
+        In that case one launch scales, activates and quantizes, without rounding in between.
         """
         if isinstance(x, QuantizedActivation):
             integers, scales = torch_npu.npu_dequant_swiglu_quant(

@@ -28,14 +28,14 @@ class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
         super().process_weights_after_loading(layer)
         weight = layer.get_parameter("weight").detach().as_subclass(torch.Tensor)
         if weight.dim() != 2:
-            return  # a convolution's weight, held here only to divide it among ranks
+            return  # a convolution's weight, in a linear layer only to divide it among ranks
         weight_t = weight.t()
         loaded = self._weight_t
         if loaded is None or loaded.shape != weight_t.shape or loaded.dtype != weight_t.dtype:
             self._weight_t = weight_t
         elif loaded.data_ptr() != weight_t.data_ptr():
-            # On reload vLLM loads into a new layer and copies the values to the memory that graphs
-            # and views read, which stays.
+            # On reload vLLM loads into a new layer and copies the values to the old memory, which
+            # graphs and views read.
             loaded.copy_(weight_t)
 
     def apply(

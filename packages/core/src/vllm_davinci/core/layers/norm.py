@@ -25,9 +25,8 @@ from vllm_davinci.core.layers.quantized_activation import (
 class NPURMSNorm(RMSNorm):
     """One launch, with or without the residual addition, and one for a bias.
 
-    If all readers of a norm after a residual addition quantize it alike, a compiled operator does
-    both
-    in one call: `output` is set once, after loading (`quantization.resolve_outputs`).
+    If all readers of a norm after a residual addition quantize it alike, one call of a compiled
+    operator does both: `output` is set once, after loading (`quantization.resolve_outputs`).
 
     A quantized checkpoint whose outliers were moved into the norms has biases for some of them.
     """
@@ -36,12 +35,12 @@ class NPURMSNorm(RMSNorm):
         super().__init__(*args, **kwargs)
         if not self.has_weight:
             ones = self.__dict__.pop("weight")
-            self.register_buffer("weight", ones, persistent=False)  # which sleep keeps
-        self.output: Output = OutputKind.FLOAT  # of x + residual
+            self.register_buffer("weight", ones, persistent=False)  # sleep mode preserves buffers
+        self.output: Output = OutputKind.FLOAT  # form of the normalized x + residual
         self._has_loaded_bias = False
         vllm_config = get_current_vllm_config_or_none()
         quantization = None if vllm_config is None else vllm_config.quant_config
-        # vLLM passes norms no quantization configuration; ours has this attribute.
+        # vLLM passes norms no quantization configuration. Only ours has `has_norm_biases`.
         if self.has_weight and getattr(quantization, "has_norm_biases", False):
             self.bias = torch.nn.Parameter(torch.zeros_like(self.weight), requires_grad=False)
             set_weight_attrs(self.bias, {"weight_loader": self._load_bias})
@@ -68,7 +67,7 @@ class NPURMSNorm(RMSNorm):
 
     def can_return(self, kind: OutputKind | InputScale) -> bool:
         """True if `forward_oot` of x + residual can return that kind of output."""
-        if kind is OutputKind.PER_TOKEN:  # that operator supports no bias
+        if kind is OutputKind.PER_TOKEN:  # the per-token operator supports no bias
             return self.is_plain
         return isinstance(kind, InputScale) and self.covers_rows
 

@@ -54,7 +54,7 @@ class WeightPrefetch:
     """Prefetches the next layer's weights during an all-reduce, which leaves memory idle.
 
     Call `begin` before a layer's all-reduce. The weights are read on a side stream, so that no
-    other stream waits for them; a product that starts earlier reads the rest itself.
+    other stream waits for them; a product that starts before the end reads the rest itself.
 
     weights:   in the order of their use
     attention: name of an attention layer, whose metadata tells decodes from prefills
@@ -78,15 +78,15 @@ class WeightPrefetch:
         self.is_last = is_last
 
     def is_on(self, num_tokens: int) -> bool:
-        """True if a step of `num_tokens` tokens prefetches weights, given that it only decodes."""
+        """True if decode-only steps of `num_tokens` tokens prefetch weights."""
         return self._limit.of_step(num_tokens) > 0
 
     def fetches(self, num_tokens: int) -> bool:
-        """True if such a step prefetches the next layer's weights."""
+        """True if decode-only steps of `num_tokens` tokens prefetch the next layer's weights."""
         return bool(self._weights) and self.is_on(num_tokens)
 
     def begin(self) -> None:
-        """Prefetches in decode-only steps that are not split; other products hide their reads."""
+        """Prefetches in unsplit decode-only steps; in other steps products hide the reads."""
         metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict) or not metadata[self._attention].is_decode_everywhere:
             return

@@ -1,8 +1,8 @@
 """Quantized activations: integers with scales, passed from the quantizing operator to readers.
 
-A norm or a projection whose readers all quantize their input does it for them, in its own launch.
-Dummy runs of all kinds of steps find these (`quantization.resolve_outputs`): they return a
-TracedActivation; from then on each operator has one output kind.
+A norm or a projection whose readers all quantize their input quantizes it for them, in its own
+launch. Dummy runs of all kinds of steps find the readers (`quantization.resolve_outputs`):
+operators then return a TracedActivation. After these runs each operator has one output kind.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class QuantizedActivation(torch.Tensor):
 
 
 class Readers:
-    """The readers of an output, collected in dummy runs; replaces its output kind meanwhile."""
+    """Readers of an output, collected in dummy runs, during which it replaces the output kind."""
 
     def __init__(self) -> None:
         self._inputs: list[OutputKind | InputScale] = []  # the forms that readers compute with
-        self._activations: list[Readers] = []  # of gated activations: their own readers
+        self._activations: list[Readers] = []  # readers of gated activations
 
     def add(self, wanted: OutputKind | InputScale) -> None:
         self._inputs.append(wanted)
@@ -168,7 +168,7 @@ class TracedActivation(torch.Tensor):
 
 
 def read_as_floats(*activations: torch.Tensor) -> None:
-    """During a dummy run, registers with the producers a float reader that other steps have."""
+    """During a dummy run, registers a reader of floats that runs only in other steps."""
     for x in activations:
         if isinstance(x, TracedActivation):
             x.readers.add(OutputKind.FLOAT)

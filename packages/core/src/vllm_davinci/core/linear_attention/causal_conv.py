@@ -30,7 +30,7 @@ class Conv(NamedTuple):
 def conv_of_decodes(
     x: torch.Tensor, kept: torch.Tensor, conv: Conv
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each of n requests.
+    """Computes one token of each of n requests.
 
     x:    [n, channels], in the model's dtype
     kept: [n, width - 1, channels], inputs of the previous tokens, oldest first, dtype of x
@@ -43,7 +43,7 @@ def conv_of_decodes(
 def conv_of_prefills(
     x: torch.Tensor, kept: torch.Tensor, conv: Conv, plan: ChunkPlan
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All new tokens of the requests of a plan.
+    """Computes all new tokens of a plan's requests.
 
     x:    [tokens, channels], in vLLM's order
     kept: [n, width - 1, channels] in the plan's order, zero for a request without a state

@@ -34,7 +34,7 @@ class Scan(NamedTuple):
 
 
 def recurrent_scan(scan: Scan, state: torch.Tensor) -> torch.Tensor:
-    """One token of each of n requests.
+    """Computes one token of each of n requests.
 
     scan:  with T = n
     state: [n, channels, state size], fp32, updated in place
@@ -46,7 +46,7 @@ def recurrent_scan(scan: Scan, state: torch.Tensor) -> torch.Tensor:
 
 
 def stepwise_scan(scan: Scan, state: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
-    """All new tokens of several requests, token by token.
+    """Computes all new tokens of several requests, token by token.
 
     scan:  with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order
     state: [requests in the plan's order, channels, state size], fp32, updated in place

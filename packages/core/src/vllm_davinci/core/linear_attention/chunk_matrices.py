@@ -52,9 +52,9 @@ def decay_between(decay: torch.Tensor) -> torch.Tensor:
 def products_between(rows: torch.Tensor, keys: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
     """Sum over channels c of r_ic k_jc exp(g_ic - g_jc) if token j is not after i, else 0.
 
-    A product of r exp(g) and k exp(-g) would overflow. Blocks of 1, 2, 4, ... tokens are joined
-    with the next block: rows of the second combine with columns of the first by way of its last
-    token, so that no exponent is positive.
+    A product of r exp(g) and k exp(-g) would overflow. So blocks of 1, 2, 4, ... tokens are joined
+    with the next block: decays from the first block's columns to the second's rows are split at the
+    first block's last token, so that no exponent is positive.
 
     rows:  [..., tokens, channels], fp32
     keys:  the same, or broadcastable to it
@@ -63,7 +63,7 @@ def products_between(rows: torch.Tensor, keys: torch.Tensor, decay: torch.Tensor
     """
     products = (rows * keys).sum(dim=-1)
     products = products.expand(torch.broadcast_shapes(products.shape, decay.shape[:-1]))
-    products = products[..., None, None]  # of blocks of one token
+    products = products[..., None, None]  # for blocks of one token
     size = 1
     while size < CHUNK_TOKENS:
         of_pairs = (-1, 2, size)
@@ -89,7 +89,7 @@ def unit_lower_inverse(lower: torch.Tensor) -> torch.Tensor:
     X. As exact as row-by-row substitution, in 6 rounds instead of 63; a series of powers is not.
     """
     masks = _masks(lower.device)
-    inverse = masks.identity - lower * masks.joining[0]  # of blocks of two tokens
+    inverse = masks.identity - lower * masks.joining[0]  # for blocks of two tokens
     for joining in masks.joining[1:]:
         inverse = inverse - torch.matmul(torch.matmul(inverse, lower * joining), inverse)
     return inverse

@@ -17,18 +17,18 @@ class ChunkPlan:
     Requests are sorted by their number of chunks, largest first. All first chunks come first, then
     all second ones, and so on, so that each step of the recurrence reads a slice.
 
-    Rows of the convolution's input: 3 (width - 1) kept rows of each request, then the step's tokens
-    in vLLM's order, then a row of zeros.
+    Rows of the convolution's input: width - 1 kept rows of each request, then the step's tokens in
+    vLLM's order, then a row of zeros.
 
-    order:      [n], int64, on the device: request in vLLM's order
+    order:      [n], int64, on the device: index of each request in vLLM's order
     is_fresh:   [n], int64, on the device: 1 for a request without a state yet, else 0
     num_chunks: of all requests
     steps:      per step of the recurrence, its first chunk and one past its last
     taps:       [width, num_chunks * CHUNK_TOKENS], int64, on the device: input rows of a token's
                 convolution, oldest first
     kept:       [n * (width - 1)], int64, on the device: rows kept for the next step
-    tokens:     [num_chunks * CHUNK_TOKENS], int64, on the device: token; number of tokens in
-                padding
+    tokens:     [num_chunks * CHUNK_TOKENS], int64, on the device: token of each slot; in padding
+                the number of tokens
     places:     [tokens], int64, on the device: slot of each token in the chunks
     """
 
@@ -48,7 +48,7 @@ def plan_chunks(
     """Plans a step's prefills. Starts one copy to the device, without waiting.
 
     lengths:  new tokens of each request, at least 1
-    is_fresh: per request, whether these tokens are its first
+    is_fresh: per request, True if it has no state yet
     width:    tokens that a convolution sees
     """
     length = np.asarray(lengths)
@@ -61,7 +61,7 @@ def plan_chunks(
     begins = np.cumsum([0, *active])
     steps = tuple(zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True))
 
-    # Request (in the plan's order) and token in the request, of each slot in the chunks.
+    # Of each slot in the chunks: request (in the plan's order), and token in the request.
     rows = np.concatenate([np.arange(count) for count in active])
     step = np.repeat(np.arange(len(active)), active)
     position = (step[:, None] * CHUNK_TOKENS + np.arange(CHUNK_TOKENS)).reshape(-1)

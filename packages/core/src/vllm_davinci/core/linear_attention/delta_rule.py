@@ -46,7 +46,7 @@ def l2_normalized(x: torch.Tensor) -> torch.Tensor:
 
 
 def recurrent_delta_rule(heads: Heads, state: torch.Tensor) -> torch.Tensor:
-    """One token of each of n requests.
+    """Computes one token of each of n requests.
 
     heads: with T = n
     state: [n, num_key_heads, repeats, value size, key size], fp32, updated in place
@@ -61,10 +61,10 @@ def recurrent_delta_rule(heads: Heads, state: torch.Tensor) -> torch.Tensor:
 
 
 def chunked_delta_rule(heads: Heads, state: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
-    """All new tokens of several requests, CHUNK_TOKENS at a time.
+    """Computes all new tokens of several requests, CHUNK_TOKENS at a time.
 
-    Within chunks everything is matrix products, computed for all chunks at once. Only the state
-    passes from a request's chunk to its next one, for all requests that still have chunks at once.
+    Within chunks there are only matrix products, computed for all chunks at once. Only the state
+    passes from chunk to chunk, at once for all requests that still have chunks.
 
     heads: with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order; rows of padding have
            rate, decay and key 0, and change nothing

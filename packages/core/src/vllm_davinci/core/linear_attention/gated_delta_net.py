@@ -30,7 +30,7 @@ from vllm_davinci.core.linear_attention.layer import StatefulLayer
 
 
 class GatedDeltaRule(StatefulLayer):
-    """The stages between the projections of vLLM's layers, which have these sizes.
+    """Mix-in: the stages between the projections of vLLM's layers.
 
     Its gates are the logarithm of each value head's decay, then its rate.
     """
@@ -51,7 +51,7 @@ class GatedDeltaRule(StatefulLayer):
         return kept, (self.num_v_heads // self.tp_size, self.head_v_dim, self.head_k_dim)
 
     def _gates(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """a, b: of steps and rates, [num_tokens, value heads] each"""
+        """Gates from projected steps and rates. a, b: [num_tokens, value heads] each"""
         decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias.float())
         return torch.cat([decay, b.float().sigmoid()], dim=-1)
 
@@ -103,10 +103,10 @@ class NPUQwenGatedDeltaNetAttention(GatedDeltaRule, QwenGatedDeltaNetAttention):
 
 
 class NPUOlmoHybridGatedDeltaNetAttention(GatedDeltaRule, OlmoHybridGatedDeltaNetAttention):
-    """vLLM's layer, with its projections and weights. With negative eigenvalues rates reach 2."""
+    """vLLM's layer, its projections and weights. Rates reach 2 if eigenvalues may be negative."""
 
     def __init__(self, config: Any, vllm_config: VllmConfig, prefix: str = "") -> None:
-        # vLLM's own constructor gives Triton memory, which is not there.
+        # vLLM's own constructor allocates memory for Triton kernels, which are not used here.
         GatedDeltaNetAttention.__init__(self, config, vllm_config, prefix)
         self.num_k_heads, self.head_k_dim = config.linear_num_key_heads, config.linear_key_head_dim
         self.num_v_heads = config.linear_num_value_heads

@@ -46,7 +46,7 @@ class StatefulLayer:
 
     @abstractmethod
     def _decoded(self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """One token of each of n requests. state: [n, *shape], fp32, updated in place.
+        """Computes one token of each of n requests. state: [n, *shape], fp32, updated in place.
 
         x: [n, channels], fp32, after the convolution. Returns [n, heads, size], fp32.
         """
@@ -55,7 +55,7 @@ class StatefulLayer:
     def _prefilled(
         self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor, plan: ChunkPlan
     ) -> torch.Tensor:
-        """All tokens of a plan, in their slots of the chunks; otherwise like `_decoded`."""
+        """Computes all tokens of a plan, in the plan's slots; otherwise like `_decoded`."""
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return LinearAttentionBackend
@@ -72,7 +72,7 @@ class StatefulLayer:
         """
         by_layer: Any = get_forward_context().attn_metadata
         metadata = by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
-        if metadata is None:  # a profile run: the most memory of a step, without states
+        if metadata is None:  # a profile run: uses the most memory of a step, without states
             return self._profile(mixed, gates)
         assert isinstance(metadata, LinearAttentionMetadata)
         parts, num_tokens = [], mixed.shape[0]
@@ -98,7 +98,7 @@ class StatefulLayer:
         assert self.pages is not None
         pages = self.pages.gather(blocks)
         kept, state = self._states(pages)
-        # A graph's padding writes the null block's own content back: zeros.
+        # A graph's padding writes zeros to the null block, which holds zeros.
         is_request = blocks.ne(0).unsqueeze(1)
         x, newly_kept = conv_of_decodes(mixed * is_request, kept, self._conv())
         own = state.float()  # the tensor itself if it is fp32
@@ -143,7 +143,7 @@ class StatefulLayer:
         own = state.float()
         outputs, newly_kept = self._compute_prefill(mixed, gates, kept, own, plan)
         self._keep(pages, kept, newly_kept, state, own)
-        # Steps without requests use the null block, which keeps its zeros.
+        # Steps without requests use the null block, which must stay zero.
         self.pages.scatter(blocks, pages.masked_fill_(blocks.eq(0).unsqueeze(1), 0))
         return outputs
 
@@ -181,7 +181,7 @@ class StatefulLayer:
         return outputs.index_select(0, plan.places), newly_kept
 
     def _profile(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Computes a prefill of one request with all tokens."""
+        """Profile run: computes a prefill of one request with all tokens."""
         plan = plan_chunks([mixed.shape[0]], [True], self.conv_kernel_size, mixed.device)
         kept, *state = self.get_state_shape()
         zeros = mixed.new_zeros(1, *kept), gates.new_zeros(1, *(state[0] if state else (0,)))

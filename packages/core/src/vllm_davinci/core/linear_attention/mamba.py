@@ -12,7 +12,7 @@ from vllm_davinci.core.linear_attention.layer import StatefulLayer
 class NPUMambaMixer(StatefulLayer, MambaMixer):
     """vLLM's layer; the stages between its projections are replaced.
 
-    Step sizes follow from tokens after the convolution, so the gates only mark them: factors of 1.
+    Step sizes are computed after the convolution, so gates are factors of 1, and 0 in padding.
     """
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:

@@ -71,7 +71,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
         num_drafts = vllm_config.num_speculative_tokens
         self._num_pages = 1 + num_drafts
         self.reorder_batch_threshold = self._num_pages  # decodes first
-        # Graphs read drafts' metadata in this builder's memory, which no other builder fills.
+        # Graphs read drafts' metadata in this builder's memory, so each builder must fill its own.
         self.supports_update_block_table = not num_drafts
         self._verifications: Verifications | None = None
         if num_drafts:
@@ -128,7 +128,8 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
             prefill = plan_chunks(lengths[others], is_fresh[others], self._conv_width, self.device)
             num_decode_tokens = sum(lengths[:num_decodes])
         else:
-            # Requests without tokens are a graph's padding; they have as many rows as others.
+            # Requests without tokens are a graph's padding; they have as many rows as other
+            # requests.
             num_decodes, num_decode_tokens = num_reqs, sum(new or pages for new in lengths)
         if self._verifications is not None and num_decodes:
             verification = self._verifications.plan(lengths[:num_decodes], drafts[:num_decodes])
@@ -161,7 +162,7 @@ class LinearAttentionBackend(LayersOwnBackendBase):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
-        # The second beside rows in packed pages; other layers decide which.
+        # The second is used beside row caches; other layers decide between them.
         return (KVCacheLayout.LBNHC, KVCacheLayout.BLNHC)
 
     @classmethod

@@ -32,7 +32,7 @@ class Scan(NamedTuple):
 
 
 def recurrent_scan(scan: Scan, state: torch.Tensor) -> torch.Tensor:
-    """One token of each of n requests.
+    """Computes one token of each of n requests.
 
     scan:  with T = n
     state: [n, groups, repeats, head size, state size], fp32, updated in place
@@ -44,7 +44,7 @@ def recurrent_scan(scan: Scan, state: torch.Tensor) -> torch.Tensor:
 
 
 def chunked_scan(scan: Scan, state: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
-    """All new tokens of several requests, CHUNK_TOKENS at a time, as `chunked_delta_rule` does.
+    """Computes all new tokens of several requests by chunks, like `chunked_delta_rule`.
 
     scan:  with T = plan.num_chunks * CHUNK_TOKENS, in the plan's order; rows of padding have
            value and decay 0, and change nothing

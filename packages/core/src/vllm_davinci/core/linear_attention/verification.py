@@ -38,7 +38,7 @@ class Verification:
 
 
 class Verifications:
-    """Plans the decodes of one cache group. What graphs read stays at its address.
+    """Plans the decodes of one cache group. Tensors that graphs read keep their addresses.
 
     num_pages: of a request, one more than its maximum number of drafts
     """
@@ -58,11 +58,11 @@ class Verifications:
         """Plans a step's decodes. Copies to the device without waiting.
 
         lengths:    tokens of each request; 0 in a graph's padding requests
-        num_drafts: how many of them are drafts; negative for known tokens, of a prompt or a
-                    preempted request, of which only the last one's states are needed
+        num_drafts: how many of them are drafts; negative if all tokens are known (a prompt, a
+                    preempted request), so that only the last token's states are needed
         """
         length, count = np.asarray(lengths), len(lengths)
-        # A request without drafts counts as one accepted token: its last states belong there.
+        # A request without drafts counts as one accepted token, so its last states go there.
         back = np.where(np.asarray(num_drafts) < 0, np.maximum(length - 1, 0), 0)
         columns = (np.arange(self._num_pages) - back[:, None]) % self._num_pages
         if not np.array_equal(columns, self._columns_on_host[:count]):

@@ -52,7 +52,7 @@ def complete_experts(
 ) -> None:
     """Fills in zeros for experts that the adapter omits: vLLM requires all experts or none.
 
-    Only for experts of this rank, which alone are read.
+    Only for experts of this rank: no others are read.
     """
     for name, layer in layers.items():
         if not isinstance(layer, FusedMoEWithLoRA):
@@ -114,7 +114,7 @@ def _misfit(weights: LoRALayerWeights, size_in: int, size_out: int, max_rank: in
             f"shapes {list(shapes[0])} and {list(shapes[1])}; the layer needs [rank, {size_in}] "
             f"and [{size_out}, rank]"
         )
-    # A step multiplies all slots and zeroes foreign columns: 0 * inf would reach other requests.
+    # A step multiplies with all slots, then zeroes other requests' columns: 0 * inf is not 0.
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return "values that are not finite"
     return None

@@ -70,11 +70,11 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
         return named[0] if named else None
 
     def _takes_adapters(self, name: str, layer: nn.Module) -> bool:
-        """True if vLLM would wrap the layer if it could."""
+        """True if adapters of this layer are wanted, by vLLM's rules for layers that it wraps."""
         if isinstance(layer, MergedColumnParallelLinear):
             parts = self.packed_modules_mapping.get(name.rpartition(".")[2], ())
             if len(parts) != len(layer.output_sizes):
-                return False  # the owner of an adapter's tensors is unknown
+                return False  # an adapter's tensors cannot be assigned to parts
         if self.lora_config.target_modules is None:
             return bool(is_supported_lora_module(name, layer, self.supported_lora_modules))
         return bool(self._match_target_modules(name))

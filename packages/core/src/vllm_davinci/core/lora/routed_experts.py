@@ -42,7 +42,7 @@ class NPUFusedMoEWithLoRA(FusedMoEWithLoRA):
     """
 
     gate_up_a: torch.Tensor  # [num_local, hidden_size, slices * W]
-    gate_up_b: torch.Tensor  # [num_local, slices * W, slices * intermediate_size], a block each
+    gate_up_b: torch.Tensor  # [num_local, slices * W, slices * intermediate_size], block diagonal
     down_a: torch.Tensor  # [num_local, intermediate_size, W]
     down_b: torch.Tensor  # [num_local, W, hidden_size]
 

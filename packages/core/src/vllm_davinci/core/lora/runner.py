@@ -1,4 +1,4 @@
-"""A runner loads adapters: it wraps the layers of its model that take them."""
+"""Loads the model's adapters in a runner: wraps the layers that support them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class AdapterRunner(LoRAModelRunnerMixin):
     def load_lora_model(
         self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device
     ) -> torch.nn.Module:
-        """Wraps the layers that take adapters. Returns the model."""
+        """Wraps the layers that support adapters. Returns the model."""
         if not supports_lora(model):
             raise UnsupportedFeatureError(
                 f"{type(model).__name__} does not support LoRA in vLLM. Start without "

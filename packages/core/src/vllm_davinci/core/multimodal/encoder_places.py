@@ -19,7 +19,7 @@ class EncoderPlaces:
         self._device = device
 
     def of_step(self, embeddings: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-        """Indices of an encoder's outputs, [tokens, hidden_size] each, in the step.
+        """Indices, in the step, of an encoder's outputs, [tokens, hidden_size] each.
 
         mask: [tokens], True for an encoder's token; returned as it is if the model needs it
         Returns int64 indices on the device. Raises ValueError if the numbers of tokens differ.
@@ -47,9 +47,8 @@ def places_of(embeddings: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.T
 def takes_places(model: torch.nn.Module) -> bool:
     """True if a model uses the mask of encoder tokens only for indexing.
 
-    vLLM's common definition of `embed_input_ids` does, unless image tokens are beyond the
-    vocabulary. A
-    model with another definition declares it: `indexes_multimodal_tokens`.
+    vLLM's common definition of `embed_input_ids` does so, unless image tokens are beyond the
+    vocabulary. A model with another definition declares it: `indexes_multimodal_tokens`.
     """
     if not isinstance(model, SupportsMultiModal) or model._has_oov_mm_tokens:
         return False

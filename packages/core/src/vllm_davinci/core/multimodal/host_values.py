@@ -3,9 +3,8 @@
 Encoders make tables on the host (positions, masks) and copy them to the device from unpinned
 memory, which waits for all of the device's work. Or they read back values that were just copied
 there, or derived ones such as an image's number of patches. A torch mode around the encoder's call
-avoids
-both waits: copies go through pinned memory, and integers from the host stay known there, with
-everything derived from them by the operations of FOLLOWED.
+avoids both waits: copies use pinned memory, and the host remembers integers that it has copied and
+computes all values derived from them by operations in FOLLOWED.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,8 +37,8 @@ IN_PLACE = frozenset(
 )
 
 
-# Models whose encoders read back or copy in this way. Others run without the mode, which costs the
-# host some microseconds per operation.
+# Models whose encoders read back or copy in this way. Others run without the mode, because it costs
+# the host some microseconds per operation.
 DEFINITIONS = frozenset(("PixtralHFVisionModel", "Qwen2AudioForConditionalGeneration"))
 
 
@@ -107,7 +106,7 @@ class HostValues(TorchFunctionMode):
         if source.device.type == "cpu" and self._is_here(device) and "memory_format" not in kwargs:
             host = source.to(dtype)
             if host is source and source.is_pinned() and not kwargs.get("non_blocking"):
-                host = source.clone()  # which is not written to during the copy
+                host = source.clone()  # nothing writes to it during the copy
             return self._copied(host)
         result = func(*args, **kwargs)
         if known is not None and result is not source:
@@ -139,7 +138,7 @@ class HostValues(TorchFunctionMode):
     def _follow(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Also computes on the host what follows from known tensors."""
+        """Also computes the result on the host if all tensors are known there."""
         results = result if isinstance(result, tuple | list) else (result,)
         if not all(_is_small(each, self._device) for each in results):
             return

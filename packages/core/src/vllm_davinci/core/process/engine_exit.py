@@ -15,8 +15,8 @@ from types import TracebackType
 
 import tqdm
 
-# Its C++ objects are in cycles. If the collector has not freed them by the end, the library prints
-# a list of them.
+# A library whose C++ objects are in reference cycles. It prints those that the collector has not
+# freed at the end.
 LISTS_WHAT_IS_LEFT = "triton._C.libtriton"
 # vLLM's names of the processes that it starts with multiprocessing.
 WORKER = "VllmWorker"
@@ -30,9 +30,9 @@ ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None]
 def leave_at_exit() -> None:
     """Spares this process the interpreter's final collections, if possible. Idempotent.
 
-    They take 3 s of a processor over everything that vLLM imports, in each of an engine's
-    processes, and threads that are in C++ meanwhile may abort the process. A forked process leaves
-    without them by itself; a program's own process needs them, except after Ctrl-C.
+    These take 3 s of processor time in each of an engine's processes, and threads that run C++ code
+    meanwhile may abort the process. A forked process skips them by itself. A program's own process
+    needs them, except after Ctrl-C.
     """
     if is_of_engine():
         util.Finalize(None, _leave_engine, exitpriority=AFTER_ALL_OTHERS)
@@ -44,7 +44,7 @@ def leave_at_exit() -> None:
 
 
 def _leave_engine() -> None:
-    """Leaves with the status of the SystemExit under way; other errors are printed by Python."""
+    """Leaves with the current SystemExit's status. Other errors are left to Python."""
     error = sys.exc_info()[1] or SystemExit(0)
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         leave(error.code or 0)
@@ -53,7 +53,7 @@ def _leave_engine() -> None:
 def _leave_interrupted(
     before: ExceptHook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Ends a program at a KeyboardInterrupt that it has not caught, by SIGINT as Python does."""
+    """Ends a program after an uncaught KeyboardInterrupt: by SIGINT, as Python does."""
     before(kind, error, trace)
     goes_on = sys.flags.interactive or sys.flags.inspect or hasattr(sys, "ps1")  # a prompt follows
     if issubclass(kind, KeyboardInterrupt) and not goes_on:
@@ -69,10 +69,10 @@ def leave(status: int) -> None:
 
 
 def leave_after_exit_handlers() -> None:
-    """Leaves a signalled server; an exit handler that, registered last, calls the others first.
+    """Exit handler of a signalled server: calls the other handlers, then leaves. Register it last.
 
-    In the final collections no timer would end the server. The status is 1 if Python has printed
-    an exception, else 0.
+    During the final collections no timer would end the server. The status is 1 if Python has
+    printed an exception, else 0.
     """
     atexit.unregister(leave_after_exit_handlers)
     leave(int(hasattr(sys, "last_type")))
@@ -95,8 +95,8 @@ def _unfreeze_heap() -> None:
 def leave_groups_at_exit() -> None:
     """Makes the user's own process, if it has an engine inside, leave its groups. Idempotent.
 
-    torch_npu destroys all groups at exit before vLLM's engine, which ends later, does: "Invalid
-    process group specified".
+    Otherwise torch_npu destroys all groups at exit, and vLLM's engine, which ends later, fails with
+    "Invalid process group specified".
     """
     if not is_of_engine():
         atexit.unregister(_leave_groups)
@@ -115,8 +115,7 @@ def finish_teardown() -> None:
 
     Ctrl-C reaches both a server and its engine. Both begin to end, and the server also sends the
     engine SIGTERM, for which vLLM's engine has restored the default action by then. Slow processes
-    are still
-    killed: SIGKILL cannot be ignored.
+    are still killed: SIGKILL cannot be ignored.
     """
     if is_of_engine() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -125,8 +124,8 @@ def finish_teardown() -> None:
 def leave_interrupts_to_engine() -> None:
     """Makes a worker's process ignore Ctrl-C, which a terminal also sends to its engine.
 
-    vLLM's workers end at once, in a step between two operators. Their engine reports that as an
-    error, with a traceback, and open requests cannot finish (--shutdown-timeout).
+    vLLM's workers would end at once, even in a step. Their engine reports that as an error, with a
+    traceback, and open requests cannot finish (--shutdown-timeout).
     """
     if multiprocessing.current_process().name.startswith(WORKER):
         signal.signal(signal.SIGINT, signal.SIG_IGN)

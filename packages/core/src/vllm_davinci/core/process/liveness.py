@@ -49,8 +49,8 @@ WORKER_ENDS_WITHIN_S = 6.0
 class SocketFiles:
     """Files of the sockets that a program and its processes have while its engine starts.
 
-    libzmq leaves the file of a socket that it closes: of the one for the engine's start, whose name
-    the program does not keep, and of those of a process that Ctrl-C ends before its program looks.
+    libzmq does not remove the file of a socket that it closes. vLLM removes neither the file of the
+    socket for the engine's start nor those of a process that Ctrl-C ends early.
     """
 
     def __init__(self, program: int) -> None:
@@ -165,17 +165,17 @@ def _end(lost: Fault) -> None:
 class StoppedRanks:
     """Finds a rank that was stopped before it could answer a call, and stays stopped.
 
-    A collective names a rank that does not come. If no rank waits in one, as between pipeline
-    stages, or if the stopped rank is the one that replies to vLLM, only vLLM's own timeout would
-    end the wait, without naming the rank.
+    If others wait in a collective, its timeout names the stopped rank. If none does, as between
+    pipeline stages, or if the stopped rank is the one that replies to vLLM, only vLLM's own timeout
+    would end the wait, without naming the rank.
 
-    All ranks of an engine get the same calls: a call that this rank got after the other one had
-    stopped waits for that rank too, as may a call of the second before the stop was noticed. A
+    All ranks of an engine get the same calls. So a call that this rank got after another one had
+    stopped waits for that rank, and so may a call of the last second before the stop was noticed. A
     stopped rank that blocks no call is left alone.
 
     now:     the stopped ranks
     calls:   number of calls that this rank has begun
-    is_busy: whether it is in a call
+    is_busy: True while it is in a call
     on_late: called in this thread with a fault that names the rank and the time waited for it
     """
 

@@ -171,7 +171,7 @@ class _Answer:
     def __init__(self, path: str, send: Send) -> None:
         self._send = send
         self._is_of_anthropic = "/v1/messages" in path
-        self._headers: dict[bytes, bytes] | None = None  # once it has begun
+        self._headers: dict[bytes, bytes] | None = None  # set once the response has begun
         self._is_whole = False
 
     async def send(self, message: Message) -> None:

@@ -132,7 +132,7 @@ def _command() -> list[str]:
 
 
 def _say_and_end(record: logging.LogRecord) -> bool:
-    """A filter: ends an engine here that did not start because of a configuration error."""
+    """Log filter: ends an engine here whose start failed because of a configuration error."""
     error = record.exc_info[1] if record.exc_info else None
     words = " ".join(str(error).split())
     if words.startswith(WORKER_FAILED):
@@ -161,7 +161,7 @@ def _end_workers(trace: TracebackType | None) -> None:
 
 
 def _shorten_of_worker(record: logging.LogRecord) -> bool:
-    """A filter: a worker that refuses its settings at start reports it in one line."""
+    """Log filter: a worker that refuses its settings at start reports it in one line."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, CoreError) or isinstance(error, RankFaultError):
         return True

@@ -60,11 +60,11 @@ def take_over_signals(drains_s: float) -> None:
     elif owner == SEVERAL_SERVERS:
         SignalledEnd(drains_s, _end_api_servers if drains_s == 0 else _begin_nothing)
     elif multiprocessing.current_process().name.startswith(API_SERVER):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's default until it serves
     elif multiprocessing.parent_process() is None:
         atexit.unregister(_end_engines)
         atexit.register(_end_engines)
-        # The second is the one of a `vllm` command that has imported vLLM (meta.vllm_command).
+        # SIG_DFL is the handler of a `vllm` command that has imported vLLM (meta.vllm_command).
         if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
             signal.signal(signal.SIGINT, interrupt)
 
@@ -72,9 +72,9 @@ def take_over_signals(drains_s: float) -> None:
 class SignalledEnd:
     """Wraps this process's handlers of SIGINT and SIGTERM.
 
-    The first signal begins the end, which has a limit. A second Ctrl-C ends everything at once.
+    The first signal begins a shutdown with a time limit. A second Ctrl-C ends everything at once.
 
-    begin: called in the handler; None while the server starts: everything ends at once
+    begin: begins the shutdown; None while the server starts: everything ends at once
     """
 
     def __init__(self, drains_s: float, begin: Callable[[], None] | None) -> None:
@@ -152,7 +152,7 @@ class Remains:
 
 
 def _end_api_servers() -> None:
-    """Lets this server's API servers answer; vLLM would kill them at once."""
+    """Waits for this server's API servers to answer open requests; vLLM would kill them at once."""
     servers = [
         each for each in multiprocessing.active_children() if each.name.startswith(API_SERVER)
     ]
@@ -189,12 +189,12 @@ def _after(seconds: float, work: Callable[[], None]) -> None:
 # --- a program: Ctrl-C while vLLM waits for its engine to start -----------------------------
 #
 # vLLM opens the socket of that wait in `zmq_socket_ctx`, which swallows KeyboardInterrupt; the
-# client goes on to wait, up to VLLM_ENGINE_READY_TIMEOUT_S (600 s), for an engine that the same
-# Ctrl-C has ended. Until an interrupt leaves that function by itself, the handler below repeats it.
+# client then waits, up to VLLM_ENGINE_READY_TIMEOUT_S (600 s), for an engine that the same Ctrl-C
+# has ended. Until `zmq_socket_ctx` lets interrupts through, the handler below repeats them.
 
 WAIT_THAT_SWALLOWS = "wait_for_engine_startup"
 CLIENT = "vllm/v1/engine/core_client.py"
-# Duration and interval of the repetition's search for the second wait.
+# Duration and interval of the search for the second wait.
 LIMIT_S = 10.0
 INTERVAL_S = 0.2
 
@@ -246,9 +246,8 @@ def tell_waiting_callers() -> None:
     ended. A call that is already waiting is woken only by the engine's last message, which a killed
     or aborted process has not sent.
 
-    An engine also ends with its program, and a thread that still runs here is then stopped for good
-    with
-    all references it holds: never more than the clients, so that the rest of the heap is freed.
+    When the program ends, Python stops this thread for good and does not free the objects that it
+    refers to. So it refers only to the clients.
     """
     from vllm.v1.engine.core_client import SyncMPClient  # imports this package's platform
     from vllm.v1.engine.exceptions import EngineDeadError
@@ -265,7 +264,7 @@ def tell_waiting_callers() -> None:
                     result.set_exception(EngineDeadError())
 
 
-# --- a server: with which status it leaves --------------------------------------------------
+# --- a server: its exit status --------------------------------------------------------------
 
 # Imported only by vLLM's servers.
 SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
@@ -286,12 +285,12 @@ def fail_when_engine_dies() -> None:
     logging.getLogger(OUTPUT_HANDLER).addFilter(death.is_news)
     for name in (SERVER_MODULE, ENGINE_CLIENT, HEADLESS):
         logger = logging.getLogger(name)
-        if not logger.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
+        if not logger.isEnabledFor(logging.INFO):  # EngineDeath needs them; others filter by level
             logger.setLevel(logging.INFO)
 
 
 class EngineDeath(logging.Handler):
-    """Records that vLLM reported the death of its engine, and that it was told to end.
+    """Records that vLLM reported the death of its engine, and that a signal told the server to end.
 
     vLLM has no callback for either event. The engine's client and the server only log them, and
     waiting callers get an exception.
@@ -335,7 +334,7 @@ class EngineDeath(logging.Handler):
             self._died_at = record.created
 
     def is_news(self, record: logging.LogRecord) -> bool:
-        """A filter: once the server was told to end, the engine's death is no error.
+        """Log filter: drops reports of the engine's death once the server was told to end.
 
         vLLM closes the engine's output before it ends the task that waits for it, which sometimes
         has time to log that with a traceback.
@@ -350,7 +349,7 @@ class EngineDeath(logging.Handler):
         return self._told_at is None or self._told_at > self._died_at + SIGNAL_DELAY_S
 
     def leave(self) -> None:
-        """Ends such a server with status 1; nothing else can still set the status."""
+        """Exit handler: ends such a server with status 1, which nothing can change later."""
         if self.is_failure and (self._is_headless or SERVER_MODULE in sys.modules):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -32,12 +32,12 @@ from vllm_davinci.core.process.liveness import StoppedRanks, leave_at_once
 
 logger = init_logger(__name__)
 
-# Time that ranks wait for each other to raise alike, since one may be ahead of another. Less than
-# the 5 s after which torch_npu's watchdog ends a process whose collective has failed.
+# Time that ranks wait for each other to raise the same error, since one may be ahead of another.
+# Less than the 5 s after which torch_npu's watchdog ends a process whose collective has failed.
 SETTLE_S = 3.0
 # Time for the failed rank to reply with its error before its process ends.
 REPLY_S = 2.0
-# The others end later: a device that notices the end of a rank lets them reply with the cause.
+# Time after which the other ranks end: first the device lets them reply with the cause.
 PEERS_REPLY_S = 4.0
 # Time that a rank in a step waits for vLLM to end an engine after one of its processes has ended.
 LOSS_S = 5.0
@@ -99,7 +99,7 @@ class StepGuard:
         return GuardedOutput(output, self) if isinstance(output, AsyncModelRunnerOutput) else output
 
     def receive(self, output: AsyncModelRunnerOutput) -> Any:
-        """Waits for tokens. Raises RankFaultError instead once a rank has failed."""
+        """Waits for tokens. Raises RankFaultError instead as soon as a rank has failed."""
         self._outputs += 1
         try:
             received = output.get_output()
@@ -117,7 +117,7 @@ class StepGuard:
         return received
 
     def close(self) -> None:
-        """The engine ends normally: ignores the other ranks from now on."""
+        """Ignores other ranks from now on, because the engine is ending normally."""
         if self._error is not None:  # vLLM has the reply and ends its processes
             self._end_stopped()
         self._channel.close()
@@ -185,7 +185,7 @@ class StepGuard:
 
     def _hear(self, fault: Fault, teller: int) -> None:
         """Records another rank's fault; called in the channel's thread."""
-        # That rank has continued and reports it, or has failed because of a rank missing here.
+        # Another rank ends because of this fault, or the rank failed because a process is missing.
         if teller != fault.rank or self._missing is not None:
             self._end(fault)
             return
@@ -275,7 +275,7 @@ class StepGuard:
 
     def _leave(self) -> None:
         if self._channel.is_closed:
-            return  # normally, by vLLM
+            return  # vLLM is ending the process normally
         self._end_stopped()
         leave_at_once(1, self._exit)
 

@@ -65,10 +65,10 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
     def __init__(self, format: Format | None = None) -> None:
         super().__init__()
         self.format = format
-        self.named: dict[str, Any] = {}  # config.json's section
-        self._renamed: Format | None = None  # under the names of the model's modules
+        self.named: dict[str, Any] = {}  # config.json's section about quantization
+        self._renamed: Format | None = None  # `format` under the names of the model's modules
         self._missing: dict[str, None] = {}  # layers without an entry, in order
-        self._has_own_head = True  # except the tied embedding, for which no file has an entry
+        self._has_own_head = True  # False for a tied head, for which no file has an entry
 
     # --- what vLLM asks ----------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """This method's name if config.json still names another one, from the source."""
+        """This method's name, if config.json still has the method of the export's source."""
         if user_quant == NAME:
             return NAME
         model = getattr(hf_config, "_name_or_path", None)

@@ -29,7 +29,7 @@ class ExpertTensorLoader(TensorLoader):
         expert_id: int,
         return_success: bool = False,
     ) -> bool | None:
-        # vLLM handles one value per expert under this name.
+        # vLLM treats tensors with this attribute as one value per expert.
         is_one = self._spec.extent is Extent.ONE
         known_name = weight_name.replace(self._spec.name, "input_scale") if is_one else weight_name
         is_local: bool = self._put(

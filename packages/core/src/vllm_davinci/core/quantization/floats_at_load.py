@@ -1,4 +1,4 @@
-"""Quantized weights that are converted to floats once, after loading."""
+"""Linear layers whose quantized weights are converted to floats once, after loading."""
 
 import torch
 

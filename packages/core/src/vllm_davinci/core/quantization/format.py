@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
         return path if path.is_dir() else None
 
     def tensor_names(self) -> list[str]:
-        """The tensors of the checkpoint, from its headers, or on the hub from its index."""
+        """Names of the checkpoint's tensors, from its headers, or for a hub name from its index."""
         if self.directory is not None:
             files = tensor_files(self.directory)
             return [name for path in files for name in read_header(path)]
@@ -81,7 +81,7 @@ class Format(ABC):
     """vLLM's names of the methods that serve it."""
 
     has_own_file: ClassVar[bool] = False
-    """True if a file of the checkpoint describes it, which takes precedence over config.json."""
+    """True if a file of the checkpoint contains it, which takes precedence over config.json."""
 
     @classmethod
     @abstractmethod
@@ -94,7 +94,7 @@ class Format(ABC):
 
     @abstractmethod
     def converted(self, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors for the model's loader, converted from those in the files.
+        """Converts the tensors of the files for the model's loader.
 
         dtype: of the model
         """
@@ -104,7 +104,7 @@ class Format(ABC):
         """Adds an issue for every tensor that is missing, unexpected or invalid."""
 
     def whole(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """The tensors under the names and shapes that float weights have."""
+        """The tensors under the names, and with the shapes, of float weights."""
         return dict(tensors)
 
     @property
@@ -184,7 +184,7 @@ class Format(ABC):
                 own.setdefault(match["number"], {})[match["part"]] = value
         completed = {}
         for experts, by_number in found.items():
-            # Absent numbers are found only below a plausible count.
+            # Missing numbers are searched only below a plausible count.
             numbers = {str(number) for number in range(len(by_number))} | by_number.keys()
             parts = dict.fromkeys(part for own in by_number.values() for part in own)
             completed[experts] = {

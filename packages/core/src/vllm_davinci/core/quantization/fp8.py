@@ -24,8 +24,8 @@ _RELEASED_SCALE = ".scale"  # of `X.weight` in DeepSeek-V4's files: `X.scale`
 PACKED = (torch.int8, torch.uint8)  # of MXFP4 weights: [out, in / 2]
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.bfloat16)
 INPUT_SCALE = "input_scale"  # input scale of an fp8 product, which is not computed here
-_NAN = 0x7F  # including the sign
-_SIGN_AND_NUMBER = 0x87F0 - 0x10000  # of a bf16 number's 16 bits
+_NAN = 0x7F  # NaN without its sign bit
+_SIGN_AND_NUMBER = 0x87F0 - 0x10000  # mask of sign and number in the 16 bits of bf16
 _ROWS_AT_ONCE = 128  # of a weight with a scale per row
 
 
@@ -95,7 +95,7 @@ def blocks_of(dtype: torch.dtype, blocks: Block | None) -> Block | None:
 
 
 def fits(shape: tuple[int, ...], scale: tuple[int, ...], blocks: Block | None) -> bool:
-    """True if scales of that shape belong to a weight of that shape; several experts included."""
+    """True if scales of shape `scale` belong to a weight of `shape`; also for several experts."""
     if len(shape) == 3:
         has_all = bool(scale) and scale[0] == shape[0]
         return has_all and block_of_scale(shape[1:], scale[1:], blocks) is not None
@@ -137,7 +137,7 @@ def require_scale(
 def dequantized(
     weight: torch.Tensor, scale: torch.Tensor, block: Block
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yields a few blocks' rows at a time as fp32 [rows, in], to save memory.
+    """Yields fp32 [rows, in] for a few blocks at a time, to save memory.
 
     weight: [out, in] fp8; scale: [out blocks, in blocks]
     """

@@ -35,7 +35,7 @@ from vllm_davinci.core.weight_files.issues import CheckReport
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 ACT_ORDER = "Quantize the model again without activation order (desc_act false, actorder none)"
 KINDS = {4: "W4A16", 8: "W8A16"}
-# Index of each of eight adjacent integers among the halves of AWQ's four bytes.
+# For each of eight adjacent integers, its index among the half bytes of AWQ's four bytes.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _FLOATS = ("scales", "weight_scale")
 

@@ -134,7 +134,7 @@ def _in_tiles(weight: torch.Tensor) -> torch.Tensor:
     torch_npu.npu.set_option({"ALLOW_INTERNAL_FORMAT": "enable"})
     try:
         tiles: torch.Tensor = torch_npu.npu_format_cast(weight, FRACTAL_NZ)
-        torch.accelerator.synchronize()  # the conversion's error is raised by the next wait
+        torch.accelerator.synchronize()  # the next wait raises an error of the conversion
     finally:
         torch_npu.npu.set_option({"ALLOW_INTERNAL_FORMAT": "disable"})
     return tiles

@@ -36,7 +36,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
             scale = scale.cpu().flatten().repeat_interleave(widths).to(weight.device)
         self._weight = weight.t()
         self._weight_scale = scale.flatten().to(torch.float32)
-        # Exact: a column of the weight sums to less than 2**31.
+        # Exact, because the sum of a column of the weight is below 2**31.
         self._weight_sums = weight.cpu().sum(1, dtype=torch.int32)
         if self.config.is_static_input_scheme:
             self._prepare_static(layer, input_scale_name, zero_point_name)

@@ -39,9 +39,8 @@ class Extent(Enum):
         one = self.shape(out_features, in_features, group_size)
         if self is Extent.PER_PART:
             return one, (out_features, 16)
-        if (
-            self is Extent.GROUPS and not group_size
-        ):  # exporters before format 1.0.0 write the second
+        # Exporters before format 1.0.0 write the second.
+        if self is Extent.GROUPS and not group_size:
             return one, (out_features,)
         return (one,)
 

@@ -36,7 +36,7 @@ class NPUBlockTables(BlockTables):
 
     @classmethod
     def taking_over(cls, tables: BlockTables) -> "NPUBlockTables":
-        """Converts the object to this class; keeps its step buffers and drops its tables."""
+        """Converts the object to this class; keeps buffers of steps and drops its tables."""
         is_divided = tables.dcp_sharded.tolist()
         tables.__class__ = cls
         assert isinstance(tables, cls)
@@ -56,7 +56,8 @@ class NPUBlockTables(BlockTables):
         return tables
 
     def keep_slots_per_token(self, number: int) -> None:
-        """Makes blocks that many times as far apart as their tokens say; see `shared_pages`."""
+        """Gives each token `number` slots, and each block as many times its tokens; see
+        `shared_pages`."""
         self.slots_per_block = [size * number for size in self.block_sizes]
 
     # Contents of `input_block_tables`: requests' slots, padded rows, and version of `rows`.
@@ -84,7 +85,7 @@ class NPUBlockTables(BlockTables):
         self._version += 1
 
     def apply_staged_writes(self) -> None:
-        """Does nothing: `gather` copies what a step needs."""
+        """Does nothing, because `gather` copies everything that a step needs."""
 
     def gather(self, slots: np.ndarray, num_padded: int) -> tuple[torch.Tensor, ...]:
         """Each group's blocks of a step's requests, then rows of the null block.
@@ -124,7 +125,7 @@ class NPUBlockTables(BlockTables):
         for group, of_group in enumerate(places.numpy()):
             self._write_slots(group, slots, positions, of_group)
         mappings = self.slot_mappings[:, :num_padded]
-        if self.num_kv_cache_groups > 1:  # separate rows would need one copy each
+        if self.num_kv_cache_groups > 1:  # rows of several groups need one copy, not one each
             places = places.to(self.device, non_blocking=True)
         return mappings.copy_(places, non_blocking=True)
 

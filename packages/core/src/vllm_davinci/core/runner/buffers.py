@@ -1,7 +1,7 @@
 """Request tables that are written on the host and read on the device.
 
 vLLM's tables are read from host memory by the device (UVA), which an NPU cannot do, or copied whole
-in every step. Ours copy only changes, from pinned memory that torch holds until the copy is done.
+in every step. Ours copy changes only, from pinned memory that torch holds until the copy is done.
 """
 
 from collections.abc import Iterator

@@ -35,7 +35,7 @@ CreateForward = Callable[..., Callable[[CUDAGraphMode], None]]
 
 @dataclass(frozen=True)
 class _Captured:
-    """One size's graph. replayed: recorded after each replay; before it nothing may change."""
+    """The graph of one size. replayed: event of its newest replay; no update may come before."""
 
     graph: Any
     groups: list[Group]
@@ -45,8 +45,7 @@ class _Captured:
 class _OnNPU(CudaGraphManager):
     """Mix-in for vLLM's graph managers: captures and replays on torch_npu.
 
-    Launches that depend on the step's lengths are updated before each replay, on a stream of its
-    own.
+    Launches that depend on a step's lengths are updated before each replay, on an update stream.
     """
 
     graphs: dict[BatchExecutionDescriptor, _Captured]
@@ -125,8 +124,8 @@ class _OnNPU(CudaGraphManager):
 class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
     """The graphs of a model's steps.
 
-    on_trial: what is captured, whose graph all steps are to replay: with adapters a size has
-              several, of which a dummy step would come to one
+    on_trial: while a graph is tried, its descriptor: all steps replay it. Otherwise dummy steps
+    would select only one of a size's graphs with adapters
     """
 
     on_trial: BatchExecutionDescriptor | None = None
@@ -146,7 +145,7 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
         return parts(self.state.as_run)
 
     def take_forward(self, runner: Any) -> None:
-        """Gets the content of each size's graph from vLLM. runner: vLLM's"""
+        """Stores the forwards that vLLM captures, for all sizes. runner: vLLM's"""
         ranks = runner.pcp_manager
         self.capture(
             runner.model,

@@ -1,4 +1,4 @@
-"""Drafts that the host makes: suffixes of texts, and classes of the user."""
+"""Drafts made on the host: from repeated suffixes, or by a class of the user."""
 
 from copy import copy
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class _Rows(NamedTuple):
 class HostDrafter(BaseSpeculator):
     """Gives a proposer the texts of a step's requests; waits for the step's tokens.
 
-    vLLM's V2 runner has no such method: this object replaces its drafter of n-grams.
+    vLLM's V2 runner has no drafters on the host: this object replaces its n-gram drafter.
 
     newest: drafts of each request of the newest step, without repeated tokens
     """
@@ -85,7 +85,7 @@ class HostDrafter(BaseSpeculator):
         dummy_run: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Drafts, [num_reqs, drafts] int64. Absent ones repeat the newest token, so that they are
+        """Drafts, [num_reqs, drafts] int64. Missing drafts repeat the newest token: they are
         rejected unless the model repeats it, too."""
         num_reqs = input_batch.num_reqs
         drafts = self._drafts[:num_reqs]
@@ -134,7 +134,7 @@ class HostDrafter(BaseSpeculator):
         return [row[most - row[most] : most] for row in copied.tolist()]
 
     def _append(self, slot: int, tokens: list[int]) -> None:
-        """Adds a step's tokens to a text, which begins with those that the request came with."""
+        """Appends a step's tokens to a text. A new text begins with the request's own tokens."""
         prompt = self._states.prompts[slot]
         if prompt is not self._prompts[slot]:
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)
@@ -146,7 +146,7 @@ class HostDrafter(BaseSpeculator):
 
 
 def drafting_on_host(speculator: BaseSpeculator) -> BaseSpeculator:
-    """Replaces vLLM's drafter of n-grams if another method was asked for; others stay."""
+    """Replaces vLLM's n-gram drafter if another method on the host was asked for."""
     if not isinstance(speculator, NgramGPUSpeculator):
         return speculator
     method = method_on_host(speculator.speculative_config)

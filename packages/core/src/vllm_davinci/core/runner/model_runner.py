@@ -105,7 +105,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @adopted
     def pp_handler(self, handler: PPHandler) -> PPHandler:
-        """vLLM's. Its communicator is created before the free memory is measured."""
+        """vLLM's handler. Its communicator is created before the free memory is measured."""
         make_communicator("of sampled tokens", handler.broadcast_group, self.device)
         return handler
 
@@ -265,8 +265,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
 
     def maybe_dummy_run_with_lora(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        """vLLM's, which takes adapters away after it. While graphs are tried, those stay that
-        the capture has put there for all of them."""
+        """vLLM's context, which removes its dummy adapters at its end. While graphs are tried, the
+        adapters stay that the capture has added for all graphs."""
         manager: NPUGraphManager | None = getattr(self, "cudagraph_manager", None)
         if manager is not None and manager.on_trial is not None:
             return nullcontext()
@@ -303,7 +303,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             self.plans.begin()
 
     def update_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """Updates requests: first the cache blocks, of which requests get copies."""
+        """vLLM's method, after the step's cache blocks have been zeroed and copied."""
         super().update_requests(self._kv_cache_memory.copied(scheduler_output))
 
     def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
@@ -440,14 +440,14 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def _held(self, output: Any) -> Any:
         """Holds an output until the next step, which waits on the device for its copy.
 
-        A rank whose output is not requested would free at once what the copy still reads.
+        Otherwise a rank whose output is not requested would free memory that the copy still reads.
         """
         if self._copied_output is not None:
             self._copied_output.copy_event.wait()
         is_copied = isinstance(output, AsyncOutput | AsyncPoolingOutput)
         self._copied_output = output if is_copied else None
         if isinstance(output, AsyncOutput) and self.computed_tokens is not None:
-            # The drafter has waited for the step's counts, so that its tokens are there by now.
+            # The drafter has waited for the step's counts, so the copy of its tokens is done.
             output.copy_event = CopiedEvent()
             output.copy_event.record(self.output_copy_stream)
         return output
@@ -461,8 +461,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     def shutdown(self) -> None:
         """vLLM's, without garbage collection: the engine core does it, or the process ends."""
-        # The worker has just unfrozen all imported objects, which take half a second to traverse; a
-        # forked worker would copy them, too.
+        # The worker has just unfrozen all imported objects: traversing them takes half a second,
+        # and a forked worker would copy them.
         gc.freeze()
         self.graphs.destroy()
         self.splitter.log()

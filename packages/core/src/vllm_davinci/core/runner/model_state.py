@@ -26,14 +26,14 @@ from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
 from vllm_davinci.core.runner.rope_positions import NPURopeState
 from vllm_davinci.core.runner.ubatches import StepPlans
 
-# In steps without drafts these need no per-request state on the device.
+# These need no per-request state on the device in steps without drafts.
 PLAIN = (DefaultModelState, EncoderDecoderModelState, EncoderOnlyModelState, MambaHybridModelState)
 
 
 class NPUModelState(ModelState):
     """vLLM's state of a model; stores the newest step's metadata for a graph's replay.
 
-    is_plain: whether no state of the model on the device depends on requests
+    is_plain: True if the model has no per-request state on the device
     plans:    execution plans of the target's steps
     newest_metadata: by layer, of the whole step, or of a drafter's pass
     as_run:   the metadata with which the target runs: per ubatch in a split step

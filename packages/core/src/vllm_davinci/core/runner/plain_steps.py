@@ -48,11 +48,11 @@ class _Copied(NamedTuple):
 
 
 class PlainSteps:
-    """Prepares a step in few copies; vLLM would compute on the device what the host knows too.
+    """Prepares a step in few copies, from values on the host; vLLM computes them on the device.
 
     Unchanged buffers are not copied again: in most decode steps only positions and lengths change.
 
-    buffers: of the runner: a step's inputs always have the same addresses
+    buffers: the runner's: a step's inputs always have the same addresses
     """
 
     def __init__(self, states: NPURequestState, buffers: InputBuffers) -> None:

@@ -11,8 +11,8 @@ from vllm.v1.worker.gpu.model_states.prompt_embeds import PromptEmbedsState
 class NPUPromptEmbeds(PromptEmbedsState):
     """vLLM's state without its address tables: the host knows which rows a step needs.
 
-    embeds: request -> its embeddings [tokens, hidden_size] on the device, and which of its tokens
-            have none (they came as token ids), [tokens] bool on the host; None if all have
+    embeds: request -> its embeddings [tokens, hidden_size] on the device, and a mask of tokens that
+    came as ids instead, [tokens] bool on the host; None if none did
     """
 
     embeds: dict[str, tuple[torch.Tensor, np.ndarray | None]]

@@ -13,9 +13,9 @@ from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 
 
 class AdaptersPromptLogprobs(PromptLogprobsWorker):
-    """vLLM's, once for each adapter of the requests that ask.
+    """vLLM's worker, run once for each adapter of the requests that want log-probabilities.
 
-    adapters: of the model; requests: which adapter each of them has
+    adapters: the model's; requests: has the adapter of each request
     """
 
     adapters: NPUWorkerLoRAManager
@@ -26,7 +26,7 @@ class AdaptersPromptLogprobs(PromptLogprobsWorker):
     def taking_over(
         cls, worker: PromptLogprobsWorker, adapters: NPUWorkerLoRAManager, requests: LoraState
     ) -> "AdaptersPromptLogprobs":
-        """The same object under this class."""
+        """Converts the object to this class."""
         worker.__class__ = cls
         assert isinstance(worker, cls)
         worker.adapters, worker.requests = adapters, requests
@@ -73,13 +73,13 @@ class AdaptersPromptLogprobs(PromptLogprobsWorker):
         return found
 
     def _adapters(self, wanted: np.ndarray, batch: InputBatch) -> list[int]:
-        """The adapters of the requests that want something; 0 for none."""
+        """The adapters of the wanted requests; 0 for none."""
         ids: list[int] = np.unique(self.requests.lora_ids[batch.idx_mapping_np[wanted]]).tolist()
         return ids
 
     @contextmanager
     def _scores_of(self, adapter: int, batch: InputBatch) -> Iterator[None]:
-        """Inside, only requests of this adapter of the step are scored."""
+        """Inside, only the step's requests with this adapter are scored."""
         ids = self.requests.lora_ids[batch.idx_mapping_np]
         others = {
             name: self.token_id_scores.pop(name)

@@ -57,7 +57,7 @@ class NPURopeState(RopeState):
         prefill_lens: torch.Tensor,
         num_computed_tokens: torch.Tensor,
     ) -> None:
-        """Writes the positions of `step`, whose host arrays hold what these tensors hold."""
+        """Writes the positions of `step`, whose host arrays have the values of the arguments."""
         step = self.step
         starts = step.query_start_loc_np[: step.num_reqs]
         lengths, slots = step.num_scheduled_tokens, step.idx_mapping_np
@@ -68,6 +68,6 @@ class NPURopeState(RopeState):
             row, computed = starts[request], step.num_computed_tokens_np[request]
             of_prompt = self.prompts[slots[request]][:, computed : computed + lengths[request]]
             positions[:, row : row + of_prompt.shape[1]] = of_prompt
-        # A host copy into rows with a stride would be one copy per row.
+        # Copying into strided rows of the host would take one copy per row.
         on_device = async_tensor_h2d(positions, self.device)
         self.positions[:, : step.num_tokens].copy_(on_device)

@@ -16,7 +16,8 @@ from vllm_davinci.core.triton_kernels.verification import keep_greedy
 
 
 class NPUSampler(Sampler):
-    """Samples the same tokens as vLLM's. Takes only the index of an unchanged greatest logit."""
+    """Samples the same tokens as vLLM's sampler. For plain greedy requests only takes the
+    argmax."""
 
     _counts: torch.Tensor  # [2, most requests] int32: ones, and zeros
 
@@ -139,8 +140,8 @@ class NPURejectionSampler(RejectionSampler):
         seq_lens_upper_bound_np: np.ndarray,
         verify_draft_sampled: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits after all options; tokens [num_reqs, drafts + 1] int64; each request's number of
-        them, [num_reqs] int32."""
+        """Returns logits after all options, tokens [num_reqs, drafts + 1] int64, and each request's
+        number of tokens, [num_reqs] int32."""
         slots = expanded_idx_mapping, idx_mapping, idx_mapping_np
         rows = expanded_local_pos, seq_lens_upper_bound_np
         temperatures = self.sampler.sampling_states.temperature.np

@@ -101,8 +101,9 @@ class NPUDrafter(DraftModelSpeculator):
         return metadata
 
     def _lengths(self, of_target: torch.Tensor, step: int) -> torch.Tensor:
-        """Tokens of each request before pass `step`: [num_reqs] int32. of_target: of its step"""
-        if step == 0:  # of a draft model, which reads the newest token with the target's rows
+        """Tokens of each request before pass `step`: [num_reqs] int32. of_target: of the target's
+        step"""
+        if step == 0:  # a draft model, which also reads the newest token
             return of_target + 1
         return of_target if self._slots is None else torch.from_numpy(self._computed())
 
@@ -163,8 +164,8 @@ class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """vLLM's method. It reads rows before a request's first if its prompt is shorter than they
-        are: this request's hidden states are written again, without them."""
+        """vLLM's method. If a request is too short, it reads rows before the request's first token,
+        so hidden states of such requests are written again without these rows."""
         of_step = target_hidden_states, input_batch, num_tokens, max_query_len
         super()._prepare_inputs(*of_step, num_sampled, num_rejected, *args, **kwargs)
         first = self._first_positions = input_batch.num_computed_tokens_np
@@ -189,7 +190,7 @@ class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
 
 
 class NPUDraftModel(NPUDrafter, StandaloneARSpeculator):
-    """A smaller model with its own cache. vLLM has no graphs of it; later passes get ours."""
+    """A smaller model with its own cache. vLLM has no graphs for it; its later passes get ours."""
 
     _manager: NPUDraftGraphManager
     _hidden_states: torch.Tensor  # [most requests, hidden_size], of the newest replay
@@ -286,7 +287,7 @@ def name_auxiliary_layers(drafter: ModelConfig) -> None:
 def on_npu(speculator: BaseSpeculator, computed: ComputedTokens) -> BaseSpeculator:
     """Converts a drafter model to a class with our base first, then vLLM's.
 
-    A drafter of n-grams stays, or gives its place to one on the host.
+    vLLM's n-gram drafter stays, or is replaced by a drafter on the host.
     """
     if isinstance(speculator, TargetDependentARSpeculator):
         speculator.__class__ = behind(NPUDependentDrafter, type(speculator))

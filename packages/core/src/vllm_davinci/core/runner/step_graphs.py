@@ -66,7 +66,7 @@ class DraftPassGraphs:
         if failed:
             self._use([count for count in sizes if count not in failed])
         for manager in self._managers:
-            manager.replays.clear()  # replays so far were no steps
+            manager.replays.clear()  # earlier replays were no steps
         return {count * self._query_len: f"of the drafter, {why}" for count, why in failed.items()}
 
     def _use(self, counts: list[int]) -> None:
@@ -102,7 +102,7 @@ class DraftPassGraphs:
 class StepGraphs:
     """The graphs of one runner's steps: sizes, resources and numbers of replays.
 
-    runner: ours, which creates a new graph manager for each KV cache
+    runner: NPUModelRunner, which creates a new graph manager for each KV cache
     limits: of the device
     """
 
@@ -115,7 +115,7 @@ class StepGraphs:
         self._memory: GraphMemory | None = None  # measured by `profile_memory`
         self._workspace_bytes = 0
         self.plan: CapturePlan | None = None  # of the captured graphs
-        self.captured_bytes = 0  # bytes of device memory that they take
+        self.captured_bytes = 0  # device memory of the captured graphs
 
     @property
     def _manager(self) -> NPUGraphManager | None:
@@ -123,9 +123,8 @@ class StepGraphs:
         return manager
 
     def measure_workspaces(self) -> None:
-        """Records the most workspace bytes that torch_npu has allocated per stream since.
-
-        vLLM does not count them: it measures after they have been released.
+        """Records the most workspace bytes per stream that torch_npu has allocated since the last
+        call.
         """
         self._workspace_bytes = max(self._workspace_bytes, release_workspaces())
 
@@ -220,7 +219,7 @@ class StepGraphs:
             self._give_up(failed)
             self.use_sizes(captured)
         self.captured_bytes = before - _free_bytes()
-        manager.replays.clear()  # replays so far were no steps
+        manager.replays.clear()  # earlier replays were no steps
         lock_workspace()
         logger.info_once(
             "Graph mode: %d graphs captured in %.1f s, %s of device memory.",
@@ -329,11 +328,7 @@ class StepGraphs:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector: a finalizer could call the device in a capture.
-
-    vLLM's `freeze_gc_for_cudagraph_capture` also unfreezes the heap at its end, so that each later
-    full collection of the start traverses a million objects of imported modules.
-    """
+    """Disables garbage collection: a finalizer could call the device during a capture."""
     was_enabled = gc.isenabled()
     gc.collect()
     if not envs.VLLM_ENABLE_CUDAGRAPH_GC:

@@ -61,12 +61,12 @@ class StepPlans:
         self._facts = facts
 
     def begin(self) -> None:
-        """Call it before each step, which is whole and without requests unless set otherwise."""
+        """Call it before and after each step: sets a whole step without requests."""
         self._planned, self._facts = WHOLE, None
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Leaves metadata built inside whole: it is a drafter's."""
+        """Inside, metadata stays whole, because it is a drafter's."""
         self._is_of_drafter = True
         try:
             yield

@@ -111,12 +111,12 @@ class PrefillFirstScheduler(Scheduler):
             computed, needed_blocks = self._computed_and_needed(request)
             new_tokens = request.num_tokens - computed
             if request.num_preemptions and new_tokens > self.max_num_scheduled_tokens:
-                new_tokens = self.max_num_scheduled_tokens  # the first of several chunks
+                new_tokens = self.max_num_scheduled_tokens  # of the first of several chunks
             if new_tokens > tokens:
                 continue
             if needed_blocks > blocks:
                 break
-            is_first = not self.running and not chosen  # vLLM allows it the whole cache
+            is_first = not self.running and not chosen  # vLLM gives it the whole cache
             if not is_first and needed_blocks + self.kv_cache_manager.watermark_blocks > blocks:
                 continue
             chosen.append(request)
@@ -168,7 +168,7 @@ class PrefillFirstScheduler(Scheduler):
         return True
 
     def _computed_and_needed(self, request: Request) -> tuple[int, int]:
-        """Tokens already in the cache, and blocks that the others need."""
+        """Number of the request's cached tokens, and of the blocks that its other tokens need."""
         computed_blocks = self.kv_cache_manager.empty_kv_cache_blocks
         computed = request.num_computed_tokens
         if computed == 0:

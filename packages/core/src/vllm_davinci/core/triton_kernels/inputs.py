@@ -282,7 +282,7 @@ def dcp_local_seq_lens(
     seq_lens: [num_reqs or more] int32
     """
     stripes = dcp_size * cp_interleave
-    later = seq_lens[:num_reqs] - dcp_rank * cp_interleave  # tokens from its first stripe on
+    later = seq_lens[:num_reqs] - dcp_rank * cp_interleave  # tokens from its own first stripe on
     rounds = torch.div(later, stripes, rounding_mode="floor")
     rest = torch.sub(later, rounds, alpha=stripes).clamp(max=cp_interleave)
     out[:num_reqs].copy_(rest.add_(rounds, alpha=cp_interleave))

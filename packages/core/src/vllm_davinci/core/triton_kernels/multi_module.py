@@ -3,12 +3,12 @@
 Stand-ins for kernels of vLLM's V2 runner (spec_decode/multi_module_mtp/speculator.py),
 with the same parameters without `_ptr`. Nothing here reads from the device.
 
-A step's first module has the accepted rows of the target's step, each with the next row's token.
-After rejected drafts, rows of the previous step precede them, one fewer than the rejected drafts:
-later modules have cached them from wrong drafts. Each further module has the same rows, shifted by
-one token. Shapes: B requests, T rows of the target's step, K drafts, W = K - 1 cached rows, R slots
-of requests. Slot -1 is a request that stores nothing: its values go to the last row of a table,
-which belongs to no request.
+A step's first module has the accepted rows of the target's step, each with the next row's token. If
+drafts were rejected, rows of the previous step come before them, one fewer than the rejected
+drafts, because later modules have computed these from wrong drafts. Each later module has the same
+rows, shifted by one token. Shapes: B requests, T rows of the target's step, K drafts, W = K - 1
+cached rows, R slots of requests. Slot -1 is a request that stores nothing: its values go to the
+last row of a table, which belongs to no request.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ class _Rows:
         self.starts, ends = query_start_loc[:num_reqs], query_start_loc[1 : num_reqs + 1]
         rejected = num_rejected[:num_reqs]
         self.again = (rejected - 1).clamp_(min=0)
-        if positions is not None:  # a short prompt has fewer rows before the step's
+        if positions is not None:  # a short prompt has fewer rows of the previous step
             first = positions.index_select(0, self.starts.to(torch.int64)).to(torch.int32)
             self.again = torch.where(first < self.again, first, self.again)
         self.last = ends - 1 - rejected + self.again
@@ -49,7 +49,7 @@ class _Rows:
         self._again = self.again.index_select(0, self.request)
         self.is_again = self.number < self._again
         self.beyond = self.row - self.last.index_select(0, self.request)
-        self.source = (self.row - self._again).clamp_(min=0)  # the target's row
+        self.source = (self.row - self._again).clamp_(min=0)  # index of the target's row
 
     def cached(self, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """The cached value of each row, [T, ...]; only defined for rows of the previous step.
@@ -184,7 +184,7 @@ def pad_trailing_draft_slots(
     PAD_ID: int,
     **_: Any,
 ) -> None:
-    """Takes the cache slots of rows after each request's last accepted one.
+    """Removes the cache slots of rows after each request's last accepted row.
 
     slot_mappings: [groups, T] int64, in place; last_token_indices: [B] int64
     """
@@ -252,9 +252,9 @@ def shift_input_ids(
     draft_tokens: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Writes a further module's tokens: shifted by one row, and the draft in the last.
+    """Writes a later module's tokens: shifted by one row, with the draft in the last row.
 
-    Rows after the last shift, too, where nothing reads them.
+    Rows after the last one shift too, but nothing reads them.
     input_ids: [T or more] int32, in place; draft_tokens: [B] int64
     """
     input_ids[:-1].copy_(input_ids[1:].clone())

@@ -166,7 +166,7 @@ def bad_words(
     counts = num_bad_words.index_select(0, slots).unsqueeze(1)
     matches = (number < counts) & (prefix <= output_len + place)
 
-    # Each token of all words against the output, counted from the end of its word's beginning.
+    # A bad word without its last token must match the end of the output.
     begun = torch.zeros((num_rows, width + 1), dtype=torch.int32, device=slots.device)
     places = ends.clamp(0, width).to(torch.int64)
     begun.scatter_add_(1, places, (number < counts).to(torch.int32))

@@ -16,9 +16,8 @@ import torch
 # Constants of the hash: 32-bit words in int64, whose products below do not overflow.
 WORD = 0xFFFFFFFF
 SECOND_DOMAIN = 0x9E3779B9  # domain of the other 32 bits of a 53-bit draw
-DRAFT_POSITIONS = (
-    1 << 30
-)  # added to positions of drafts, so that their noise differs from their target's
+# Added to positions of drafts, so that their noise differs from their target's.
+DRAFT_POSITIONS = 1 << 30
 SMALLEST = 5.960464477539063e-08  # 2 ** -24
 
 
@@ -47,9 +46,8 @@ def min_p(
     """Excludes tokens less likely than `min_p` [R] fp32 times the most likely one."""
     of_row = min_p.index_select(0, expanded_idx_mapping).unsqueeze(1)
     threshold = logits.amax(dim=1, keepdim=True).to(torch.float32) + of_row.log_()
-    logits.masked_fill_(
-        logits < threshold, -torch.inf
-    )  # threshold for min_p 0: nothing is below -inf
+    # The threshold for min_p 0 is -inf, which excludes nothing.
+    logits.masked_fill_(logits < threshold, -torch.inf)
 
 
 def gumbel_sample(

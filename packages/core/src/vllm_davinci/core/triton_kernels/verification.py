@@ -338,7 +338,7 @@ def insert_resampled(
 def keep_greedy(
     logits: torch.Tensor, draft_sampled: torch.Tensor, cu_num_logits: torch.Tensor, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reject`, `resample` and `insert_resampled` in one, if all requests are greedy.
+    """Does the work of `reject`, `resample` and `insert_resampled` if all requests are greedy.
 
     logits: [L, V]; most: K
     Returns tokens [B, K + 1] int64, and each request's number of them: [B] int32.

@@ -12,8 +12,8 @@ DRAFTS = 1000
 class AcceptanceWatch:
     """Warns once if none of the first drafts of an engine has been accepted.
 
-    The text is right then, but each step costs more; vLLM reports the rate only among other
-    statistics.
+    The text is then right, but each step takes longer. vLLM reports the acceptance rate only among
+    other statistics.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ def part_contexts(
     for index, part in enumerate(split.ubatches):
         num_tokens = part.tokens.stop - part.tokens.start
         counts = None if num_tokens_across_dp is None else num_tokens_across_dp[index]
-        if counts is None and whole.dp_metadata is not None:  # sequence-parallel experts, one rank
+        if counts is None and whole.dp_metadata is not None:  # one DP rank, sequence parallel
             counts = torch.tensor([num_tokens], dtype=torch.int32)
         context = replace(
             whole,

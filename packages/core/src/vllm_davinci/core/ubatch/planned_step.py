@@ -79,11 +79,11 @@ WHOLE = PlannedStep()
 def _cut_once(
     by_layer: dict[str, T], parts: Sequence[P], cut: Callable[[T, P], T]
 ) -> list[dict[str, T]]:
-    """Each layer's part, per ubatch; layers that share a whole share its parts."""
+    """Each layer's part, per ubatch; layers that share a value share its parts."""
     layers_of: dict[int, list[str]] = {}
     for name, whole in by_layer.items():
         layers_of.setdefault(id(whole), []).append(name)
-    cuts: list[dict[str, Any]] = [dict.fromkeys(by_layer) for _ in parts]  # in order
+    cuts: list[dict[str, Any]] = [dict.fromkeys(by_layer) for _ in parts]  # by ubatch
     for names in layers_of.values():
         whole = by_layer[names[0]]
         for each, part in zip(cuts, parts, strict=True):

@@ -206,7 +206,7 @@ class StepSplitter:
             return None
         query_len = self.decode_query_len
         if num_tokens not in self._graph_decisions:
-            # Independent of how many of its decodes are padding.
+            # The number of padding requests among the decodes does not matter.
             step = self._decisions.facts(
                 [query_len] * (num_tokens // query_len), decode_query_len=query_len
             )

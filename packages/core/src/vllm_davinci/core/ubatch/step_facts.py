@@ -26,7 +26,7 @@ class BatchFacts:
     """Facts about the batch of a step that serves requests.
 
     can_be_cut: no input belongs to the step as a whole
-    prefixes:   the requests' cached tokens; None: nothing
+    prefixes:   the requests' cached tokens; None without any
     """
 
     can_be_cut: bool

@@ -25,7 +25,7 @@ class LayerKind:
     name:   `*` in place of each number
     loads:  a quantization type, or FLOAT
     dtype:  of the stored weight
-    shape:  of the first one's stored weight
+    shape:  of the first layer's stored weight
     """
 
     name: str

@@ -14,7 +14,7 @@ VOCABULARY = ("lm_head", "embed_tokens")
 EXPERT = re.compile(
     r"^(?P<experts>(?:.*\.)?(?:layers|mtp)\.\d+\..*experts)\.(?P<number>\d{1,9})\.(?P<part>.+)$"
 )
-# A norm into which outliers were moved, of which exporters before format 1.0.0 wrote a second copy.
+# A norm into which outliers were moved: exporters before format 1.0.0 wrote a second copy of it.
 WRAPPED_NORM = re.compile(r"^(?P<norm>.*norm)\.module\.(?P<part>weight|bias)$")
 
 

@@ -16,7 +16,7 @@ JOIN_LIMIT = timedelta(minutes=5)
 class TransferGroup:
     """Ranks of several programs: the trainer is rank 0, the engine's workers follow.
 
-    Joins the group; every rank calls it at the same time, each with its own device set.
+    The constructor joins the group; every rank calls it at the same time, with its own device set.
     address, port: where the trainer's process listens until it ends
     Raises RuntimeError if the others do not join within JOIN_LIMIT.
     """

@@ -147,7 +147,7 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
             world_size=size,
             buffer_bytes=init_info.buffer_bytes,
         )
-        with ThreadPoolExecutor(1) as executor:  # workers answer after the trainer has joined them
+        with ThreadPoolExecutor(1) as executor:  # workers answer only after the trainer has joined
             joined = executor.submit(client.init_weight_transfer_engine, asdict(workers))
             engine.model_update_group = TransferGroup(address, port, SENDER, size)
             joined.result()

@@ -64,7 +64,7 @@ class NPUIPCWeightTransferEngine(IPCWeightTransferEngine):
         arguments = list(handles[device])
         arguments[_DEVICE_ARGUMENT] = self.device.index
         # Layers hold the tensors until they are complete. The trainer's torch counts the users of
-        # its buffer and gives the next one other memory until all are done.
+        # its buffer, and places the next buffer in other memory until all have finished.
         buffer = rebuild_npu_tensor(*arguments)
         with disable_mtp_completeness_check():
             self.model.load_weights(views(buffer, announced(update_info)))

@@ -155,7 +155,7 @@ class NPUCompressedTensorsConfig(CompressedTensorsConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns another configuration for packed weights and fp8, which become other layers."""
+        """Returns another configuration for packed weights and fp8, whose layers differ."""
         if PackedCompressedTensors.of(config) is not None:
             return PackedCompressedConfig.from_config(config)
         fp8 = Fp8Weights.of(config)
@@ -229,7 +229,7 @@ class FloatsAtLoadMethod(CompressedTensorsLinearMethod):
     """int8 weights converted to weight * weight_scale, for absorbed matrices."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        # As prepared by the kernel, with a scale per channel.
+        # Already prepared by the kernel, with a scale per channel.
         super().process_weights_after_loading(layer)
         scheme = layer.scheme
         assert isinstance(scheme, CompressedTensorsW8A8Int8)

@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 NAME = "fp8"
-# MLA splits the first's floats, DeepSeek-V4 multiplies the second's in groups.
+# MLA splits kv_b_proj as floats, DeepSeek-V4 multiplies wo_a in groups.
 _FLOAT_PRODUCTS = re.compile(r"\.(kv_b_proj|wo_a)\.")
 COMPRESSED = "compressed-tensors"
-OF_DEEPSEEK_V4 = "deepseek_v4_fp8"  # vLLM puts it into the configurations of this model
+OF_DEEPSEEK_V4 = "deepseek_v4_fp8"  # the method that vLLM puts into configurations of this model
 
 
 @FORMATS.register
@@ -106,7 +106,7 @@ class Fp8Weights(Format):
 
     @classmethod
     def find(cls, checkpoint: Checkpoint, quantization: str | None) -> Fp8Weights | None:
-        """The format; includes the layers that become integers if `ascend` serves it."""
+        """The format; with the layers that become integers if `ascend` serves it."""
         found = cls.of(checkpoint.quantization)
         if found is None or quantization != ASCEND:
             return found
@@ -124,7 +124,7 @@ class Fp8Weights(Format):
         Raises CheckpointError if a weight or its scales are missing.
         """
         waiting: dict[str, tuple[str, torch.Tensor]] = {}
-        # The reader holds one weight while the next is made, which reuses another one's memory.
+        # The reader holds one weight while the next is made, so two weights' memory alternates.
         spares: deque[torch.Tensor] = deque(maxlen=2)
         for name, tensor in weights:
             if name.endswith(INPUT_SCALE):

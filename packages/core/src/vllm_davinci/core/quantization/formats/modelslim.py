@@ -152,7 +152,7 @@ class QuantDescription(Format):
                 yield f"{match['norm']}.{match['part']}", tensor
                 continue
             if prefix in wrapped_norms and part in ("weight", "bias"):
-                continue  # the same values again
+                continue  # a copy of the wrapped norm's values
             kind = self.types.get(f"{prefix}.weight", FLOAT)
             if kind not in SCHEMES:  # a layer that the model does not have, or that it refused
                 yield name, tensor

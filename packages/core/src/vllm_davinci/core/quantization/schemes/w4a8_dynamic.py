@@ -152,9 +152,8 @@ def sums_of_rows(packed: torch.Tensor) -> torch.Tensor:
     Returns [num_local, out] int32.
     """
     sums = torch.empty((*packed.shape[:2], 2), dtype=torch.int32, device=packed.device)
-    for weight, of_expert in zip(
-        packed, sums, strict=True
-    ):  # one at a time, because copies are as large as the weights
+    # One expert at a time, because copies are as large as the weights.
+    for weight, of_expert in zip(packed, sums, strict=True):
         # A byte is 16 times its upper half plus its unsigned lower half.
         unsigned, signs, whole = (
             bits.sum(-1, dtype=torch.int32) for bits in (weight & 15, weight & 8, weight)
@@ -192,8 +191,8 @@ class W4A8Dynamic(W8A8Dynamic):
     is_written = False
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
-        # The files' 8 times the sums, for ranks with one expert's parts, is not used: a rank sums
-        # its own part.
+        # The files' 8 times the sums is not used: it is of whole experts, and a rank sums its own
+        # part.
         return *self.parameters, TensorSpec("scale_bias", Extent.PER_PART, (torch.float32,))
 
     def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:

@@ -64,7 +64,7 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
         super().process_weights_after_loading(layer)
         self._weight = arrange_weight(layer.get_parameter("weight"), self.settings.use_nz)
         self._weight_scale = plain_tensor(layer, "weight_scale").flatten().to(torch.float32)
-        has_bias = getattr(layer, "bias", None) is not None  # which is of floats
+        has_bias = getattr(layer, "bias", None) is not None  # a bias in floats
         self.quant_matmul = (
             None if has_bias else QuantMatmul(self._weight, self._weight_scale, None, None)
         )
