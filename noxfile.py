@@ -161,7 +161,7 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests of what users do daily, in about 20 minutes. `-- ARGUMENTS`: pytest's.
+    """Run the tests of what users do daily, in 11 to 20 minutes. `-- ARGUMENTS`: pytest's.
 
     `-- --all` runs every case, `-- --group GROUP` a group of those that run at night (`today`: one
     by date), `-- -m thorough` the grids. `-- --record-times` writes tests/times.json, by which
