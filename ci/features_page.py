@@ -58,7 +58,6 @@ def _models(architectures: Mapping[str, Any]) -> str:
             f"drafts (MTP) for {row.drafts_for}" if row.drafts_for else "",
             f"no drafts (MTP): {row.no_drafts}" if row.no_drafts else "",
             f"bidirectional attention: {row.bidirectional.value}" if row.bidirectional else "",
-            f"refused: it needs {row.needs}" if row.needs else "",
             "" if row.is_importable else "refused: vLLM's definition needs CUDA",
         ]
         text += f"| `{name}` | {'; '.join(filter(None, known))} |\n"

@@ -52,6 +52,18 @@ def plain_faults(source: str) -> Iterator[tuple[int, str]]:
                 yield line, found[0]
 
 
+def test_no_text_has_a_conflict_marker() -> None:
+    marked = re.compile(r"^(<{7} |>{7} )", re.MULTILINE)
+    texts = [
+        path
+        for folder in (*FOLDERS, "docs")
+        for kind in ("md", "py", "toml", "cpp", "h")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+    ]
+    found = [path for path in texts if marked.search(path.read_text(encoding="utf-8"))]
+    assert len(texts) > 1000 and not found
+
+
 def test_docstrings_begin_with_a_subject_or_verb_and_use_the_fields_words() -> None:
     found = [
         f"{path.relative_to(ROOT).as_posix()}:{line}: {words!r}"

@@ -40,9 +40,8 @@ def test_steps_without_tokens_of_spans_have_none(ranges, device):
     assert of_step(ranges, [6], [12]) is None
 
 
-def test_prompts_with_an_image_are_one_span_and_others_none():
-    images = {0: [(0, 3), (6, 9)], 1: [], 2: [(4, 7)]}
-    assert whole_prompts(images, [20, 30, 8, 99]) == {0: [(0, 19)], 2: [(0, 7)]}
+def test_whole_prompts_are_one_span_each():
+    assert whole_prompts([0, 2], [20, 30, 8, 99]) == {0: [(0, 19)], 2: [(0, 7)]}
 
 
 def test_a_span_that_is_cut_is_refused_with_the_option(device: torch.device):

@@ -15,7 +15,6 @@ from vllm_davinci_testing.engines.model_zoo import write_tokenizer
 @pytest.mark.parametrize(
     ("family", "architecture", "told"),
     [
-        ("hrm_text", "HrmTextForCausalLM", "bidirectional attention in text prompts"),
         # vLLM inspects each architecture's definition once, in a separate process.
         pytest.param(
             *("hy_v4", "HYV4ForCausalLM", r"a definition for NPUs \(vLLM's needs kernels of CUDA"),

@@ -1,5 +1,6 @@
 """Steps that cannot be cut because part of them belongs to the whole step."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ CACHE = {"block_size": 128, "num_kv_heads": 1, "head_size": 64, "dtype": torch.f
     [
         pytest.param([FullAttentionSpec], True, id="causal"),
         pytest.param([FullAttentionSpec, EncoderOnlyAttentionSpec], False, id="bidirectional"),
+        pytest.param([partial(FullAttentionSpec, non_causal=True)], False, id="prompts"),
         pytest.param([], False, id="no_attention"),
     ],
 )

@@ -492,10 +492,10 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the definitions of the models that we serve declare it",
     ),
     Override(
-        what="a whole prompt with an image attends bidirectionally, if the model is defined so",
+        what="a whole prompt attends bidirectionally, if the model is defined so",
         where=("core.attention.metadata:NPUAttentionMetadataBuilder.build",),
         why="vLLM tells attention only about images, and PaliGemma's text before the answer also "
-        "attends bidirectionally",
+        "attends bidirectionally; in HRM-Text, vLLM lets answers attend so after a preemption",
         upstream={STATE: ("mm_req_doc_ranges", "self.model_config.is_mm_prefix_lm")},
         goes_when="vLLM's ranges include the prompt",
     ),

@@ -76,6 +76,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     # separately.
     "mamba2": {"hidden_size": 256, "expand": 2, "num_heads": 8, "head_dim": 64, "n_groups": 1},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "hrm_text": {"H_cycles": 2, "L_cycles": 2},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {

@@ -30,9 +30,16 @@ class TransformersReference:
         self.network.generation_config.eos_token_id = None  # the tests generate past it
 
     @torch.inference_mode()
-    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+    def logits(self, token_ids: Sequence[int], **inputs: torch.Tensor) -> torch.Tensor:
         """[len(token_ids), vocabulary]: row i predicts token i + 1."""
-        return self.network(torch.tensor([list(token_ids)])).logits[0].float()
+        return self.network(torch.tensor([list(token_ids)]), **inputs).logits[0].float()
+
+    def continuation_logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """[len(tokens), vocabulary]: row i predicts tokens[i]."""
+        kinds = {}
+        if getattr(self.network.config, "prefix_lm", False):  # bidirectional in the prompt
+            kinds["token_type_ids"] = torch.tensor([[1] * len(prompt) + [0] * len(tokens)])
+        return self.logits([*prompt, *tokens], **kinds)[len(prompt) - 1 : -1]
 
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
         """[len(token_ids), vocabulary]: row i is of token i + 1."""
@@ -62,7 +69,7 @@ class TransformersReference:
         """
 
         def logits() -> torch.Tensor:
-            rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+            rows = self.continuation_logits(prompt, tokens)
             if adjust is None:
                 return rows
             return torch.stack(
@@ -78,7 +85,7 @@ class TransformersReference:
         """Numbers of tokens that are not the greedy choice: close ones, others."""
         close = wrong = 0
         for prompt, tokens in zip(prompts, outputs, strict=True):
-            rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+            rows = self.continuation_logits(prompt, tokens)
             for row, token in zip(rows, tokens, strict=True):
                 gap = float((row.max() - row[token]) / row.std())
                 close += 0 < gap <= CLOSE

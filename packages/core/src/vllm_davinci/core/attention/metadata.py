@@ -116,8 +116,8 @@ def padded_lengths(
 class NPUAttentionMetadataBuilder(MetadataBuilderBase[NPUAttentionMetadata]):
     """Turns vLLM's batch description into host length lists. Never reads from the device.
 
-    prompt_lens: lengths of the batch's prompts, for models in which a prompt with an image attends
-                 to itself bidirectionally as a whole; None if only the images do
+    prompt_lens: lengths of the batch's prompts, for models in which a whole prompt (with an image,
+                 or each one) attends to itself bidirectionally; None for other models
     """
 
     prompt_lens: Callable[[], Sequence[int]] | None = None
@@ -163,8 +163,14 @@ class NPUAttentionMetadataBuilder(MetadataBuilderBase[NPUAttentionMetadata]):
             seq_lens = self._stripes.lengths(seq_lens)
         block_table = common.block_table_tensor[:num_reqs]
         ranges = common.mm_req_doc_ranges
-        if ranges and self.prompt_lens is not None:
-            ranges = whole_prompts(ranges, self.prompt_lens())
+        if self.prompt_lens is not None and not causal:
+            # vLLM calls HRM-Text's layers bidirectional: true of the prompt, not of tokens that a
+            # preempted request computes again.
+            causal, lens = True, self.prompt_lens() if common.max_query_len > 1 else ()
+            ranges = whole_prompts(range(len(lens)), lens)
+        elif ranges and self.prompt_lens is not None:
+            having = [request for request, images in ranges.items() if images]
+            ranges = whole_prompts(having, self.prompt_lens())
         return NPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
             actual_seq_lengths_q=ends,

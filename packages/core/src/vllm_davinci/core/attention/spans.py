@@ -1,4 +1,5 @@
-"""Bidirectional spans of a prompt: an image in Gemma3, the whole prompt in PaliGemma.
+"""Bidirectional spans of a prompt: an image in Gemma3, the whole prompt in
+PaliGemma and HRM-Text.
 
 A token of a span sees the tokens before it and its whole span: all keys up to the span's end. So
 the rows of a span attend like a request that ends there: to every key, or, in layers with a window,
@@ -117,18 +118,13 @@ class BidirectionalSpans:
 
 
 def whole_prompts(
-    images: Mapping[int, Sequence[tuple[int, int]]], prompt_lens: Sequence[int]
+    requests: Iterable[int], prompt_lens: Sequence[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Ranges for `of_step` that cover each prompt with an image.
+    """Ranges for `of_step` that cover the prompts of these requests.
 
-    images:      first and last position of the images of each request
-    prompt_lens: prompt tokens of each request
+    prompt_lens: prompt tokens of each request of the step
     """
-    return {
-        request: [(0, int(prompt_lens[request]) - 1)]
-        for request, ranges in images.items()
-        if ranges
-    }
+    return {request: [(0, int(prompt_lens[request]) - 1)] for request in requests}
 
 
 def tell_prompt_lens(
@@ -141,8 +137,10 @@ def tell_prompt_lens(
     groups:      by cache group
     prompt_lens: gives the lengths of the batch's prompts
     """
-    if bidirectional(model) is not Bidirectional.PROMPTS:
+    if bidirectional(model) not in (Bidirectional.PROMPTS, Bidirectional.EVERY_PROMPT):
         return
+    if not getattr(model.hf_text_config, "prefix_lm", True):
+        prompt_lens = tuple  # HRM-Text with causal prompts
     for group in chain.from_iterable(groups):
         for builder in group.metadata_builders:
             builder.prompt_lens = prompt_lens

@@ -25,6 +25,7 @@ class Bidirectional(Enum):
 
     IMAGES = "the tokens of each image"
     PROMPTS = "all tokens of a prompt that has an image"
+    EVERY_PROMPT = "all tokens of each prompt"
 
 
 def _norms_of_olmo_hybrid(_: Any, name: str) -> str:
@@ -49,7 +50,6 @@ class Architecture:
     bidirectional: tokens with bidirectional attention, if supported
     named:         configuration, name of a tensor in files -> vLLM's name, if vLLM's own mapping
                    lacks it; None for a tensor that nothing reads
-    needs:         a requirement of the model that this release lacks, a noun; the model is refused
     is_importable: whether vLLM can import its definition here
     """
 
@@ -58,7 +58,6 @@ class Architecture:
     no_drafts: str = ""
     bidirectional: Bidirectional | None = None
     named: Callable[[Any, str], str | None] | None = None
-    needs: str = ""
     is_importable: bool = True
 
 
@@ -95,8 +94,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     # Models with bidirectional attention in prompts.
     "Gemma3ForConditionalGeneration": Architecture(bidirectional=Bidirectional.IMAGES),
     "PaliGemmaForConditionalGeneration": Architecture(bidirectional=Bidirectional.PROMPTS),
-    # vLLM serves it, but chunked prefill, prefix caching and preemption would change its tokens.
-    "HrmTextForCausalLM": Architecture(needs="bidirectional attention in text prompts"),
+    "HrmTextForCausalLM": Architecture(bidirectional=Bidirectional.EVERY_PROMPT),
     # Models whose definitions in vLLM import packages that vLLM requires only on CUDA.
     "InklingForCausalLM": _FOREIGN,
     "InklingForConditionalGeneration": _FOREIGN,
@@ -190,9 +188,12 @@ def is_sparse(model: "ModelConfig | None") -> bool:
 
 def bidirectional(model: "ModelConfig | None") -> Bidirectional | None:
     """Prompt tokens with bidirectional attention; None for causal or unknown models."""
-    if model is None or not model.is_mm_prefix_lm:
+    if model is None:
         return None
-    return next((row.bidirectional for row in known(model) if row.bidirectional), None)
+    found = next((row.bidirectional for row in known(model) if row.bidirectional), None)
+    if found is Bidirectional.EVERY_PROMPT or model.is_mm_prefix_lm:
+        return found
+    return None
 
 
 def is_foreign(model: "ModelConfig") -> bool:

@@ -1,4 +1,4 @@
-"""Bidirectional attention in prompts (Gemma 3, PaliGemma): which tokens one step must prefill."""
+"""Bidirectional attention in prompts (Gemma 3, PaliGemma, HRM-Text): what one step must prefill."""
 
 from vllm_davinci.core.config.architectures import ARCHITECTURES, Bidirectional, bidirectional
 from vllm_davinci.core.errors import ConfigurationError
@@ -12,8 +12,9 @@ def settle(engine: Engine) -> None:
     """
     model, scheduler = engine.model, engine.vllm.scheduler_config
     why = "tokens of an image attend bidirectionally and must be prefilled in one step"
-    if bidirectional(model) is Bidirectional.PROMPTS:
-        why = "a prompt with an image attends bidirectionally and must be prefilled in one step"
+    if (tokens := bidirectional(model)) is not Bidirectional.IMAGES:
+        kind = "a prompt with an image" if tokens is Bidirectional.PROMPTS else "a prompt"
+        why = f"{kind} attends bidirectionally and must be prefilled in one step"
         engine.set(scheduler, "enable_chunked_prefill", False, why)
         if scheduler.max_num_batched_tokens < model.max_model_len:
             raise ConfigurationError(
@@ -21,8 +22,10 @@ def settle(engine: Engine) -> None:
                 f"--max-model-len ({model.max_model_len}): {why}. Raise the first or lower the "
                 "second."
             )
-    engine.set(scheduler, "disable_chunked_mm_input", True, why)
     engine.set(engine.vllm.cache_config, "enable_prefix_caching", False, why)
+    if tokens is Bidirectional.EVERY_PROMPT:
+        return
+    engine.set(scheduler, "disable_chunked_mm_input", True, why)
     # Otherwise vLLM's runner leaves out images longer than the window.
     model.hf_text_config.mm_prefix_clamp_sliding_window = True
 
@@ -30,7 +33,12 @@ def settle(engine: Engine) -> None:
 _SERVED = [name for name, row in ARCHITECTURES.items() if row.bidirectional]
 
 FEATURES = (
-    Feature("", "bidirectional attention to images", model_has("is_mm_prefix_lm"), settle=settle),
+    Feature(
+        "",
+        "bidirectional attention in prompts",
+        lambda e: model_has("is_mm_prefix_lm")(e) or bidirectional(e.model) is not None,
+        settle=settle,
+    ),
     refused(
         "",
         "bidirectional attention in prompts of an unknown architecture",

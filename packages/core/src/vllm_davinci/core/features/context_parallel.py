@@ -30,7 +30,7 @@ FEATURES = (
                 "--kv-transfer-config",
                 "--kv-offloading-size",
                 "an encoder and a decoder",
-                "bidirectional attention to images",
+                "bidirectional attention in prompts",
                 "recurrent states",
                 "sparse attention",
             ),

@@ -3,7 +3,6 @@
 from typing import Any
 
 from vllm_davinci.core.config.architectures import (
-    ARCHITECTURES,
     is_foreign,
     keeps_states,
     with_states,
@@ -25,10 +24,6 @@ def _needs(title: str, is_needed: Any) -> Feature:
         is_served=False,
         instead=_OTHERS,
     )
-
-
-def _names_itself(architecture: str) -> Any:
-    return lambda model: architecture in model.architectures
 
 
 def _takes_images_of_kimi(model: Any) -> bool:
@@ -58,5 +53,4 @@ FEATURES = (
         instead="Pass --language-model-only.",
         is_served=False,
     ),
-    *(_needs(row.needs, _names_itself(name)) for name, row in ARCHITECTURES.items() if row.needs),
 )

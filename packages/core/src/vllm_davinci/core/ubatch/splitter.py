@@ -270,7 +270,9 @@ def attends_causally(kv_cache_config: KVCacheConfig) -> bool:
     """True if the layers attend to earlier tokens only."""
     groups = kv_cache_config.kv_cache_groups
     return bool(groups) and not any(
-        isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec) for group in groups
+        isinstance(spec := group.kv_cache_spec, EncoderOnlyAttentionSpec)
+        or getattr(spec, "non_causal", False)
+        for group in groups
     )
 
 

@@ -1,4 +1,4 @@
-"""Bidirectional attention in Gemma3's images and PaliGemma's prompts: tokens, and refusals."""
+"""Bidirectional attention: Gemma3's images, prompts of PaliGemma and HRM-Text; refusals."""
 
 import re
 from collections.abc import Callable
@@ -11,17 +11,27 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines import pictures
 from vllm_davinci_testing.engines.engine_process import EngineError
+from vllm_davinci_testing.engines.family_zoo import write_family
+from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.gemma3_checkpoint import (
     TOKENS_PER_IMAGE,
     gemma3_prompt,
     write_gemma3,
 )
-from vllm_davinci_testing.engines.generating import COMPOSED, FUZZED, TWO_RANKS
+from vllm_davinci_testing.engines.generating import (
+    COMPOSED,
+    FUZZED,
+    TWO_RANKS,
+    assert_generates,
+    random_prompts,
+)
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
 from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.rounding import first_wrong_token
+from vllm_davinci_testing.engines.speculating import speculation
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 MAX_TOKENS = 12
 THOROUGH = pytest.mark.thorough
@@ -144,6 +154,50 @@ def test_a_preempted_prompt_is_recomputed_whole(checkpoint, reference, start_eng
         preempted = engine.metrics()["vllm:num_preemptions"]
     assert preempted > 0
     assert_chosen(reference("paligemma"), asked, outputs)
+
+
+TEXT = {"max_model_len": 256, "max_num_batched_tokens": 256}
+
+
+@pytest.fixture(scope="module")
+def hrm_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family("hrm_text", tmp_path_factory.mktemp("hrm_text") / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(GRAPHS, id="graphs"),
+        pytest.param(TWO_RANKS, id="tensor2", marks=THOROUGH),
+        pytest.param(COMPOSED, id="composed", marks=THOROUGH),
+        pytest.param({"async_scheduling": False}, id="synchronous", marks=THOROUGH),
+        pytest.param(speculation("ngram", 3, prompt_lookup_max=3), id="ngram", marks=THOROUGH),
+    ],
+)
+def test_prompts_of_text_attend_bidirectionally(
+    options: dict[str, Any], hrm_text: Path, start_engine: StartEngine
+):
+    """Answers attend causally, those that a preempted request computes again too."""
+    prompts = random_prompts([100, 105, 110, 115, 120, 125, 1, 2, 17, 64, 150])
+    few = {"num_gpu_blocks_override": 6, "kv_cache_memory_bytes": None}
+    asked = {**few, "gpu_memory_utilization": 0.02, "disable_log_stats": False, **TEXT, **options}
+    with start_engine(hrm_text, environment=FUZZED, **asked) as engine:
+        for _ in range(2):
+            assert_generates(engine, TransformersReference(hrm_text), prompts, 40)
+        preempted = engine.metrics()["vllm:num_preemptions"]
+    assert preempted > 0
+
+
+@THOROUGH
+def test_prompts_of_a_causal_hrm_text_attend_causally(hrm_text: Path, start_engine: StartEngine):
+    with start_engine(hrm_text, hf_overrides={"prefix_lm": False}, **TEXT) as engine:
+        reference = TransformersReference(hrm_text, prefix_lm=False)
+        assert_generates(engine, reference, random_prompts([3, 65, 150]), MAX_TOKENS)
+
+
+def test_steps_that_do_not_hold_a_prompt_of_text_are_refused(hrm_text: Path):
+    said = refusal_of(hrm_text, max_model_len=256, max_num_batched_tokens=128)
+    assert "a prompt attends bidirectionally and must be prefilled in one step" in said
 
 
 @pytest.mark.nightly("refusals")
