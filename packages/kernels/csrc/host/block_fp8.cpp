@@ -1,6 +1,6 @@
-// fp8 weights with a scale per block, as DeepSeek publishes them, on the host: what becomes of them
-// while a checkpoint is loaded. torch makes ten passes over the memory for it, this makes one.
-// Shapes and meaning: `vllm_davinci.operators`.
+// Converts fp8 weights with a scale per block, as DeepSeek publishes them, on the host, while a
+// checkpoint is loaded. torch would pass over the memory ten times, this passes once. Shapes and
+// meaning: `vllm_davinci.operators`.
 
 #include "host/block_fp8.h"
 
@@ -28,12 +28,12 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kRowsAtOnce = 16;  // of a thread: some 100,000 values
+constexpr int64_t kRowsAtOnce = 16;  // of one thread's chunk: some 100,000 values
 
 // The value of a float8_e4m3fn.
 inline __attribute__((always_inline)) float widened(uint8_t stored) {
   const uint32_t magnitude = stored & 0x7f, sign = static_cast<uint32_t>(stored & 0x80) << 24;
-  // Exponents count from 127 in place of 7; without one, the number is a multiple of 2^-9.
+  // The exponent's bias is 127 instead of 7. Subnormal numbers are multiples of 2^-9.
   const uint32_t normal = (magnitude << 20) + (120U << 23);
   const uint32_t subnormal = c10::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-9F);
   uint32_t bits = magnitude < 8 ? subnormal : normal;
@@ -57,7 +57,7 @@ FOR_EACH_PROCESSOR void bfloat16_of_row(const uint8_t* stored, const float* scal
   for (int64_t i = 0; i < size; ++i) out[i] = bfloat16_bits(widened(stored[i]) * scale[i]);
 }
 
-// Without its sign, a float's bits are ordered as its value is.
+// Without signs, the bits of floats are ordered like their values.
 FOR_EACH_PROCESSOR float largest_magnitude(const float* values, int64_t size) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -82,7 +82,7 @@ struct Weight {
   const float* scale;
   int64_t rows, columns, block_rows, block_columns;
 
-  // The scale of each column of a row, once per row of blocks: `wide` holds that of `block`.
+  // Fills `wide` with the scale of each column of `row`, unless it holds those of the row's block.
   void widen_scale(int64_t row, int64_t& block, std::vector<float>& wide) const {
     if (row / block_rows == block) return;
     block = row / block_rows;
@@ -90,7 +90,7 @@ struct Weight {
     for (int64_t column = 0; column < columns; ++column) wide[column] = own[column / block_columns];
   }
 
-  // function(row, the row's bytes, the scale of each of its columns), on several threads.
+  // Calls function(row, its bytes, the scale of each column) for every row, on several threads.
   template <class Function>
   void for_each_row(Function function) const {
     at::parallel_for(0, rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {

@@ -44,12 +44,12 @@ class Handles {
   std::vector<Made> made_;
 };
 
-// Number<T>: a value that crosses as an aclScalar; plain values cross as they are.
+// Number<T>: a value that is passed as an aclScalar; plain values are passed as they are.
 template <class T>
 struct Number {
   T value;
 };
-// A dtype, which crosses as an aclDataType.
+// A dtype, which is passed as an aclDataType.
 struct AclType {
   at::ScalarType dtype;
 };
@@ -92,7 +92,7 @@ struct Argument<std::optional<at::Tensor>> {
     return tensor && tensor->defined() ? handles.tensor(View::of(*tensor)) : nullptr;
   }
 };
-// An argument that was made before and lives until the launch.
+// An argument that already exists and lives until the launch.
 template <>
 struct Argument<aclTensor*> {
   static aclTensor* c(Handles&, aclTensor* made) { return made; }

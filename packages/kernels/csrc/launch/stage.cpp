@@ -21,11 +21,11 @@ namespace {
 
 using Launch = int (*)(void*, uint64_t, aclOpExecutor*, aclrtStream);
 
-// Pieces of scratch memory begin at multiples of the first, and end with the second, into which
+// Pieces of scratch memory begin at multiples of kAlignmentBytes and end with kTailBytes, because
 // operators may read beyond a tensor. Source: aclrtMalloc's documentation, on dividing its memory.
 constexpr int64_t kAlignmentBytes = 512;
 constexpr int64_t kTailBytes = 32;
-constexpr size_t kEvents = 8;  // of one stage on one device
+constexpr size_t kEvents = 8;  // most events of one stage on one device
 constexpr int kMaxDevices = 64;
 
 std::atomic<uint64_t> launched{0};
@@ -35,8 +35,8 @@ std::string recent_error() {
   return text == nullptr || *text == '\0' ? "no further message from CANN" : text;
 }
 
-// Events that order the streams of a stage. A wait takes the latest record before it, so every
-// stage can use the same ones.
+// Events that order the streams of a stage. A wait refers to the record before it, so all stages
+// can share them.
 aclrtEvent event(c10::DeviceIndex device, size_t index) {
   static thread_local std::array<std::array<aclrtEvent, kEvents>, kMaxDevices> events = {};
   TORCH_CHECK(index < kEvents && device < kMaxDevices, "a stage with more than ", kEvents,
@@ -74,7 +74,7 @@ Stage::Stage(const char* name, const at::Tensor& tensor)
 Stage::~Stage() = default;
 
 Stage::Batch::~Batch() {
-  // Executors whose launch never came belong to us.
+  // Executors that have not been launched must be destroyed here.
   using Destroy = int (*)(aclOpExecutor*);
   for (size_t step = done; step < steps.size(); ++step) {
     if (steps[step].executor == nullptr) continue;
@@ -120,7 +120,7 @@ void Stage::let_wait(void* waiting) {
 
 void Stage::use_workspace(const View& workspace) {
   Step& step = batch_->steps.back();
-  // torch_npu's workspaces are tensors without elements, around as much memory as was asked for.
+  // torch_npu's workspaces are tensors without elements, whose storage has the requested size.
   const auto bytes =
       static_cast<uint64_t>(workspace.storage_elements) * c10::elementSize(workspace.dtype);
   TORCH_CHECK(step.workspace_bytes <= bytes, "vllm_davinci::", name_, ": ", step.op->name(),
@@ -181,7 +181,7 @@ int Stage::Batch::launch() {
         break;
     }
     if (status != 0) {
-      ++done;  // phase two has taken the executor, whatever came of it
+      ++done;  // phase two owns the executor now, even if it failed
       TORCH_CHECK(false, "vllm_davinci::", name, ": ", function, " returned ", status, ": ",
                   recent_error());
     }
@@ -195,7 +195,7 @@ int Stage::Batch::launch() {
 std::vector<at::Tensor> Stage::place_workspaces() {
   std::vector<at::Tensor> workspaces;
   std::vector<Step>& steps = batch_->steps;
-  std::optional<bool> captures;  // asked where it matters
+  std::optional<bool> captures;  // determined on first use
   const auto lacks = [](const Step& step) {
     return step.kind == Step::Kind::kLaunch && step.workspace_bytes > 0 &&
            step.workspace == nullptr;
@@ -226,7 +226,7 @@ std::vector<at::Tensor> Stage::place_workspaces() {
 }
 
 void Stage::submit() {
-  // Until all is submitted: in a capture, what is freed may be the next stream's.
+  // Held until all launches are submitted: in a capture, freed memory could go to the next stream.
   const std::vector<at::Tensor> workspaces = place_workspaces();
   at_npu::native::OpCommand::RunOpApiV2(name_, [batch = batch_] { return batch->launch(); });
 }
@@ -236,12 +236,12 @@ Scratch::Scratch(const at::Tensor& like, std::initializer_list<Piece> pieces) {
   views_.reserve(pieces.size());
   for (const Piece& piece : pieces) {
     View view = View::over(nullptr, piece.dtype, piece.sizes);
-    view.offset = bytes;  // until the memory is there
+    view.offset = bytes;  // the offset, until memory is allocated
     const int64_t size = view.numel() * static_cast<int64_t>(c10::elementSize(piece.dtype));
     bytes += (size + kTailBytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
     views_.push_back(view);
   }
-  // Memory only: a tensor around it would cost as much again.
+  // Allocates only memory, because a tensor would take as long again.
   static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
   const c10::DeviceGuard guard(like.device());
   memory_ = allocator->allocate(static_cast<size_t>(bytes));

@@ -9,7 +9,7 @@
 //
 // Phase one checks the arguments, on the calling thread; nothing is launched unless all of them
 // pass. submit() hands the launches to torch_npu as one entry of its task queue (or runs them at
-// once where there is no queue), so they keep their place among torch_npu's own operators.
+// once where there is no queue), so they run in order with torch_npu's own operators.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
@@ -79,7 +79,7 @@ class Stage {
     mark(Step::Kind::kUpdateBegin, std::move(group));
   }
   void end_update() { mark(Step::Kind::kUpdateEnd, nullptr); }
-  // The newest launch uses this workspace, which outlives its task.
+  // The newest launch uses this workspace, which outlives the launch's task.
   void use_workspace(const View& workspace);
 
   void submit();
@@ -103,7 +103,7 @@ class Stage {
     aclOpExecutor* executor;
     uint64_t workspace_bytes;  // that it asked for; bytes of a copy
     void* stream;
-    void* destination;  // of a copy; the event of record and wait
+    void* destination;  // target of a copy; event of a record or a wait
     const void* source;
     std::shared_ptr<void*> group = nullptr;
     void* workspace = nullptr;
@@ -116,7 +116,7 @@ class Stage {
     std::vector<Step> steps;
     size_t done = 0;
   };
-  // Phase one counts on the cores that the stream may take (torch.npu.set_stream_limit).
+  // Tells phase one how many cores the stream may use (torch.npu.set_stream_limit).
   static void use_cores_of(void* stream);
   [[noreturn]] void refuse(const Operator& op, int status) const;
   void add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor);

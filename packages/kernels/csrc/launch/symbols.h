@@ -1,7 +1,7 @@
 #pragma once
 
 // Operators of CANN by name. Nothing is linked: each is looked up when it is first used, in the
-// libraries in which torch_npu looks, so the same build works with a chip's and with vnpu's.
+// same libraries as torch_npu's operators, so the same build works with a chip's and with vnpu's.
 
 #include <atomic>
 

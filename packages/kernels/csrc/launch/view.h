@@ -1,8 +1,8 @@
 #pragma once
 
-// A tensor as an operator sees it: where it lies, sizes and strides. Slices and transposes of a
-// view are arithmetic on a few integers; the same on an at::Tensor costs a call through torch's
-// dispatcher each, as much as a launch.
+// A tensor as an operator sees it: address, sizes and strides. Slices and transposes of a view are
+// arithmetic on a few integers; each on an at::Tensor would be a call of torch's dispatcher, which
+// takes as long as a launch.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,7 +28,7 @@ struct View {
   std::array<int64_t, kMaxDims> storage_sizes = {};
 
   static View of(const at::Tensor& tensor);
-  // Row-major sizes over memory of its own.
+  // A view of `data` with row-major strides.
   static View over(void* data, at::ScalarType dtype, at::IntArrayRef sizes);
 
   int64_t size(int dim) const { return sizes[dim < 0 ? dim + dims : dim]; }

@@ -14,8 +14,8 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// The launches of one graph that share lengths. Keeps addresses, and the memory of none but masks
-// and tables: the graph keeps the others'.
+// The launches of one graph that share lengths. Holds only masks and tables: the graph holds all
+// other tensors, whose addresses are stored here.
 class AttentionGroups final : public torch::CustomClassHolder {
  public:
   // Captures a launch on the current stream. Arguments are those of
@@ -61,7 +61,7 @@ class AttentionGroups final : public torch::CustomClassHolder {
     like_ = block_table;
   }
 
-  // Gives all of them these lengths, when the current stream gets there. One entry of the queue.
+  // Sets the lengths of all launches, in the current stream's order. One entry of the task queue.
   void update(at::IntArrayRef lengths_q, at::IntArrayRef lengths_kv) {
     if (groups_.empty()) return;
     Stage stage("attention_groups", like_);
@@ -87,7 +87,7 @@ class AttentionGroups final : public torch::CustomClassHolder {
           workspace(workspace),
           mask(launched.mask),
           block_table(launched.block_table) {}
-    Handles made;  // of the call: the same at each update
+    Handles made;  // arguments that stay the same in all updates
     PreparedAttention call;
     View workspace;
     OptionalTensor mask, block_table;

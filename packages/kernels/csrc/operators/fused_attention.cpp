@@ -93,7 +93,7 @@ void paged_attention(const arguments::paged_attention& a) {
                       "keys without slot_mapping: give [tokens], where each goes in the cache");
     constexpr std::array<int64_t, 2> kSteps = {1, 1};
     constexpr std::array<int64_t, 2> kNoOffsets = {0, 0};
-    // The cache write takes no strided rows, as a projection divided into parts has them.
+    // The cache write does not support strided rows, such as the parts of a joint projection.
     const auto contiguous = [&](const Tensor& rows, const View& copy) {
       if (rows.is_contiguous()) return View::of(rows);
       stage.run(kInplaceCopy, copy, rows);

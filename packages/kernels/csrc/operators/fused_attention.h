@@ -16,7 +16,7 @@ inline constexpr int64_t kAllTokens = std::numeric_limits<int32_t>::max();
 struct FusedAttention {
   View query;                      // TND: [tokens, heads, size]
   View key, value;                 // [tokens, heads, size], or [blocks, block_size, heads * size]
-  std::optional<View> query_rope;  // parts that are rotated, beside query and key
+  std::optional<View> query_rope;  // rotary parts, if separate from query and key
   std::optional<View> key_rope;
   std::optional<at::Tensor> mask;
   std::optional<at::Tensor> block_table;
@@ -32,7 +32,7 @@ struct FusedAttention {
   int64_t block_size = 0;
   bool wants_lse = false;
   View out;
-  View lse;  // [0] unless wanted
+  View lse;  // [0] if not requested
 };
 
 // An attention launch with tensors made in advance, for launches that differ only in lengths.

@@ -46,7 +46,7 @@ void copy_kv_blocks(const arguments::copy_kv_blocks& a) {
     for (int64_t first = 0; first < num_pairs;) {
       const int64_t from = pairs[2 * first];
       const int64_t to = pairs[2 * first + 1];
-      // Neighbours that go to neighbours are one copy, unless they overlap.
+      // Adjacent blocks that go to adjacent blocks are one copy, unless they overlap.
       int64_t run = 1;
       while (first + run < num_pairs && pairs[2 * (first + run)] == from + run &&
              pairs[2 * (first + run) + 1] == to + run && run < std::abs(from - to)) {

@@ -43,7 +43,7 @@ struct QuantMatmul {
     const View matrix = View::of(weight);
     std::optional<View> addend;
     if (bias.has_value()) addend = View::of(*bias).narrowed(0, first, columns);
-    // A weight in a format of its own is given whole (divides_down).
+    // A weight in the NZ format is passed as a whole (divides_down).
     stage.run(matrix.storage_dims > 0 ? kQuantMatmulWeightNz : kQuantMatmul, rows,
               matrix.narrowed(1, first, columns), row_scales,
               View::of(scale).narrowed(0, first, columns), nullptr, nullptr, nullptr, nullptr,

@@ -113,9 +113,9 @@ Tensors<5> preprocess(const char* name, const Tensor& hidden_states, const MlaSi
     rotate_queries();
     absorb();
   } else {
-    // Matrix products keep to one at a time; norms, rotations and the cache write run beside them.
-    // The down projections are two products where they can be, so that the key-value path starts
-    // beside the query path.
+    // Matrix products run one at a time; norms, rotations and the cache write overlap with them. If
+    // possible, the down projections are two products, so that the key-value path begins beside the
+    // query path.
     const bool is_divided = has_q_lora && projections.divides_down();
     if (is_divided) {
       projections.down(stage, 0, down_q);

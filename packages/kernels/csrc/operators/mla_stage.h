@@ -1,6 +1,6 @@
 #pragma once
 
-// The stage before MLA, whatever the projections compute with.
+// The stage before MLA, for projections of all precisions.
 
 #include "launch/stage.h"
 #include "operators/operators.h"
@@ -36,7 +36,7 @@ struct MlaSizes {
   int64_t query_row() const { return heads * (nope + rope); }
 };
 
-// Memory for compressed queries on their way to the up projection; [0] where not needed.
+// Memory for compressed queries between the down and the up projection; [0] where not needed.
 struct CompressedQueries {
   View normed, deviation, integers, scales;
 };
@@ -53,7 +53,7 @@ class Projections {
   // Only with q_lora_rank.
   virtual void normalize(Stage& stage, const View& compressed,
                          const CompressedQueries& rows) const = 0;
-  // The queries, of normalized rows or without q_lora_rank of the hidden states.
+  // The queries, from normalized rows, or without q_lora_rank from the hidden states.
   virtual void up(Stage& stage, const CompressedQueries& rows, const View& out) const = 0;
 };
 

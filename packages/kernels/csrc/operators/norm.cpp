@@ -86,7 +86,7 @@ Tensors<2> add_rms_norm_quant(const arguments::add_rms_norm_quant& a) {
   stage.run(kAddRmsNorm, a.x, a.residual, a.weight, a.epsilon, scratch[1], scratch[0], sum);
   if (a.bias.has_value()) stage.run(kInplaceAdd, scratch[1], a.bias, Number<int64_t>{1});
   constexpr int32_t kLastAxis = -1;
-  // aclnnAddRmsNormQuant is not used: it need not round the norm to x's dtype in between.
+  // aclnnAddRmsNormQuant is not used, because it may skip the rounding of the norm to x's dtype.
   stage.run(kQuantize, scratch[1], a.scale, a.offset, AclType{at::kChar}, kLastAxis, quantized);
   stage.submit();
   return {quantized, sum};

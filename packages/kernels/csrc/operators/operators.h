@@ -29,7 +29,7 @@ namespace arguments {
 
 }  // namespace arguments
 
-// Each checks what aclnn does not, makes the tensors that it returns and, unless it got meta
+// Each checks what aclnn does not check, makes the tensors that it returns and, unless it got meta
 // tensors, launches on the current stream.
 #define ARGUMENT(TYPE, NAME, SCHEMA)
 #define OPERATOR(NAME, LAUNCHES, RETURNS, ARGUMENTS) RETURNS NAME(const arguments::NAME& a);

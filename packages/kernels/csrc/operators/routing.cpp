@@ -30,7 +30,7 @@ void RoutingRule::check(const Tensor& x, const Tensor& router_logits) const {
                     " beside logits of sizes ", router_logits.sizes(), ": give [experts]");
 }
 
-// The operator takes logits of the bias' dtype and gives weights of it.
+// The operator requires logits of the bias' dtype and returns weights of that dtype.
 Choice::Choice(Stage& stage, const Tensor& x, const Tensor& router_logits, const RoutingRule& rule)
     : Choice(stage, x, router_logits, rule,
              rule.correction_bias.has_value() ? rule.correction_bias->scalar_type()

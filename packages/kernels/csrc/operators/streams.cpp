@@ -46,7 +46,7 @@ View floats(Stage& stage, const View& tensor, const View& out) {
   return out;
 }
 
-// comb: softmax of the logits, [tokens, num * num], on which it iterates.
+// Balances `comb` [tokens, num * num] in place, from the softmax of the logits.
 void balance(Stage& stage, const arguments::collapse_streams& a, const View& comb,
              const View& divisors) {
   const View sums = View::of(*a.sums);

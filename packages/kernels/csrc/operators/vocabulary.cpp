@@ -26,7 +26,7 @@ void check(const Tensor& token_ids, const Tensor& weight, int64_t num_rows) {
                     ", embedding_dim]");
 }
 
-// rows[t] = token - first_row, or 0 where the token is foreign.
+// rows[t] = token - first_row, or 0 for a token of another rank.
 void mask(Stage& stage, const Tensor& token_ids, int64_t first_row, int64_t num_rows,
           const View& rows, const View& is_foreign, const View& is_after) {
   stage.run(kSubs, token_ids, Integer{first_row}, Integer{1}, rows);

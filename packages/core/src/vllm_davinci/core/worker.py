@@ -151,7 +151,7 @@ class NPUWorker(Worker):
         super().load_model(*args, **kwargs)
         if components.active_device() is not None:
             # vLLM leaves the host one thread, which suffices for a chip. Virtual devices compute
-            # with these.
+            # with several.
             torch.set_num_threads(num_threads)
             logger.info("Threads that compute for virtual devices: %d", num_threads)
         # On the host, so that a rank which loads longer does not make a device time out.
@@ -165,7 +165,7 @@ class NPUWorker(Worker):
         )
         assigned = parallel.assigned_physical_gpu_ids
         if assigned is None and parallel.nnodes_within_dp > 1:
-            # vLLM assumes that many ranks on this host, otherwise as many as it has devices.
+            # vLLM then counts as many ranks on this host, and not as many as it has devices.
             here = range(parallel.local_world_size)
             assigned = [NPUPlatform.device_id_to_physical_device_id(each) for each in here]
         if assigned is not None:

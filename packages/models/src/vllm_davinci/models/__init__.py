@@ -1,1 +1,1 @@
-"""Model definitions that are faster with code of their own."""
+"""Model definitions that are faster than vLLM's, or that vLLM lacks on this platform."""

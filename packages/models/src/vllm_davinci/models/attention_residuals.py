@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Numbers of one piece of a mix, which are fp32 copies: 64 MiB.
+# Most elements of a mix at once; their fp32 copies take 64 MiB.
 _PIECE = 1 << 24
 
 
@@ -21,7 +21,7 @@ class AttentionResiduals:
         """embedded: [num_tokens, hidden_size], the current sum; copied
 
         completed: [num_tokens, blocks, hidden_size], of previous pipeline stages
-        most:      number of sums at the end of this stage
+        most:      number of sums at the end of this pipeline stage
         """
         self._sums = embedded.new_empty(most, *embedded.shape)
         self._num_completed = 0 if completed is None else completed.shape[1]
@@ -50,7 +50,7 @@ class AttentionResiduals:
     def mix(self, norm: Any, projection: Any) -> torch.Tensor:
         """The input of a sublayer, before its own norm: [num_tokens, hidden_size].
 
-        norm, projection: of the scores, one for each sum of a token
+        norm, projection: compute the score of each sum of a token
         """
         if self._num_completed == 0:
             return self.current  # the softmax of one score is 1

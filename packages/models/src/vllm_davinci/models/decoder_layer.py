@@ -64,7 +64,7 @@ class NPUDecoderLayer(nn.Module):
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
-        """True if vLLM's layer has exactly these parts: no second condition, for example."""
+        """True if vLLM's layer has exactly these parts, and for example no time condition."""
         return {name for name, _ in layer.named_children()} == CHILDREN
 
     def output_projection(self) -> Any:

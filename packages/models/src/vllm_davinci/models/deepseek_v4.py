@@ -167,7 +167,7 @@ class DeepseekV4Model(nn.Module, EagleModelMixin):
         )
         self.hc_head = StreamHead(self._rule)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # The last streams of each token, for the layer that predicts further ones.
+        # The last streams of each token, for the multi-token prediction layer.
         self.last_streams: torch.Tensor | None = None
         speculative = vllm_config.speculative_config
         if speculative is not None and speculative.method == "mtp":
@@ -206,7 +206,7 @@ class DeepseekV4Model(nn.Module, EagleModelMixin):
 
 
 def stream_rule(config: Any) -> StreamRule:
-    """The rule of a model and of its drafter, whose configuration vLLM gives another type."""
+    """The rule of a model, also from its drafter's configuration, whose type vLLM changes."""
     return StreamRule.of_model(config, "deepseek_v4")
 
 

@@ -177,7 +177,7 @@ class DeepseekV4Attention(nn.Module):
         return nn.functional.pad(result, (0, 0, 0, num_rows - num_tokens))
 
     def write_context(self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Stores the rows of tokens of which no query is asked.
+        """Stores the rows of tokens without queries.
 
         x: [num_tokens, hidden_size]; positions: [num_tokens], int64; slots: see `write_at`
         """

@@ -26,9 +26,9 @@ from vllm_davinci.models.mapped_weights import load_mapped
 
 
 class DSparkLayer(DeepseekV4DecoderLayer):
-    """A decoder layer whose queries are a block of drafts, with the parts of its place.
+    """A decoder layer whose queries are a block of drafts.
 
-    The first layer projects the model's layers, the last has the heads.
+    The first layer also has the projection of the model's layers, the last one the heads.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class NPUDSparkDeepseekV4(nn.Module):
     """
 
     hf_to_vllm_mapper = LAYER_NAMES | WeightsMapper(
-        # Copies of the model's vocabulary, the confidence head, and the model.
+        # Not loaded: copies of embedding and head, the confidence head, and the model itself.
         orig_to_new_regex={re.compile(r"^mtp\.\d+\.(emb|head|confidence_head)\.|^(?!mtp\.)"): None},
         orig_to_new_prefix={"mtp.": "model.mtp."},
     )
@@ -164,7 +164,7 @@ class NPUDSparkDeepseekV4(nn.Module):
         return embedded
 
     def markov_bias(self, markov_embed: torch.Tensor) -> torch.Tensor:
-        """Added to a draft's logits, by the token before it."""
+        """Bias of a draft's logits, from the token before it."""
         bias: torch.Tensor = self._last.markov_head.bias(markov_embed, self.logits_processor)
         return bias
 

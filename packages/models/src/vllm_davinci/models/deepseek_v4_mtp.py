@@ -23,7 +23,7 @@ from vllm_davinci.models.mtp_drafter import MTPDrafter, Predictor
 
 
 class DeepseekV4MTPLayer(DeepseekV4DecoderLayer):
-    """A decoder layer of the next token's embedding and of the streams before it."""
+    """A decoder layer that reads the next token's embedding and the streams before that token."""
 
     def __init__(
         self, vllm_config: VllmConfig, layer: int, ropes: dict[bool, RopeTable], prefix: str
@@ -48,8 +48,8 @@ class DeepseekV4MTPLayer(DeepseekV4DecoderLayer):
     ) -> torch.Tensor:
         """Streams of the next position, [num_tokens, num_streams * hidden_size].
 
-        streams:  like the result, of the model or of the pass before
-        embedded: [num_tokens, hidden_size], the tokens after them; position 0 has none
+        streams:  like the result, from the model or from the previous pass
+        embedded: [num_tokens, hidden_size], embeddings of the next tokens; ignored at position 0
         """
         embedded = embedded.masked_fill(positions.unsqueeze(1) == 0, 0)
         known = self.h_proj(self.hnorm(streams.view(-1, embedded.shape[1])))[0]
@@ -84,7 +84,7 @@ class NPUDeepSeekV4MTP(MTPDrafter):
     """The `mtp.*` tensors of a released checkpoint. Layers read and write the streams."""
 
     hf_to_vllm_mapper = LAYER_NAMES | WeightsMapper(
-        # Copies of the model's vocabulary, and the model.
+        # Not loaded: copies of embedding and head, and the model itself.
         orig_to_new_regex={re.compile(r"^mtp\.\d+\.(emb|head)\.|^(?!mtp\.)"): None},
         orig_to_new_prefix={"mtp.": "model.mtp."},
     )

@@ -233,4 +233,4 @@ class NPUGlm5NextForConditionalGeneration(Glm5NextForConditionalGeneration):
             block.attn.__class__ = _VisionAttention
 
     def set_moe_parameters(self) -> None:
-        """Not for balancing of experts, which models with recurrent states exclude."""
+        """Does nothing: it is for expert balancing, which models with recurrent states exclude."""

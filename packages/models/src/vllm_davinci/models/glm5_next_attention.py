@@ -59,7 +59,7 @@ class PoolIndexer(nn.Module):
         self.weights_proj = ReplicatedLinear(
             config.hidden_size, self._heads, bias=False, prefix=f"{prefix}.weights_proj"
         )
-        # The gates' weights are released as floats without a layer.
+        # Exports contain the gates' weights as a bare tensor of floats.
         projection = MergedColumnParallelLinear(
             config.hidden_size,
             [self._size] * 2,

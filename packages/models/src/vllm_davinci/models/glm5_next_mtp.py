@@ -17,7 +17,8 @@ from vllm_davinci.models.mtp_drafter import MTPDrafter, Predictor
 
 
 class Glm5NextMTPLayer(nn.Module):
-    """A decoder layer of the next token's embedding and of the hidden state before it."""
+    """A decoder layer that reads the next token's embedding and the hidden state before that
+    token."""
 
     def __init__(self, vllm_config: VllmConfig, layer: int, prefix: str) -> None:
         super().__init__()
@@ -44,10 +45,10 @@ class Glm5NextMTPLayer(nn.Module):
         embedded: torch.Tensor,
         input_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """Hidden states after the last norm, of the model's next position: like `hidden`.
+        """Hidden states of the next position, after the last norm: like `hidden`.
 
-        hidden:    [num_tokens, hidden_size], of the model or of the pass before
-        embedded:  like it, the tokens after them; position 0 has none
+        hidden:    [num_tokens, hidden_size], from the model or from the previous pass
+        embedded:  [num_tokens, hidden_size], embeddings of the next tokens; ignored at position 0
         input_ids: unused; other models choose experts by them
         """
         embedded = embedded.masked_fill(positions.unsqueeze(1) == 0, 0)
@@ -79,10 +80,11 @@ class Glm5NextPredictor(Predictor):
 
 
 class NPUGlm5NextMTP(MTPDrafter):
-    """The layers after a released checkpoint's last. They read the model's last norm."""
+    """The layers after a released checkpoint's last. They read the result of the model's last
+    norm."""
 
     hf_to_vllm_mapper = LAYER_NAMES | WeightsMapper(
-        # Copies of the model's vocabulary.
+        # Not loaded: copies of embedding and head.
         orig_to_new_regex={re.compile(r"\.(embed_tokens|shared_head\.head)\."): None},
         orig_to_new_substr={".shared_head.norm.": ".norm."},
         orig_to_new_prefix={"model.language_model.": "model."},

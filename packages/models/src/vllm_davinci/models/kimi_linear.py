@@ -93,7 +93,7 @@ class NPUKimiLinearForCausalLM(KimiLinearForCausalLM):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         for module in self.modules():
             if isinstance(module, ROCmLatentMoERunner):
-                # Its own end adds a product in place; the base's has the same sums.
+                # Uses the base class's tail, with the same sums; ROCm's adds a product in place.
                 module._tail_shardable = False
 
     def forward(

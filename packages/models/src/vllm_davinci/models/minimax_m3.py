@@ -45,8 +45,9 @@ from vllm_davinci.models.mapped_weights import expert_mapping, load_mapped
 class LayerKinds:
     """Differences among layers, from a released configuration or one with transformers' names.
 
-    blocks:      the choice of blocks; its layers are is_sparse
-    has_experts: the other layers have a dense MLP
+    blocks:      rule for choosing blocks
+    is_sparse:   per layer, True if it chooses blocks
+    has_experts: per layer, True if it has experts, False if it has a dense MLP
     """
 
     blocks: BlockRule
@@ -265,7 +266,7 @@ class NPUMiniMaxM3ForCausalLM(nn.Module, SupportsPP, SupportsEagle3):
     """MiniMax-M3's text model under its released names."""
 
     hf_to_vllm_mapper = WeightsMapper(
-        orig_to_new_regex={re.compile(r"(^|\.)mtp\."): None},  # another model
+        orig_to_new_regex={re.compile(r"(^|\.)mtp\."): None},  # MTP is another model
         orig_to_new_stacked={
             ".q_proj.": (".qkv_proj.", "q"),
             ".k_proj.": (".qkv_proj.", "k"),

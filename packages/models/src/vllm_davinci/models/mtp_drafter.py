@@ -72,7 +72,7 @@ class MTPDrafter(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         spec_step_idx: int = 0,
     ) -> torch.Tensor:
-        """hidden_states: [num_tokens, size], what the layers read of the model. Returns the same"""
+        """hidden_states: [num_tokens, size], which the layers read. Returns the same"""
         embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         predicted: torch.Tensor = self._layer(spec_step_idx).predict(
             positions, hidden_states, embedded, input_ids

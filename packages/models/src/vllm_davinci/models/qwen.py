@@ -15,7 +15,7 @@ class NPUQwen2ForCausalLM(SequenceParallel, Qwen2ForCausalLM):
 
 
 class NPUQwen3ForCausalLM(SequenceParallel, Qwen3ForCausalLM):
-    """Qwen3: norms of queries and keys are attention's own."""
+    """Qwen3: attention includes the norms of queries and keys."""
 
 
 class NPUQwen3MoeForCausalLM(SequenceParallel, Qwen3MoeForCausalLM):

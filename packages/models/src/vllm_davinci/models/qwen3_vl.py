@@ -51,8 +51,8 @@ class NPUQwen3VLForConditionalGeneration(qwen3_vl.Qwen3VLForConditionalGeneratio
     indexes_multimodal_tokens: ClassVar[bool] = True
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # The previous forward has cleared what it read: vLLM's as a whole, ubatches one by one,
-        # since none of them knows whether it is the last.
+        # Drops the previous forward's rows: ubatches only zero their own, as none knows whether it
+        # is last.
         self.deepstack_input_embeds_num_tokens = 0
         return super().embed_input_ids(*args, **kwargs)
 

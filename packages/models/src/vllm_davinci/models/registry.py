@@ -15,7 +15,7 @@ SEQUENCE_PARALLEL = {
     "Qwen3ForCausalLM": "vllm_davinci.models.qwen:NPUQwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "vllm_davinci.models.qwen:NPUQwen3MoeForCausalLM",
 }
-# Multi-token prediction, and blocks of drafts.
+# Drafters: multi-token prediction, and blocks of drafts.
 DRAFTERS = {
     "DeepSeekV4MTPModel": "vllm_davinci.models.deepseek_v4_mtp:NPUDeepSeekV4MTP",
     "DSparkDraftModel": "vllm_davinci.models.deepseek_v4_dspark:NPUDSparkDeepseekV4",

@@ -107,6 +107,6 @@ def _ways(
 ) -> dict[str, list[float]]:
     rows = [step.get("by_method", {}).get(name) or {_ONLY: step[name]} for step in steps]
     known = set.intersection(*map(set, rows)) if rows else set()
-    # The file of an engine with one method names none.
+    # The file of an engine with a single method has no names of methods.
     taken = known if asked is None else known.intersection(asked) or known
     return {way: [row[way] for row in rows] for way in sorted(taken)}

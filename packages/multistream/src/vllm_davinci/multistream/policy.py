@@ -34,7 +34,7 @@ class StepFacts:
 
     query_lens:       new tokens of each request, in batch order
     decode_query_len: maximum new tokens of a decode
-    num_cached_tokens: tokens of its prefills that are in the cache before the step
+    num_cached_tokens: tokens of the prefills' requests that are cached before the step
     is_split_in_graph: True if the step replays a graph captured as ubatches
     """
 

@@ -54,7 +54,7 @@ def communicate(
             the host's wait, which does not include that work.
     waits:  False only with "library": this ubatch continues at once, and the caller waits for the
             handle before using the results, also when unwound; best after a later collective of
-            this ubatch, when it is done
+            this ubatch, by which time it is done
 
     The caller must hold tensors that are read or written until this returns, or until its own wait,
     so that no memory changes streams. Returns the result of `launch` or `then`, None for a
@@ -96,7 +96,7 @@ def _in_line(launch: Callable[[], Any], on: Where, then: Callable[[Any], Any] | 
 
 
 def _inside_operator() -> bool:
-    # Comparing globals is cheaper than comparing file names, and this walk is most of a hand-over.
+    # Compares globals, not file names: this walk takes most of a hand-over's time.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_globals is _OPERATOR_MODULE:

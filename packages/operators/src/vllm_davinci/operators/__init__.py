@@ -1,7 +1,7 @@
 """Defines each operator of vllm-davinci-kernels in plain torch: same names, arguments and results.
 
 The functions run on any device. Norms, softmax and products accumulate in fp32; results are rounded
-once to the dtype of the output. Everything that checks an operator compares it with them. The
+once to the dtype of the output. Tests, benchmarks and `vllm-davinci verify` compare with them. The
 modules also define what single operators of CANN compute.
 """
 

@@ -19,7 +19,7 @@ def announced(update: Any) -> list[ParamMeta]:
 
 
 def buffers(tensors: Sequence[ParamMeta], limit_bytes: int) -> list[list[ParamMeta]]:
-    """Groups consecutive tensors into buffers of up to `limit_bytes`; larger ones are alone."""
+    """Groups consecutive tensors into buffers of up to `limit_bytes`, or of one larger tensor."""
     found: list[list[ParamMeta]] = []
     room = 0
     for tensor in tensors:
@@ -50,7 +50,7 @@ def views(buffer: torch.Tensor, tensors: Iterable[ParamMeta]) -> Iterator[tuple[
 def filled(
     buffer: torch.Tensor, tensors: Sequence[ParamMeta], pairs: Iterator[tuple[str, torch.Tensor]]
 ) -> torch.Tensor:
-    """Fills the buffer with the next of `pairs`, which may be on any device."""
+    """Copies the next of `pairs` into the buffer. They may be on any device."""
     for (_, view), (_, tensor) in zip(views(buffer, tensors), pairs, strict=False):
         view.copy_(tensor)
     return buffer

@@ -17,7 +17,7 @@ def trainer_end(
     """The end of one rank, before it has sent anything.
 
     init_info: with `rank`, `is_sender` and `buffer_bytes`
-    owner:     the trainer's rank that sends whole tensors, and must own all of them
+    owner:     the trainer's rank that sends; it must own all whole tensors
     Raises ValueError without a source, or if another rank owns some of its tensors, and TypeError
     for a source without whole tensors.
     """

@@ -16,7 +16,7 @@ npu: Any = torch.ops.npu  # registered by torch_npu
 # Tolerance relative to a result's largest value: rounding once to the dtype, and another order of
 # sums. fp32: a cube core may compute products with 10 bits of mantissa (HF32).
 BOUNDS = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
-# Tolerance of integers rounded from floats: the difference, and the share of entries.
+# Tolerance of integers rounded from floats: the difference, and the fraction that differs.
 MOST_STEPS = 1
 STEPS_SHARE = 0.02
 

@@ -73,7 +73,7 @@ def _writes_keys() -> OperatorCall:
 
 
 def _indexer(model: ModelSizes) -> OperatorCall:
-    """The indexer with fewer tokens than it may select: all visible ones, in any order."""
+    """The indexer selects all visible tokens if they are fewer than it may select, in any order."""
     blocks = blocks_of(LENGTHS).numel(), BLOCK_SIZE, 1
 
     def call(
