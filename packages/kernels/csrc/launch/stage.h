@@ -101,7 +101,7 @@ class Stage {
     } kind;
     Operator* op;
     aclOpExecutor* executor;
-    uint64_t workspace_bytes;  // that it asked for; bytes of a copy
+    uint64_t workspace_bytes;  // requested by the operator; bytes of a copy
     void* stream;
     void* destination;  // target of a copy; event of a record or a wait
     const void* source;

@@ -16,7 +16,7 @@ inline constexpr int kMaxDims = 8;
 
 struct View {
   void* storage = nullptr;       // base of the memory; element 0 is `offset` elements after it
-  int64_t storage_elements = 0;  // that the memory holds
+  int64_t storage_elements = 0;  // elements that the memory holds
   int64_t offset = 0;
   at::ScalarType dtype = at::kFloat;
   int dims = 0;

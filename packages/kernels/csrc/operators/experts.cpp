@@ -80,7 +80,7 @@ void multiply(Stage& stage, const View& rows, const Tensor& weight, const View& 
     }
   };
   constexpr int64_t kNoQuantGroups = 0;
-  if (matrix.storage_dims > 0) {  // in a format of its own
+  if (matrix.storage_dims > 0) {  // NZ format
     run(kGroupedMatmulWeightNz, kNoQuantGroups);
   } else {
     run(kGroupedMatmul);

@@ -255,7 +255,7 @@ class NPUPlatform(Platform):
         resolution = resolve(vllm_config, may_make=not is_described())
         engine = Engine(vllm_config, resolution.config)
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
-        environment_variables.launches_kernels_of_vllm(os.environ)  # and in each process
+        environment_variables.launches_kernels_of_vllm(os.environ)  # read again in each process
         settle(engine)
         warnings = [*resolution.warnings, *engine.warnings]
         if not is_described():

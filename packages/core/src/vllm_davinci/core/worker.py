@@ -258,7 +258,7 @@ class NPUWorker(Worker):
             else:
                 self.model_runner._dummy_sampler_run(hidden_states=last_hidden_states)
         if self._measured_kv_cache_bytes is not None:
-            maybe_save_startup_plan(self, self._measured_kv_cache_bytes)  # if requested
+            maybe_save_startup_plan(self, self._measured_kv_cache_bytes)  # only if requested
         # Profiling and warm-up must not change the results of a seed.
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
         limit_host_waits()

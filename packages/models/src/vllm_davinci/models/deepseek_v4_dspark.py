@@ -77,7 +77,7 @@ class DSparkModel(nn.Module):
         self.config = config = vllm_config.speculative_config.draft_model_config.hf_config
         self.num_streams = config.hc_mult
         ropes = rope_tables(config, vllm_config.model_config.max_model_len)
-        count = getattr(config, "n_mtp_layers", None) or 3  # as vLLM reads it
+        count = getattr(config, "n_mtp_layers", None) or 3  # vLLM's default
         self.mtp = nn.ModuleList(
             DSparkLayer(vllm_config, number, count, ropes, f"{prefix}.{number}")
             for number in range(count)

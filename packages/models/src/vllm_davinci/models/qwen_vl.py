@@ -20,7 +20,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 Metadata = dict[str, torch.Tensor | None]
 Grid = list[list[int]]  # [frames, height, width] of each image or video, in patches
 
-MAX_SIZES = 1024  # of cached images
+MAX_SIZES = 1024  # most sizes of images to cache
 
 
 class NPUQwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneration):

@@ -94,7 +94,7 @@ class Interleave:
         self.postponed: list[_Postponed] = []
         self.compute: Stream = streams.device.current_stream()
         self.communication = self.compute
-        self.num_switches = 0  # in the newest run
+        self.num_switches = 0  # switches in the newest run
         self.num_unswitched = 0  # collectives of the newest run without a yield
         self.on_switch: Callable[[int], None] | None = None
         self.in_exchange = False

@@ -15,7 +15,7 @@ SPARSE_MODE_NONE = 0  # every query sees every key
 SPARSE_MODE_CAUSAL = 3  # causal, aligned at the lower right: the last query sees every key
 SPARSE_MODE_BAND = 4  # keys from `pre_tokens` before a query's position to `next_tokens` after it
 
-ALL_TOKENS = 2**31 - 1  # of pre_tokens and next_tokens
+ALL_TOKENS = 2**31 - 1  # no limit, as pre_tokens or next_tokens
 
 
 def masking(is_causal: bool, window: int | None) -> dict[str, int]:

@@ -77,7 +77,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self._sinks = sinks
         self._is_encoder = attn_type == AttentionType.ENCODER_ONLY
         self._is_cross = attn_type == AttentionType.ENCODER_DECODER
-        self._fuses = sinks is None and not self._is_cross  # its keys are not the step's tokens
+        self._fuses = sinks is None and not self._is_cross  # not cross-attention's separate keys
         self._causal_options = masking(True, sliding_window)
         self._bidirectional_options = masking(False, sliding_window)
         self._span_options = span_masking(sliding_window)

@@ -12,7 +12,7 @@ Positions = TypeVar("Positions", np.ndarray, torch.Tensor)
 
 
 class Stripes(NamedTuple):
-    """Division of a request's tokens: consecutive runs, dealt to the ranks in turn.
+    """Division of a request's tokens: consecutive runs, assigned to the ranks in turn.
 
     size:       ranks among which tokens are divided
     rank:       this one
@@ -24,7 +24,7 @@ class Stripes(NamedTuple):
     interleave: int
 
     def length(self, tokens: Numbers, rank: int | None = None) -> Numbers:
-        """Number of a request's first `tokens` tokens that a rank holds. rank: None is this one"""
+        """Number of a request's first `tokens` tokens that a rank holds. rank: None for this one"""
         rank = self.rank if rank is None else rank
         turns, rest = np.divmod(tokens, self.interleave * self.size)
         last = np.clip(rest - rank * self.interleave, 0, self.interleave)

@@ -131,7 +131,7 @@ def _left_over(
         if getattr(config, "tie_word_embeddings", False) and name.endswith("lm_head.weight"):
             continue
         if own_layers is not None and (layer is None or int(layer[1]) not in own_layers):
-            continue  # of another stage, or without a layer number: of the first or last one
+            continue  # another stage's, or without a layer number the first or last stage's
         expert = _EXPERT.search(name)
         is_of_other_rank = expert is not None and int(expert[1]) < experts
         if is_of_other_rank and _EXPERT.sub("*", name) in of_own_experts:

@@ -95,7 +95,7 @@ def check_loaded(model: torch.nn.Module, quantization: object, load_format: str)
 
 
 def require_norm_biases(model: torch.nn.Module, description: Format) -> None:
-    """Raises CheckpointError if a norm of this stage got no bias but the description has one."""
+    """Raises CheckpointError if a norm of this stage lacks the bias that the description lists."""
     lost = [
         f"{name}.bias"
         for name, module in model.named_modules()

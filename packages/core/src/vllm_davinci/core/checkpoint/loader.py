@@ -100,7 +100,7 @@ class NPUModelLoader(DefaultModelLoader):
             if (known_as := name_in_vllm(model_config, name)) is not None
         )
         if ROTATION not in dict(model.named_parameters()):
-            weights = (each for each in weights if each[0] != ROTATION)  # of the drafter
+            weights = (each for each in weights if each[0] != ROTATION)  # the drafter's
         if self._tracker is not None:
             weights = self._tracker.watch(weights)
             self._streams.append(weights)

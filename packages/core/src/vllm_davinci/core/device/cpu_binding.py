@@ -45,5 +45,5 @@ def bind_threads(rank: int, count: int) -> None:
         try:
             os.sched_setaffinity(int(thread), own)
         except ProcessLookupError:
-            continue  # it has ended in the meantime
+            continue  # the thread has ended in the meantime
     logger.info("Worker %d runs on cores %s.", rank, ", ".join(map(str, own)))

@@ -42,7 +42,7 @@ def logical_device(local_rank: int, parallel: "ParallelConfig", num_visible: int
     """
     assigned = parallel.assigned_physical_gpu_ids
     if assigned is not None:
-        # The engine was given its own devices, and indexes them.
+        # The engine got its own devices, and uses indices of these.
         return _checked(local_rank, len(assigned))
     return _checked(parallel.get_local_gpu_index(local_rank), num_visible)
 

@@ -89,7 +89,7 @@ class EngineRing:
                 Fault(engine, *json.loads(store.get(f"engine {engine}")))
                 for engine in range(self._size)
             ]
-        except RuntimeError as error:  # from torch, for a store or a connection
+        except RuntimeError as error:  # raised by torch, for a store or a connection
             logger.warning(
                 "The data-parallel engines have not met at %s:%d (--data-parallel-address, and "
                 "the port after --data-parallel-rpc-port): a failed host will go unnoticed. %s",
@@ -109,7 +109,7 @@ class EngineRing:
         try:
             goodbye = torch.zeros(1, dtype=torch.uint8)
             self._group.recv([goodbye], following.rank, _GOODBYE).wait(LISTENS_FOR)
-        except (RuntimeError, ValueError) as error:  # from gloo
+        except (RuntimeError, ValueError) as error:  # raised by gloo
             if not self._is_closed:
                 cause = SILENT if is_silence(error) else ""
                 self._on_end(replace(following, cause=cause))

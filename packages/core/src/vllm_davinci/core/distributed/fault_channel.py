@@ -110,7 +110,7 @@ class FaultChannel:
     ) -> None:
         self._on_fault, self._on_end = on_fault, on_end
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._device = torch.accelerator.current_device_index()  # of this thread only
+        self._device = torch.accelerator.current_device_index()  # torch's index is per thread
         others = open_sockets()
         self._group = dist.new_group(backend="gloo", group_desc="faults")
         self._ranks = [
@@ -168,7 +168,7 @@ class FaultChannel:
         for rank in self.others:
             try:
                 self._sent.append((message, dist.isend(message, rank, group=self._group)))
-            except RuntimeError as error:  # it has ended
+            except RuntimeError as error:  # that rank has ended
                 logger.debug("Rank %d cannot be notified of the error: %s", rank, error)
 
     def launched_collectives(self) -> dict[str, int]:
@@ -213,13 +213,13 @@ class FaultChannel:
     def _receive(
         self, message: torch.Tensor, rank: int | None = None, tag: int = 0
     ) -> int | Exception:
-        """Waits for a message, from any rank unless one is given. Returns its rank, or an error."""
+        """Waits for a message, from any rank if `rank` is None. Returns its sender, or an error."""
         try:
             work = dist.irecv(message, rank, group=self._group, tag=tag)
             assert work is not None
             work.wait(LISTENS_FOR)
             return work._source_rank()
-        except (RuntimeError, ValueError) as error:  # from gloo, if the group has been destroyed
+        except (RuntimeError, ValueError) as error:  # gloo's, for a destroyed group
             logger.debug("The fault channel has ended: %s", error)
             return error
 

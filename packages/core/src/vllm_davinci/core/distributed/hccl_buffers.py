@@ -31,9 +31,10 @@ def make_communicators(
 ) -> None:
     """Runs one small collective in each group that steps will use. Every rank calls it once.
 
-    own: groups in addition to vLLM's A group's first collective makes its communicator, which takes
-    device memory of twice the group's HCCL buffer, 400 MB by default. Later, it would take memory
-    planned for the KV cache. Raises DeviceError if the device has less.
+    own: groups in addition to vLLM's
+    A group's first collective makes its communicator, which takes device memory of twice the
+    group's HCCL buffer, 400 MB by default. Later, it would take memory planned for the KV cache.
+    Raises DeviceError if the device has less.
     """
     model = vllm_config.model_config
     is_moe = model is not None and model.is_moe
@@ -59,8 +60,8 @@ def needs_buffers_of(owner: str, buffer_mib: int, *remedies: str) -> Iterator[No
     """Wraps the creation of a communicator: raises DeviceError if it fails for lack of memory.
 
     owner:    group that gets the communicator, for the message
-    remedies: instructions to the user, in addition to a smaller HCCL_BUFFSIZE HCCL has several
-              statuses for this error, so the memory that was free before decides.
+    remedies: instructions to the user, in addition to a smaller HCCL_BUFFSIZE
+    HCCL has several statuses for this error, so the memory that was free before decides.
     """
     free_bytes, total_bytes = torch_npu.npu.mem_get_info()
     needed_bytes = 2 * buffer_mib * MIB

@@ -37,7 +37,7 @@ class NPUEplbState(EplbState):
     _moved: list[AsyncEplbLayerResult]  # results applied in the newest step
     num_decisions = 0
     num_moved = 0  # slots that got another expert
-    imbalance: Imbalance | None = None  # of the newest decision
+    imbalance: Imbalance | None = None  # imbalance of the newest decision
 
     @classmethod
     def taking_over(cls, state: EplbState, vllm_config: VllmConfig) -> "NPUEplbState":

@@ -24,7 +24,7 @@ _HELD_OUT_ONE_IN = 3
 FEW_TOKENS = 4096
 # Fraction of held-out values outside a layer's range above which a warning is logged.
 MUCH_CLIPPED = 1e-3
-_MUCH_LOST = 0.03  # of perplexity: worth a warning if no budget was given
+_MUCH_LOST = 0.03  # fraction of perplexity that is worth a warning if no budget was given
 
 
 @dataclass

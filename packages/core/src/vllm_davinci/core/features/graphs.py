@@ -90,7 +90,7 @@ def reason_against_graphs(
 
 
 def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
-    """Sizes in tokens, for an engine whose user gives vLLM none."""
+    """Graph sizes in tokens, for users who give vLLM none."""
     asked = get_config(vllm_config).torchair_graph_config
     scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
     query_len = 1 + vllm_config.num_speculative_tokens

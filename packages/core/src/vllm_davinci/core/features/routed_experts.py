@@ -30,7 +30,7 @@ def settle(engine: Engine) -> None:
     model, config = engine.model, engine.config
     if model is None:
         return
-    if model.hf_config.model_type == "dbrx":  # whose number of experts vLLM does not find
+    if model.hf_config.model_type == "dbrx":  # vLLM does not find its number of experts
         model.model_arch_config.num_experts = model.hf_config.ffn_config.moe_num_experts
     if not model.is_moe:
         engine.warnings.extend(

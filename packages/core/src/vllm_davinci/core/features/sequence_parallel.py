@@ -42,8 +42,8 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
 def check_sequence_parallel(config: DavinciConfig, against: str | None) -> list[str]:
     """Warns about sequence parallel options without effect on this engine.
 
-    against: why the engine cannot run sequence parallel, or None Raises ConfigurationError if
-    `enabled` was explicitly requested and cannot be used.
+    against: why the engine cannot run sequence parallel, or None
+    Raises ConfigurationError if `enabled` was explicitly requested and cannot be used.
     """
     options = config.sequence_parallel
     given = options.model_fields_set

@@ -64,7 +64,7 @@ class NPURoutedExperts(RoutedExperts):
         num_experts = moe_config.num_logical_experts
         num_redundant = redundant_experts(config, num_experts, layout.ep_size)
         check_expert_count(num_experts, layout, num_redundant)
-        # The number of all slots; vLLM counts only the redundant ones of its own option.
+        # The number of all slots: vLLM counts only the redundant slots of its own option.
         moe_config.num_experts = num_experts + num_redundant
         check_intermediate_size(layer_name, moe_config.intermediate_size, layout)
         rank = get_ep_group().rank_in_group

@@ -66,8 +66,7 @@ class LoadRecord:
     def of_step(
         self, dispatcher: "TokenDispatcher[Any]", num_tokens: int
     ) -> Callable[[torch.Tensor, int], None]:
-        """LoadCounter.add for this step: counts experts [num_rows, top_k] of rows from a given one
-        on."""
+        """LoadCounter.add for this step: counts experts [num_rows, top_k] from a given row on."""
         if self.counter is None:
             return lambda physical_ids, row: None
         return partial(self.counter.add, dispatcher=dispatcher, num_tokens=num_tokens)

@@ -15,8 +15,8 @@ class Placement:
     def in_order(cls, num_experts: int, num_redundant: int, ep_size: int) -> "Placement":
         """Places experts in order, then replicas of the first ones.
 
-        num_redundant: slots beyond one per expert Source: vLLM's
-        EplbState.build_initial_global_physical_to_logical_map.
+        num_redundant: slots beyond one per expert
+        Source: vLLM's EplbState.build_initial_global_physical_to_logical_map.
         """
         num_slots = (num_experts + num_redundant) // ep_size
         return cls(

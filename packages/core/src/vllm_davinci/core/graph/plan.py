@@ -72,9 +72,9 @@ class CapturePlan:
     def within(self, limits: GraphLimits, available_bytes: int | None = None) -> "CapturePlan":
         """Reduces the plan to the sizes that the device can hold, always including the largest.
 
-        available_bytes: device memory; None: not limited. Without memory for one graph, no size is
-        left, because a capture would fail. Raises ConfigurationError if streams, events or
-        updatable launches allow no graph.
+        available_bytes: device memory; None: not limited. Without memory for one graph no size is
+                         left, because a capture would fail.
+        Raises ConfigurationError if streams, events or updatable launches allow no graph.
         """
         most_parts = max((self.num_ubatches.get(size, 1) for size in self.sizes), default=1)
         events, updates = self.events_per_graph * most_parts, self.updates_per_graph * most_parts
@@ -210,7 +210,7 @@ def plan_capture(
         options.enable_multistream_mla,
         options.enable_multistream_moe,
         is_prefetching,
-        bool(num_ubatches) and (is_sequence_parallel or layers.fused > 0),  # for communication
+        bool(num_ubatches) and (is_sequence_parallel or layers.fused > 0),  # the ubatches' stream
     ]
     return CapturePlan(
         sizes=tuple(sizes),

@@ -181,8 +181,8 @@ class KVCacheMemory:
     def copy(self, copies: Sequence[tuple[int, int]], new_blocks: Sequence[int]) -> bool:
         """Copies blocks of every layer in one call. copies: pairs of source and target
 
-        new_blocks: zeroed first; include every target Returns False, without writing, if no
-        operator is available.
+        new_blocks: zeroed first; include every target
+        Returns False, without writing, if no operator is available.
         """
         copy_blocks = fused_op(operators.copy_kv_blocks)
         if copy_blocks is None:

@@ -185,4 +185,4 @@ def _fp32(*shape: int) -> nn.Parameter:
 
 
 def _fp32_of(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32)  # not in the model's dtype, the default
+    return torch.tensor(values, dtype=torch.float32)  # fp32: the default is the model's dtype

@@ -148,7 +148,7 @@ class StatefulLayer:
         return outputs
 
     def _states(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the convolution's kept inputs, and of the state, which may be empty."""
+        """Views of the convolution's kept inputs and of the state, which may be empty."""
         assert self.pages is not None
         kept, *state = self.pages.states(pages)
         return kept, state[0] if state else pages.new_empty(len(pages), 0)

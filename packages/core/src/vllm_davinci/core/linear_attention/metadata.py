@@ -162,7 +162,7 @@ class LinearAttentionBackend(LayersOwnBackendBase):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
-        # The second is used beside row caches; other layers decide between them.
+        # The second is for models with row caches, too; their other layers decide.
         return (KVCacheLayout.LBNHC, KVCacheLayout.BLNHC)
 
     @classmethod

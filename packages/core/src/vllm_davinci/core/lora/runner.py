@@ -12,7 +12,7 @@ from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 
 
 class AdapterRunner(LoRAModelRunnerMixin):
-    """Mix-in that stands before vLLM's runner."""
+    """Mix-in ahead of vLLM's runner."""
 
     lora_manager: NPUWorkerLoRAManager
 

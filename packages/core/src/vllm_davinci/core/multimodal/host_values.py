@@ -186,7 +186,7 @@ def _written(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterable[Any]:
     """The tensors that the call may write to."""
-    schema = getattr(func, "_schema", None)  # of an operator called through torch.ops
+    schema = getattr(func, "_schema", None)  # only operators called through torch.ops have one
     if schema is not None:
         return (*args, *kwargs.values()) if schema.is_mutable else ()
     if (out := kwargs.get("out")) is not None:

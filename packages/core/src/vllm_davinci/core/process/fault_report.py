@@ -41,5 +41,5 @@ def read() -> str:
 
 
 def _remove(file: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not in a process forked from it
+    if os.getpid() == owner:  # not in a forked process
         file.unlink(missing_ok=True)

@@ -25,14 +25,14 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 ENDS = "The server is shutting down, and has ended this request. Send it to another server."
-# Interval at which a draining server is asked whether its engine has ended.
+# Interval between checks whether the engine of a draining server has ended.
 LOOKS_EVERY_S = 0.1
 
 
 def add_to_server(parser: "FlexibleArgumentParser") -> None:
     """Adds the middleware to servers started with this parser, and the report to their ranks."""
     middleware = parser.get_default("middleware")
-    if middleware is None:  # not a server's command
+    if middleware is None:  # the command does not start a server
         return
     names = [f"{each.__module__}.{each.__qualname__}" for each in MIDDLEWARE]
     if not set(names) & set(middleware):
@@ -151,7 +151,7 @@ class EndedRequests:
             for task in self._open:
                 task.cancel()
 
-        def begin() -> None:  # in a signal handler
+        def begin() -> None:  # runs in a signal handler
             self._ends = asyncio.run_coroutine_threadsafe(end(), loop)
 
         SignalledEnd(drains_s, begin)

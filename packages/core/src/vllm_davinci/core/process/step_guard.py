@@ -197,7 +197,7 @@ class StepGuard:
         _after(SETTLE_S, self._end_if_pending, fault)
 
     def _end_if_passed(self, fault: Fault) -> None:
-        """Ends if this rank has passed the call in which the other one failed."""
+        """Ends if this rank has passed the call in which the other rank failed."""
         if fault.engine == self._engine and self._ended_calls >= fault.call:
             self._end_if_pending(fault)
 

@@ -206,7 +206,7 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
 
 
 def is_described(directory: Path) -> bool:
-    """True if a checkpoint has a description file, which takes precedence over config.json."""
+    """True if a checkpoint has a description file, which overrides config.json."""
     return any(directory.glob(DESCRIPTIONS))
 
 

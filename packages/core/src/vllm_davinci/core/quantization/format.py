@@ -81,7 +81,7 @@ class Format(ABC):
     """vLLM's names of the methods that serve it."""
 
     has_own_file: ClassVar[bool] = False
-    """True if a file of the checkpoint contains it, which takes precedence over config.json."""
+    """True if a file of the checkpoint has the description, which overrides config.json."""
 
     @classmethod
     @abstractmethod

@@ -20,13 +20,13 @@ DTYPE = torch.float8_e4m3fn
 INTEGERS = "W8A8_DYNAMIC"  # scheme of fp8 weights converted to integers
 # Suffixes of scale names, after the weight's name.
 SCALES = ("_scale_inv", "_scale")
-_RELEASED_SCALE = ".scale"  # of `X.weight` in DeepSeek-V4's files: `X.scale`
-PACKED = (torch.int8, torch.uint8)  # of MXFP4 weights: [out, in / 2]
+_RELEASED_SCALE = ".scale"  # DeepSeek-V4's files name the scales of `X.weight` `X.scale`
+PACKED = (torch.int8, torch.uint8)  # dtypes of packed MXFP4 weights, [out, in / 2]
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.bfloat16)
 INPUT_SCALE = "input_scale"  # input scale of an fp8 product, which is not computed here
 _NAN = 0x7F  # NaN without its sign bit
 _SIGN_AND_NUMBER = 0x87F0 - 0x10000  # mask of sign and number in the 16 bits of bf16
-_ROWS_AT_ONCE = 128  # of a weight with a scale per row
+_ROWS_AT_ONCE = 128  # rows of a weight with a scale per row
 
 
 def has_scales(name: str, dtype: torch.dtype) -> bool:
@@ -78,7 +78,7 @@ def weight_of(name: str) -> str | None:
 
 
 def is_scale(name: str) -> bool:
-    """True if a tensor of that name holds the scales of an fp8 weight or of its input."""
+    """True if a tensor of that name holds scales of an fp8 weight or of its input."""
     return name.endswith(INPUT_SCALE) or weight_of(name) is not None
 
 

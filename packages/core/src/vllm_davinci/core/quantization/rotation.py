@@ -1,10 +1,9 @@
 """Hidden states rotated by an export (QuaRot), and their effect on drafters.
 
 ModelSlim multiplies the residual stream by an orthogonal matrix Q, and folds each norm's weight
-into the layer after it, the last norm's into the head. A
-multi-token prediction layer is rotated likewise, and its input is the last norm's output without
-the norm's weight. Exports state this (`is_rot_used`) and contain a matrix that applies the weight,
-`rot.weight` = Q^T diag(weight) Q.
+into the layer after it, the last norm's into the head. A multi-token prediction layer is rotated
+likewise, and its input is the last norm's output without the norm's weight. Exports state this
+(`is_rot_used`) and contain a matrix that applies the weight, `rot.weight` = Q^T diag(weight) Q.
 """
 
 from typing import Any

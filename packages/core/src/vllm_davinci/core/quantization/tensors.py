@@ -74,7 +74,7 @@ class TensorSpec:
         return dtype in self.dtypes if self.dtypes else dtype.is_floating_point
 
     def accepted(self) -> str:
-        """The dtypes that `accepts` takes, for messages."""
+        """The dtypes that `accepts` allows, for messages."""
         return " or ".join(map(dtype_name, self.dtypes)) or "a floating dtype"
 
 

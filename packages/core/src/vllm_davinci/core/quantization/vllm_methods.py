@@ -34,14 +34,14 @@ def register() -> None:
     if NAME in QUANTIZATION_METHODS:
         return
     register_quantization_config(NAME)(AscendQuantizationConfig)
-    FORMATS.read()  # whose files register vLLM's names for them
+    FORMATS.read()  # imports the formats' files, which register names with vLLM
     register_linear_kernel(NPUInt8ScaledMMLinearKernel, PlatformEnum.OOT, kernel_type="int8")
 
 
 def choose_quantization(vllm_config: VllmConfig) -> None:
     """Selects the quantization of a checkpoint that has a description.
 
-    An option given by the user stays. Raises the errors of reading the description.
+    The user's option takes precedence. Raises an error if the description cannot be read.
     """
     model = vllm_config.model_config
     if model is None or model.quantization is not None or vllm_config.quant_config is not None:

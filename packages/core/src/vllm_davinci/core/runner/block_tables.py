@@ -56,8 +56,7 @@ class NPUBlockTables(BlockTables):
         return tables
 
     def keep_slots_per_token(self, number: int) -> None:
-        """Gives each token `number` slots, and each block as many times its tokens; see
-        `shared_pages`."""
+        """Sets the number of slots per token, and so the slots per block; see `shared_pages`."""
         self.slots_per_block = [size * number for size in self.block_sizes]
 
     # Contents of `input_block_tables`: requests' slots, padded rows, and version of `rows`.

@@ -78,7 +78,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         leave_out_uva()
-        self.computed_tokens: ComputedTokens | None = None  # if drafts may be rejected
+        self.computed_tokens: ComputedTokens | None = None  # None unless drafts may be rejected
         limits = soc_of(current_platform.get_device_name()).graphs
         self.graphs = StepGraphs(self, vllm_config, limits)
         super().__init__(vllm_config, device)
@@ -88,7 +88,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         self.plans = StepPlans(vllm_config, query_len, self.supports_mm_inputs)
         self._dummy_lengths: DummyLengths | None = None
         self._builders_are_made: Callable[[], None] = lambda: None
-        self._output_plan: OutputPlan | None = None  # of a quantized model
+        self._output_plan: OutputPlan | None = None  # None unless the model is quantized
         self._slots_of_step = np.zeros(0, dtype=np.int64)
         self._copied_output: AsyncOutput | AsyncPoolingOutput | None = None
 

@@ -114,7 +114,7 @@ class StepGraphs:
         self.of_drafter: DraftPassGraphs | None = None  # without a drafter that can be captured
         self._memory: GraphMemory | None = None  # measured by `profile_memory`
         self._workspace_bytes = 0
-        self.plan: CapturePlan | None = None  # of the captured graphs
+        self.plan: CapturePlan | None = None  # plan of the captured graphs
         self.captured_bytes = 0  # device memory of the captured graphs
 
     @property

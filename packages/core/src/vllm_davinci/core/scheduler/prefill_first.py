@@ -111,7 +111,7 @@ class PrefillFirstScheduler(Scheduler):
             computed, needed_blocks = self._computed_and_needed(request)
             new_tokens = request.num_tokens - computed
             if request.num_preemptions and new_tokens > self.max_num_scheduled_tokens:
-                new_tokens = self.max_num_scheduled_tokens  # of the first of several chunks
+                new_tokens = self.max_num_scheduled_tokens  # size of the first of several chunks
             if new_tokens > tokens:
                 continue
             if needed_blocks > blocks:
@@ -176,7 +176,7 @@ class PrefillFirstScheduler(Scheduler):
         return computed, self._blocks_for(request, computed_blocks, computed)
 
     def _blocks_for(self, request: Request, computed_blocks: Any, computed: int) -> int:
-        """Free blocks that admitting a request takes, counted as in allocate_slots."""
+        """Number of free blocks that admitting a request takes, counted as in allocate_slots."""
         needed = self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,
             num_tokens=min(request.num_tokens + self.num_lookahead_tokens, self.max_model_len),
@@ -196,7 +196,7 @@ class PrefillFirstScheduler(Scheduler):
             request.next_decode_eligible_step = self.current_step + 2
 
     def _show(self, waiting: Iterable[Request]) -> None:
-        """Makes these the waiting requests; those with blocks come first, as vLLM prefers them."""
+        """Sets the waiting requests; those with blocks come first, as vLLM prefers them."""
         holding, others = FCFSRequestQueue(), FCFSRequestQueue()
         for request in waiting:
             (holding if self._holds_kv_blocks(request) else others).append(request)

@@ -116,6 +116,6 @@ def _register(stand_ins: Mapping[str, Callable[..., Any]]) -> None:
         return
     from vllm.triton_utils.dispatcher import register_kernels  # imports modules of the runner
 
-    with warnings.catch_warnings():  # it scans all modules, deprecated names included
+    with warnings.catch_warnings():  # the function scans all modules, deprecated names included
         warnings.simplefilter("ignore", FutureWarning)
         register_kernels(stand_ins)

@@ -69,7 +69,7 @@ class OverlapStatLogger(AggregateStatLoggerBase):
             )
             return
         collector = MultiProcessCollector(REGISTRY, directory)  # type: ignore[no-untyped-call]
-        self.close = weakref.finalize(self, _remove, collector, directory)  # at exit, too
+        self.close = weakref.finalize(self, _remove, collector, directory)  # also called at exit
 
     def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
         """Watches drafts. Overlap decisions are read on each request to the endpoint."""

@@ -48,7 +48,7 @@ class StepSplitter:
         self._takes_images = takes_images
         self._tries = False  # dummy runs are split like real steps
         self._is_causal = False  # until the KV cache exists
-        self._graph_decisions: dict[int, Decision] = {}  # by tokens of a graph
+        self._graph_decisions: dict[int, Decision] = {}  # by number of tokens
         self._layers_ask_for_prefills = (
             self._parallel.data_parallel_size > 1
             and side_stream(vllm_config, ATTENTION) is not None

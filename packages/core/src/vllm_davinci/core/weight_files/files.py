@@ -19,8 +19,8 @@ QUANTIZED_INDEX_NAME = "quant_model_weights.safetensors.index.json"
 # Written next to the shards of some models: the same tensors in another layout.
 FOREIGN_FILES = ("consolidated",)
 
-_MOST_BYTES = 1 << 30  # of a JSON file
-_MOST_HEADER_BYTES = 100_000_000  # of the safetensors format
+_MOST_BYTES = 1 << 30  # limit for a JSON file
+_MOST_HEADER_BYTES = 100_000_000  # limit of the safetensors format
 _LARGEST_COUNT = 1 << 62
 
 # The dtype names of the safetensors format that a model may hold.

@@ -13,7 +13,7 @@ DEFAULT_BUFFER_BYTES = 256 << 20
 
 
 def announced(update: Any) -> list[ParamMeta]:
-    """The tensors that an update's names, dtype_names and shapes list."""
+    """The tensors listed by an update: names, dtype_names and shapes."""
     rows = zip(update.names, update.dtype_names, update.shapes, strict=True)
     return [ParamMeta(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in rows]
 

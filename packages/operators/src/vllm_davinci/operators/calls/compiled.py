@@ -34,7 +34,7 @@ from vllm_davinci.operators.calls.sizes import LatentSizes, ModelSizes
 GROUP = "vllm_davinci.op_providers"
 TOKENS = 16
 VOCABULARY = 4096
-EXPERTS, TOP_K = 4, 2  # of which this rank has all
+EXPERTS, TOP_K = 4, 2  # this rank has all of them
 ALL_TOKENS = 2**31 - 1
 STREAMS = 4
 # Arguments that are written in place, and so count as results.

@@ -109,7 +109,7 @@ class RowCacheMetadata(AttentionMetadata):
     host_lengths: HostLengths | None = None
 
     def tokens(self, positions: torch.Tensor) -> StepTokens:
-        """The step's tokens, equal for all groups: a model asks any one group.
+        """The step's tokens, the same for all groups, so a model may ask any group.
 
         positions: [num_tokens], int64. Read in graphs only: outside, the lengths give them.
         """

@@ -145,7 +145,7 @@ class MLAPreprocess:
                 "side_stream": side_stream,
             },
         )
-        if q is None or kv_c_normed is None or k_pe is None:  # no prefills
+        if q is None or kv_c_normed is None or k_pe is None:  # a step without prefills
             return Preprocessed(ql_nope, q_pe, None, None, None)
         return Preprocessed(
             ql_nope,

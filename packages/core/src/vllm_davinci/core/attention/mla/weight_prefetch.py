@@ -28,8 +28,8 @@ logger = init_logger(__name__)
 class Prefetches:
     """All prefetches of a model.
 
-    steps: number of each layer and its prefetch, in the model's order limit: largest prefetch of
-    one weight, in bytes
+    steps: number of each layer and its prefetch, in the model's order
+    limit: largest prefetch of one weight, in bytes
     """
 
     steps: Sequence[tuple[int, WeightPrefetch]]

@@ -67,7 +67,7 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         nobodys = room - counts_received.sum(1, keepdim=True)
         arrived, sorted_scales, row_of_arrival, tokens_per_expert = torch_npu.npu_moe_re_routing(
             arrived,
-            torch.cat([counts_received, nobodys], 1),  # as rows of an additional expert
+            torch.cat([counts_received, nobodys], 1),  # passed as rows of an additional expert
             per_token_scales=arrived_scales,
             expert_token_num_type=COUNTS,
         )

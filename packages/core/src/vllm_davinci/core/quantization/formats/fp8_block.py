@@ -124,7 +124,7 @@ class Fp8Weights(Format):
         Raises CheckpointError if a weight or its scales are missing.
         """
         waiting: dict[str, tuple[str, torch.Tensor]] = {}
-        # The reader holds one weight while the next is made, so two weights' memory alternates.
+        # The reader holds one weight while the next is made, so two spares take turns.
         spares: deque[torch.Tensor] = deque(maxlen=2)
         for name, tensor in weights:
             if name.endswith(INPUT_SCALE):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Float(Scheme):
     name = FLOAT
     parameters = (TensorSpec("weight", Extent.MATRIX),)
-    is_written = True  # of fp8 sources
+    is_written = True  # only from fp8 sources
 
     def linear(self, prefix: str, settings: LayerSettings) -> NPUUnquantizedLinearMethod:
         return NPUUnquantizedLinearMethod()

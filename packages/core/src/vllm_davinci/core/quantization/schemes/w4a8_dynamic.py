@@ -79,7 +79,7 @@ class W4A8DynamicFusedMoEMethod(W8A8DynamicFusedMoEMethod):
         if self.settings.is_loaded:  # otherwise the weights are undefined
             of_eights = _EIGHT * sums_of_rows(packed) * scale
         return HalvedProjection(
-            # A byte holds the integers of two rows: of two columns of the transposed weight.
+            # A byte holds integers of two rows, which are two columns of the transposed weight.
             weight=transposed_in_memory(layer.get_parameter(f"{group}_weight")).view(torch.int32),
             scale=bits_from_float(scale.cpu()).unsqueeze(1).to(scale.device),
             of_eights=of_eights,
