@@ -30,9 +30,11 @@ from vllm_davinci_testing.engines.generating import (
     IN_PARTS,
     RACES,
     TWO_RANKS,
+    as_inputs,
     assert_generates,
     assert_same_on_every_path,
     random_prompts,
+    tokens_and_logprobs,
 )
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
@@ -57,6 +59,28 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
 ):
     with start_engine(zoo(MODEL), environment=FUZZED, **LONG, **options) as engine:
         assert_same_on_every_path(engine, reference(MODEL), LENGTHS, MAX_TOKENS, options)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{"max_num_batched_tokens": 96}, {"enforce_eager": False}])
+def test_compiled_operators_change_no_probability(
+    options: dict[str, Any], zoo: Zoo, start_engine: StartEngine
+):
+    prompts = random_prompts(LENGTHS, seed=4)
+    ranked = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=3)
+    found = []
+    for is_enabled in (True, False):
+        choice = {"enable_compiled_operators": is_enabled}
+        with start_engine(
+            zoo(MODEL),
+            dtype="bfloat16",
+            environment=RACES,
+            additional_config=choice,
+            **LONG,
+            **options,
+        ) as engine:
+            found.append(tokens_and_logprobs(engine.generate(as_inputs(prompts), ranked)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.nightly("layouts")

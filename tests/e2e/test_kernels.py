@@ -211,9 +211,12 @@ def test_the_runner_gives_the_same_results_with_vllms_own_triton_kernels(
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
     # test_graph_mode.py's engines call the graphs' operator; test_quantization.py loads fp8
-    # checkpoints. test_launches.py counts those of residual streams.
+    # checkpoints. test_launches.py counts those of DeepSeek-V4's streams and rows.
     streams = {"collapse_streams", "expand_streams"}
-    elsewhere = {"copy_kv_blocks", "attention_groups", *streams, *HOST_OPERATORS}
+    rows = {
+        *("attend_to_rows", "choose_rows", "compress_tokens", "rotate_pairs", "row_numbers"),
+    }
+    elsewhere = {"copy_kv_blocks", "attention_groups", *streams, *rows, *HOST_OPERATORS}
     called = EVERYWHERE.union(*(case.values[2] for case in CASES), elsewhere)
     assert called == set(FUSED_OPS)
 

@@ -25,8 +25,8 @@ def test_rows_that_are_visible_and_a_sink_share_the_softmax(dtype, has_sinks, de
     actual = attend_to_rows(
         query.to(device),
         rows.to(device),
-        numbers.to(device),
-        is_visible.to(device),
+        lambda part: (numbers[part].to(device), ~is_visible[part].to(device)),
+        WIDTH,
         SIZE**-0.5,
         None if sinks is None else sinks.to(device),
     )

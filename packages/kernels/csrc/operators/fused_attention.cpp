@@ -10,7 +10,6 @@ namespace {
 
 Operator kFusedInferAttentionScore("aclnnFusedInferAttentionScoreV3");
 Operator kScatterPaKvCache("aclnnScatterPaKvCache");
-Operator kInplaceCopy("aclnnInplaceCopy");
 
 void check_rows(const Tensor& query, const Tensor& key, const Tensor& value) {
   TORCH_CHECK_VALUE(query.dim() == 3 && key.dim() == 3 && value.dim() == 3 &&

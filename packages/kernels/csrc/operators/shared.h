@@ -12,6 +12,12 @@ inline Operator kRmsNorm("aclnnRmsNorm");
 inline Operator kInplaceAdd("aclnnInplaceAdd");
 inline Operator kDynamicQuant("aclnnDynamicQuant");
 inline Operator kQuantize("aclnnQuantize");
+inline Operator kAddcmul("aclnnAddcmul");
+inline Operator kBatchMatMul("aclnnBatchMatMul");
+inline Operator kIndexSelect("aclnnIndexSelect");
+inline Operator kInplaceCopy("aclnnInplaceCopy");
+inline Operator kInplaceMaskedFill("aclnnInplaceMaskedFillScalar");
+inline Operator kSoftmax("aclnnSoftmax");
 
 // A paged cache [blocks, block_size, heads, size] with its heads in one dimension.
 inline View flat(const Tensor& cache) {

@@ -7,13 +7,9 @@
 namespace davinci {
 namespace {
 
-Operator kIndexSelect("aclnnIndexSelect");
-Operator kAddcmul("aclnnAddcmul");
 Operator kSigmoid("aclnnSigmoid");
-Operator kSoftmax("aclnnSoftmax");
 Operator kAddmm("aclnnAddmm");
 Operator kInplaceDiv("aclnnInplaceDiv");
-Operator kBatchMatMul("aclnnBatchMatMul");
 
 using Float = Number<double>;
 

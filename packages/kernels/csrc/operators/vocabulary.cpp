@@ -3,6 +3,7 @@
 
 #include "launch/stage.h"
 #include "operators/operators.h"
+#include "operators/shared.h"
 
 namespace davinci {
 namespace {
@@ -11,7 +12,6 @@ Operator kSubs("aclnnSubs");
 Operator kLtScalar("aclnnLtScalar");
 Operator kGeScalar("aclnnGeScalar");
 Operator kInplaceLogicalOr("aclnnInplaceLogicalOr");
-Operator kInplaceMaskedFill("aclnnInplaceMaskedFillScalar");
 Operator kEmbedding("aclnnEmbedding");
 
 using Integer = Number<int64_t>;

@@ -189,7 +189,9 @@ class DeepseekV4Model(nn.Module, EagleModelMixin):
         embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         streams = embedded.unsqueeze(1).repeat(1, self._rule.num_streams, 1)
         first: Any = self.layers[0]
-        step = first.attn.rows.step(positions)
+        rows = first.attn.rows
+        step = rows.step(positions)
+        held = rows.shared_memory(positions) if step is None else None
         means: list[torch.Tensor] = []
         asked: Any = self.aux_hidden_state_layers
         for number, layer in enumerate(self.layers, 1):
@@ -198,6 +200,7 @@ class DeepseekV4Model(nn.Module, EagleModelMixin):
                 means.append(streams.mean(dim=1))
         if self.last_streams is not None:
             self.last_streams[: len(streams)].copy_(streams.flatten(1))
+        del held  # the profile run's, as long as layers share indices
         hidden: torch.Tensor = self.norm(self.hc_head(streams))
         return (hidden, means) if means else hidden
 

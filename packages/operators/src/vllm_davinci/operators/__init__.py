@@ -26,6 +26,13 @@ from vllm_davinci.operators.norm import (
     rms_norm,
 )
 from vllm_davinci.operators.rotary import rotary_embedding
+from vllm_davinci.operators.rows import (
+    attend_to_rows,
+    choose_rows,
+    compress_tokens,
+    rotate_pairs,
+    row_numbers,
+)
 from vllm_davinci.operators.streams import collapse_streams, expand_streams
 from vllm_davinci.operators.vocabulary import vocab_parallel_embedding
 
@@ -33,9 +40,12 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_dynamic_quant",
     "add_rms_norm_quant",
+    "attend_to_rows",
     "block_fp8_floats",
     "block_fp8_integers",
+    "choose_rows",
     "collapse_streams",
+    "compress_tokens",
     "copy_kv_blocks",
     "expand_streams",
     "experts",
@@ -47,7 +57,9 @@ __all__ = [
     "prefill_attention",
     "rms_norm",
     "rotary_embedding",
+    "rotate_pairs",
     "routed_experts",
     "routed_experts_w8a8",
+    "row_numbers",
     "vocab_parallel_embedding",
 ]

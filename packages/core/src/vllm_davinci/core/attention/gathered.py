@@ -1,46 +1,58 @@
-"""Attention over individually chosen rows, the same for all heads, composed of torch operators.
+"""Attention over individually chosen rows, the same for all heads.
 
-A row is both key and value. Rows are gathered by their indices in the cache, and everything is
-computed in fp32. A head's sink enters the softmax and adds nothing to the sum. Callers pass at most
-`queries_at_once` queries.
+Rows are gathered by their indices in the cache, as `operators.attend_to_rows` defines.
 """
+
+from collections.abc import Callable
 
 import torch
 
-# Most elements of the gathered rows, and of the scores, per call. One query may exceed it.
+from vllm_davinci import operators
+from vllm_davinci.core.components.fused_ops import fused_op
+
+# Most elements of the gathered rows, and of the scores, at once. One query may exceed it.
 ROWS = 2**25
 SCORES = 2**25
+# Most indices of rows at once.
+NUMBERS = 2**22
+# Gives the indices of the rows of some queries, and which are hidden: [n, width] each.
+RowsOf = Callable[[slice], tuple[torch.Tensor, torch.Tensor]]
 
 
 def attend_to_rows(
     query: torch.Tensor,
     rows: torch.Tensor,
-    numbers: torch.Tensor,
-    is_visible: torch.Tensor,
+    rows_of: RowsOf,
+    width: int,
     scale: float,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Lets each query attend to its own rows.
+    """Lets each query attend to its own `width` rows.
 
-    query:      [num_tokens, num_heads, size]
-    rows:       [num_rows, size], of the dtype of query
-    numbers:    [num_tokens, width], int64; invisible entries must index a row of finite numbers
-    is_visible: [num_tokens, width], at least one per query
-    sinks:      [num_heads], fp32: extra score per head that belongs to no row; None without sinks
-    Returns a new tensor like query. Source: transformers' eager attention of DeepSeek-V4.
+    query: [num_tokens, num_heads, size]; rows, sinks: as in `operators.attend_to_rows`
+    Returns a new tensor like query.
     """
-    num_tokens, width = numbers.shape
-    chosen = rows.index_select(0, numbers.flatten()).float().view(num_tokens, width, -1)
-    scores = torch.bmm(query.float(), chosen.transpose(1, 2)).mul_(scale)
-    scores.masked_fill_(~is_visible.unsqueeze(1), float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.view(1, -1, 1).expand(num_tokens, -1, -1)], dim=-1)
-    return torch.bmm(scores.softmax(dim=-1)[..., :width], chosen).to(query.dtype)
+    attend = fused_op(operators.attend_to_rows) or operators.attend_to_rows
+    num_tokens, num_heads, size = query.shape
+    at_once, numbered = queries_at_once(num_heads, size, width), queries_numbered(width)
+    if num_tokens <= numbered:
+        whole = slice(0, num_tokens)
+        return attend(query, rows, *rows_of(whole), scale, sinks, at_once)
+    out = torch.empty_like(query)
+    for start in range(0, num_tokens, numbered):
+        part = slice(start, min(start + numbered, num_tokens))
+        out[part] = attend(query[part], rows, *rows_of(part), scale, sinks, at_once)
+    return out
 
 
 def queries_at_once(num_heads: int, size: int, width: int) -> int:
     """Queries of `width` rows each that fit into the memory limit of one call."""
     return max(1, min(ROWS // (width * size), SCORES // (width * num_heads)))
+
+
+def queries_numbered(width: int) -> int:
+    """Queries whose rows' indices are computed together."""
+    return max(1, NUMBERS // width)
 
 
 def take_most_memory(query: torch.Tensor, width: int) -> None:
@@ -50,9 +62,11 @@ def take_most_memory(query: torch.Tensor, width: int) -> None:
     """
     num_tokens, num_heads, size = query.shape
     num = min(num_tokens, queries_at_once(num_heads, size, width))
+    numbered = min(num_tokens, queries_numbered(width))
     held = [
         query.new_empty(num * width * size, dtype=each) for each in (query.dtype, torch.float32)
     ]
     held += [query.new_empty(num * (width + 1) * num_heads, dtype=torch.float32) for _ in range(3)]
     held += [query.new_empty(num * num_heads * size, dtype=torch.float32) for _ in range(2)]
+    held += [query.new_empty(numbered * width, dtype=torch.int64) for _ in range(4)]
     del held

@@ -41,6 +41,8 @@ STREAMS = 4
 WRITTEN = {
     "paged_attention": ("key_cache", "value_cache", "out"),
     "mla_preprocess": ("kv_c_cache", "k_pe_cache"),
+    "rotate_pairs": ("x",),
+    "compress_tokens": ("projected", "states"),
 }
 Row = tuple[str, str, Mapping[str, Any]]  # operator, step, operands
 
@@ -94,6 +96,9 @@ def _rows(model: ModelSizes) -> Iterator[Row]:
             "comb": scales(TOKENS, STREAMS, STREAMS, least=0.0, most=0.5),
         },
     )  # fmt: skip
+    if model.has_common:
+        for name, operands in _rows_of_groups():
+            yield name, said, operands
     if model.latent:
         yield "mla_preprocess", said, _latent(model, model.latent)
     else:
@@ -125,6 +130,62 @@ def _streams(model: ModelSizes) -> dict[str, Any]:
         "norm_eps": model.epsilon,
         "sinkhorn_steps": 20,
     }
+
+
+def _rows_of_groups() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Sizes of DeepSeek-V4: groups of 4 tokens, which overlap."""
+    size, heads, rows, width, chosen = 512, 8, 4096, 640, 512
+    numbers, index = integers(0, rows, TOKENS, width), normal(TOKENS, 64, 128)
+    yield (
+        "row_numbers",
+        {
+            "places": integers(0, 1024, TOKENS, width),
+            "requests": torch.arange(TOKENS).unsqueeze(1),
+            "block_table": integers(0, 512, TOKENS, 32, dtype=torch.int32),
+            "rows_per_page": 32,
+            "rows_per_block": 880,
+        },
+    )
+    angles = cos_sin(TOKENS, 1, 64, dtype=torch.float32)
+    yield "rotate_pairs", {"x": normal(TOKENS, heads, size), **angles}
+    yield (
+        "compress_tokens",
+        {
+            "projected": normal(TOKENS, 4 * size, dtype=torch.float32),
+            "ape": normal(4, 2 * size, dtype=torch.float32),
+            "places": torch.arange(TOKENS) % 4,
+            "states": normal(rows, 4 * size, dtype=torch.float32),
+            "numbers": torch.arange(TOKENS),
+            "entries": integers(0, rows, TOKENS // 4, 8),
+            "is_missing": torch.arange(8).expand(TOKENS // 4, 8) < 2,
+            "overlaps": True,
+            "at_once": 2,
+        },
+    )
+    yield (
+        "attend_to_rows",
+        {
+            "query": normal(TOKENS, heads, size),
+            "rows": normal(rows, size),
+            "numbers": numbers,
+            "is_hidden": torch.arange(width).expand(TOKENS, width) > 600,
+            "scale": size**-0.5,
+            "sinks": normal(heads, dtype=torch.float32),
+            "at_once": 5,
+        },
+    )
+    yield (
+        "choose_rows",
+        {
+            "query": index,
+            "weights": normal(TOKENS, 64, dtype=torch.float32, scale=2**-6),
+            "keys": normal(rows, 128, dtype=torch.float32),
+            "places": torch.arange(rows),
+            "num_visible": integers(chosen, rows, TOKENS, 1),
+            "width": chosen,
+            "at_once": 5,
+        },
+    )
 
 
 def _rotary(model: ModelSizes) -> dict[str, Any]:

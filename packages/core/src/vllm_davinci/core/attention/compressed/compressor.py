@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm_davinci import operators
 from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
+from vllm_davinci.core.components.fused_ops import fused_op
 
 # Pages of projections per block of tokens, by ratio. With these numbers, a block has about as many
 # bytes in this cache group as in the other groups of DeepSeek-V4.
@@ -76,55 +78,48 @@ class Compressor(nn.Module):
 
         x: [num_tokens, hidden_size]
         """
-        projected = self.project(x)
-        tokens = step.all
-        projected[:, self.num_features :] += self.ape[tokens.positions % self.ratio]
-        self.states.write(tokens, projected)
-        last = step.closing(self.ratio)
-        at_once = max(1, ELEMENTS // (self._num_entries * 2 * self.num_features))
-        for start in range(0, len(last.rows), at_once):
-            part = last.part(slice(start, start + at_once))
-            self.cache.write(part, self._rows(part))
+        ratio, tokens = self.ratio, step.all
+        last: Tokens = step.closing(ratio)
+        places = step.shared(("places", ratio), lambda: tokens.positions % ratio)
+        entries, is_missing = step.shared((self.states.key, "entries"), lambda: self._entries(last))
+        compress = fused_op(operators.compress_tokens) or operators.compress_tokens
+        pooled = compress(
+            self.project(x),
+            self.ape,
+            places,
+            self.states.rows,
+            self.states.written(step),
+            entries,
+            is_missing,
+            self.overlaps,
+            max(1, ELEMENTS // (self._num_entries * 2 * self.num_features)),
+        )
+        if len(pooled) == 0:
+            return
+        # Of a graph's tokens, those inside the first group have no row.
+        first = step.shared(("first", ratio), lambda: (last.positions + (1 - ratio)).clamp_(min=0))
+        self.cache.write(step, self.finish(pooled, first, step))
 
-    def _rows(self, last: Tokens) -> torch.Tensor:
-        """Rows of the groups whose last tokens these are: [n, size]."""
+    def _entries(self, last: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the states of the groups that end with these tokens, and which there are not.
+
+        [n, tokens of a row] each. Those before the first token point at the first one's.
+        """
         back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
         positions = last.positions.unsqueeze(1) + back
-        # `pool` masks positions before the first token; clamping keeps their indices valid.
-        entries = self.states.numbers(positions.clamp(min=0), last.requests.unsqueeze(1))
-        gathered = self.states.rows.index_select(0, entries.flatten())
-        pooled = pool(gathered.view(*entries.shape, -1), positions >= 0, self.overlaps)
-        # Clamped for graphs: tokens inside the first group have no row.
-        return self.finish(pooled, (last.positions + (1 - self.ratio)).clamp_(min=0))
+        return self.states.numbers(
+            positions.clamp(min=0), last.requests.unsqueeze(1)
+        ), positions < 0
 
-    def finish(self, pooled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Applies norm and rotation to pooled rows. positions: of the groups' first tokens"""
-        normed = self.norm(pooled.to(self.cache.kind.dtype))
-        assert self._rope is not None
-        return self._rope.rotate(normed.unsqueeze(1), self._rope.at(positions)).squeeze(1)
+    def finish(
+        self, pooled: torch.Tensor, positions: torch.Tensor, step: StepTokens
+    ) -> torch.Tensor:
+        """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
+        normed, rope = self.norm(pooled.to(self.cache.kind.dtype)), self._rope
+        assert rope is not None
+        by = step.shared((rope, self.ratio), lambda: rope.at(positions))
+        return rope.rotate(normed.unsqueeze(1), by).squeeze(1)
 
 
 # The ratio whose groups overlap. Source: DeepSeek-V4, 2.3.1.
 OVERLAPPING = 4
-
-
-def pool(entries: torch.Tensor, is_there: torch.Tensor, overlaps: bool) -> torch.Tensor:
-    """Sums the values, weighted per feature by a softmax of the gates over the row's tokens.
-
-    entries:  [n, tokens of a row, 2 * features], fp32: values, then gates
-    is_there: [n, tokens of a row]
-    overlaps: the first half of the tokens uses the first half of the features, the second half
-              the second
-    Returns [n, size], fp32.
-    """
-    values, gates = entries.chunk(2, dim=-1)
-    gates = gates.masked_fill(~is_there.unsqueeze(-1), float("-inf"))
-    if overlaps:
-        values, gates = (_own_halves(each) for each in (values, gates))
-    return gates.softmax(dim=1).mul_(values).sum(dim=1)
-
-
-def _own_halves(entries: torch.Tensor) -> torch.Tensor:
-    before, own = entries.chunk(2, dim=1)
-    half = entries.shape[-1] // 2
-    return torch.cat([before[..., :half], own[..., half:]], dim=1)

@@ -7,7 +7,7 @@ from vllm_davinci.core.attention.compressed.compressor import Compressor
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, visible_rows
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
-from vllm_davinci.core.attention.gathered import attend_to_rows, queries_at_once, take_most_memory
+from vllm_davinci.core.attention.gathered import attend_to_rows, take_most_memory
 
 # Pages of the window's rows that hold a block's tokens.
 WINDOW_PAGES = 4
@@ -52,6 +52,10 @@ class CompressedAttention(nn.Module):
         metadata = self.window.metadata
         return None if metadata is None else metadata.tokens(positions)
 
+    def shared_memory(self, positions: torch.Tensor) -> torch.Tensor:
+        """As much memory as the layers' shared indices take. For the profile run."""
+        return positions.new_empty(len(positions), 2 * self._num_window)
+
     def take_most_memory(self, query: torch.Tensor) -> None:
         """query: [num_tokens, heads, size]. For the profile run."""
         take_most_memory(query, self._num_window + self._most_rows)
@@ -70,45 +74,53 @@ class CompressedAttention(nn.Module):
         index: queries and weights for `RowChoice.choose`, only in layers that choose rows
         Returns a new tensor like query.
         """
-        tokens, compressor = step.all, self._compressor[0]
-        own = self.window.write(tokens, rows)
-        chosen = None
+        own = self.window.write(step, rows)
+        chosen, compressor = None, self._compressor[0]
         if self._choice is not None:
             assert index is not None
             chosen = self._choice.choose(*index, step)
-        out = torch.empty_like(query)
         most = 0
         if compressor is not None:
             most = self._most_rows if step.in_graph else step.longest // compressor.ratio
-        width = self._num_window + (most if chosen is None else chosen.shape[1])
-        at_once = queries_at_once(query.shape[1], query.shape[2], width)
-        for start in range(0, step.num_tokens, at_once):
-            part = slice(start, start + at_once)
-            of_part = tokens.part(part)
-            numbers, is_visible = self._of_window(of_part)
-            if compressor is not None and most:
+            most = most if chosen is None else chosen.shape[1]
+        tokens = step.all
+
+        def rows_of(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            window, outside = step.shared(
+                (self.window.key, self._block), lambda: self._of_window(tokens, own)
+            )
+            if compressor is None or not most:
+                return window[part], outside[part]
+
+            def of_groups() -> tuple[torch.Tensor, torch.Tensor]:
                 groups = (
-                    visible_rows((of_part.positions + 1) // compressor.ratio, most)
+                    visible_rows(step.num_complete(compressor.ratio)[part], most)
                     if chosen is None
                     else chosen[part]
                 )
-                first = groups.clamp(min=0) * compressor.ratio
-                more = compressor.cache.numbers(first, of_part.requests.unsqueeze(1))
-                numbers = torch.cat([numbers, more], dim=1)
-                is_visible = torch.cat([is_visible, groups >= 0], dim=1)
-            # Invisible rows may be uninitialized; the token's own row is finite.
-            numbers = torch.where(is_visible, numbers, own[part].unsqueeze(1))
-            out[part] = attend_to_rows(
-                query[part], self.window.rows, numbers, is_visible, self._scale, sinks
-            )
-        return out
+                places, requests = groups.clamp(min=0), tokens.requests[part].unsqueeze(1)
+                return compressor.cache.numbers(places, requests), groups < 0
 
-    def _of_window(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the window's rows and whether each exists: [n, window] each."""
+            # Equal in all layers without a choice; of a part of the tokens, not worth the memory.
+            is_shared = chosen is None and part == slice(0, step.num_tokens)
+            key = compressor.cache.key, "visible"
+            numbers, hidden = step.shared(key, of_groups) if is_shared else of_groups()
+            # Hidden rows may be uninitialized; the token's own row is finite.
+            distance = compressor.cache.first_row - self.window.first_row
+            numbers = torch.where(hidden, own[part].unsqueeze(1), numbers + distance)
+            return torch.cat([window[part], numbers], 1), torch.cat([outside[part], hidden], 1)
+
+        return attend_to_rows(
+            query, self.window.rows, rows_of, self._num_window + most, self._scale, sinks
+        )
+
+    def _of_window(self, tokens: Tokens, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the window's rows, and which do not exist: [num_tokens, window] each."""
         after, newest = self._block or 1, tokens.positions
         if self._block:
             newest = newest - tokens.rows % self._block
         back = torch.arange(after - self._num_window, after, device=newest.device)
         positions = newest.unsqueeze(1) + back
-        requests = tokens.requests.unsqueeze(1)
-        return self.window.numbers(positions.clamp(min=0), requests), positions >= 0
+        numbers = self.window.numbers(positions.clamp(min=0), tokens.requests.unsqueeze(1))
+        is_hidden = positions < 0
+        return torch.where(is_hidden, own.unsqueeze(1), numbers), is_hidden

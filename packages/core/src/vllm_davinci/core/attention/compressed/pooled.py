@@ -12,8 +12,8 @@ from torch import nn
 from vllm_davinci.core.attention.compressed.compressor import Compressor
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
-from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
-from vllm_davinci.core.attention.gathered import attend_to_rows, queries_at_once, take_most_memory
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
+from vllm_davinci.core.attention.gathered import attend_to_rows, take_most_memory
 
 
 class PooledKeys(Compressor):
@@ -31,7 +31,9 @@ class PooledKeys(Compressor):
         keys, gates = projected[0].chunk(2, dim=-1)
         return torch.cat([self.norm(keys), gates], dim=-1).float()
 
-    def finish(self, pooled: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def finish(
+        self, pooled: torch.Tensor, positions: torch.Tensor, step: StepTokens
+    ) -> torch.Tensor:
         return pooled
 
 
@@ -85,34 +87,32 @@ class PooledAttention(nn.Module):
         index: queries and weights for `RowChoice.choose`
         Returns a new tensor like query.
         """
-        own = self.rows.write(step.all, rows)
+        own, tokens = self.rows.write(step, rows), step.all
         chosen = self._choice.choose(*index, step)
-        out = torch.empty_like(query)
         width = chosen.shape[1] * self._ratio + self._ratio - 1
-        at_once = queries_at_once(query.shape[1], query.shape[2], width)
-        for start in range(0, step.num_tokens, at_once):
-            part = slice(start, start + at_once)
-            numbers, is_visible = self._visible(chosen[part], step.all.part(part))
-            # Invisible rows may be uninitialized; the token's own row is finite.
-            numbers = torch.where(is_visible, numbers, own[part].unsqueeze(1))
-            out[part] = attend_to_rows(
-                query[part], self.rows.rows, numbers, is_visible, self._scale
+
+        def rows_of(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            numbers, is_hidden = self._visible(
+                chosen[part], tokens.positions[part], tokens.requests[part]
             )
-        return out
+            # Hidden rows may be uninitialized; the token's own row is finite.
+            return torch.where(is_hidden, own[part].unsqueeze(1), numbers), is_hidden
 
-    def _visible(self, groups: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the rows of chosen groups, then of the open group, and whether each is seen.
+        return attend_to_rows(query, self.rows.rows, rows_of, width, self._scale)
 
-        groups: [n, most chosen], -1 after the last
+    def _visible(
+        self, groups: torch.Tensor, positions: torch.Tensor, requests: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the rows of chosen groups, then of the open group, and which are hidden.
+
+        groups: [n, most chosen], -1 after the last; positions, requests: [n], as in `Tokens`
         Returns [n, width] each. The open group is empty after a group's last token.
         """
-        last, within = (
-            tokens.positions.unsqueeze(1),
-            torch.arange(self._ratio, device=groups.device),
-        )
+        last = positions.unsqueeze(1)
+        within = torch.arange(self._ratio, device=groups.device)
         closed = (groups.unsqueeze(2) * self._ratio + within).flatten(1)
         opened = (last + 1) // self._ratio * self._ratio + within[:-1]
-        is_visible = torch.cat([closed >= 0, opened <= last], dim=1)
-        own = last.expand_as(is_visible)
-        positions = torch.where(is_visible, torch.cat([closed, opened], dim=1), own)
-        return self.rows.numbers(positions, tokens.requests.unsqueeze(1)), is_visible
+        is_hidden = torch.cat([closed < 0, opened > last], dim=1)
+        own = last.expand_as(is_hidden)
+        places = torch.where(is_hidden, own, torch.cat([closed, opened], dim=1))
+        return self.rows.numbers(places, requests.unsqueeze(1)), is_hidden

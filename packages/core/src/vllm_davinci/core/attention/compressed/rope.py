@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from vllm_davinci import operators
+from vllm_davinci.core.components.fused_ops import fused_op
+
 
 class CosSin(NamedTuple):
     """Cosines and sines per position: [n, 1, size] each, fp32, for both entries of each pair.
@@ -42,10 +45,8 @@ class RopeTable(nn.Module):
     @staticmethod
     def rotate(x: torch.Tensor, by: CosSin) -> torch.Tensor:
         """x: [n, heads, size or more]; rotates its last entries in place, and returns it."""
-        turned = x[..., -by.cos.shape[-1] :]
-        entries = turned.float()
-        swapped = entries.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        turned.copy_(torch.addcmul(entries * by.cos, swapped, by.sin))
+        rotate = fused_op(operators.rotate_pairs) or operators.rotate_pairs
+        rotate(x, by.cos, by.sin)
         return x
 
 

@@ -6,6 +6,7 @@ written and gathered by index, so all layers with rows of one width share one vi
 See docs/decisions/0017-rows-in-packed-pages.md.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -31,10 +32,12 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vllm_davinci import operators
 from vllm_davinci.core.attention.backend import LayersOwnBackendBase
 from vllm_davinci.core.attention.builder import MetadataBuilderBase
-from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
+from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.attention.metadata import host_seq_lens
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
@@ -183,9 +186,15 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
     @property
     def rows(self) -> torch.Tensor:
-        """[num_rows, width]"""
+        """[n, width]: all memory from the first row of the layer's page in block 0"""
         assert self.kv_cache is not None, f"{self.prefix} has no memory yet"
-        return self.kv_cache.rows
+        return self.kv_cache.rows[self.first_row :]
+
+    @property
+    def first_row(self) -> int:
+        """In all memory, which layers of one width and dtype share."""
+        assert self.kv_cache is not None
+        return self.kv_cache.first_row
 
     @property
     def has_pages(self) -> bool:
@@ -209,16 +218,28 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         whole = rows[: len(rows) // size * size].view(-1, size, 1, self.kind.width)
         return whole, (blocks.unsqueeze(-1) * stride + within).flatten(1)
 
-    def write(self, tokens: Tokens, rows: torch.Tensor) -> torch.Tensor:
-        """Writes the rows that the tokens complete. rows: [n, width]. Returns their indices, int64.
+    def write(self, step: StepTokens, rows: torch.Tensor) -> torch.Tensor:
+        """Writes the rows that the step's tokens complete. rows: [n, width]
+
+        Returns their indices.
+        """
+        numbers = self.written(step)
+        self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
+        return numbers
+
+    def written(self, step: StepTokens) -> torch.Tensor:
+        """Indices of the rows that the step's tokens complete, int64, for layers of this key.
 
         Rows that are not to be written go to the null block, which belongs to no request.
         """
-        assert self.kv_cache is not None
-        numbers = self.numbers(tokens.positions, tokens.requests)
+        found: torch.Tensor = step.shared((self.key, "written"), lambda: self._written(step))
+        return found
+
+    def _written(self, step: StepTokens) -> torch.Tensor:
+        tokens, ratio = step.closing(self.kind.tokens_per_row), self.kind.tokens_per_row
+        numbers = self.numbers(tokens.positions // ratio, tokens.requests)
         if tokens.is_written is not None:
-            numbers.masked_fill_(~tokens.is_written, self.kv_cache.first_row)
-        self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
+            numbers.masked_fill_(~tokens.is_written, 0)
         return numbers
 
     def write_at(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
@@ -227,25 +248,32 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         rows: [n, width]
         """
         assert self.kv_cache is not None and self.kind.tokens_per_row == 1
-        _, first_row, rows_per_block = self.kv_cache
         blocks, places = slots // self._block_size, slots % self._block_size
-        numbers = blocks * rows_per_block + places
-        numbers.masked_fill_(slots < 0, 0).add_(first_row)
+        numbers = blocks * self.kv_cache.rows_per_block + places
+        numbers.masked_fill_(slots < 0, 0)
         self.rows.index_copy_(0, numbers, rows.to(self.kind.dtype))
 
-    def numbers(self, positions: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
-        """Indices of the rows that hold the tokens at these positions, int64.
+    def numbers(self, places: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
+        """Indices in `rows` of requests' rows, int64.
 
-        positions: [n, ...], int64; requests: rows of the block table, broadcastable to positions
+        places: [n, ...], int64, positions divided by the tokens of a row
+        requests: rows of the block table, broadcastable to places
         """
         assert self.kv_cache is not None and self.metadata is not None
-        block_table = self.metadata.block_table
-        blocks, offsets = positions // self._block_size, positions % self._block_size
-        entries = requests * block_table.shape[1] + blocks
-        found = block_table.reshape(-1).index_select(0, entries.flatten()).view(entries.shape)
-        _, first_row, rows_per_block = self.kv_cache
-        places = offsets // self.kind.tokens_per_row + first_row
-        return found.to(torch.int64) * rows_per_block + places
+        find = fused_op(operators.row_numbers) or operators.row_numbers
+        return find(
+            places,
+            requests,
+            self.metadata.block_table,
+            self._block_size // self.kind.tokens_per_row,
+            self.kv_cache.rows_per_block,
+        )
+
+    @property
+    def key(self) -> Hashable:
+        """Layers with equal keys have rows at equal indices in this step."""
+        assert self.kv_cache is not None
+        return id(self.metadata), self.kind, self.kv_cache.rows_per_block
 
 
 class RowCacheMetadataBuilder(MetadataBuilderBase[RowCacheMetadata]):

@@ -3,9 +3,11 @@
 import torch
 import torch_npu
 
+from vllm_davinci import operators
 from vllm_davinci.core.attention.compressed.compressor import Compressor
 from vllm_davinci.core.attention.compressed.step_tokens import Span, StepTokens
 from vllm_davinci.core.attention.mla.indexer import HEAD_SIZE, MAX_HEADS
+from vllm_davinci.core.components.fused_ops import fused_op
 
 # Most scores, over all heads, computed at once.
 SCORES = 2**24
@@ -36,7 +38,7 @@ class RowChoice:
         Returns [num_tokens, width], int64, where width is at most `num_chosen`.
         """
         ratio = self._keys.ratio
-        num_visible = (step.all.positions + 1) // ratio
+        num_visible = step.num_complete(ratio)
         if step.in_graph:
             return self._choose_on_device(query, weights, num_visible, step.all.requests)
         most = step.longest // ratio
@@ -44,7 +46,10 @@ class RowChoice:
             return visible_rows(num_visible, most)
         chosen = num_visible.new_full((step.num_tokens, self._num_chosen), -1)
         for span in step.spans:
-            self._choose_of(span, query, weights, num_visible, chosen)
+            if num_rows := span.end // ratio:
+                width = min(num_rows, self._num_chosen)
+                part = span.rows, slice(width)
+                chosen[part] = self._choose_of(span, query, weights, step, num_rows)
         return chosen
 
     def _choose_on_device(
@@ -81,36 +86,27 @@ class RowChoice:
         span: Span,
         query: torch.Tensor,
         weights: torch.Tensor,
-        num_visible: torch.Tensor,
-        chosen: torch.Tensor,
-    ) -> None:
-        """Writes the chosen rows of one request's tokens."""
-        num_rows = span.end // self._keys.ratio
-        if num_rows == 0:
-            return
+        step: StepTokens,
+        num_rows: int,
+    ) -> torch.Tensor:
+        """The chosen rows of one request's tokens: [n, at most `num_chosen`]."""
         cache = self._keys.cache
-        places = torch.arange(num_rows, device=query.device)
-        numbers = cache.numbers(places * self._keys.ratio, torch.full_like(places, span.request))
-        keys = cache.rows.index_select(0, numbers).float().t()
-        width = min(num_rows, self._num_chosen)
-        at_once = max(1, SCORES // (query.shape[1] * num_rows))
-        for start in range(span.rows.start, span.rows.stop, at_once):
-            part = slice(start, min(start + at_once, span.rows.stop))
-            scores = scores_of(query[part], keys, weights[part])
-            limit = num_visible[part].unsqueeze(1)
-            scores.masked_fill_(places >= limit, float("-inf"))
-            best = scores.topk(width, dim=-1).indices
-            chosen[part, :width] = best.masked_fill(best >= limit, -1)
 
+        def all_rows() -> tuple[torch.Tensor, torch.Tensor]:
+            places = torch.arange(num_rows, device=query.device)
+            return places, cache.numbers(places, torch.full_like(places, span.request))
 
-def scores_of(query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Score of each key: sum over heads of weight * relu(query * key).
-
-    query: [n, heads, size]; keys: [size, num_keys], fp32; weights: [n, heads], fp32
-    Returns [n, num_keys], fp32. Source: DeepSeek-V3.2, 2.1, applied to compressed keys.
-    """
-    products = (query.float().flatten(0, 1) @ keys).relu_().view(*query.shape[:2], -1)
-    return torch.bmm(weights.unsqueeze(1), products).squeeze(1)
+        places, numbers = step.shared((cache.key, span.request), all_rows)
+        choose = fused_op(operators.choose_rows) or operators.choose_rows
+        return choose(
+            query[span.rows],
+            weights[span.rows],
+            cache.rows.index_select(0, numbers).float(),
+            places,
+            step.num_complete(self._keys.ratio)[span.rows].unsqueeze(1),
+            min(num_rows, self._num_chosen),
+            max(1, SCORES // (query.shape[1] * num_rows)),
+        )
 
 
 def visible_rows(num_visible: torch.Tensor, width: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The tokens of one step: their requests, and which of them complete a group."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +21,6 @@ class Tokens(NamedTuple):
     requests: torch.Tensor
     positions: torch.Tensor
     is_written: torch.Tensor | None = None
-
-    def part(self, part: slice) -> "Tokens":
-        written = None if self.is_written is None else self.is_written[part]
-        return Tokens(self.rows[part], self.requests[part], self.positions[part], written)
 
 
 class Span(NamedTuple):
@@ -53,6 +50,7 @@ class StepTokens:
     device: torch.device
     in_graph: bool = False
     _by_ratio: dict[int, Tokens] = field(default_factory=dict)
+    _shared: dict[Hashable, Any] = field(default_factory=dict)
 
     @classmethod
     def of_lengths(
@@ -85,6 +83,19 @@ class StepTokens:
     def longest(self) -> int:
         """Total tokens of the longest request."""
         return max((span.end for span in self.spans), default=0)
+
+    def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Result of `make` for the first layer that asks for the key, which is not written to."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def num_complete(self, ratio: int) -> torch.Tensor:
+        """Groups of `ratio` tokens up to each token, which it sees: [num_tokens], int64."""
+        found: torch.Tensor = self.shared(
+            ("complete", ratio), lambda: (self.all.positions + 1) // ratio
+        )
+        return found
 
     @property
     def all(self) -> Tokens:
