@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch_npu
 from hypothesis import given
-from hypothesis import strategies as st
 
 from vllm_davinci.operators.quantization import to_int8
 from vllm_davinci_testing.operators import aclnn
@@ -83,19 +82,6 @@ def test_add_rms_norm_quant_rounds_to_int8(divide: bool, dtype: torch.dtype) -> 
     compare(y1, to_int8(scaled + zero_points), atol=1)
 
 
-@given(x=tensors(FLOATS, ((7, 64), (3, 5, 67), (1, 1))), affine=st.booleans())
-def test_layer_norm_equals_torch(x: Pair, affine: bool) -> None:
-    shape = (x.cpu.shape[-1],)
-    weight, bias = values(shape, x.cpu.dtype, 1), values(shape, x.cpu.dtype, 2)
-    npu = (weight.npu(), bias.npu()) if affine else (None, None)
-    cpu = (weight, bias) if affine else (None, None)
-    compare(
-        torch.nn.functional.layer_norm(x.npu, shape, *npu),
-        torch.nn.functional.layer_norm(x.cpu, shape, *cpu),
-        **TOLERANCE[x.cpu.dtype],
-    )
-
-
 def test_layer_norm_returns_mean_and_deviation() -> None:
     x, weight, bias = (values((4, 3, 16), torch.float32, i) for i in (1, 2, 3))
     arguments = ([3, 16], weight[0], bias[0], 1e-5)
@@ -105,33 +91,6 @@ def test_layer_norm_returns_mean_and_deviation() -> None:
         rtol=1e-5,
         atol=1e-6,
     )
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_group_norm_equals_torch(affine: bool) -> None:
-    x = values((2, 6, 5, 3), torch.float32, 1)
-    weight, bias = values((6,), torch.float32, 2), values((6,), torch.float32, 3)
-    group_norm = torch.nn.functional.group_norm
-    npu = (weight.npu(), bias.npu()) if affine else ()
-    compare(
-        group_norm(x.npu(), 3, *npu),
-        group_norm(x, 3, *((weight, bias) if affine else ())),
-        rtol=1e-5,
-        atol=1e-6,
-    )
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_equals_torch_and_updates_its_statistics(training: bool) -> None:
-    x = values((4, 6, 5), torch.float32, 1)
-    weight, bias = values((6,), torch.float32, 2), values((6,), torch.float32, 3)
-    mean, var = values((6,), torch.float32, 4), values((6,), torch.float32, 5, low=1)
-    npu_mean, npu_var = mean.npu(), var.npu()
-    batch_norm = torch.nn.functional.batch_norm
-    y = batch_norm(x.npu(), npu_mean, npu_var, weight.npu(), bias.npu(), training=training)
-    compare(y, batch_norm(x, mean, var, weight, bias, training=training), rtol=1e-5, atol=1e-5)
-    compare(npu_mean, mean, rtol=1e-5, atol=1e-6)
-    compare(npu_var, var, rtol=1e-5, atol=1e-6)
 
 
 def test_add_rms_norm_in_place_leaves_the_norm_and_the_sum() -> None:

@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,19 +94,6 @@ def test_linspace_equals_torch(start: float, end: float, steps: int, dtype: torc
         torch.linspace(start, end, steps, dtype=dtype),
         rtol=1e-6,
     )
-
-
-@given(rows=st.integers(0, 9), columns=st.integers(0, 9), dtype=st.sampled_from(ALL))
-def test_eye_equals_torch(rows: int, columns: int, dtype: torch.dtype) -> None:
-    compare(
-        torch.eye(rows, columns, dtype=dtype, device="npu"), torch.eye(rows, columns, dtype=dtype)
-    )
-
-
-@given(x=tensors((torch.int64,), shapes=((), (1,), (7,), (3, 5)), low=0, high=6))
-def test_one_hot_equals_torch(x: Pair) -> None:
-    compare(F.one_hot(x.npu, 6), F.one_hot(x.cpu, 6))
-    compare(F.one_hot(x.npu), F.one_hot(x.cpu))
 
 
 def test_a_range_of_another_length_than_the_output_is_refused() -> None:

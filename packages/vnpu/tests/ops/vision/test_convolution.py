@@ -7,7 +7,7 @@ import torch
 
 from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare
-from vllm_davinci_testing.operators.strategies import FLOATS, values
+from vllm_davinci_testing.operators.strategies import values
 
 functional = torch.nn.functional
 TOLERANCE = {
@@ -16,37 +16,6 @@ TOLERANCE = {
     torch.bfloat16: {"rtol": 2e-2, "atol": 1e-1},
 }
 SPATIAL = {1: (17,), 2: (9, 7), 3: (5, 6, 4)}
-
-
-@pytest.mark.parametrize("dims", SPATIAL)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2}],
-    ids=str,
-)
-def test_convolution_equals_torch(dims: int, dtype: torch.dtype, options: dict[str, int]) -> None:
-    x = values((2, 4, *SPATIAL[dims]), dtype, 1)
-    weight = values((6, 4 // options.get("groups", 1), *[2] * dims), dtype, 2, low=-1, high=1)
-    bias = values((6,), dtype, 3)
-    convolution = getattr(functional, f"conv{dims}d")
-    expected = convolution(x.float(), weight.float(), bias.float(), **options).to(dtype)
-    compare(convolution(x.npu(), weight.npu(), bias.npu(), **options), expected, **TOLERANCE[dtype])
-    expected = convolution(x.float(), weight.float(), **options).to(dtype)
-    compare(convolution(x.npu(), weight.npu(), **options), expected, **TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dims", SPATIAL)
-@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1, "output_padding": 1}], ids=str)
-def test_transposed_convolution_equals_torch(dims: int, options: dict[str, int]) -> None:
-    x = values((2, 4, *SPATIAL[dims]), torch.float32, 1)
-    weight = values((4, 6, *[3] * dims), torch.float32, 2, low=-1, high=1)
-    convolution = getattr(functional, f"conv_transpose{dims}d")
-    compare(
-        convolution(x.npu(), weight.npu(), **options),
-        convolution(x, weight, **options),
-        **TOLERANCE[torch.float32],
-    )
 
 
 @pytest.mark.parametrize(
