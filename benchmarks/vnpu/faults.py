@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Result:
         rows=rows,
         settings={"calls per block": BLOCK_CALLS},
         device="vnpu, policy eager",
-        bounded_by="the call itself: see vnpu/launch",
+        bounded_by="the call itself",
     )
 
 

@@ -11,7 +11,6 @@ from drafts import Eagle3Head, MTPLayer
 from optimization import routers
 from perplexity import SLICE_TOKENS, held_out_windows, perplexity
 from recipes import RECIPES
-from released import rename
 from safetensors import safe_open
 from torch import nn
 from train_draft import SLICE_TOKENS as DRAFT_SLICE_TOKENS
@@ -88,35 +87,11 @@ def test_weights_are_bf16_and_have_the_configured_architecture(
 
 
 @pytest.mark.nightly("weights")
-def test_saving_a_loaded_model_gives_the_same_weights(directory: Path, tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_pretrained(directory).save_pretrained(tmp_path)
-    if directory.name == "tiny_deepseek_v4":
-        rename(tmp_path, {})
-    with (
-        safe_open(directory / "model.safetensors", "pt") as shipped,
-        safe_open(tmp_path / "model.safetensors", "pt") as saved,
-    ):
-        assert set(shipped.keys()) == set(saved.keys())
-        for name in sorted(shipped.keys()):
-            # transformers loads V4's norms in fp32.
-            again = saved.get_tensor(name).to(shipped.get_tensor(name).dtype)
-            assert torch.equal(shipped.get_tensor(name), again), name
-
-
-@pytest.mark.nightly("weights")
 def test_tokenizer_restores_every_held_out_file(tokenizer: PreTrainedTokenizerFast) -> None:
     for file in held_out_files():
         tokens = tokenizer(file.text, verbose=False)["input_ids"]
         assert tokens[0] == tokenizer.bos_token_id
         assert tokenizer.decode(tokens[1:]) == file.text, file.path
-
-
-@pytest.mark.nightly("weights")
-@pytest.mark.parametrize(
-    "text", ["", " ", "\n\n\t x\r\n", "naïve → 日本語 🎉", "</ s>", "0123 _x1"]
-)
-def test_tokenizer_restores_any_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    assert tokenizer.decode(tokenizer(text)["input_ids"][1:]) == text
 
 
 def test_chat_template_marks_each_turn_with_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -137,28 +112,6 @@ def test_chat_template_marks_each_turn_with_one_token(tokenizer: PreTrainedToken
 def test_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(Exception, match="unknown role robot: use system, user or assistant"):
         tokenizer.apply_chat_template([{"role": "robot", "content": "Hi"}], tokenize=False)
-
-
-@pytest.mark.nightly("weights")
-def test_perplexity_of_held_out_text_is_below_the_stated_bound(
-    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    card = (directory / "README.md").read_text()
-    bound = re.search(r"^\| perplexity bound of the test \| ([\d.]+) \|$", card, re.MULTILINE)
-    assert bound is not None
-    assert perplexity(model, held_out_windows(tokenizer, SLICE_TOKENS)) < float(bound[1])
-
-
-@pytest.mark.nightly("weights")
-def test_perplexity_needs_the_order_of_the_words(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    windows = held_out_windows(tokenizer, 2048)
-    generator = torch.Generator().manual_seed(0)
-    shuffled = [
-        torch.cat([w[:1], w[1:][torch.randperm(len(w) - 1, generator=generator)]]) for w in windows
-    ]
-    assert perplexity(model, shuffled) > 10 * perplexity(model, windows)
 
 
 @pytest.mark.parametrize("prompt", ["def ", "import ", "class "])

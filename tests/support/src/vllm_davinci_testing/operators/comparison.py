@@ -1,7 +1,7 @@
 """Compares the device's results with torch's on the CPU."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -31,12 +31,6 @@ def compare(npu: Result, cpu: Result, *, rtol: float = 0.0, atol: float = 0.0) -
     else:
         assert type(npu) is type(cpu)
         torch.testing.assert_close(npu, cpu, rtol=rtol, atol=atol, equal_nan=True)
-
-
-def compare_calls(name: str, *operands: Any) -> None:
-    """Compares torch's function of that name on both sides. operands: pairs of `strategies`"""
-    function = getattr(torch, name)
-    compare(function(*(each.npu for each in operands)), function(*(each.cpu for each in operands)))
 
 
 def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
