@@ -17,8 +17,9 @@ WAIT = {"ErnieMTPModel", "HYV3MTPModel"}  # for the device in each pass, so that
 
 
 def test_every_family_has_a_case():
-    # test_speculation_{models,sparse}.py, test_compressed_attention.py
+    # test_speculation_{models,sparse}.py, test_{compressed,pooled}_attention.py
     elsewhere = {"DeepSeekMTPModel", "DeepseekV32MTPModel", "DeepSeekV4MTPModel"}
+    elsewhere |= {"Glm5NextMTPModel"}
     assert {*FAMILIES} | elsewhere == {*MTP_SERVED}
 
 
