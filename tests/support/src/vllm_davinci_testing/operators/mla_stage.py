@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch_npu
 from torch import Tensor
 
 HIDDEN, HEADS, NOPE, ROPE, KV_LORA, VALUE, BLOCK = 96, 4, 32, 64, 512, 32, 128
@@ -47,24 +46,6 @@ class Block:
         return [self.x, self.a_weight, self.q_a_norm, self.q_b_weight, *self.key_arguments()]
 
 
-def after_projections(
-    block: Block, q: Tensor, kv: Tensor, num_decode_tokens: int
-) -> tuple[Tensor, ...]:
-    """The rest of the stage as torch_npu calls, from queries and compressed keys and values."""
-    q = q.view(len(q), HEADS, NOPE + ROPE)
-    _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
-        kv[:, None, None, :], block.kv_a_norm, block.cos, block.sin, block.slots,
-        block.caches[1], block.caches[0],
-        epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
-    )  # fmt: skip
-    q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), block.cos, block.sin)
-    ql_nope = torch_npu.npu_transpose_batchmatmul(
-        q[:num_decode_tokens, :, :NOPE], block.W_UK,
-        perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
-    )  # fmt: skip
-    return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
-
-
 @dataclass
 class Projection:
     """An int8 weight with the tensors of its product; static ones have a bias of the sums."""
@@ -86,13 +67,6 @@ class Projection:
         if dtype == torch.float16:
             scale = scale.view(torch.int32).long()
         return cls(weight, scale.npu(), bias.npu())
-
-    def of(self, rows: Tensor, row_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        product: Tensor = torch_npu.npu_quant_matmul(
-            rows, self.weight, self.scale,
-            pertoken_scale=row_scale, bias=self.bias, output_dtype=dtype,
-        )  # fmt: skip
-        return product
 
 
 class IntegerBlock(Block):
@@ -143,24 +117,6 @@ class IntegerBlock(Block):
             self.b.bias,
             *self.key_arguments(),
         ]
-
-    def composed(self, num_decode_tokens: int) -> tuple[Tensor, ...]:
-        """The stage as torch_npu calls."""
-        kv = joint = self.a.of(self.rows, self.row_scale, self.dtype)
-        queries, query_scale = self.rows, self.row_scale
-        if self.q_lora_rank is not None:
-            compressed, kv = joint[:, : self.q_lora_rank], joint[:, self.q_lora_rank :]
-            normed = torch_npu.npu_rms_norm(compressed, self.q_a_norm, EPSILON)[0]
-            if self.norm_bias is not None:
-                normed += self.norm_bias
-            if self.row_scale is None:
-                queries = torch_npu.npu_quantize(
-                    normed, self.input_scale, self.input_offset, torch.qint8, -1, True
-                )
-            else:
-                queries, query_scale = torch_npu.npu_dynamic_quant(normed)
-        q = self.b.of(queries, query_scale, self.dtype)
-        return after_projections(self, q, kv, num_decode_tokens)
 
 
 def assert_repeats(make: Callable[[], Block], stage: Callable[..., Any], turns: int) -> None:
