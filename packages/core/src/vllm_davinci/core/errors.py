@@ -3,7 +3,7 @@
 import importlib.metadata
 
 DISTRIBUTION = "vllm-davinci-core"
-# As shown in messages: patch releases add no feature.
+# The release as messages show it; patch releases add no feature.
 RELEASE = f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION).rpartition('.')[0]}"
 
 
@@ -20,7 +20,7 @@ class UnsupportedFeatureError(CoreError, ValueError):
 
 
 class CheckpointError(CoreError, ValueError):
-    """A checkpoint's files cannot be read."""
+    """A checkpoint's files cannot be read or do not fit the model."""
 
 
 class DeviceError(CoreError, RuntimeError):

@@ -237,7 +237,7 @@ class NPUWorker(Worker):
         torch.accelerator.empty_cache()
         free_bytes, _ = torch.accelerator.get_memory_info()
         fixed_bytes = self.cache_config.kv_cache_memory_bytes
-        if fixed_bytes is not None:  # the rest may be used completely
+        if fixed_bytes is not None:  # all other memory may be used
             return int(free_bytes - fixed_bytes)
         taken_bytes = self.init_snapshot.free_memory - free_bytes
         return int(self.requested_memory - taken_bytes)

@@ -1,4 +1,5 @@
-"""DeepSeek-V4's DSpark: layers that draft a block of tokens at once, from layers of the model."""
+"""DeepSeek-V4's DSpark: layers that draft a block of tokens at once, from hidden states of the
+model."""
 
 import re
 from collections.abc import Iterable, Sequence

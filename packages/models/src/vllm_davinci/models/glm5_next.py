@@ -212,7 +212,7 @@ class NPUGlm5NextForCausalLM(Glm5NextForCausalLM):
 
 
 class _VisionAttention(Glm5NextVisionAttention):
-    """Without the fused norm of queries and keys, a kernel; GLM-OCR's is otherwise the same."""
+    """GLM-OCR's attention, which lacks the fused CUDA norm of queries and keys."""
 
     forward = GlmOcrVisionAttention.forward
 

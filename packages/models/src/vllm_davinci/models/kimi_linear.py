@@ -34,7 +34,7 @@ class _NominalDeltaAttention(KimiK3DeltaAttention):
 
     def __init__(self, config: Any, vllm_config: VllmConfig, prefix: str = "") -> None:
         GatedDeltaNetAttention.__init__(self, config, vllm_config, prefix)
-        # Of the convolution; the configuration names that of MLPs.
+        # The convolution's activation; the configuration names that of MLPs.
         self.activation: str | None = "silu"
 
 

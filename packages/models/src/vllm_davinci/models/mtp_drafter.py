@@ -32,7 +32,7 @@ class Predictor(nn.Module):
 
     @abstractmethod
     def in_order(self) -> Sequence[Any]:
-        """The layers, by the step that they predict."""
+        """The layers, in the order of the steps that they predict."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return load_mapped(self, weights, self.config.n_routed_experts)

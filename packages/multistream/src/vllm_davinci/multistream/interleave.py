@@ -67,7 +67,7 @@ class UBatchGreenlet(greenlet.greenlet):
     def let_others_run(self) -> None:
         """Runs the other ubatches until it is this one's turn again."""
         run = self.interleave
-        if run.is_aborting:  # a ubatch that caught its abort, or communicates while it unwinds
+        if run.is_aborting:  # this ubatch caught its abort, or communicates while it unwinds
             raise _Abort("another ubatch of this step failed")
         following = self.following
         if following is self:

@@ -15,7 +15,7 @@ from vllm_davinci.multistream.turns import communicate, current_ubatch
 
 
 class StreamScheduler:
-    """One per process, with one stream per role."""
+    """Stream scheduler of a process, with one stream per role."""
 
     api_version = 1
 

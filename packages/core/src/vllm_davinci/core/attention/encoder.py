@@ -29,7 +29,7 @@ class SequenceEnds:
     def remember(self, tensor: torch.Tensor, ends: list[int]) -> None:
         """Records `ends` for `tensor`, valid until the tensor is written to.
 
-        Tensors made under inference_mode do not report writes: encoders make theirs anew in each
+        Tensors made under inference_mode do not report writes, but encoders make new ones in each
         forward.
         """
         self._known[tensor] = _version(tensor), ends

@@ -186,10 +186,10 @@ def _lacking(tracker: LoadTracker, model: torch.nn.Module, shares: bool) -> Iter
         prefix, _, part = name.rpartition(".")
         module = modules.get(prefix)
         if isinstance(module, NPURMSNorm) and part == "bias":
-            continue  # created for norms that have one
+            continue  # not every norm has a bias
         num_rows = getattr(modules.get(prefix.rpartition(".")[0]), "in_proj_padding", 0)
         if num_rows and module is not None and size - written == num_rows * module.input_size:
-            continue  # zeros that align a product of Kimi-K3
+            continue  # zero rows that only align a product of Kimi-K3
         if shares and not written and isinstance(module, VocabParallelEmbedding):
             continue  # vLLM replaces it with the target's
         method = getattr(module, "quant_method", None)

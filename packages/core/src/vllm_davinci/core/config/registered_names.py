@@ -1,7 +1,7 @@
 """Names under which vLLM finds parts of this plugin, and vLLM's names that they replace."""
 
 # Load formats with which vLLM reads tensors one by one into host memory, where our loader converts
-# and counts them. Our names add the prefix.
+# and counts them. Our formats have these names with the prefix.
 REPLACED = ("auto", "hf", "safetensors", "mistral", "npcache", "pt")
 PREFIX = "davinci_"
 # Formats that create weights without files, so no tensor can be missing.

@@ -9,7 +9,7 @@ from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 
 class UnservedModel(nn.Module):
-    """Has the methods of a text model, so that a start reaches its refusal by name."""
+    """Has a text model's methods, so that start-up reaches the check that refuses its name."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()

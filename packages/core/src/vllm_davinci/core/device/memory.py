@@ -73,8 +73,8 @@ def _let_expand(is_on: bool) -> None:
 def discard_damaged_plans(cache_root: Path) -> None:
     """Removes vLLM's startup plans that are not JSON objects, with a warning for each.
 
-    vLLM ignores a plan of another configuration or a truncated one. Other bytes, and other JSON
-    values, end its worker.
+    vLLM ignores plans of other configurations and truncated plans, but its worker
+    ends on any other content.
     cache_root: VLLM_CACHE_ROOT
     """
     for path in (cache_root / "startup_plan").glob("startup_plan_*.json"):

@@ -46,7 +46,7 @@ def size_of_ring(parallel: ParallelConfig) -> int:
 
 
 class EngineRing:
-    """One engine's member of the ring. A thread joins it, so no start waits for it.
+    """One engine's end of the ring. A thread joins the ring, so start-up does not wait for it.
 
     The engines meet at the port after --data-parallel-rpc-port.
 

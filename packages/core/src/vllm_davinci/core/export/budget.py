@@ -15,8 +15,8 @@ from vllm_davinci.core.export.layer_types import UNREACHED
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
-# Cost of a type compared with the cheapest, in launches and passes over the inputs: per-token
-# scales need one, floats as much time and memory as several.
+# A type's extra cost over the cheapest type, in launches and passes over the inputs. Per-token
+# scales need one more; the time and memory of floats count as four.
 _PRICES = {UNREACHED: 1.0, FLOAT: 4.0}
 
 

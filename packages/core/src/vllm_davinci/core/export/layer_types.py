@@ -10,7 +10,7 @@ import torch
 from vllm_davinci.core.checkpoint.config_check import text_config
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES
 
-UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not observe
+UNREACHED = "W8A8_DYNAMIC"  # layers with inputs that calibration does not observe
 # Projections and experts, by the last part of the layer's name.
 _QUANTIZED = re.compile(
     r"(^|\.)(\w+_proj|linear_attn\.in_proj_\w+|wq_b|attn\.(wq_a|wkv)|kv_a_proj_with_mqa|(shared_)?experts\.(\d+\.)?w[123])$"

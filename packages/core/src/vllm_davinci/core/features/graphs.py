@@ -22,7 +22,7 @@ NO_PIECES = (
 PREFILLS_EAGER = (
     "only decode steps are captured: attention of prefills has other shapes in every step"
 )
-# Methods that look up drafts in the text so far; for most tokens the text has no repetition.
+# Methods that draft only where text repeats: few steps have all drafts, which a graph needs.
 LOOKED_UP = ("ngram", "suffix")
 
 

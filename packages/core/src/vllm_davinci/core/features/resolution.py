@@ -111,6 +111,6 @@ def log_resolution(
         logger.info_once("%s", setting.told())
     logger.info_once(
         "Effective vllm-davinci configuration: %s",
-        # A string: vLLM hashes what it logs once, and a dictionary is not hashable.
+        # str, because vLLM hashes the arguments of info_once, and a dictionary is not hashable.
         str(non_default_options(resolution.requested) or "all options at their defaults"),
     )

@@ -16,7 +16,7 @@ class ExpertAdapters(Protocol):
         """[num_tokens], int32: each token's slot, -1 for none; None in a step without adapters."""
 
     def of_rows(self, slots: torch.Tensor, tokens_per_expert: torch.Tensor) -> RowDeltas:
-        """Deltas of rows that are at their experts.
+        """Deltas for rows that have arrived at their experts.
 
         slots: [num_rows], int32; tokens_per_expert: see DispatchedTokens
         """

@@ -46,8 +46,8 @@ class Experts(ABC):
     """True if dispatch may quantize rows to int8."""
 
     fused_ops: ClassVar[tuple[Callable[..., Any], Callable[..., Any]] | None] = None
-    """Compiled operators from tokens with selected experts to their sums, and from router logits to
-    the sums."""
+    """Two compiled operators: from selected experts to each token's sum, and from router logits to
+    it."""
 
     takes_adapters: ClassVar[bool] = False
     """True if `compute_adapted` is implemented."""
@@ -122,7 +122,8 @@ class Experts(ABC):
     def fused_routed_experts(
         self, x: torch.Tensor, router_logits: torch.Tensor, rule: RoutingRule
     ) -> torch.Tensor | None:
-        """Like `fused_experts`, from router logits, with selection in the call; or None."""
+        """Like `fused_experts`, but also selects experts, by router logits; None if not
+        compiled."""
         operator = self._operator(1, x.dtype) if rule.is_one_launch else None
         if operator is None:
             return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class NPUFusedMoEMethodBase(FusedMoEMethodBase):
-    """Gets router logits: selects experts, moves tokens and computes."""
+    """Computes routed experts from router logits: selects experts, moves tokens and multiplies."""
 
     moe_forward: FusedMoEForward | None = None
     _own_choice: OwnChoice | None = None

@@ -37,7 +37,7 @@ class HostLengths:
     def __init__(self) -> None:
         make = attention_groups()
         self._compiled: Any = None if make is None else make()
-        # Otherwise: task groups, and the functions that launch their operators.
+        # Launches without `_compiled`: task groups, and the functions that launch their operators.
         self._groups: list[Any] = []
         self._launches: list[Callable[[Lengths, Lengths], Any]] = []
 

@@ -19,7 +19,7 @@ class CapturableMetadata(Protocol):
 
 
 class Group(NamedTuple):
-    """The layers of a graph that share metadata, named by one. ubatch: 0 in a whole step."""
+    """Layers of a graph that share metadata, named by one of them. ubatch: 0 in a whole step."""
 
     ubatch: int
     layer_name: str

@@ -128,7 +128,7 @@ class StatefulLayer:
             outputs.append(self._decoded(x, gates[:, token], own))
             self._keep(pages, kept, newly_kept, state, own)
             if own.data_ptr() != state.data_ptr():
-                own = state.float()  # its content when the next step begins with it
+                own = state.float()  # the value that the next step reads
             self.pages.scatter(targets[:, token], pages)
         rows = torch.stack(outputs, dim=1).flatten(0, 1)
         return rows if plan.places is None else rows.index_select(0, plan.places)

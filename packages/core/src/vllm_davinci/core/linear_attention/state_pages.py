@@ -38,7 +38,7 @@ class StatePages:
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def states(self, pages: torch.Tensor) -> list[torch.Tensor]:
-        """Each state in copies of pages, a view: [n, *shape] in its own dtype."""
+        """Views of each state in copies of pages: [n, *shape], in the state's dtype."""
         in_bytes = pages.view(torch.uint8)
         return [
             in_bytes[:, place].view(dtype).unflatten(1, shape)

@@ -38,8 +38,8 @@ ENGINE = "EngineCore"
 LOOKS_EVERY_S = 1.0
 # Time for an engine without a program to end normally.
 ENGINE_ENDS_WITHIN_S = 5.0
-# Time for a worker without an engine: vLLM ends workers outside of steps, and the step guard those
-# of several ranks.
+# Time for a worker without an engine to end: vLLM ends idle workers, the step guard those that wait
+# for another rank.
 WORKER_ENDS_WITHIN_S = 6.0
 
 
@@ -140,7 +140,7 @@ def leave_at_once(status: int = 1, exit: Callable[[int], None] = os._exit) -> No
 
 
 def end_with_other_engines(parallel: ParallelConfig, rank: int) -> EngineRing | None:
-    """Ends this process when another engine's process does. None if it need not.
+    """Ends this process when another engine's process ends. None without other engines to watch.
 
     rank: of this process in its engine; only the first one joins the ring
     """

@@ -60,7 +60,7 @@ def take_over_signals(drains_s: float) -> None:
     elif owner == SEVERAL_SERVERS:
         SignalledEnd(drains_s, _end_api_servers if drains_s == 0 else _begin_nothing)
     elif multiprocessing.current_process().name.startswith(API_SERVER):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's default until it serves
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves, Ctrl-C ends it at once
     elif multiprocessing.parent_process() is None:
         atexit.unregister(_end_engines)
         atexit.register(_end_engines)

@@ -30,7 +30,7 @@ _ROWS_AT_ONCE = 128  # rows of a weight with a scale per row
 
 
 def has_scales(name: str, dtype: torch.dtype) -> bool:
-    """True for an fp8 weight, and for an MXFP4 one, which have no values without their scales."""
+    """True for fp8 and MXFP4 weights, which need their scales."""
     return dtype == DTYPE or (dtype in PACKED and name.endswith(".weight"))
 
 

@@ -85,7 +85,7 @@ class QuantizedLinearMethodBase(LinearMethodBase):
             )
 
     def takes_as_it_is(self, part: str) -> bool:
-        """True if the layer's parameter of that name is used but not a tensor of the scheme."""
+        """True if the layer uses a parameter of that name that the scheme does not define."""
         return part not in self._loaders and not self.scheme.folds_bias
 
     def can_return(self, kind: OutputKind | InputScale) -> bool:

@@ -1,4 +1,4 @@
-"""Graphs that vLLM's managers select and torch_npu's graphs hold."""
+"""vLLM's graph managers, with torch_npu's graphs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ class _OnNPU(CudaGraphManager):
 
     graphs: dict[BatchExecutionDescriptor, _Captured]
     state: NPUModelState  # holds the metadata of the captured or replayed step
-    replays: Counter[int]  # tokens of a graph -> steps
+    replays: Counter[int]  # tokens of a graph -> number of replays
     _create_forward: CreateForward
     _update_stream: Any = None
     _updated: Any = None

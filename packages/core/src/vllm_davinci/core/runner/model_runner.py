@@ -280,7 +280,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         cudagraph_utils._teardown_profiling_state(self)
 
     def _init_kv_zero_meta(self) -> None:
-        """Does nothing: vLLM's method searches caches for tensors, and ours are not there."""
+        """Lets our caches zero blocks: vLLM's method needs caches that are tensors."""
         self.kv_block_zeroer = self._kv_cache_memory
 
     @torch.inference_mode()
@@ -368,7 +368,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         return BatchFacts(
             can_be_cut=getattr(model, "splits_multimodal_steps", False)
             or not (
-                self.model_config.is_encoder_decoder  # an encoder's output is a whole step's input
+                self.model_config.is_encoder_decoder  # the encoder's output belongs to a whole step
                 or any(features.get(name) for name in batch.req_ids)
             ),
             prefixes=self.block_tables.prefixes(batch.idx_mapping_np, batch.num_computed_tokens_np),
@@ -460,7 +460,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         return taken
 
     def shutdown(self) -> None:
-        """vLLM's, without garbage collection: the engine core does it, or the process ends."""
+        """vLLM's method, but collects no garbage: the engine core does, or the process ends."""
         # The worker has just unfrozen all imported objects: traversing them takes half a second,
         # and a forked worker would copy them.
         gc.freeze()

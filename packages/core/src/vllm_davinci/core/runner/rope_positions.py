@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.mm.rope import RopeState
 
 
 class NPURopeState(RopeState):
-    """vLLM's state without its table on the device, which has the longest request's size per slot.
+    """vLLM's state without its table on the device, which reserves the longest request per slot.
 
     step:    the batch whose positions are prepared
     prompts: by slot, [num_dims, tokens] int64: positions of the request's initial tokens

@@ -123,7 +123,7 @@ def counts_of_plain_step(batch: InputBatch) -> torch.Tensor:
 class NPURejectionSampler(RejectionSampler):
     """vLLM's verification of drafts, in few launches if all requests sample greedily.
 
-    Then a draft is accepted if it is the greatest logit, which is the token in any case.
+    A greedy request's token is the greatest logit, and a draft is accepted if it is that token.
     """
 
     def _verify(

@@ -36,8 +36,8 @@ logger = init_logger(__name__)
 class DraftPassGraphs:
     """Graphs of a drafter model, by kind of pass.
 
-    managers:  of the kinds of passes with graphs
-    drafter:   captures them
+    managers:  one per kind of pass that has graphs
+    drafter:   its `capture` captures them
     query_len: tokens per request in the target's step
     run_step:  tokens -> runs a decode step without requests, and its drafter
     """
@@ -111,7 +111,7 @@ class StepGraphs:
         self._vllm_config = vllm_config
         self._compilation = vllm_config.compilation_config
         self._limits = limits
-        self.of_drafter: DraftPassGraphs | None = None  # without a drafter that can be captured
+        self.of_drafter: DraftPassGraphs | None = None  # None if no drafter can be captured
         self._memory: GraphMemory | None = None  # measured by `profile_memory`
         self._workspace_bytes = 0
         self.plan: CapturePlan | None = None  # plan of the captured graphs

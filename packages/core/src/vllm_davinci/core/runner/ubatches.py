@@ -61,7 +61,7 @@ class StepPlans:
         self._facts = facts
 
     def begin(self) -> None:
-        """Call it before and after each step: sets a whole step without requests."""
+        """Resets the plan to a whole step without requests; called before and after each step."""
         self._planned, self._facts = WHOLE, None
 
     @contextmanager

@@ -277,7 +277,7 @@ def apply_grammar_bitmask(
     first = cu_num_logits.index_select(0, request)
     row = first + place
     exists = row < cu_num_logits.index_select(0, request + 1)
-    # A mask for a missing row changes nothing: it excludes none of the last row's tokens.
+    # A mask without a row excludes nothing (`& exists`), so its clamped row index does no harm.
     row = row.clamp(max=logits.shape[0] - 1).to(torch.int64)
     refused = ~bits_of(bitmask, vocab_size) & exists.unsqueeze(1)
     excluded = torch.zeros((logits.shape[0], vocab_size), dtype=torch.int32, device=logits.device)

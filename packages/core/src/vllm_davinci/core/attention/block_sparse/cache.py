@@ -1,4 +1,4 @@
-"""The cache of block-sparse attention: pages of single key heads, and an index key per token."""
+"""The cache of block-sparse attention: pages with one key head each, and an index key per token."""
 
 from typing import NamedTuple
 

@@ -56,7 +56,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
 
     @cached_property
     def slots_of_heads(self) -> torch.Tensor:
-        """Slots of each token's key heads, [num_tokens * num_kv_heads], int64; -1 of padding."""
+        """Slots of each token's key heads, [num_tokens * num_kv_heads], int64; -1 for padding."""
         if self.num_kv_heads == 1:
             return self.slot_mapping
         slots = self.slot_mapping.unsqueeze(1)
@@ -66,7 +66,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
 
     @cached_property
     def of_heads(self) -> NPUAttentionMetadata:
-        """Attention to all tokens: all requests of the first key head, then of the next one."""
+        """Attention to all tokens: each request once per key head, ordered by key head."""
         num_tokens, num = self.num_actual_tokens, self.num_kv_heads
         ends = np.asarray(self.actual_seq_lengths_q)
         tables = self.block_table * num + self._heads.to(torch.int32).view(-1, 1, 1)

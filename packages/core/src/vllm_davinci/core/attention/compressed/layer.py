@@ -9,7 +9,7 @@ from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, visibl
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
 from vllm_davinci.core.attention.gathered import attend_to_rows, take_most_memory
 
-# Pages of the window's rows that hold a block's tokens.
+# Pages of the window's rows per block of tokens.
 WINDOW_PAGES = 4
 
 

@@ -166,10 +166,9 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         }
         if kind.window is None:
             return MLAAttentionSpec(**common)
-        # An engine that receives a transferred prompt recomputes its last token, whose window
-        # begins one token earlier, so the window is one longer. vLLM overwrites
-        # extra_retained_tokens. Not with offloading, which stores whole windows: a longer window
-        # would never be found.
+        # A receiver of a transferred prompt recomputes the last token, whose window begins one
+        # token earlier: the window is one longer, as vLLM overwrites extra_retained_tokens. Not
+        # with offloading: it stores whole windows, so a longer one would never be found.
         asked = vllm_config.kv_transfer_config
         name = "" if asked is None else asked.kv_connector or ""
         again = int(name != "" and not name.endswith("OffloadingConnector"))
@@ -283,7 +282,7 @@ class RowCacheMetadataBuilder(MetadataBuilderBase[RowCacheMetadata]):
     def get_cudagraph_support(
         cls, vllm_config: VllmConfig, kv_cache_spec: AttentionSpec
     ) -> AttentionCGSupport:
-        """Refuses graphs where an operator that reads lengths on the device cannot read rows."""
+        """Refuses graphs unless an operator that reads lengths on the device can read all rows."""
         layers = vllm_config.compilation_config.static_forward_context.values()
         if all(each.has_pages for each in layers if isinstance(each, RowCacheLayer)):
             return AttentionCGSupport.UNIFORM_BATCH

@@ -87,7 +87,7 @@ class QuantizedProjections(NamedTuple):
         return fused_op(operators.mla_preprocess_w8a8) is not None
 
     def preprocess(self, hidden_states: torch.Tensor, rest: PreprocessArguments) -> Outputs:
-        """Like FloatProjections.preprocess. Quantizes rows that the norm before has not."""
+        """Like FloatProjections.preprocess. Quantizes rows unless the norm before did."""
         stage = fused_op(operators.mla_preprocess_w8a8)
         assert stage is not None
         down, up = self.down, self.up

@@ -2,14 +2,14 @@
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
-# kv_lora_rank and qk_rope_head_dim: a row of the cache holds both. Source: the operator's
+# Supported kv_lora_rank and qk_rope_head_dim; a cache row consists of both. Source: the operator's
 # documentation, constraints of query_rope and key_rope.
 KV_LORA_RANK = 512
 QK_ROPE_HEAD_DIM = 64
 # Query heads per rank that attention over the cache supports. Source: the operator's documentation,
 # constraints of query_rope with heads of 512.
 HEAD_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-# Head sizes that attention over expanded keys and values supports, in elements.
+# Attention over expanded keys and values supports head sizes that are multiples of this.
 HEAD_SIZE_MULTIPLE = 16
 
 

@@ -1,4 +1,4 @@
-"""Weights that a decode prefetches during an all-reduce: those of the next layer."""
+"""Prefetch of the next layer's weights during an all-reduce of a decode step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

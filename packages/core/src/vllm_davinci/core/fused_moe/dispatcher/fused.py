@@ -60,7 +60,8 @@ class FusedTokens(DispatchedTokens):
 
 @dataclass(frozen=True)
 class FusedDispatcher(SliceDispatcher[FusedTokens]):
-    """One launch there and one back. Counts stay on the device: the host never waits.
+    """One launch sends tokens to the experts' ranks, one sends results back. Counts stay on the
+    device: the host never waits.
 
     most_tokens: of any rank's slice; all ranks pass the same
     Tokens are bf16 or fp16. Sums are complete, or partial if ranks share experts.

@@ -1,4 +1,4 @@
-"""compressed-tensors: what vLLM's configuration of the format implements for other devices only."""
+"""compressed-tensors: the parts that vLLM implements for other devices only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from vllm_davinci.core.weight_files.issues import CheckReport
 from vllm_davinci.core.weight_files.layer_names import shortened
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-_LINEAR = torch.nn.Linear(1, 1, device="meta")  # a checkpoint layer's role in the format
+_LINEAR = torch.nn.Linear(1, 1, device="meta")  # stands for a layer when vLLM looks up its scheme
 
 
 @FORMATS.register

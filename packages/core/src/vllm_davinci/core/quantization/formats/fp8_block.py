@@ -212,7 +212,7 @@ def _blocks_of_groups(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _keep(spares: deque[torch.Tensor], made: torch.Tensor) -> None:
-    """Stores the memory of a tensor that owns its storage, replacing the oldest."""
+    """Keeps a tensor's memory as a spare, replacing the oldest, if the tensor owns it."""
     if all(made.data_ptr() != spare.data_ptr() for spare in spares):
         spares.append(made.data)  # not a view, which would hold its base tensor
 

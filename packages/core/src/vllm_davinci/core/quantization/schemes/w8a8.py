@@ -183,7 +183,8 @@ class StaticExperts(Experts):
         """See Experts.compute_adapted."""
         ends = tokens_per_expert.cumsum(0)
         number = torch.arange(len(rows), device=rows.device)
-        # Number of experts that end at or before the row; rows after the last use its scales.
+        # Number of experts with all rows before this row; padding rows use the last expert's
+        # scales.
         expert_of_row = (number.unsqueeze(1) >= ends).sum(1).clamp_max(self.num_local - 1)
         gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
         if deltas is not None:
