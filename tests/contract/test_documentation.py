@@ -99,7 +99,9 @@ def test_every_package_is_in_the_readme_and_has_readme_and_changelog(packages: l
 
 
 def test_every_release_says_what_hardware_has_run_it(packages: list[Path]):
-    """Holds until it is written there: which chip, CANN and driver, and what ran."""
+    """The first line of each release in a changelog: "Never run on hardware", or what ran on which
+    chip.
+    """
     for package in packages:
         text = (package / "CHANGELOG.md").read_text(encoding="utf-8")
         releases = re.findall(r"^## (\S+)\n\n(.*)", text, re.MULTILINE)

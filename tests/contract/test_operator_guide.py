@@ -79,7 +79,7 @@ def _defined(text: str, result: str) -> set[str]:
 
 
 def test_rules_and_cost_stand_in_the_operators_own_file() -> None:
-    """Or, if operators of several files have them, in a header of these."""
+    """Rules and costs shared by operators of several files may stand in a header."""
     for path in sorted(VNPU.glob("csrc/ops/*/*.cpp")):
         text = path.read_text(encoding="utf-8")
         headers = [*path.parent.glob("*.h"), *path.parents[1].glob("*.h")]

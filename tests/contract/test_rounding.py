@@ -34,7 +34,9 @@ def rows_of(reference: TransformersReference, tokens: list[int]) -> torch.Tensor
 def two_outputs_apart(
     reference: TransformersReference, name: str, first: int, second: int, gap: float
 ) -> Iterator[None]:
-    """Row `second` of a weight becomes row `first`, with all results lower by the share `gap`."""
+    """Inside the block, two outputs of a weight are nearly equal: row `second` is row `first`,
+    scaled so that its results are lower by the share `gap`.
+    """
     weight = reference.network.get_parameter(name)
     before = weight.detach().clone()
     with torch.no_grad():
@@ -90,10 +92,10 @@ def test_either_of_two_tokens_that_rounding_decides_between_is_right(gap, is_rig
 def continuations(
     reference: TransformersReference, second: int, gap: float
 ) -> tuple[list[int], list[int]]:
-    """Makes the second-best expert of the last prompt token almost the best, or just the best.
+    """Greedy texts if the last prompt token's second-best expert is just not chosen, and just
+    chosen: its logit is lower, or higher, than the best one's by the share `gap`.
 
-    Returns two texts: with its logit lower, and higher, by the share `gap`. The first one's weights
-    stay.
+    The first text's weights remain in the model.
     """
     router = reference.network.model.layers[1].mlp.gate
     inputs: list[torch.Tensor] = []

@@ -239,7 +239,7 @@ def test_recorded_times_are_of_the_files_that_ran_and_are_there(tmp_path: Path):
 
 
 def test_serving_calls_only_operators_with_rules(tmp_path: Path):
-    """A module at the same path as in core."""
+    """The calling module has the path of a module of core."""
     served = tmp_path / "vllm_davinci" / "core" / "served.py"
     served.parent.mkdir(parents=True)
     served.write_text("def call(tensor):\n    tensor.erfinv_()\n")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
 NAMED = {place for override in OVERRIDES for place in override.where}
 NAMED_MODULES = {place.split(":")[0] for place in NAMED}
-# Its own loggers have names below vLLM's, which is what vLLM prints.
+# core's loggers have names below vLLM's, because vLLM prints only these.
 FOREIGN = ("torch", "torch_npu", "npu", "vllm")
 
 
@@ -56,7 +56,7 @@ def test_every_private_method_of_vllm_that_is_overridden_has_a_row():
 
 
 def test_overrides_of_methods_without_autograd_run_without_it():
-    """Else each step's tensors stay allocated for a backward pass."""
+    """Otherwise autograd keeps each step's tensors allocated for a backward pass."""
     exempt = {
         "core.runner.graphs:_OnNPU.capture",  # runs no model
         "core.worker:NPUWorker.determine_available_memory",  # its private half is decorated

@@ -125,7 +125,8 @@ def undrafted(start_engine: Callable[..., EngineProcess]) -> Callable[[Path], li
 def drafting_engine(
     start_engine: Callable[..., EngineProcess], undrafted: Callable[[Path], list[list[int]]]
 ) -> Engines:
-    """An engine with drafts, checked for races, after it generated the tokens of one without.
+    """An engine with drafts, checked for races, which has generated the tokens of an engine without
+    drafts.
 
     plain: the checkpoint of the engine without drafts, if it is another one
     """

@@ -30,7 +30,8 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 MAX_TOKENS = 12
 OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
-# Around the edges of a block, and of the choice; 16 tokens cross the next ones.
+# Prompt lengths around the edges of a block and of the number of chosen blocks; 16 generated tokens
+# cross the next edges.
 LENGTHS = [
     *(1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1),
     *(BLOCK_SIZE * NUM_CHOSEN - 5, BLOCK_SIZE * NUM_CHOSEN + 1, BLOCK_SIZE * 3 + 65),

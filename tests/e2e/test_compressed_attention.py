@@ -109,7 +109,7 @@ def predicting(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_mtp(zoo(MODEL), tmp_path_factory.mktemp("mtp") / "checkpoint")
 
 
-# Drafts that are rejected after they have completed a group, at every place of one.
+# Drafts are rejected after they have completed a group, at every position in the group.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "count", "options"),
@@ -159,7 +159,7 @@ def test_drafts_equal_those_of_transformers_modules(
 
 
 def _drafted_and_accepted(drafts: list[int], text: list[int], newest: int) -> tuple[int, int]:
-    """newest: the place of the token that was sampled last; drafts begin with the third token's"""
+    """newest: position of the token that was sampled last; the first draft is of the third token"""
     drafted = accepted = 0
     while newest + 1 < len(text):
         is_right = drafts[newest - 1] == text[newest + 1]
@@ -178,7 +178,7 @@ def test_logprobs_in_16_bits_stay_close_to_those_of_floats_or_of_exact_integers(
     quantize: Callable[..., Path],
     start_engine: StartEngine,
 ):
-    """As close as transformers in 16 bits. Rounding changes as many sampled tokens as integers."""
+    """The error of logprobs in 16 bits is at most 1.5 times that of transformers in 16 bits."""
     source = repository / "checkpoints" / "tiny_deepseek_v4" if is_trained else predicting
     prompts = _text_prompts(source) if is_trained else random_prompts(LENGTHS)
     floats = TransformersReference(source)
@@ -239,10 +239,11 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     prompts = random_prompts([259, 3, 10, 17])
-    # Asked for, and turned off: an idle rank would wait for steps that the other does not run.
+    # Graphs are requested and turned off: an idle rank would wait for steps that the other rank
+    # does not run.
     options = {"enable_expert_parallel": True, **IN_PARTS, **LONG, "async_scheduling": True}
     with DPEngines(start_engine, zoo(MODEL), 2, environment=RACES, **options) as engines:
-        # The second rank is done before the first prompt is, or has none.
+        # The second rank ends before the first prompt of the other, or has no request.
         for given in (prompts, prompts[:1]):
             outputs = engines.generate(given, GREEDY)
             assert_greedy(reference(MODEL), given, outputs, MAX_TOKENS)

@@ -74,7 +74,7 @@ def test_tokens_equal_those_of_transformers(model, options, zoo, reference, star
     with start_engine(zoo(model), environment=RACES, **options) as engine:
         outputs = engine.generate(inputs, greedy)
         assert_greedy(reference(model), prompts, outputs, NUM_TOKENS)
-        # Blocks are cached from this size on: as many tokens in each as all ranks hold.
+        # A cached prefix consists of whole blocks, each with the tokens of all ranks.
         again = engine.generate(inputs, greedy)
         assert_greedy(reference(model), prompts, again, NUM_TOKENS)
         block = 128 * options.get("decode_context_parallel_size", 1)
@@ -95,7 +95,7 @@ def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enoug
 ):
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompt = prompt_of(389)
-    # In one chunk: later chunks attend to earlier ones by merging, which rounds.
+    # In one chunk: the merge of later chunks with earlier ones rounds.
     whole_prompt = {
         "max_num_batched_tokens": 512,
         "worker_extension_cls": "vllm_davinci_testing.engines.cache_worker.CacheWorker",
@@ -109,7 +109,8 @@ def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enoug
     with start_engine(zoo(model), environment=RACES, **options) as engine:
         engine.generate([{"prompt_token_ids": prompt}], greedy)
         assert_stripes(whole, engine.on_workers("cached_rows", 2), interleave, len(prompt))
-        # Each outgrows its only block of two ranks' 128 tokens, and one more is free.
+        # Each request outgrows its only block (128 tokens on each of two ranks), and only one more
+        # block is free.
         prompts = [prompt_of(length) for length in (247, 250, 252)]
         outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
         assert_greedy(reference(model), prompts, outputs, NUM_TOKENS)

@@ -25,7 +25,7 @@ from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 LIMIT_S = 300
-# The part of the rows that a phantom's counts would give, in a split step.
+# In a split step an all-to-all takes the part of the rows that a phantom's counts would give.
 ALL_TO_ALL_IN_UBATCHES = {
     "moe_communication": "all_to_all",
     "dbo": {"enabled": True, "split": "token", "min_total_tokens_to_split": 100},
@@ -259,7 +259,7 @@ def small_chip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_ubatches(chip: Path, *options: str) -> list[str]:
-    """Every step of DeepSeek-R1 with four of its layers is split; part of its work is not."""
+    """Options with which each step of DeepSeek-R1 (four layers) is mostly split."""
     return [
         *("dry-run", "--deployment=deepseek-r1-dual-batch-overlap-published-order"),
         *(f"--chip={chip}", '--hf-overrides={"num_hidden_layers": 4}', "--max-model-len=8192"),

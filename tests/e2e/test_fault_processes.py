@@ -67,8 +67,8 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(kind, tiny_llama
         assert server.wait_for_end() == 1
         left = [path for path in held if path.exists()]
         if kind is ForkedServer:
-            # A semaphore of multiprocessing, which its tracker returns at the end: forks use the
-            # fork server's tracker, which continues.
+            # A semaphore of multiprocessing remains: a tracker frees it at its end, and forks use
+            # the fork server's tracker, which continues.
             for path in left:
                 path.unlink()
         else:

@@ -230,7 +230,7 @@ FUZZED = {"dense": (DENSE, TP2), "mla": (MLA, {"additional_config": SIDE_STREAMS
 
 @pytest.fixture(scope="module")
 def eager_tokens() -> dict[str, list[list[int]]]:
-    """Answers by fuzzed model, found by its first seed."""
+    """Eager answers by fuzzed model, computed for its first seed."""
     return {}
 
 

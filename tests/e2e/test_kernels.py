@@ -205,7 +205,7 @@ def test_the_runner_gives_the_same_results_with_vllms_own_triton_kernels(
     own, of_vllm = results
     assert not own["launches"] and launched <= set(of_vllm["launches"])
     assert own["tokens"] == of_vllm["tokens"] and own["ranked"] == of_vllm["ranked"]
-    # Sums over a row of logits have another order.
+    # The sums over a row of logits are in another order.
     assert own["logprobs"] == pytest.approx(of_vllm["logprobs"], rel=1e-5, abs=1e-6)
 
 

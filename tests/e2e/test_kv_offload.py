@@ -23,7 +23,8 @@ OPTIONS: dict[str, Any] = {
 }
 # Two requests at a time in 12 blocks, five per prompt: the next prompt evicts the last.
 FEW_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 12}
-# Nothing is evicted: blocks that the host returned above stay on the device here.
+# Enough blocks that nothing is evicted: blocks that the host returned above stay on the device
+# here.
 MANY_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 64}
 RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}}
 

@@ -59,7 +59,9 @@ def requests(written: dict[str, Path]) -> dict[str, LoRARequest]:
 def differences(
     written: dict[str, Path], requests: dict[str, LoRARequest], reference: Reference
 ) -> Callable[..., Any]:
-    """Generates with an adapter per prompt, or None; where tokens differ from transformers'."""
+    """Generates with an adapter (or None) per prompt; returns where tokens differ from
+    transformers'.
+    """
 
     def found(engine: EngineProcess, names: list[str | None], prompts: Prompts) -> Any:
         asked = [requests.get(name) for name in names]

@@ -16,8 +16,9 @@ from vllm_davinci_testing.engines.split_engines import (
 
 MODEL = "llama_head64_gqa4"
 
-# Embedding, attention and MLP of a dense layer, attention of a sparse one, its experts: shared and
-# routed ones together, or each. Under `lean` all but the embedding's leave each rank its share.
+# One reduction each: embedding; attention and MLP of the dense layer; attention of the sparse
+# layer; its shared and routed experts, together or separately. Under `lean` all but the embedding's
+# are reduce-scatters.
 REDUCTIONS = {
     "off": {"all_reduce": 5},
     "published": {"all_reduce": 6},

@@ -22,7 +22,8 @@ MODEL = "llama_head64_gqa4"
         pytest.param(MODEL, {"tensor_parallel_size": 2}, id="tensor2"),
         pytest.param(MODEL, {"tensor_parallel_size": 4}, id="tensor4", marks=pytest.mark.thorough),
         pytest.param(MODEL, {"pipeline_parallel_size": 2}, id="pipeline2"),
-        # A stage has only dense layers or only experts, and no name of the other's.
+        # Each stage has only dense layers or only experts, so that it lacks the weight names of the
+        # other stage.
         pytest.param(
             "deepseek_v3_moe",
             {"pipeline_parallel_size": 2},

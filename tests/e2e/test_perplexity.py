@@ -1,4 +1,4 @@
-"""The engine scores the shipped checkpoints on held-out text as their cards state."""
+"""The engine scores the shipped checkpoints on held-out text as their READMEs state."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def checkpoint(
 
 
 def bound(repository: Path, name: str) -> float:
-    """The card's figure for the part that is scored here."""
+    """The README's figure for the part that is scored here."""
     card = (repository / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
     found = re.search(r"^\| perplexity, slice of 16384 tokens \| ([\d.]+) \|$", card, re.MULTILINE)
     assert found is not None
@@ -81,7 +81,7 @@ def bound(repository: Path, name: str) -> float:
 @pytest.fixture
 def require_stated(repository: Path) -> Callable[[str, str, Score], None]:
     def require(name: str, kind: str, found: Score) -> None:
-        # bf16 rounds, unlike the card's figure.
+        # The engine rounds to bf16, unlike the computation of the README's figure.
         at_most = bound(repository, name) * AT_MOST[kind] * 1.005
         assert found.tokens > 12_000
         assert found.perplexity <= at_most

@@ -54,7 +54,7 @@ def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
 
 @pytest.mark.thorough
 def test_structured_output_of_stages_equals_one_device(zoo, start_engine, prompts):
-    """Its masks need a step's tokens before the next step's."""
+    """The grammar's mask of a step needs the tokens of the step before."""
     constrained = SamplingParams(
         temperature=0,
         max_tokens=MAX_TOKENS,
@@ -70,7 +70,7 @@ def test_structured_output_of_stages_equals_one_device(zoo, start_engine, prompt
     whole = [outputs[place].outputs[0] for place in range(3, 24, 4)]
     tokenizer = AutoTokenizer.from_pretrained(zoo(MODEL))
     for answer in whole:
-        # Not vLLM's text, which begins with what is no UTF-8 of a drawn prompt.
+        # Decoded here, because vLLM's text begins with the invalid UTF-8 of a random prompt.
         text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
         assert text.startswith('{"name":"')
         if answer.finish_reason == "stop":

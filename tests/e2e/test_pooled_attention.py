@@ -37,7 +37,7 @@ MAX_TOKENS = 12
 OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
 # In graphs an operator reads keys of groups in pages of 16.
 GRAPHS = {**IN_PARTS, "block_size": 16 * POOL}
-# Around the edges of a group, of the choice, and of a block.
+# Prompt lengths around the edges of a group, of the number of chosen groups, and of a block.
 LENGTHS = [
     *(1, POOL - 1, POOL, POOL + 1),
     *(CHOSEN * POOL - 3, (CHOSEN + 1) * POOL - 1, (CHOSEN + 1) * POOL + 5, CHOSEN * POOL * 2 + 7),
@@ -105,7 +105,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     prompts = random_prompts([259, 3, 10, 17])
     options = {"enable_expert_parallel": True, **GRAPHS, **OF_TEXT}
     with DPEngines(start_engine, checkpoint, 2, environment=FUZZED, **options) as engines:
-        # The second rank is done before the first prompt is, or has none.
+        # The second rank ends before the first prompt of the other, or has no request.
         for given in (prompts, prompts[:1]):
             outputs = engines.generate(given, greedy)
             assert_greedy(expected, given, outputs, MAX_TOKENS)
@@ -116,7 +116,7 @@ def predicting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return with_mtp(checkpoint, tmp_path_factory.mktemp("mtp") / "checkpoint")
 
 
-# Drafts that are rejected after they have completed a group, at every place of one.
+# Drafts are rejected after they have completed a group, at every position in the group.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "count", "options"),

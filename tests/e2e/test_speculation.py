@@ -11,7 +11,7 @@ from vllm_davinci_testing.engines.speculating import speculation, told, write_te
 THOROUGH = pytest.mark.thorough
 
 
-# --- drafts out of the text, of a wrong drafter, of one that knows ------------------------------
+# --- n-gram drafts, and drafts that are always wrong or always right ---------------------------
 
 
 @pytest.mark.parametrize(

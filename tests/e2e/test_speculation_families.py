@@ -13,7 +13,8 @@ pytestmark = pytest.mark.nightly("layouts")
 
 GRAPHS = {"enforce_eager": False}
 DEFAULT = "Glm4MoeMTPModel"
-WAIT = {"ErnieMTPModel", "HYV3MTPModel"}  # for the device in each pass, so that none is captured
+# Their definitions wait for the device in each pass, so that no pass is captured.
+WAIT = {"ErnieMTPModel", "HYV3MTPModel"}
 
 
 def test_every_family_has_a_case():

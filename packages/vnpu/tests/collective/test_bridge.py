@@ -119,7 +119,7 @@ def test_a_host_that_dies_is_named_to_all_who_are_left(hosts, tmp_path, end, ran
 
 
 def test_a_rank_that_exits_without_a_word_leaves_its_last_part(hosts, tmp_path):
-    """Messages that a process has sent arrive after its end."""
+    """Messages that a process has sent still arrive after its end."""
     program = (
         START
         + """

@@ -96,7 +96,7 @@ def test_two_groups_in_crossed_order_are_a_deadlock(kind: str, schedule: str) ->
     zero = lines_of(program, "zero waits", "zero holds")
     one = lines_of(program, "one waits", "one holds")
     assert all(float(text.split()[0]) < 10.0 for text in raised_by(ended))
-    # The rank that finds it prints it; the other may find it too.
+    # At least one rank finds the deadlock, and prints it.
     reports = "".join(each.output for each in ended).split("vnpu: deadlock of two groups")[1:]
     assert reports
     for report in reports:

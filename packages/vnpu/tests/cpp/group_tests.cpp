@@ -33,7 +33,7 @@ struct Pair {
 
 using tests::message_of;
 
-// Looks at the other rank as a task does that waits for it, until it throws or `limit` is up.
+// Checks the other rank as a waiting task does, until the check throws or `limit` is up.
 std::string wait_for_other(Group& group, std::chrono::milliseconds limit) {
   Group::Wait wait{};
   const auto end = std::chrono::steady_clock::now() + limit;

@@ -13,7 +13,7 @@ constexpr size_t kMegabyte = size_t{1} << 20;
 
 uintptr_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
-// A watched part of memory, and how often it was said to have changed.
+// A watched part of memory, and its number of reported changes.
 struct Part {
   Part(uintptr_t begin, size_t bytes)
       : watched(MemoryWatch::instance().watch({begin, begin + bytes}, [this] { ++changes; })) {}

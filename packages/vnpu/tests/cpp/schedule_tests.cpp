@@ -1,4 +1,4 @@
-// What tells the eager schedule apart.
+// Properties of the eager schedule only.
 
 #include <gtest/gtest.h>
 

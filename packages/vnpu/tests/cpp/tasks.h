@@ -53,7 +53,7 @@ inline TaskPtr call(std::function<void()> function) {
   return std::make_shared<Call>(std::move(function));
 }
 
-// A call that is long: what a graph's replay is to the schedule.
+// A long task, such as a graph's replay.
 inline TaskPtr long_call(std::function<void()> function) {
   class Long final : public Task {
    public:

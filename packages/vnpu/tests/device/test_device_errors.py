@@ -153,8 +153,8 @@ print(fill(first), acl.aclrtSynchronizeStream(first))
         VNPU_SCHEDULE=schedule,
         VNPU_WAIT_LIMIT="20",
     )
-    # The waiting tasks have no input. The host may have reached the end of the tasks or not: it
-    # gets the error.
+    # The waiting tasks have no input. The host's wait returns the error, whether or not it had
+    # reached the end of the tasks.
     assert lines == ["507046", "0 107000", "[107023] 107023 107023", "0 0"]
 
 

@@ -86,8 +86,8 @@ def test_calls_that_break_a_rule_are_refused_by_it(operator: str, is_daily: bool
         assert names(row, said[-1]) or has_case(row), (row, said)
 
 
-# Edges that another rule allows only with other layouts and modes than the legal call's, or with
-# sizes that several arguments share.
+# Edges that another rule excludes for the legal call's layout or mode, or because several arguments
+# share the size.
 OF_ATTENTION = {
     "layout: NTD",
     "layout: NTD_TND",

@@ -1,4 +1,4 @@
-// A program as CANN's own examples are: linked with its libraries, without Python and torch. Adds
+// A program like CANN's own examples, linked with CANN's libraries, without Python and torch. Adds
 // two tensors on device 0 and prints the sum, and a few facts.
 
 #include <acl/acl.h>

@@ -122,8 +122,9 @@ def test_the_hash_depends_on_the_recorded_times(tmp_path, monkeypatch):
 
 
 def test_recorded_times_are_what_the_model_does():
-    """Step-time tables are found by the recorded times, which no operator changes that is added, or
-    taken away until they are recorded again."""
+    """Step-time tables are found by the recorded times. Adding or removing an operator changes them
+    only when they are recorded again.
+    """
     [ended] = run_together([pathlib.Path(modelled_calls.__file__)], [{}])
     assert ended.status == 0, ended.output[-4000:]
     recorded, found = (

@@ -23,9 +23,10 @@ class Phase(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A task of a plan. `after`: positions of earlier tasks that must have ended. Tasks of
-    one `turn` other than 0 run in their order, and wait for their ranks: the last is `lateness`
-    late after one task since they met."""
+    """A task of a plan. `after`: positions of earlier tasks that must have ended. Tasks of one
+    `turn` other than 0 run in order, and wait for their ranks: the last rank is `lateness` late,
+    one task after they met.
+    """
 
     stream: int
     launched: int
@@ -255,7 +256,7 @@ def test_plans_of_up_to_twelve_tasks_equal_the_exact_solution(seed: int) -> None
     for _ in range(5):
         plan = random_plan(rng)
         modelled = _C.simulate(plan)
-        # A change occurs at a whole picosecond: each is at most one late.
+        # Changes occur at whole picoseconds, so each is at most one picosecond late.
         tolerance = 1 + sum(len(task.phases) for task in plan)
         for (begin, end), (exact_begin, exact_end) in zip(modelled, solve(plan), strict=True):
             assert abs(begin - exact_begin) <= tolerance

@@ -104,7 +104,7 @@ def test_each_task_has_a_row_on_its_stream(results: Path) -> None:
     rows = hardware(results)
     operators = [row for row in rows if row["name"].startswith("aclnn")]
     assert Counter(row["name"] for row in operators) == {"aclnnMatmul": 6, "aclnnExp": 2}
-    # A wait for a completed event is none, under the policy that runs tasks at once.
+    # Under the policy that runs tasks at once, a wait for a completed event is not recorded.
     assert Counter(row["name"] for row in rows if row not in operators) >= Counter(
         EVENT_RECORD=2, MODEL_EXECUTE=2, MEMCPY_ASYNC=2
     )

@@ -1,7 +1,7 @@
 """Reports whether a model can run here, and if not, what to do.
 
-This module does not import torch, an import that without CANN on the loader path does not return.
-`device_probe` makes all trials, in a process of its own.
+This module does not import torch, because that import may end the process if CANN is not on the
+loader path. `device_probe` makes all trials, in a process of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vllm_davinci.meta.report_table import print_report
 # limit counts as dead.
 PROBE_LIMIT_S = 120.0
 DISTRIBUTION = "vllm-davinci"
-# Nothing that vLLM requires installs it on hosts without x86-64 processors.
+# Without an x86-64 processor, no requirement of vLLM installs Triton.
 INSTALL_TRITON = "pip install 'triton>=3.6,<3.10'"
 # Package -> the role that it provides to core, and what happens without it.
 OPTIONAL_COMPONENTS = {

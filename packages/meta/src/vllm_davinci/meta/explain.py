@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--special",
         action="store_true",
-        help="a request has images, and the model's definition keeps parts of them",
+        help="a request has images, and the model's definition cannot split a step with images",
     )
     parser.add_argument("--json", action="store_true", help="the answer for programs")
 

@@ -13,7 +13,7 @@ from vllm_davinci.meta.errors import ModelFileError
 PROCESSES_BYTES = 2_000_000_000
 # The engine's start without the profile run, in multiples of the import time of vLLM and torch.
 START_IMPORTS = 0.6
-# A launch of a virtual operator (benchmarks/vnpu), and launches of a decoder layer.
+# Time of a virtual operator's launch (benchmarks/vnpu), and number of launches of a decoder layer.
 LAUNCH_S = 12e-6
 LAUNCHES_PER_LAYER = 25
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -44,7 +44,7 @@ class Estimate:
 
     def seconds(self, prompt_tokens: int, new_tokens: int, requests: int) -> float:
         """Start, prefill of all prompts, and decode steps that take all requests at once."""
-        batched = 1 + 0.1 * (requests - 1)  # one more row in products that read the weights once
+        batched = 1 + 0.1 * (requests - 1)  # another row adds little: weights are read once
         work = prompt_tokens * self.prompt_token_s + new_tokens * self.token_s * batched
         return self.start_s + work
 

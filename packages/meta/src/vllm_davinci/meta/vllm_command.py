@@ -21,7 +21,7 @@ from vllm_davinci.meta.given_arguments import missing_directory
 # vLLM's commands that start an engine, and those that only talk to a server.
 ENGINES = ("serve", "run-batch", "bench latency", "bench throughput", "bench startup")
 CLIENTS = ("chat", "complete", "bench serve")
-NO_HOST = "Cannot connect to host"  # aiohttp's words, also in the text of vLLM's errors
+NO_HOST = "Cannot connect to host"  # aiohttp's message, which vLLM's errors contain
 ExceptHook = Callable[[type[BaseException], Any, Any], object]
 
 
@@ -42,8 +42,8 @@ def prepare(arguments: list[str]) -> None:
     elif words.startswith(CLIENTS):
         sys.excepthook = partial(_say_unreachable, f"vllm {words}", sys.excepthook)
         if device_library.loader_error() is not None:
-            os.environ[device_library.AUTOLOAD] = "0"  # torch alone
-            # `bench serve` freezes the heap, and Triton's library lists its objects that are left.
+            os.environ[device_library.AUTOLOAD] = "0"  # torch without its device
+            # The heap is frozen by `bench serve`; Triton would then report its objects as leaks.
             atexit.register(gc.unfreeze)
 
 

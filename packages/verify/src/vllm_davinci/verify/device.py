@@ -11,7 +11,7 @@ OF_THIS_HOST = "of this host, on which a virtual NPU runs: not a chip's times"
 
 
 class Device:
-    """A device, which becomes this process's at construction."""
+    """A device, which this process uses from construction on."""
 
     def __init__(self, number: int = 0) -> None:
         import torch

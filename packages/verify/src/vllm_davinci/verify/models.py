@@ -38,7 +38,7 @@ NOT_COMPARED = {
     "npu_moe_distribute_combine_v2": "takes a group of 16 ranks at least on A2",
     "npu_prefetch": "computes nothing",
 }
-# Operators that the calls of others launch too.
+# Operators that only calls of other operators launch.
 WITHIN_OTHERS = {
     "npu_format_cast": "npu_quant_matmul with its weight in NZ layout",
     "npu_convert_weight_to_int4pack": "npu_weight_quant_batchmatmul with 4-bit weights",
@@ -46,7 +46,7 @@ WITHIN_OTHERS = {
 
 
 def calls_of(models: Iterable[str]) -> Iterator[tuple[str, OperatorCall]]:
-    """Names of findings, and calls; the name of a call that models share has all of them."""
+    """Yields the name of each finding and its call; models with the same call share it."""
     for model in models:
         for call in families.calls_of(MODELS[model]):
             yield f"operators/{call.operator}/{model}/{call.variant}", call

@@ -10,7 +10,8 @@ Answer = list[tuple[int, dict[int, float]]]
 # By kind of step.
 Answers = dict[str, list[Answer]]
 
-TIE = 0.25  # nats: what halves of a step, rounded to 8 bits of mantissa in each layer, may change
+# The largest difference, in nats, by splitting a step, if each layer rounds to 8 bits of mantissa.
+TIE = 0.25
 
 
 def answers_of(engine: DPEngines) -> Answers:

@@ -42,7 +42,9 @@ class CountingWorker:
         return dict(self.counted)
 
     def host_waits(self) -> dict[str, int]:
-        """Number of the host's waits for the device since then, and of its copies from it."""
+        """Number of the host's waits for the device, and of its copies from it, since counting
+        began.
+        """
         now = _C.host_counts()
         return {
             name: now[name] - self._host_counts[name]

@@ -78,8 +78,10 @@ def answers_of_one(start_engine: Callable[..., EngineProcess]) -> Callable[..., 
 
 
 def assert_bits_of_one_engine(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
-    """Tokens and logprobs of prompts of whole blocks and a token. One engine, when it is asked for
-    them again, has the blocks and computes that token alone, as an engine of decodes does."""
+    """Compares tokens and logprobs for prompts of whole blocks and one more token. The single
+    engine gets each prompt twice: the second time it has the blocks and computes the last token
+    alone, as a decode engine does.
+    """
     for number, length in enumerate(WHOLE_BLOCKS_AND_ONE, start=51):
         prompt = prompt_of(length, seed=number)
         alone(prompt)
@@ -116,11 +118,11 @@ def assert_computed_again(
     counts: Callable[[list[int]], int],
     limit_s: float,
 ) -> None:
-    """Suspends a prefill engine, resumes it, kills it and restarts it.
+    """Suspends, resumes, kills and restarts a prefill engine: tokens stay a single engine's.
 
-    come:    blocks received from the other engine
-    counts:  how much a prompt is of that
-    limit_s: after which a transfer is given up
+    come:    reads the amount received from the other engine
+    counts:  that amount for a prompt
+    limit_s: time after which a transfer is given up
     """
     prompts = [prompt_of(length, seed=40) for length in (300, 301, 302, 303)]
     expected = [alone(prompt).tokens for prompt in prompts]
@@ -165,7 +167,7 @@ def assert_sizes_are_refused(pair: Pair, alone: Callable[[list[int]], Answer]) -
     pair.close()
 
 
-# Outcome of a pair of engines with these settings, which do not serve.
+# Settings with which a pair does not serve, and the outcome.
 FAILURES = [
     pytest.param({"policy": "fail"}, assert_ends_with_an_error, id="blocks_that_do_not_come"),
     pytest.param({"of_prefills": ("-tp=2",)}, assert_sizes_are_refused, id="other_sizes"),

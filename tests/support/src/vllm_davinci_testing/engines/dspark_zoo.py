@@ -30,7 +30,7 @@ class DraftsWorker:
     model_runner: Any
 
     def record_drafts(self) -> None:
-        """From now on, of steps that verify drafts; for one request at a time, without graphs."""
+        """Starts recording steps that verify drafts; for one request at a time, without graphs."""
         self._drafts: list[tuple[int, list[int]]] = []
         speculator = self.model_runner.speculator
 
@@ -42,7 +42,7 @@ class DraftsWorker:
         self.model_runner.get_model().register_forward_pre_hook(record, with_kwargs=True)
 
     def recorded_drafts(self) -> list[tuple[int, list[int]]]:
-        """The number of tokens before the newest one of each step, and its drafts."""
+        """For each step: the number of tokens before the newest one, and its drafts."""
         taken, self._drafts = self._drafts, []
         return taken
 

@@ -63,7 +63,7 @@ LIMITS = {"VNPU_WAIT_LIMIT": "25", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "30"}
 RUN_LIMIT_S, END_LIMIT_S = 480.0, 30.0
 # From a fault to the end of all processes: 30 s, doubled on a machine with other work.
 LATE_S = 60.0
-# Excludes the rule's own text, which every error of vnpu contains.
+# Excludes the text of the rule, which every error of vnpu contains.
 NAMES = re.compile(
     r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in |MemoryError|bad_alloc|"
     r"allocate memory|Too many open files|No space left|Input/output error|"
@@ -122,8 +122,8 @@ def run(engine: Engine, faults: str) -> Run:
         result.left = [f"process {each.pid}" for each in left]
         for path in watch.held:
             if path.name.startswith("psm_"):
-                # A semaphore of multiprocessing, which its tracker returns at the end: forks use
-                # the fork server's tracker, which continues.
+                # A semaphore of multiprocessing remains: a tracker frees it at its end, and forks
+                # use the fork server's tracker, which continues.
                 path.unlink(missing_ok=True)
             elif path.exists():
                 result.left.append(str(path))

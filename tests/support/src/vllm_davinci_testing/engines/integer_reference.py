@@ -1,7 +1,8 @@
 """An int8 checkpoint run by transformers, with every quantized layer in plain integers.
 
-In fp32, a 16-bit engine picks the same tokens where the choice is not close. In bf16, it tells how
-far from that rounding between the layers leads: a rounded input may round to another integer.
+Computed in fp32, it gives the tokens of a 16-bit engine unless two logits are close. Computed in
+bf16, it shows the effect of rounding between the layers: a rounded input may become another
+integer.
 """
 
 import json

@@ -17,7 +17,7 @@ def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engi
     """Configures an engine as its start does, and returns the resulting error.
 
     model, engine: as EngineProcess takes them
-    environment:   variables that are there meanwhile; not those of the virtual device, which this
+    environment:   variables to set meanwhile, except those of the virtual device, which this
                    process has read at its first use
     """
     arguments = EngineArgs(model=str(model), **{**DEFAULTS, **engine})

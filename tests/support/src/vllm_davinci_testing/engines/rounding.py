@@ -5,16 +5,16 @@ number of rows and on how a model is divided among ranks. Where two logits are c
 both tokens are right. The same holds for two experts of a router, whose choice changes all logits
 after it.
 
-How much an order can change is not guessed but tried: the reference runs again, several times, with
-the input of each layer rounded otherwise. A sum of n terms that are added one after another, which
-is the worst order, has a random error with a standard deviation of u sqrt(n / 6) of the result's
-own (Higham 2002, section 4.2, with each partial sum's error uniform in +-u and the partial sums
-growing as a random walk), u = 2^-24. The inputs get errors of u sqrt(n), 2.4 times as large, for
-what a layer sums besides: attention's scores and weights. For the models of the tests, that lets
-two logits be about 1e-4 standard deviations apart; one token of 4,000 is chosen by less than that.
+The effect of the order is measured: the reference runs again several times, with random errors in
+the input of each layer. A sum of n terms that are added one after another, which is the worst
+order, has a random error with a standard deviation of u sqrt(n / 6) of the result's own (Higham
+2002, section 4.2, with each partial sum's error uniform in +-u and the partial sums growing as a
+random walk), u = 2^-24. The inputs get errors of u sqrt(n), 2.4 times as large, to cover a layer's
+other sums: attention's scores and weights. For the models of the tests, that lets two logits be
+about 1e-4 standard deviations apart; one token of 4,000 is chosen by less than that.
 
-In 16 bits sums are of fp32, and rounded once to the dtype that layers hand on. Where two engines
-round otherwise, it is there: inputs get errors of u of that dtype, which is about two roundings.
+In 16 bits, sums are computed in fp32 and rounded once to the dtype of layers' outputs. Engines
+differ in this rounding, so inputs get errors of u of that dtype, about two roundings.
 """
 
 import math

@@ -38,7 +38,7 @@ class RoutingWorker:
         return keep
 
     def router_answers(self, tokens: int) -> list[torch.Tensor]:
-        """[tokens, experts] fp32 of each router in the model's order: of the first step since.
+        """[tokens, experts] fp32 of each router in the model's order, from the first recorded step.
 
         Raises ValueError where that step had fewer tokens.
         """

@@ -31,8 +31,8 @@ START_LIMIT_S = 300
 # Time limit for the end of vLLM's processes in all cases.
 END_LIMIT_S = 30
 
-# An environment in which engines and workers are forks of the command's process, without importing
-# everything again. For tests of the command itself; vLLM's default, spawn, has others.
+# Variables with which engines and workers are forks of the command's process, which import nothing
+# again. For tests of the command itself; other tests use vLLM's default, spawn.
 FORKED_WORKERS = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 
 SMALL = (

@@ -1,9 +1,9 @@
 """Calls at the edge of a rule that documents allow, made from the rule and a legal call.
 
-What a rule compares with (`Constraint.form`) says how far an argument may go: each dtype that it
-lists, the least and the most dimensions, sizes and numbers. A value at the edge often needs others
-beside it, such as an output of the same dtype: an edge has several calls, from the argument alone
-to all operands that are like it.
+A rule's values (`Constraint.form`) give the edges of an argument: each listed dtype, the smallest
+and largest number of dimensions, sizes and numbers. A value at the edge often requires other
+arguments to change too, such as an output of the same dtype: an edge has several calls, from the
+argument alone to all operands that are like it.
 """
 
 import ctypes

@@ -92,8 +92,8 @@ def run_command(
 def run_to_exit(source: str, config: VirtualDeviceConfig | None = None, **variables: str) -> Ended:
     """Runs one program that ends with C's exit handlers: they write reports and timelines.
 
-    config, variables: its virtual devices, and more of its environment; of the settings of this
-    process's own devices it has none
+    config, variables: its virtual devices, and further environment variables. It does not inherit
+    the settings of this process's devices.
     """
     [ended] = _run_forks(
         _be_interpreter, [(textwrap.dedent(source), {**variables}, config)], LIMIT_S
@@ -106,7 +106,7 @@ def output_of(
 ) -> list[str]:
     """The lines printed by a program, which must succeed.
 
-    config, variables: its virtual devices, and more of its environment
+    config, variables: its virtual devices, and further environment variables
     """
     given = {} if config is None else config.environment()
     ended = run_alone(source, **{**given, **variables})

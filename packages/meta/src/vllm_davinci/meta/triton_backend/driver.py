@@ -8,17 +8,17 @@ from triton.backends.driver import DriverBase
 from vllm_davinci.meta import device_library
 
 NAME = "npu"
-ARCHITECTURE = "none"  # vnpu's own backend has another
+ARCHITECTURE = "none"  # differs from that of vnpu's own backend
 
 
 def another_is_active() -> bool:
     """True if another backend, such as a Triton for Ascend, drives this process's device."""
-    from triton.backends import backends  # which imports this module
+    from triton.backends import backends  # later, because it imports this module
 
     return any(
         backend.driver is not NPUDriver and backend.driver.is_active()
         for name, backend in backends.items()
-        if name != "cpu"  # says so on every machine
+        if name != "cpu"  # active on every machine
     )
 
 
@@ -36,7 +36,7 @@ class NPUDriver(DriverBase):  # type: ignore[misc]
         return GPUTarget(NAME, ARCHITECTURE, 1)
 
     def get_current_device(self) -> int:
-        import torch  # loads torch_npu, which Triton need not
+        import torch  # later: loads torch_npu, which Triton does not need
 
         return int(torch.accelerator.current_device_index())
 

@@ -15,7 +15,7 @@ from vllm_davinci.planner.deployments.table import Checkpoint
 
 DESCRIPTION = "quant_model_description.json"
 _FLOAT = "FLOAT"
-_PACKED = "pack-quantized"  # format of compressed-tensors that is recognized by its tensors' names
+_PACKED = "pack-quantized"  # format of compressed-tensors, recognized by its tensors' names
 _ITEM_BYTES = {"I32": 4, "BF16": 2, "I64": 8}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 # Models that name their experts differently.
@@ -24,7 +24,7 @@ _EXPERTS = {
     "minimax_m2": ("block_sparse_moe", ("w1", "w2", "w3")),
     "minimax_m3_vl_text": ("block_sparse_moe", ("w1", "w2", "w3")),
 }
-# Where models of images have their text, if elsewhere than in "model.language_model".
+# Prefix of the text model's layers in multimodal models, if it is not "model.language_model".
 _TEXT = {"minimax_m3_vl": "language_model.model"}
 
 
@@ -54,7 +54,7 @@ def _packed_experts(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple
 
 
 def _write_headers(tensors: Iterable[tuple[str, str, tuple[int, ...]]], path: Path) -> None:
-    """Writes a safetensors file of holes: its tensors take no disk space and are never read."""
+    """Writes a sparse safetensors file: its tensors take no disk space and are never read."""
     header, end = {}, 0
     for name, dtype, shape in tensors:
         begin, end = end, end + math.prod(shape) * _ITEM_BYTES[dtype]
@@ -107,7 +107,7 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _released_layers(config: Mapping[str, Any]) -> Iterator[str]:
-    """Names of DeepSeek-V4's layers, whose attention depends on their ratios of compression."""
+    """Names of DeepSeek-V4's layers; those of attention depend on its compression ratios."""
     experts = [f"experts.{number}" for number in range(config["n_routed_experts"])]
     pooled = ("compressor.wkv", "compressor.wgate")
     for number, ratio in enumerate(config["compress_ratios"]):

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stamp-costs",
         action="store_true",
-        help="with --step-costs: stamp files whose steps take the same times today",
+        help="with --step-costs: stamp files whose steps still take the same times",
     )
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="with --run: write the results as Markdown"
@@ -87,8 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0; 1 for unknown rows, or if with --run a row started, or not, against the table;
-    2 for contradicting options."""
+    """Exit status 0; 1 for unknown rows or, with --run, if a row started or failed contrary to the
+    table; 2 for contradicting options.
+    """
     console = Console(stderr=True)
     problem = None
     if options.page is not None and options.run is None:

@@ -22,8 +22,8 @@ _LESS_MEMORY = (0.87, 0.84, 0.8, 0.7)
 # Out-of-memory messages of vLLM, torch and torch_npu's log.
 _NO_ROOM = ("Free memory on device", "torch.OutOfMemoryError", "PTA memory error")
 _ONE_RANK = "one rank has nothing to decide"
-# Relative difference of equal step times: a sample's engine has less room, hence other addresses,
-# and a little else of its operands is in L2.
+# Step times within this relative difference count as equal: the engine of a sample has less memory,
+# so that its addresses differ, and slightly also the share of its operands in L2.
 _EQUAL = 1e-5
 # Without any of these options of `vllm serve` an engine has one rank.
 _RANKS = {

@@ -14,16 +14,15 @@ _HEAD = """# Deployments
 rows of {models} models; {started} start and serve their requests, {refused} do not. Every time is
 modelled: nothing here was measured on an NPU. `vllm-davinci deployments` lists the rows with their
 sources, `vllm-davinci dry-run --deployment NAME` runs one. `nox -s deployments` runs all, every
-night, writes such a page, and fails where a row starts, or does not, against what the table says.
+night, writes such a page, and fails if a row starts, or does not start, contrary to the table.
 
-Memory is what one device's plan uses, of what there is. Each row runs its largest steps over the
-cache that is planned, of prompts, of decodes and a prompt, and of decodes; the memory of a step is
-what one takes at most beside weights and cache: by vLLM's profile run, a whole step without
-attention / whole / in ubatches. {split} rows split steps, and {larger} of these need more for that
-than the profile run says, so that their cache is smaller. Tokens of the cache are those of one
-data-parallel rank. The first token is the time until each of a rank's requests has its first one, a
-token the time of a step that only decodes; in brackets, what they would take if everything that can
-overlap did.
+Memory is one device's planned use, of its total. Each row runs its largest steps (prompts, decodes
+with a prompt, decodes) with the planned cache. The memory of a step is its peak without weights and
+cache: in vLLM's profile run (a whole step without attention) / whole / in ubatches. {split} rows
+split steps, and {larger} of these need more for split steps than the profile run measures, so that
+their cache is smaller. Tokens of the cache are those of one data-parallel rank. "First token" is
+the time until each of a rank's requests has its first token, "token" the time of a decode step; in
+brackets, both with perfect overlap.
 """
 _STARTED = """
 ## Started

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CONTEXT = 128
 # Measured steps per size; their median counts.
 _DECODES = 3
-# Spare steps, beside those of the prompts, until all requests decode together.
+# Additional steps, after those of the prompts, until all requests decode together.
 _SPARE_STEPS = 4
 # Cache tokens of a request beside its prompt.
 _CACHE_OF_OUTPUT = 2 * 128

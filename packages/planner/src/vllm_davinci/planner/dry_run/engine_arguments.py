@@ -28,8 +28,8 @@ _FIXED: dict[str, Any] = {
     "async_scheduling": False,
     "worker_cls": f"{_PACKAGE}.PhantomWorker",
 }
-# Name of a parsed option: True unless asynchronous scheduling is off. Steps run synchronously here;
-# the modelled host clock accounts for what it would have hidden.
+# Name of a parsed option, true unless asynchronous scheduling is off. A dry-run's steps are
+# synchronous; its modelled host clock leaves out the time that asynchronous scheduling would hide.
 HIDES_HOST = "hides_host"
 # Options about the location of other ranks, or about reading weights.
 _WITHOUT_EFFECT = (

@@ -37,7 +37,7 @@ _WARMED_LAYERS: ContextVar[int | None] = ContextVar("warmed_layers", default=Non
 
 @contextmanager
 def few_layers_warm_up() -> Iterator[None]:
-    """Lets engines that start in the block capture graphs of one layer, not to be replayed."""
+    """Inside the block, engines start with graphs of one layer, which must not be replayed."""
     token = _WARMED_LAYERS.set(1)
     try:
         yield
@@ -93,7 +93,8 @@ class PhantomWorker(NPUWorker):
         return times
 
     def _run_largest_steps(self, captured_bytes: int) -> None:
-        """Runs them with cache, graphs, and room for planned graphs that were not captured.
+        """Runs the largest steps with the cache, the graphs, and memory for planned graphs that
+        were not captured.
 
         Raises DryRunError if one does not fit.
         """

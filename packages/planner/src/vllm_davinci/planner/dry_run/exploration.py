@@ -149,8 +149,9 @@ class Exploration:
         return self._chain.sizes_with_room(found)
 
     def meet_ranks(self) -> None:
-        """Runs a step by each dispatch method, so that no later one has an engine's first waits:
-        collectives wait longer for ranks that none has brought together before."""
+        """Runs a step by each dispatch method before any is measured: an engine's first collectives
+        wait longer, because their ranks have not met before.
+        """
         for method in self.methods("whole"):
             self.prefill_ps(1, Schedule(method))
 

@@ -23,8 +23,8 @@ from vllm_davinci.vnpu.timing import place_group
 
 BACKEND = "phantom"
 
-# The object that phantom ranks send in place of the name of a shared memory. vLLM asks all ranks
-# for one to find the ranks of each node; with this one each rank counts as a node of its own.
+# Placeholder that phantom ranks send instead of the name of a shared memory. vLLM collects these
+# names to find the ranks of each node; with the placeholder each rank counts as a node of its own.
 _FROM_A_PHANTOM = pickle.dumps("a phantom rank has no shared memory")
 
 # Collectives of device tensors, by the names that torch.distributed calls.
@@ -129,8 +129,9 @@ class PhantomGroup(dist.ProcessGroup):
         tensor = tensors[0]
         if tensor.device.type != "cpu":
             return self._on_device().allreduce(tensors, opts)
-        # A table with a column per rank, which each rank fills in: the others' columns equal ours.
-        # Any other tensor is a maximum or minimum, or says that every rank is a node of its own.
+        # In a table with a column per rank, which each rank fills in, the phantoms' columns equal
+        # this rank's. Any other tensor is a maximum or minimum, or says that every rank is a node
+        # of its own: it stays as it is.
         if tensor.dim() == 2 and tensor.shape[1] == len(self._ranks):
             tensor[:] = tensor[:, :1].clone()
         return FakeWork()
@@ -179,8 +180,8 @@ class PhantomGroup(dist.ProcessGroup):
     def _exchange(self, sent: torch.Tensor, received: torch.Tensor, rank: int) -> None:
         """Writes what a phantom sends at one stage of vLLM's sum over ranks (`cpu_all_reduce_`).
 
-        The sum is over tables with a column per rank, each filled by its rank. A rank sends the
-        columns it has by then: those of as many ranks as this rank has.
+        The sum is over tables with a column per rank, each filled by its rank. At each stage a rank
+        sends the columns that it has so far; a phantom sends as many as this rank has.
         """
         size = len(self._ranks)
         if sent.dim() != 2 or sent.shape[1] != size:

@@ -1,4 +1,4 @@
-"""Tokens of a dry-run: nothing is computed, so the device has no counts of them to read."""
+"""Tokens of a dry-run, in place of the counts that a computing device would return."""
 
 from collections.abc import Mapping
 
@@ -70,7 +70,7 @@ class AcceptedDrafts(ComputedTokens):
     scheduled: Mapping[str, int]
 
     def settle(self, slots: np.ndarray) -> None:
-        """Waits: the scheduler's counts, which assume that drafts are accepted, are right."""
+        """Only waits: the scheduler's counts already assume that drafts are accepted."""
         if self._copied is not None:
             super().of(slots)
 

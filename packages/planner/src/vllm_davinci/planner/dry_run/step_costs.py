@@ -36,8 +36,9 @@ _NORM_VECTOR_CORES = (None, 8)
 _PREFETCH_BYTES = (18 << 20, 36 << 20, 54 << 20, 90 << 20)
 # Minimum gain, as a share, for a choice other than the option's default.
 _WORTH = 0.002
-# Figures that are high where two collectives take longest beside one, and where norms of a shard
-# save least beside norms of all tokens; "_latency" of each tier.
+# Figures whose high ends let sequence parallelism gain least: two collectives take longest compared
+# with one, and norms of a shard save least compared with norms of all tokens. "_latency" is each
+# tier's.
 _AGAINST = frozenset(
     {"collective_static", "_latency", "host_collective_launch", "host_event_call", "hbm_share"}
 )
@@ -112,16 +113,15 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
         "steps": steps,
         "decodes": decodes,
         "options": {**sharded, **options},
-        "sequence_parallel_over_ranges": True,  # as _sharded decides
+        "sequence_parallel_over_ranges": True,  # as decided by _sharded
     }
 
 
 def _sharded(explored: Any, sizes: Sequence[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The fastest options of sequence parallelism, and the steps with them.
 
-    It is used from the smallest size on from which all larger steps are faster with it, on the
-    machine and where the ranges of assumed figures are against it: between, the ranges hold both
-    signs.
+    It is used from the smallest size from which all larger steps are faster with it, both with the
+    stated figures and with all ranges at the ends that let it gain least.
     """
     from vllm_davinci.planner.dry_run.step import OWN
 

@@ -1,8 +1,8 @@
 """Costs of the device and its runtime: launches, events, copies, memory, products, attention.
 
-All times are the device's clock between two events, starting idle. They include the host's launches
-if those take longer than the work. In a graph the host launches once, so that only the device's
-time remains.
+All times are between two events on the device's clock; the device is idle before. They include the
+host's launches if those take longer than the work. In a graph the host launches once, so that only
+the device's time remains.
 """
 
 from collections.abc import Callable, Iterator
