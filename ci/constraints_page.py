@@ -45,19 +45,19 @@ def operator_constraints_page(constraints: list[Any], launched: set[str]) -> str
     return (
         "# Constraints of operators\n\n"
         + GENERATED.format(source="packages/vnpu/csrc/ops/**/*.cpp")
-        + f"{len(constraints)} rows hold {len(rows_of)} operators to what CANN documents; "
-        f"operators that share rows share a section below: {written} rows. Calls outside the "
-        f"documents are refused with the status and the rule of their row: {len(CASES)} are "
-        "written by hand (`vllm_davinci_testing.operators.illegal_calls`), those of rows marked "
-        f"`made` are made from the rule (`generated_calls`); {untested} rows have no such call of "
-        f"their own. Each operator has a call that documents allow, and {at_edges} more stand at "
-        "the edges of rows (`edge_calls`: each dtype of a row, its least and its most sizes and "
-        "numbers) and have to pass, but for those that another row of the operator leaves to other "
-        f"modes (`ELSEWHERE` of `test_constraints.py`); {bare} rows have neither. Rows that hold "
-        "under a condition, or are of a kind of their own, have calls where one is written by "
-        f"hand. Of the {len(launched)} operators that `vllm-davinci-kernels` launches, "
-        f"{len(launched & rows_of.keys())} have rows; a test fails, with the place of the call, "
-        "where anything that serving calls has none. Why, and how to set chip and release: "
+        + f"{len(constraints)} rows restrict {len(rows_of)} operators to what CANN documents; "
+        f"operators that share rows share a section below: {written} rows. A call that breaks a "
+        "row is refused with the status and the rule of the row. Tests make such calls: "
+        f"{len(CASES)} are written by hand (`vllm_davinci_testing.operators.illegal_calls`), those "
+        f"of rows marked `made` follow from the rule (`generated_calls`); {untested} rows have "
+        f"none. Each operator also has an allowed call, and {at_edges} more are at the edges of "
+        "rows (`edge_calls`: each dtype of a row, its smallest and largest sizes and numbers). All "
+        "must pass, except those that another row of the operator allows only in other modes "
+        f"(`ELSEWHERE` of `test_constraints.py`); {bare} rows have neither kind of call. Rows with "
+        "a condition, or with a rule of their own kind, are tested only by calls written by hand. "
+        f"Of the {len(launched)} operators that `vllm-davinci-kernels` launches, "
+        f"{len(launched & rows_of.keys())} have rows; a test fails, naming the place of the call, "
+        "if serving calls an operator without rows. Reasons, and how to set chip and release: "
         "[decisions/0010](../decisions/0010-a-strict-virtual-npu.md).\n" + body
     )
 

@@ -95,8 +95,8 @@ def configuration_page(table: Any, other_keys: tuple[Any, ...]) -> str:
     text += (
         "## Keys of other plugins and releases\n\nNone is ignored silently: a key without "
         "effect is logged, and a refused one ends the start unless its value is the default. "
-        "`vllm-davinci config` shows those in use.\n\n| key | type | default | meaning | what "
-        "becomes of it |\n| --- | --- | --- | --- | --- |\n"
+        "`vllm-davinci config` shows those in use.\n\n| key | type | default | meaning "
+        "| effect |\n| --- | --- | --- | --- | --- |\n"
     )
     for row in sorted(other_keys, key=lambda row: row.key):
         fate = row.fate.told()

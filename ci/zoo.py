@@ -28,8 +28,8 @@ PAGE = f"""# Models of every family
 
 A small random model of every family that vLLM {{vllm}} and transformers {{transformers}} both have, served
 in fp32 on the virtual NPU and compared with transformers' on the CPU. `nox -s zoo` makes this page.
-"Not made": transformers makes no small model by the sizes that families have in common.
-Reasons are the last lines of errors; of refusals, some say that those sizes do not fit vLLM's definition.{{earlier}}
+"Not made": transformers cannot make a small model from the sizes that all families share.
+Reasons are the last lines of errors; some refusals only mean that those sizes do not fit vLLM's definition.{{earlier}}
 
 ## Text
 

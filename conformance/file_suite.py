@@ -1,8 +1,8 @@
-"""Runs a suite of pytest or unittest files of another project over the virtual NPU.
+"""Runs a suite of pytest or unittest files of another project on the virtual NPU.
 
-Beside the suite's `run.py` lie `files.txt`, one path or pattern a line, `reasons.toml` and, of the
-last run with `--record`, `results.json` (results.py). A suite that runs all files of its folders
-but some has those in `excluded.toml`, each under its reason:
+Beside the suite's `run.py` are `files.txt` (one path or pattern per line), `reasons.toml`, and
+`results.json` from the last run with `--record` (results.py). If a suite runs its folders except
+some files, `excluded.toml` lists these with the reason:
 
     [[excluded]]
     why = "train models"
@@ -31,24 +31,24 @@ WAITS = {"VNPU_WAIT_LIMIT": "40"}
 @dataclass(frozen=True)
 class Suite:
     """
-    directory:   of its `run.py`
-    what:        whose tests of what, for the table
-    source:      where a checkout comes from
-    tests:       folder of the checkout that is needed
-    imported:    further ones, of packages that are not installed
-    folders:     that `files.txt` chooses from, if any; files of others are named too
-    packages:    that the tests import and no other session does
-    packages_folder: where they are kept, beside the wheel cache
-    import_from: folders on the path of imports, of the checkout or with their whole path
-    environment: further variables
-    arguments:   further ones of pytest
-    plugins:     of pytest, in `directory`, for runs on our devices
-    together:    files that share a process, where each takes less time than torch's import. One
-                 that does not pass there is run once more, alone, unless its reason is known
-    alone:       regular expression: what a file says that leaves its process unfit for others
+    directory:   folder of its `run.py`
+    what:        subject of the tests, for the table
+    source:      where to get a checkout
+    tests:       the checkout's folder of tests
+    imported:    further needed folders: packages that are not installed
+    folders:     folders whose files `files.txt` selects, if any; it may also name other files
+    packages:    packages that only these tests import
+    packages_folder: folder for them, beside the wheel cache
+    import_from: folders to import from: absolute, or of the checkout
+    environment: further environment variables
+    arguments:   further arguments of pytest
+    plugins:     pytest plugins in `directory`, for runs on our devices
+    together:    number of files that share a process, because torch's import would take longer than
+                 each. A file that fails there for an unknown reason runs once more, alone
+    alone:       regular expression: files that match it get a process of their own
     rule:        how files and cases are chosen, for the page
-    test_limit:  seconds that a test may take
-    file_limit:  likewise a file
+    test_limit:  maximum seconds of a test
+    file_limit:  maximum seconds of a file
     """
 
     directory: Path

@@ -1,4 +1,4 @@
-"""Writes the page of other projects' suites, from the last recorded run of each."""
+"""Page with the results of other projects' tests."""
 
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,12 @@ MOST_NAMES = 3  # of one file's tests in a cell
 
 def conformance_page(records: list[dict[str, Any]]) -> str:
     """Results of other projects' suites, from the last recorded run of each."""
-    text = "# Other people's suites\n\n" + GENERATED.format(source="conformance/*/results.json")
+    text = "# Other projects' tests\n\n" + GENERATED.format(source="conformance/*/results.json")
     text += (
-        "Tests that others wrote for chips, run over the virtual NPU as it is by default: strict, "
-        "Ascend910B3, CANN 8.5. Shares are of all tests of the files that ran, those that ask for "
-        "an operator that is not exported and those that skip themselves included; one more share "
-        "is of the tests whose operators are exported. A file is whole where none of its tests "
-        "fails.\n\n"
+        "Other projects' tests for chips, run on the default virtual NPU (strict, Ascend910B3, "
+        "CANN 8.5). Shares are of all tests in the files that ran, including tests that need an "
+        "operator that is not exported and tests that skip themselves; a second share is of the "
+        "tests whose operators are exported. A file is whole if none of its tests fails.\n\n"
         "| suite | what | version | selection | tests | passed | lack an operator | do not pass "
         "| skip themselves | passed of those with operators | files whole "
         "| files that lack an operator |\n"

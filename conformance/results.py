@@ -5,11 +5,11 @@ A suite's `reasons.toml` has one table per reason:
     [[reason]]
     why = "needs a second server"
     tests = ["test/distributed/test_x.py::*"]   # patterns of names; default: all
-    message = "regular expression"              # what the failure says; default: anything
-    lacks_operator = true                       # it asks for an operator that is not exported
+    message = "regular expression"              # in the failure's text; default: any
+    lacks_operator = true                       # the test needs an operator that is not exported
 
-`results.json` beside it is what the last `--record` found; `ci/generate_reference.py` makes
-docs/reference/conformance.md of it.
+`results.json` beside it has the outcomes of the last run with `--record`;
+`ci/generate_reference.py` makes docs/reference/conformance.md from it.
 """
 
 import fnmatch

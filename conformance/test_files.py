@@ -38,10 +38,10 @@ class TestRun:
     """Settings for running tests.
 
     directory: base of relative file paths
-    environment: further variables
-    arguments:   further ones of pytest
-    python:      of the environment
-    inherited:   variables of this process that the tests see
+    environment: further environment variables
+    arguments:   further arguments of pytest
+    python:      interpreter that runs the tests
+    inherited:   environment variables of this process that the tests see
     """
 
     directory: Path

@@ -5,13 +5,13 @@ they write, so that half a step takes half as long. They sleep and do no arithme
 cores suffice for two ranks with a compute and a communication stream each. Traces show how much
 communication was hidden; `--traces DIRECTORY` keeps them.
 
-The artificial times of the dense model make its intervals between collectives equally long, as
-equal times for every product do. Where they differ, each half's interval still lies under one of
-the other half's collectives, and of each such pair the longer one counts.
+The dense model's artificial times make its intervals between collectives equally long. If intervals
+differ, each half's interval still runs beside a collective of the other half, and the longer of the
+two counts.
 
 `dense` and `deepseek` are one DP rank of two TP ranks. `dp_ranks` is two DP ranks of one TP rank,
-whose tokens go to their experts and back by all-to-all; where they go is computed, and differs
-from layer to layer and from half to half, so that no two of its intervals are equally long.
+which send tokens to experts and back by all-to-all. The routing is computed and differs between
+layers and halves, so that no two intervals are equally long.
 """
 
 import argparse
@@ -75,7 +75,7 @@ CASES = {
     "dense": Case(
         "tiny_llama",
         {},
-        # A sum that every rank gets whole takes as long as a reduce-scatter and an all-gather.
+        # An all-reduce takes as long as a reduce-scatter and an all-gather.
         "aclnnM=16000/MiB,aclnnFused=32000/MiB,all_reduce=48000/MiB,all_gather=24000/MiB,"
         "reduce_scatter=48000/MiB",
         TENSOR_PARALLEL,

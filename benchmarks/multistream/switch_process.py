@@ -23,8 +23,8 @@ from vllm_davinci.multistream import Interleave, StreamPool, communicate
 T = TypeVar("T")
 
 REPETITIONS = 15
-# Pairs of a round of sums in turn and one of bare sums, each of a part of the hand-overs: short, so
-# that both meet the machine at the same speed.
+# Pairs of a round of interleaved sums and a round of bare sums. Rounds are short, so that the
+# machine has the same speed in both.
 ROUNDS, ROUNDS_PER_COUNT = 61, 10
 LIMIT_S = 60
 DEPTH = 20  # Python frames between a model's root and its collectives, as in vLLM's models

@@ -1,7 +1,8 @@
-"""Decisions about steps of DeepSeek-R1 W8A8 on 16 chips, and what modelling them costs this host.
+"""Split decisions for DeepSeek-R1 W8A8 on 16 chips, and the host's time to model its steps.
 
-Steps of many sizes are split where their costs say so; regret is over the faster of whole and
-split. `published/page` compares such steps with published ones. `--rows` runs one of both.
+Steps of many sizes are split if their step times predict a gain; regret is relative to the faster
+of whole and split. `published/page` compares such steps with published ones. `--rows` runs only the
+decisions or only the host's times.
 """
 
 import argparse

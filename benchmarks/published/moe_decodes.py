@@ -56,7 +56,11 @@ RELEASES: Mapping[int, tuple[Launches, ...]] = {
 
 @dataclass(frozen=True)
 class Decode:
-    """A published decode step. device_ps: in which ours keeps the device busy; ours_ps: in all"""
+    """A published decode step.
+
+    ours_ps:   time of our modelled step
+    device_ps: the part of it in which the device is busy
+    """
 
     name: str
     source: int

@@ -1,12 +1,12 @@
 """Decode steps that users of Ascend chips have published, as options of dry-runs.
 
-Nothing is fitted to them. A figure counts as `held` if it was looked at only after the model's code
-and figures had been settled. Machines, releases and loads are as far as their sources state them,
-which is less than a comparison needs; what was taken for the rest is in the row. Intervals are
-over the ranges of assumed figures and over what a source leaves open: how many chips, which variant
-of a chip, how steps are launched. Releases of the time replay graphs in pieces and launch attention
-one by one between them, by default; that lies between graphs of whole steps,
-which the engine here replays, and launching all of a step one by one.
+Nothing is fitted to them. A figure counts as `held` if it was first compared after the model's code
+and figures had been settled. Sources state only a part of machine, release and load; the row has
+the assumptions for the rest. Intervals cover the ranges of assumed figures and everything that a
+source leaves open: the number of chips, the variant of a chip, how steps are launched. By default,
+releases of that time replay graphs in pieces and launch attention between them. The time of such a
+step lies between that of a graph of the whole step, as this engine replays it, and that of a step
+launched operator by operator.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ W8A8 = {"*.gate": "FLOAT", "model.layers.*": "W8A8_DYNAMIC"}
 class Figure:
     """
     published: ms of one decode step of `requests` requests behind prompts of `prompt_tokens`
-    source:    where, by the number of the issue or pull request
-    taken:     what the source does not state
-    or_else:   what it leaves open beside that: fields of this figure with other values
-    is_held:   looked at only after the model was settled
+    source:    number of the issue or pull request
+    taken:     assumptions where the source states nothing
+    or_else:   fields of this figure with other values that the source allows
+    is_held:   first compared after the model was settled
     """
 
     name: str
@@ -105,8 +105,8 @@ FIGURES = (
 
 def dry_run_options(figure: Figure, model: Path) -> tuple[str, ...]:
     """Options of a dry-run, without its report. model: a directory for its checkpoint"""
-    # All have the same prompt: once the first request's is done, the others find it in the cache.
-    # As many as that one has when the last one's prompt is done, and a few more.
+    # All requests have the same prompt: after the first one the others find it in the cache. The
+    # first request must still generate when the last prompt is computed, and for a few steps more.
     output_tokens = 6 + figure.prompt_tokens // CHUNK
     write_checkpoint(Checkpoint(figure.model, figure.model, ISSUES, figure.quantization), model)
     return (

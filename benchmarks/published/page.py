@@ -1,6 +1,6 @@
 """The page of published figures, beside the timing model's, with intervals and errors by mechanism.
 
-Every figure is modelled in one run of this program: on the machine as it is stated, over the ranges
+Every figure is modelled in one run of this program: on the stated machine, over the ranges
 of assumed figures and of what a source leaves open, and without each mechanism of the model that
 figures can turn off. `--keep` keeps the modelled steps, and a later run reads them.
 """
@@ -44,7 +44,7 @@ INTERVAL_MS = 59.04
 # requests and machine are not stated. The release does so if the ranks divide the tokens.
 SHARDED_GAIN = 1.03
 SHARDED_LAYOUTS = {"in one mesh": (8, 24), "over both meshes": (16, 32)}
-# Goals: over the serial step, of a bound, or, if negative, of the time of one stream.
+# Goals: gain over the serial step, share of a bound, or, if negative, share of one stream's time.
 GOAL_OVERLAP, GOAL_OF_BOUND, GOAL_BEST = 1.45, 0.85, 1.75
 GOAL_ALL_TO_ALL, GOAL_LEAN_ALL_TO_ALL, GOAL_OF_ALL_TO_ALL_BOUND = 1.12, 1.55, 0.97
 GOAL_DECODE, GOAL_FUSED_DECODE = -1 / 1.05, -1 / 1.08
@@ -306,9 +306,9 @@ PREFACE = """\
 Made by `nox -s bench -- published/page --page docs/measurements/published.md`, all rows in one run; nothing is patched
 into it later. Ours are modelled; published figures were measured by others, on other releases, and numbers in brackets
 are issues or pull requests of [vllm-project/vllm-ascend](https://github.com/vllm-project/vllm-ascend/issues). Nothing
-is fitted, but in rows that say so. Intervals cover the ranges of assumed figures ([How sure is
-that?](../guides/model_time.md#how-sure-is-that)) and what a source leaves open. A figure is within limits at 20 %, a
-ratio at 0.05 below 1.15 and at 0.10 above, or if the interval contains the published figure. The sign of a ratio is
+is fitted, except in rows that say so. Intervals cover the ranges of assumed figures ([How sure is
+that?](../guides/model_time.md#how-sure-is-that)) and what a source leaves open. A figure is within limits if it differs
+by at most 20 %, a ratio by at most 0.05 (published below 1.15) or 0.10, or if the interval contains the published figure. The sign of a ratio is
 right if the whole interval lies on the published side of 1. [What the rows say](mechanisms.md) explains them, and says
 what is not known."""  # noqa: E501
 MOE_PREFACE = """\

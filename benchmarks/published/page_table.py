@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vllm_davinci.vnpu.timing.variants import WITHOUT
 
-# Steps and rates must be within this share of the published value; ratios within this one.
+# Largest error of steps and rates, as a share; of ratios below _SMALL; of other ratios; _SMALL.
 _ABSOLUTE, _SMALL_RATIO, _LARGE_RATIO, _SMALL = 0.20, 0.05, 0.10, 1.15
 
 
@@ -14,7 +14,7 @@ class Compared:
     """A published figure, or a goal, and ours.
 
     published: None for a figure with a goal only
-    values:    ours by machine; "" is the machine as it is stated
+    values:    ours by machine; "" is the stated machine
     interval:  of ours over the ranges of assumed figures and what the source leaves open
     is_ratio:  True if it matters on which side of 1 it lies
     goal:      minimum over the whole interval, or, if negative, minus the maximum; None: no goal
@@ -32,7 +32,7 @@ class Compared:
 
     @property
     def ours(self) -> float:
-        """The value on the machine as it is stated."""
+        """The value on the stated machine."""
         return self.values[""]
 
     @property
@@ -59,7 +59,7 @@ class Compared:
 
     @property
     def sign(self) -> str:
-        """The side of 1 on which ours lies over the whole interval, beside the published one."""
+        """Compares the side of 1 of our whole interval with that of the published ratio."""
         if not self.is_ratio or self.published is None:
             return ""
         ends = {(end > 1) == (self.published > 1) for end in self.interval}

@@ -18,8 +18,8 @@ PREFILL = (
     *(f"--requests={2 * REQUESTS}", f"--concurrency={REQUESTS}", "--output-tokens=1"),
     *(f"--prompt-tokens={PROMPT_TOKENS}", EXPERT_PARALLEL),
 )
-# The published command has prompts of 4096 tokens and 1536 new ones; here their mean, from where a
-# few steps are taken.
+# The published command has prompts of 4096 tokens and 1536 output tokens. Here the prompts have the
+# mean length of its contexts, and a few steps follow.
 DECODE = (
     *("--requests=24", "--prompt-tokens=4864", "--output-tokens=4"),
     "--max-num-batched-tokens=32768",
@@ -69,7 +69,7 @@ def slower_all_to_alls(sent: dict[str, float], serial: dict[str, float]) -> floa
 
 
 def write_slow_topology(file: Path, slower: float) -> None:
-    """Writes the topology of the file's name with all-to-alls that take longer."""
+    """Writes a copy of the topology of that name, with all-to-alls that take longer."""
 
     def share(match: re.Match[str]) -> str:
         fitted = f"{float(match[2]) / slower:.6f}"

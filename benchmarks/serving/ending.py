@@ -182,8 +182,8 @@ PAGE = """\
 tiny_llama on the virtual NPU, whose engines are in a step of half a minute and more when the signal
 comes, with 4 open requests, half of them streams; and a program that generates. *Answered*: the
 last request has its last chunk or its error. *Ended*: the last process is gone. *Right*: the status
-is that of the [guide](../guides/ending.md), and no socket's file and no shared memory is left.
-Seconds from the signal, the second one where there are two, measured on {processor}, {cores} cores,
+is that of the [guide](../guides/ending.md), and no socket file and no shared memory is left.
+Seconds from the signal (the second one, if there are two), measured on {processor}, {cores} cores,
 beside other work: {load:.0f} processes ran or waited for a core.
 
 | what | ends | answered, median | worst | ended, median | worst | limit | right |

@@ -2,8 +2,8 @@
 
 Operators do no work and take a given time each (VNPU_PACE), on a thread of the device, so that
 host and device can work at the same time. The bound is the slower of the two, each timed alone: the
-host while the device is held up, the device when all has been launched. The blocking form is what
-reading the lengths of sequences back from the device in every layer does.
+host while the device is held up, the device when all has been launched. The blocking form reads the
+lengths of sequences back from the device in every layer.
 """
 
 import argparse

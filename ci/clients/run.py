@@ -171,7 +171,7 @@ def page(results: dict[str, Outcomes], clients: str) -> str:
     """
     names = dict.fromkeys(client for found in results.values() for client in found)
     lines = [
-        "# Clients of other people",
+        "# Published clients",
         "",
         stamp("core", "models", "meta"),
         "",

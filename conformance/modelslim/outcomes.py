@@ -36,12 +36,12 @@ INTRODUCTION = f"""\
 Small models, quantized by ModelSlim {environment.VERSION} over the virtual NPU and served by the
 engine in bf16: `nox -s conformance -- modelslim --table FILE` writes this page. Tokens are
 compared with those of an integer definition in fp32 ({NUM_PROMPTS} prompts, {NUM_TOKENS} tokens
-each); *close* ones are a choice between logits that 16 bits can exchange. Perplexity is compared
-with the float checkpoint's over {SCORED_TOKENS} tokens of held-out text; where it is over the goal,
-the goal is missed, and the engine's may be {100 * NEAR_DEFINITION} % over the
-definition's, which has the tool's own rounding and no engine. Where `vllm-davinci quantize` makes
-the same type, its tensors are compared bit by bit; ModelSlim divides in the model's dtype and ours
-in fp32, so that integers and scales agree where the model is of fp32 (*wide*)."""
+each); *close* ones differ, but their logits are so near that 16 bits can exchange them. Perplexity
+over {SCORED_TOKENS} tokens of held-out text is compared with the float checkpoint's. If it exceeds
+the goal, the row says so, and the engine's may be at most {100 * NEAR_DEFINITION} % above that of
+the definition, which contains only the tool's rounding. If `vllm-davinci quantize` makes the same
+type, its tensors are compared bit by bit; ModelSlim divides in the model's dtype and ours in fp32,
+so that integers and scales agree if the model is in fp32 (*wide*)."""
 
 
 def verdict(outcome: Outcome) -> str:

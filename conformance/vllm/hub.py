@@ -28,12 +28,12 @@ IMAGE = "<image>"
 class Model:
     """
     architecture: class of transformers
-    vocabulary:   entries
+    vocabulary:   number of entries
     special:      ids of special tokens
-    roles:        which of them is bos_token, eos_token, pad_token
-    context:      tokens
-    settings:     further ones of the configuration
-    vision:       those of its encoder of images, whose place in a text is the token <image>
+    roles:        special token that is bos_token, eos_token, pad_token
+    context:      maximum tokens
+    settings:     further fields of the configuration
+    vision:       fields of the image encoder's configuration; a text has <image> for an image
     """
 
     architecture: str
@@ -179,7 +179,7 @@ MODELS = {
 
 
 def make_missing() -> None:
-    """Writes the missing ones."""
+    """Writes the stand-ins that are missing."""
     for name, model in MODELS.items():
         revision = hashlib.sha256(name.encode()).hexdigest()[:40]
         folder = DIRECTORY / "hub" / f"models--{name.replace('/', '--')}"
@@ -190,7 +190,9 @@ def make_missing() -> None:
         _write_model(snapshot, model, seed=int(revision[:8], 16))
         _write_tokenizer(snapshot, model)
         (folder / "refs").mkdir(exist_ok=True)
-        (folder / "refs" / "main").write_text(revision, encoding="utf-8")  # all of it is there
+        (folder / "refs" / "main").write_text(
+            revision, encoding="utf-8"
+        )  # the stand-in is complete
 
 
 def _write_model(directory: Path, model: Model, seed: int) -> None:

@@ -1,8 +1,8 @@
 """A pytest plugin: tests for the devices that vLLM lists run on the NPU, too.
 
-Many of vLLM's tests choose their devices while they are imported, by the platform's kind, and are
-skipped on others. During the import of these files the NPU says that it is one of the list (XPU,
-whose name decides nothing else in them).
+Many of vLLM's tests choose their devices by the platform's kind while they are imported, and skip
+other kinds. While these files are imported, the platform claims to be one of the listed kinds (XPU,
+whose name has no other effect in them).
 """
 
 from collections.abc import Generator

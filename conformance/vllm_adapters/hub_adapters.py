@@ -76,7 +76,7 @@ ADAPTERS = {
 
 
 def make_missing() -> None:
-    """Writes the missing ones."""
+    """Writes the adapters that are missing."""
     for name, adapter in ADAPTERS.items():
         revision = hashlib.sha256(name.encode()).hexdigest()[:40]
         folder = hub.DIRECTORY / "hub" / f"models--{name.replace('/', '--')}"
@@ -84,7 +84,7 @@ def make_missing() -> None:
             continue
         _write(folder / "snapshots" / revision, adapter, seed=int(revision[:8], 16))
         (folder / "refs").mkdir(exist_ok=True)
-        (folder / "refs" / "main").write_text(revision, encoding="utf-8")  # all of it is there
+        (folder / "refs" / "main").write_text(revision, encoding="utf-8")  # the adapter is complete
 
 
 def _write(directory: Path, adapter: Adapter, seed: int) -> None:

@@ -41,7 +41,7 @@ SUITE = vllm_suite(
     plugins=("as_in_a_worker", "npu_in_lists", "as_in_a_manager"),
     together=5,
     alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(",
-    # A file that reads a hub while it is imported leaves the others of its process theirs.
+    # A file that fails to read a hub while it is imported must not stop the others of its process.
     arguments=(
         "--continue-on-collection-errors",
         # These wait for a GPU of Ray's, which does not exist, until each limit.

@@ -1,9 +1,9 @@
 """A pytest plugin that runs vLLM's tests of Triton kernels, written for CUDA, on the NPU.
 
 torch_npu's `transfer_to_npu` turns device "cuda" and the names under `torch.cuda` into the NPU's.
-To tests that ask for CUDA and its capability, to skip themselves or to choose a device, vLLM's
-platform answers as an Ampere does, which has bfloat16 and no 8-bit floats; to vLLM itself it does
-not. A test's outcome names the kernels that it launched.
+Tests that query vLLM's platform for CUDA and its capability, to skip themselves or to choose a
+device, get the answers of an Ampere GPU (bfloat16, no 8-bit floats); vLLM itself gets the NPU's. A
+test's outcome names the kernels that it launched.
 """
 
 import gc
@@ -27,7 +27,7 @@ from vllm_davinci.core.runner.buffers import leave_out_uva
 # As the runner does.
 torch_cuda_names.install()
 leave_out_uva()
-driver.active.get_current_target()  # chosen while no CUDA device is said to be available
+driver.active.get_current_target()  # before CUDA seems available
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch_npu.contrib import transfer_to_npu

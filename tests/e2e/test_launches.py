@@ -93,7 +93,7 @@ def launches(
     with start_engine(
         checkpoint,
         dtype="bfloat16",
-        # Chips' operators do not support small models' sizes, which launch others.
+        # Real chips' operators do not support the sizes of small models.
         environment={"VNPU_SOC": EXACT_SOC},
         worker_extension_cls="vllm_davinci_testing.engines.counting_worker.LaunchCountingWorker",
     ) as engine:

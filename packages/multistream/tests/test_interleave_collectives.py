@@ -186,8 +186,8 @@ def test_a_second_exchange_comes_before_the_others_next_collective() -> None:
         return total
 
     results = run.run([lambda: part(0), lambda: part(1)], running.append)
-    # No part waits for a size before another one has work, and no row waits behind a later ubatch's
-    # collective.
+    # The host waits for a part's sizes only after another part has work, and rows never wait behind
+    # a later ubatch's collective.
     assert seen == [
         "attention0", "count0", "attention1", "move0", "count1", "experts0", "move1",
         "experts1", "end0", "end1",

@@ -111,7 +111,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 def spoilt(
     stored: Stored,
 ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any] | None, set[str]]]:
-    """The change, the tensors, the description, and names of which the error has one."""
+    """Each change, its tensors and description, and names of which the error has one."""
     for name, tensor in stored.tensors.items():
 
         def types(**changes: Any) -> dict[str, Any] | None:

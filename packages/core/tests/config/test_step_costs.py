@@ -134,7 +134,7 @@ def test_the_file_of_this_engine_is_found(asked, costs, monkeypatch):
 
 def test_a_found_file_refines_enabled_features_and_enables_none(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch) == costs
-    assert not get_config(asked).dbo.model_fields_set  # or it would be told that they do nothing
+    assert not get_config(asked).dbo.model_fields_set  # else a warning: no effect
     assert resolved(asked, Files(costs), monkeypatch, dbo={"enabled": True}) == costs
     dbo = get_config(asked).dbo
     assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.53)
@@ -192,7 +192,7 @@ def test_a_file_that_cannot_be_created_leaves_the_fixed_rules(asked, costs, monk
     ("stated", "first"),
     [
         ({"sequence_parallel_over_ranges": True}, 512),
-        ({}, 2048),  # it may gain only where figures lie as they are stated
+        ({}, 2048),  # smaller sizes gain only with the stated figures
     ],
 )
 def test_auto_shards_from_where_steps_gain_over_the_ranges(

@@ -133,7 +133,7 @@ def test_chunks_fill_the_free_memory_and_change_no_bit(vllm_config: VllmConfig):
     of_whole = peak_bytes()
     with torch.inference_mode():
         for gib, asked, max_tokens in [(0, None, 1024), (-1, None, 1024), (4, 7000, 7000)]:
-            assert not plan_pieces(layer, gib << 30, asked, len(x))  # smaller ones are not asked
+            assert not plan_pieces(layer, gib << 30, asked, len(x))  # no smaller chunks possible
             assert forward.pieces.max_tokens == max_tokens
             # Only the experts' rows grow with the chunks, gate and up included.
             rows = TOP_K * 4 * (2 * HIDDEN_SIZE + 3 * INTERMEDIATE_SIZE)
@@ -149,8 +149,8 @@ def test_chunks_fill_the_free_memory_and_change_no_bit(vllm_config: VllmConfig):
     assert forward.pieces.max_tokens == of_third // 4
 
 
-# The router, three for the shared experts, six from choosing experts, whose weights have the factor
-# of their sum, to that sum, and the addition of both.
+# 1 for the router, 3 for the shared experts, 6 from the choice of experts (with the routed scaling
+# factor in their weights) to their weighted sum, 1 for the addition of both.
 LAUNCHES = 11
 
 

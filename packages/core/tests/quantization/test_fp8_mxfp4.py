@@ -13,7 +13,7 @@ NAME = "layers.0.ffn.experts.0.w1"
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed numbers and scales, of all powers that bf16 can hold."""
+    """Random packed numbers and scales, whose exponents fit bf16."""
     generator = torch.Generator().manual_seed(0)
     packed = torch.randint(0, 256, (OUT, IN // 2), generator=generator, dtype=torch.uint8)
     exponents = torch.randint(8, 240, (OUT, IN // 32), generator=generator, dtype=torch.uint8)

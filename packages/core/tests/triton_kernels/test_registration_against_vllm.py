@@ -44,7 +44,7 @@ def drawn_tokens(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def resampled_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """The same for requests that sample; greedy ones have their token where a draft is rejected."""
+    """The same for requests that sample; greedy requests take the target's token instead."""
     kept, ends, slots = (each.cpu() for each in arguments[11:14])
     row = (ends[:-1] + kept).to(torch.int64)
     draws = (arguments[15].cpu()[slots[row]] != 0) | (row == ends[1:] - 1)

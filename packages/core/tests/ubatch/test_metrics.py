@@ -111,7 +111,7 @@ def test_a_step_does_not_fail_where_no_file_can_be_opened_or_grow(config, stat_l
     without_descriptors({"split": 2})
     assert counted() == {}
     without_room({"split": 3})
-    with at_most(resource.RLIMIT_FSIZE, 1 << 16):  # what the file has at first
+    with at_most(resource.RLIMIT_FSIZE, 1 << 16):  # the file's first size
         without_room({f"reason{number}": 1 for number in range(2000)})
     without_room({"split": 4})
     assert counted()['{engine="0",reason="split"}'] == 3

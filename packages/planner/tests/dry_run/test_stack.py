@@ -1,4 +1,4 @@
-"""A few first layers stand for all: which ones, and the times that follow from theirs."""
+"""Step times of all layers follow from a few first ones: which these are, and the times."""
 
 import pytest
 import torch

@@ -44,8 +44,9 @@ class Explored:
 
 
 class Sharded(Explored):
-    """Sequence parallel steps take `lost` longer, minus a quarter of their tokens; where figures
-    lie at the other ends of their ranges, `more` longer than that."""
+    """Sequence parallel steps take `lost` minus a quarter of their tokens longer, and `more` longer
+    still with figures at the unfavourable ends of their ranges.
+    """
 
     can_split = False
 
@@ -117,8 +118,9 @@ def test_indivisible_steps_are_one_schedule_per_method():
 
 
 class Tuned(Explored):
-    """Split steps gain from a larger first part and from few cores; decodes from what is fetched,
-    up to 36 MiB, and those of many requests not at all."""
+    """Split steps gain from a larger first ubatch and from few cores; decodes of one request gain
+    from up to 36 MiB of prefetched weights, those of many lose.
+    """
 
     can_prefetch = True
 

@@ -131,7 +131,7 @@ class Group {
   void fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
                      const std::function<std::string()>& what);
 
-  // The invitation of a new group with this signature, from its first member; waits for it.
+  // Waits for the first member's invitation to a new group with this signature.
   Invitation accept(uint32_t first, uint64_t signature, uint64_t id);
   void offer(uint64_t signature, const Invitation& invitation);
 

@@ -66,7 +66,7 @@ struct Invitation {
   MeetingPoint meeting_point;
 };
 
-// --- what lies in the memory that the ranks of one group share --------------------------------
+// --- contents of the memory that the ranks of one group share ---------------------------------
 // A fresh segment is all zero bytes, and zero is the valid first state of everything in it.
 
 // kLost: a rank of another host to which the connection has ended.

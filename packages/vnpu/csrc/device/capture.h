@@ -26,7 +26,7 @@ enum class CaptureRule {
   kRunning,           // a graph is destroyed, and one of its replays is not over
 };
 
-// A breach of one of them.
+// Breach of a rule of captures.
 class CaptureFailure : public Failure {
  public:
   CaptureFailure(CaptureRule rule, const std::string& message)

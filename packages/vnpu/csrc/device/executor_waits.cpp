@@ -18,7 +18,7 @@ constexpr milliseconds kSecondPatience{20};
 
 }  // namespace
 
-// Registers a host wait for held_by() while it lasts. Made and ended under the lock.
+// Registers a host wait, so that held_by() finds it. Constructed and destroyed under the lock.
 class Executor::AnnouncedWait {
  public:
   AnnouncedWait(Executor& executor, HostWait wait) : executor_(executor), wait_(std::move(wait)) {

@@ -55,11 +55,11 @@ struct Action {
     kDelay,
     kGone,
     kTruncated,
-    kJump,   // the clock shows `delay` more from then on
+    kJump,   // the clock jumps ahead by `delay`
     kErrno,  // the call fails with `code` of errno.h
   };
   What what = What::kThrow;
-  bool is_async = false;  // when the device comes to the task, not when it is launched
+  bool is_async = false;  // when the task runs, not when it is launched
   int code = 0;           // of CANN, or of errno.h
   std::chrono::milliseconds delay{0};
 };

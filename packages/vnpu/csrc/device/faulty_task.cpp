@@ -31,7 +31,7 @@ class FaultyTask final : public Task {
   Progress advance() override {
     if (is_done_) return task_->step();
     if (action_.what == Action::What::kHang) return Progress::kBlocked;
-    // The launch itself has to succeed, also where the task could run in it.
+    // The launch must succeed, even under a policy that runs the task during its launch.
     if (!std::exchange(was_launched_, true)) return Progress::kBlocked;
     is_done_ = true;
     perform(action_, Kind::kLaunch, text_);

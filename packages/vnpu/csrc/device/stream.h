@@ -34,9 +34,9 @@ class Stream {
 
   std::deque<TaskPtr> queue;  // the head may be running
   uint64_t taken = 0;         // tasks that were ever in it
-  uint64_t ended = 0;         // of those, done, failed or dropped
+  uint64_t ended = 0;         // tasks that are done, failed or dropped
   bool running = false;       // one thread is inside step() or wait() of the head
-  bool waiting = false;       // ... inside wait()
+  bool waiting = false;       // that thread is inside wait()
   bool blocked = false;       // the head's last step() returned kBlocked
   bool destroyed = false;
   std::condition_variable wake;    // its worker's, under the threads policy

@@ -192,7 +192,7 @@ void TaskQueues::wait_inside(Stream& stream, microseconds limit, Lock& lock) {
   lock.lock();
   stream.running = stream.waiting = false;
   settle_abort(stream);
-  // Another thread that saw this head taken sleeps, and this one may not come back to it.
+  // A thread that found this head taken is asleep, and this thread may not return to the head.
   announce_progress();
 }
 

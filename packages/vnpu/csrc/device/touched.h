@@ -6,8 +6,8 @@
 
 namespace vnpu {
 
-// Device memory that a task reads or writes: [begin, end), of which a strided tensor touches the
-// elements that `layout` names (dims == 0: every byte).
+// Device memory that a task reads or writes: in [begin, end), the elements of a strided tensor's
+// `layout` (dims == 0: every byte).
 struct Access {
   struct Layout {
     int dims = 0;

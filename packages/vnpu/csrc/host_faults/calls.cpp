@@ -79,7 +79,7 @@ REPLACES int posix_memalign(void** result, size_t alignment, size_t size) noexce
   return 0;
 }
 
-// The mode exists only if the flags require it, and is passed on as the kernel takes it.
+// open() has a third argument, the mode, only with flags that create a file.
 #define MODE_BEHIND(flags)                                              \
   mode_t mode = 0;                                                      \
   if (((flags) & O_CREAT) != 0 || ((flags) & O_TMPFILE) == O_TMPFILE) { \

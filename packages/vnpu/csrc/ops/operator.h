@@ -71,7 +71,7 @@ class OperatorTask : public Task {
   virtual void run() = 0;
 };
 
-// Phase one's end: hands the task to the caller as an executor.
+// Ends phase one: returns the task to the caller as an executor.
 void finish_prepare(TaskPtr task, uint64_t needed, uint64_t* workspace_bytes,
                     aclOpExecutor** executor);
 // Phase two of every operator.
@@ -116,7 +116,7 @@ using Address = void (*)();
 
 }  // namespace vnpu::ops
 
-// Text of a macro's argument, after the macros in it.
+// The argument as text, after expanding macros in it.
 #define VNPU_SPELLED(...) #__VA_ARGS__
 
 // Exports a C function. The symbol is an indirect function: the loader asks a resolver for the
@@ -129,7 +129,7 @@ using Address = void (*)();
   __attribute__((visibility("default"), ifunc("resolve_" #SYMBOL))) void SYMBOL(); \
   }
 
-// Exports both phases. PHASE: the first one's template.
+// Exports both phases. PHASE: template of the first phase.
 #define VNPU_PHASES(PHASE, NAME)                                         \
   VNPU_SYMBOL(aclnn##NAME##GetWorkspaceSize,                             \
               &PHASE<&vnpu_body_##NAME, &vnpu_operator_##NAME>::prepare) \

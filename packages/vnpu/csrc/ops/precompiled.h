@@ -1,8 +1,8 @@
 #pragma once
 
 // The headers with which operators' files begin, compiled once: parsing ATen's headers takes longer
-// than compiling most of these files. None of our own headers: with a compiler cache, a precompiled
-// header that is there already takes part in making its successor, which then misses their changes.
+// than compiling most of these files. Our own headers are left out: with a compiler cache, their
+// changes would not reach the next precompiled header.
 
 #include <ATen/ATen.h>
 

@@ -33,7 +33,7 @@ int opened(const std::string& directory, const char* name) {
   return file;
 }
 
-// One write, which appends whole lines where several processes write.
+// A single write, so that lines of several processes do not mix.
 void append(int file, const std::string& line) {
   if (::write(file, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     throw Failure(FailureKind::kInternal,

@@ -9,7 +9,7 @@
 
 namespace vnpu::timing {
 
-// The hardware queues of devices, of which each stream needs one while a task of it runs. A stream
+// The hardware queues of devices. Each stream needs a queue while one of its tasks runs. A stream
 // keeps its queue until another stream needs one; then the stream whose newest task ended first
 // loses its queue. That costs time, so that more streams than queues, used in turn, are slow.
 class HardwareQueues {

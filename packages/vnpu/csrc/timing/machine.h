@@ -47,7 +47,7 @@ class Machine {
     Time copy_launch = 0;
     Time graph_launch = 0;
     Time event_call = 0;
-    Time synchronize = 0;  // after what it waited for is done
+    Time synchronize = 0;  // after the awaited work is done
     // An engine's own time for a step, beside its calls, and what each request adds to it.
     Time step = 0;
     Time step_request = 0;

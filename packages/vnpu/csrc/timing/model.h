@@ -47,8 +47,8 @@ class Model final : public Observer {
 
   struct Report {
     Time host = 0;    // the host's clock
-    Time waited = 0;  // of it, the host's waits for the device
-    Usage usage;      // of the device
+    Time waited = 0;  // part of `host`: waits for the device
+    Usage usage;      // the device's
   };
   // Waits, in modelled time, for all work of the device.
   Report report(int device);

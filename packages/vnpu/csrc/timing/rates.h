@@ -15,8 +15,7 @@ inline constexpr int64_t kSecond = 1'000'000'000'000;  // ps
 
 inline int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// Time for which `amount` occupies a resource of `rate` per second, of which `share` millionths are
-// reached.
+// Time for which `amount` occupies a resource that reaches `share` millionths of `rate` per second.
 inline Time time_for(Wide amount, int64_t rate, int64_t share) {
   const Wide effective = static_cast<Wide>(rate) * static_cast<Wide>(share);
   return static_cast<Time>((amount * kSecond * kMillion + effective - 1) / effective);

@@ -40,10 +40,10 @@ struct Span {
   Time launched = 0;
   Time begin = 0;
   Time end = 0;
-  Time waited = 0;      // of that, for the last rank
+  Time waited = 0;      // part of it: waits for the last rank
   uint32_t label = 0;   // the caller's
-  uint64_t record = 0;  // of an event's record or wait: which record
-  bool waits = false;   // for the record
+  uint64_t record = 0;  // number of the record that is made or awaited
+  bool waits = false;   // waits for the record instead of making it
 };
 
 // Sums of a device's activity: times with work of a kind in progress; `both`: of compute and of
@@ -73,7 +73,7 @@ class Simulation {
       : on_end_(std::move(on_end)), on_use_(std::move(on_use)), queues_(std::move(queues)) {}
 
   void launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label = 0);
-  // A point of a stream; the number stands for it. `plan`: what recording costs; may be null.
+  // Records a point of a stream; returns its number. `plan`: cost of recording; may be null.
   uint64_t record(int device, int stream, PlanPtr plan, Time launched);
   // The ranks of the communicator with this turn, ascending. Without this call, it is not known
   // which other groups its ranks meet.
@@ -88,9 +88,8 @@ class Simulation {
   Time now() const { return now_; }
   // Simulates up to a time.
   void advance(Time until);
-  // Simulates until the stream (device, all) has nothing to do, or the record is reached; returns
-  // the time of that, which may lie before now(). Throws Failure(kInternal) if it can never be
-  // reached.
+  // Simulates until the stream (device, all) has nothing to do, or the record is reached. Returns
+  // the time when it was, which may be before now(). Throws Failure(kInternal) if it can never be.
   Time finish_stream(int stream);
   Time finish_record(uint64_t record);
   Time finish_device(int device);

@@ -181,7 +181,7 @@ TEST_F(Races, AReportingDetectorLetsTheLaunchPass) {
   lenient.submit(first, use(memory, kBytes, true));
   ::testing::internal::CaptureStderr();
   lenient.submit(second, use(memory, kBytes, true));
-  lenient.submit(second, use(memory, kBytes, true));  // the same pair of lines: said once
+  lenient.submit(second, use(memory, kBytes, true));  // the same pair of lines: reported once
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("vnpu: race on 4096 bytes"), std::string::npos) << said;
   EXPECT_EQ(reporting.found(), 1u);

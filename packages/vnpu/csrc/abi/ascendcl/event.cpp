@@ -32,8 +32,7 @@ SharedRecordsPtr records_of(uint32_t flags) {
   return (flags & ACL_EVENT_IPC) != 0 ? SharedRecords::create() : nullptr;
 }
 
-// When the newest record of an event was reached, in picoseconds, of the modelled clock if there is
-// one.
+// When the newest record of an event was reached, in picoseconds; on the modelled clock, if any.
 int64_t time_of(const Event& event) {
   int64_t time = event.time_ns.load() * 1000;
   if (const auto* model = timing::Model::instance()) {

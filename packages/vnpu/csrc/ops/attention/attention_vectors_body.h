@@ -56,7 +56,7 @@ inline Vector exponential(Vector x) {
   return x < splat(-87.3f) ? Vector{} : result;
 }
 
-// 16-bit words as 32-bit ones: in one instruction, of which the compiler makes four.
+// Widens 16-bit words to 32 bits in one instruction, where the compiler would use four.
 inline Words widen_words(const char* from) {
 #if VNPU_VECTOR_FLOATS == 16
   return reinterpret_cast<Words>(

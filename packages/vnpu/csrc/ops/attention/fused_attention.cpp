@@ -178,7 +178,7 @@ void run(FusedAttention call) {
     problem.lse_head_stride = lse.head_stride;
     problem.lse_token_stride = lse.token_stride;
   }
-  // [..., 8], of which the first is computed; all eight are alike.
+  // [..., 8]: the first of eight equal values is computed.
   HeadView highest;
   HeadView total;
   if (call.softmax_max && call.softmax_sum) {

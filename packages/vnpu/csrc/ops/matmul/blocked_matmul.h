@@ -31,8 +31,8 @@ struct BlockedProduct {
 
 // True if the blocked product supports these operands.
 bool is_blocked_product(const BlockedProduct& product);
-// All of them, divided among ATen's threads together. Every one is a blocked product of one dtype.
-// Returns false where oneDNN has no kernel for one of them: the caller then multiplies with ATen.
+// Computes blocked products of one dtype, divided among ATen's threads together. Returns false if
+// oneDNN has no kernel for one of them: the caller then multiplies with ATen.
 bool blocked_products(c10::ArrayRef<BlockedProduct> products);
 
 // rows [m, depth] @ weight [depth, n] (+ bias [n], undefined for none) -> out [m, n]. Returns

@@ -37,7 +37,7 @@ struct ExpertExchange {
   ExpertPlaces places;
   TensorView expert_ids;             // [tokens, k], int32
   std::optional<TensorView> active;  // [tokens] or [tokens, k], bool
-  int64_t most_tokens;               // of any rank
+  int64_t most_tokens;               // maximum over ranks
 };
 
 // One row on its way: a token for an expert.

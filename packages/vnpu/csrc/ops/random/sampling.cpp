@@ -48,7 +48,7 @@ Tensor keep_top_p(const Tensor& logits, const Tensor& p) {
     const Ranked ranked = rank(rows, count);
     const Tensor reached =
         at::exp(ranked.values - at::logsumexp(rows, 1, /*keepdim=*/true)).cumsum(1);
-    // A token stays while the mass before it is short of p; the first always does.
+    // A token stays if the likelier tokens together have less than p; the first always stays.
     Tensor keep = at::ones_like(reached, at::kBool);
     keep.narrow(1, 1, count - 1).copy_(reached.narrow(1, 0, count - 1) < mass);
     const Tensor kept = at::where(keep, ranked.values, kMinusInfinity);

@@ -21,8 +21,7 @@ void store_pair(const Out& first, const Out& second, const std::tuple<Tensor, Te
   store(second, std::get<1>(result));
 }
 
-// rows [count, columns], dense -> the index of each one's first greatest. False where one has a
-// NaN.
+// rows [count, columns], dense -> index of the first maximum of each row. False if a row has a NaN.
 template <class Index, class T>
 bool argmax_rows(const T* rows, int64_t columns, int64_t count, Index* out) {
   std::vector<float> row(std::is_same_v<T, float> ? 0 : columns);

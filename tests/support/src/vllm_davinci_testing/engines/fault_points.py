@@ -216,7 +216,7 @@ def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[
 
 
 def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str]]:
-    """The same in an order by date that alternates kinds, so that the first ones cover all."""
+    """The rules in an order that depends on the date and alternates kinds."""
     mixed = sorted(rules, key=lambda each: hashlib.sha256(f"{date} {each[1]}".encode()).digest())
     seen: Counter[str] = Counter()
     turns = []

@@ -89,7 +89,7 @@ def held(servers: list[ServerProcess]) -> Held:
 
 
 def start(directory: Path, with_images: bool) -> list[ServerProcess]:
-    """The servers, which answer."""
+    """Starts the servers; returns when they answer."""
     network = transformers.AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.float32)
     modules = [
         f"adapter{seed}={adapters.write_adapter(network, directory / f'adapter{seed}', 8, seed)}"

@@ -52,7 +52,7 @@ SPARSE = (
         topk_group=1,
         index_topk_freq=2,
         index_skip_topk_offset=2,
-        indexer_rope_interleave=True,  # as released ones say
+        indexer_rope_interleave=True,  # as in released models
     ),
 )
 # The context never exceeds the number of selected tokens: the same as dense MLA.

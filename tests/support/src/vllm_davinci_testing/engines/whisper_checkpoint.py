@@ -16,8 +16,8 @@ from vllm_davinci_testing.engines.model_zoo import (
 )
 
 SAMPLING_RATE = 16000
-SECONDS = 3  # of every input: shorter ones are padded with silence, longer ones cut
-POSITIONS = 150  # of the encoder's output: more than a block of the cache
+SECONDS = 3  # every input is padded or cut to this length
+POSITIONS = 150  # rows of the encoder's output: more than a cache block
 START = "<|startoftranscript|>"
 # In Whisper's order, after the bytes and the two special tokens of every checkpoint.
 SPECIAL = [

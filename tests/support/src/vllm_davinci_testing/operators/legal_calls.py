@@ -2,8 +2,8 @@
 
 `LEGAL` has the arguments of a call that passes, in the order of the C interface and under the names
 of the operator's row in vnpu. From them follow calls that break a rule (`generated_calls`,
-`illegal_calls`) and calls at its edge (`edge_calls`). Nothing is launched: the first phase of an
-operator says what it takes.
+`illegal_calls`) and calls at its edge (`edge_calls`). Nothing is launched: an
+operator's first phase checks its arguments.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class PhantomGroup(dist.ProcessGroup):
         """Writes what a phantom sends at one stage of vLLM's sum over ranks (`cpu_all_reduce_`).
 
         The sum is over tables with a column per rank, each filled by its rank. At each stage a rank
-        sends the columns that it has so far; a phantom sends as many as this rank has.
+        sends the columns that it has so far; a phantom sends the number that this rank has.
         """
         size = len(self._ranks)
         if sent.dim() != 2 or sent.shape[1] != size:
