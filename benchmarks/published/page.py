@@ -312,8 +312,8 @@ by at most 20 %, a ratio by at most 0.05 (published below 1.15) or 0.10, or if t
 right if the whole interval lies on the published side of 1. [What the rows say](mechanisms.md) explains them, and says
 what is not known."""  # noqa: E501
 MOE_PREFACE = """\
-Calls of the host for one layer, as the measured releases' sources have them, times the host's figures; a step takes the
-longer of host and device, and vLLM's own Python."""  # noqa: E501
+The host's time is the number of calls per layer in the measured releases' sources, multiplied by the modelled time of a
+call. A step takes the longer of host and device, plus vLLM's own Python."""  # noqa: E501
 
 
 class Steps:

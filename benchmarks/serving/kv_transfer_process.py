@@ -113,7 +113,7 @@ class Engine:
             (engine,) = json.load(answered).values()
         named = {"transfer_id": f"prompt-{seed}"}
         self._generate(seed, {**asked, **named})
-        # Blocks are sent from the step on that comes after the prompt's last.
+        # Blocks are sent from the step after the prompt's last one.
         self._generate(seed, length=8)
         return {
             "do_remote_prefill": True,

@@ -21,7 +21,7 @@ from vllm.plugins import load_general_plugins
 
 from vllm_davinci.vnpu import _C
 
-PR_SET_TIMERSLACK, SLACK_NS = 29, 1000  # Linux: sleeps end 50 us late without
+PR_SET_TIMERSLACK, SLACK_NS = 29, 1000  # without it, Linux ends sleeps 50 us late
 
 
 def encoder_of(options: dict[str, Any]) -> torch.nn.Module:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> Result:
             # One-time work of a server: its first image of a size, its first step of each kind.
             bench(server, model, args, 8, seed=args.seed)
             for number in range(1, args.rounds + 1):
-                # Both forms get the same requests; nothing of theirs is kept (see `start`).
+                # Both forms get the same requests, and no results are cached (see `start`).
                 for form, method in FORMS.items():
                     Console().print(f"round {number}/{args.rounds}: {form}")
                     change_form(server, method)

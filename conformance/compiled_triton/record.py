@@ -152,7 +152,7 @@ class Recorder:
     def launches(
         self, launcher: RecordingLauncher, grid: tuple[int, ...], values: Any
     ) -> Iterator[None]:
-        """Runs around a launch."""
+        """Records the memory before and after a launch, which runs at the yield."""
         kernel = launcher.source.fn
         name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
         constants = repr(sorted(launcher.source.constants.items(), key=repr))

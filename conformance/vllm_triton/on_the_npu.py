@@ -77,5 +77,5 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         return (yield)
     finally:
         torch.npu.synchronize()  # a kernel's error belongs to its test
-        gc.collect()  # a failed test's tensors are in a circle of frames
+        gc.collect()  # frees a failed test's tensors, held by a cycle of frames
         item.user_properties.append(("launched", ", ".join(sorted(launched))))

@@ -71,7 +71,7 @@ def test_drafts_are_those_of_the_equations(
     start_engine: StartEngine,
     tmp_path: Path,
 ):
-    """After a prompt, and after steps of which drafts were rejected or accepted."""
+    """After a prompt, and after steps whose drafts were rejected or accepted."""
     equations = DSparkReference(drafting, tmp_path / "layers")
     drafts = speculation("dspark", count, **accepted)
     asked = {**drafts, "async_scheduling": False, **LONG, **DRAFTS_TOLD}

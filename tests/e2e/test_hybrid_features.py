@@ -61,7 +61,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 ):
     chosen = prompts[:5]
     with DPEngines(start_engine, zoo(model), 2, environment=FUZZED, **options) as engines:
-        # The second time the second rank has no request, and steps beside the first.
+        # The second time only the first rank has a request; the second runs idle steps beside it.
         for given in (chosen, chosen[:1], chosen):
             outputs = engines.generate(given, GREEDY)
             assert_greedy(reference(model), given, outputs, MAX_TOKENS)

@@ -210,8 +210,8 @@ def test_the_runner_gives_the_same_results_with_vllms_own_triton_kernels(
 
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
-    # test_graph_mode.py's engines call the graphs' operator; test_quantization.py loads fp8
-    # checkpoints. test_launches.py counts those of DeepSeek-V4's streams and rows.
+    # Called by other tests: the graphs' operator (test_graph_mode.py), loading of fp8 checkpoints
+    # (test_quantization.py), DeepSeek-V4's streams and rows (test_launches.py).
     streams = {"collapse_streams", "expand_streams"}
     rows = {
         *("attend_to_rows", "choose_rows", "compress_tokens", "rotate_pairs", "row_numbers"),

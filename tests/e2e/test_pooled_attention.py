@@ -173,7 +173,7 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
         for dtype in (torch.float32, torch.bfloat16)
     )
     for name, module in expected.network.named_modules():
-        if name.endswith("conv1d"):  # in files three tensors
+        if name.endswith("conv1d"):  # files have it as three tensors
             for integers in (exact, rounded):
                 own = integers.network.get_submodule(name).weight
                 own.data.copy_(module.weight.bfloat16())

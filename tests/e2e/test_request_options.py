@@ -54,7 +54,7 @@ def test_reasoning_ends_where_its_budget_is_used_up(engine: EngineProcess):
         )
         both = engine.generate([prompt, prompt], [bounded, free])
         tokens, others = tokens_of(both)
-        before = max(budget - 1, 0)  # one is in the prompt
+        before = max(budget - 1, 0)  # one thinking token is in the prompt
         assert tokens[:before] == usual[:before]
         assert tokens[before : before + 2] == [end, end_after]
         assert others == usual

@@ -84,7 +84,7 @@ def test_an_engine_says_why_it_did_not_start_and_ends(monkeypatch: pytest.Monkey
     def record(error: Exception, words: str) -> logging.LogRecord:
         return logging.LogRecord("", 40, "", 0, words, (), (type(error), error, None))
 
-    plain_errors.shorten_errors_of_engines()  # of a program, whose fork an engine may be
+    plain_errors.shorten_errors_of_engines()  # in the program that forks the engine
     assert plain_errors._say_and_end in logging.getLogger(plain_errors.ENGINE_LOGGER).filters
     assert plain_errors._say_and_end(record(ValueError("too long"), NOT_STARTED))
     monkeypatch.setattr(multiprocessing.current_process(), "_name", "EngineCore")

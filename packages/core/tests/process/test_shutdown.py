@@ -205,7 +205,7 @@ class Resources:
 
 
 class Passing:
-    """An object of the program."""
+    """An object that the program drops while the thread runs."""
 
 
 def test_the_reporting_thread_references_only_the_clients():

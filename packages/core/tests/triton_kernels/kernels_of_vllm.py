@@ -635,7 +635,7 @@ def compact_sampling_mask(draw: Draw) -> Iterator[Launch]:
 
 
 def apply_grammar_bitmask(draw: Draw) -> Iterator[Launch]:
-    mask_stride, words = DRAFTS + 2, -(-VOCABULARY // 32)  # one place more than rows
+    mask_stride, words = DRAFTS + 2, -(-VOCABULARY // 32)  # one more than a request's rows
     rows = [slot * mask_stride + n for slot in range(draw.num_reqs) for n in range(mask_stride)]
     masks = draw.ints(-(2**31), 2**31 - 1, len(rows), words)
     given = (draw.logits(), VOCABULARY, torch.tensor(rows, dtype=torch.int32), draw.cu_num_logits)

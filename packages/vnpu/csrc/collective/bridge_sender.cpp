@@ -151,7 +151,7 @@ bool BridgeSender::send_failure() {
 
 void BridgeSender::send_end() {
   const auto state = static_cast<RankState>(own().state.load(std::memory_order_acquire));
-  // A process that ends without having left has not left in good order.
+  // A process that ends without leaving the group counts as lost.
   const RankState end = state == RankState::kLeft ? RankState::kLeft : RankState::kLost;
   send({Frame::Kind::kEnd, static_cast<uint32_t>(end), 0, 0, 0, {}, 0});
   // Written data may be lost if this process ends before the peer has read it.

@@ -18,9 +18,9 @@ struct Place {
 
 // A rank's knowledge of the others when it joins a group.
 struct Meeting {
-  Invitation root;                   // of rank 0; what the group is called by
+  Invitation root;                   // of rank 0; identifies the group
   Invitation local;                  // of the segment that the ranks of this host share
-  bool is_creator;                   // whether this rank has made that segment
+  bool is_creator;                   // true if this rank has made that segment
   std::vector<Place> places;         // by rank; empty: all ranks are on this host
   std::shared_ptr<Carrier> carrier;  // null likewise
 };

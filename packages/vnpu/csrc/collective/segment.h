@@ -33,7 +33,7 @@ struct Obstacle {
   uint64_t sequence;              // of the collective that waits, in its group
   char group[64];                 // identity of that group
   char waiting[kCallSite + 192];  // "all_reduce #3 of group dp, launched at ..."
-  char held[kCallSite + 192];     // what is behind it, likewise
+  char held[kCallSite + 192];     // the collective behind it, in the same form
 };
 
 // Lets processes sleep until a rank publishes a change.

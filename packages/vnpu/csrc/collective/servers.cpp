@@ -41,7 +41,7 @@ void require_servers_for_unequal_parts(const Group& group, const char* function)
   const Configuration& configuration = Configuration::instance();
   if (!configuration.strict || configuration.is_reference || ranks_are_phantoms()) return;
   if (!is_a3() && !is_a2()) return;
-  std::map<std::pair<uint32_t, int>, uint32_t> ranks;  // by host, and server of a supernode's
+  std::map<std::pair<uint32_t, int>, uint32_t> ranks;  // by host, and by server in a supernode
   for (uint32_t r = 0; r < group.ranks(); ++r) {
     ++ranks[{group.host_of(r), group.device_of(r) / devices_per_server()}];
   }

@@ -38,17 +38,17 @@ struct FusedExperts {
 // Properties of a chip. The rows are generated from src/vllm_davinci/vnpu/timing/chips/*.toml.
 struct Chip {
   const char* name;        // of its file
-  const char* soc_prefix;  // the SoC names that the runtime reports for it begin so
+  const char* soc_prefix;  // prefix of its SoC names
   Generation generation;
-  CannRelease cann;  // which it comes with
+  CannRelease cann;  // release that comes with it
   size_t memory_bytes;
   uint32_t cube_cores;
   uint32_t vector_cores;
   int64_t l2_bytes;
-  int streams;  // of a device
-  int events;   // likewise
+  int streams;  // maximum per device
+  int events;   // maximum per device
   int server_devices;
-  std::optional<FusedExperts> fused_experts = {};  // nothing: it has no such launches
+  std::optional<FusedExperts> fused_experts = {};  // nullopt: no fused launches
 };
 
 // The chip of a SoC name, "Ascend910B3". Throws kInvalidArgument for a name that no row has.

@@ -61,9 +61,9 @@ class Event {
  private:
   static uint64_t next_id();
   mutable std::mutex mutex_;
-  std::atomic<uint64_t> all_reached_{0};  // every record up to this one
-  std::set<uint64_t> ahead_;              // reached before some record that is older
-  uint64_t newest_ = 0;                   // reached
+  std::atomic<uint64_t> all_reached_{0};  // all records up to this one are reached
+  std::set<uint64_t> ahead_;              // reached records after all_reached_
+  uint64_t newest_ = 0;                   // newest reached record
   uint64_t failed_ = 0;                   // record that was not reached because of failure_
   std::optional<Failure> failure_;
 };

@@ -24,7 +24,7 @@ std::string command_line() {
   return text;
 }
 
-// A file's, until the process ends. Behind the counts lies the process's command.
+// Counts in a mapped file, until the process ends; the process's command follows them.
 HostCounts* mapped_counts(const std::string& directory) {
   const std::string name = command_line();
   auto* const mapped = static_cast<char*>(

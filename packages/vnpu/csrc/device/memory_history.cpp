@@ -41,7 +41,7 @@ HostTouch Memory::look_up(const void* address) const {
   touch.is_device_memory = is_device_address(address);
   if (!touch.is_device_memory) return touch;
   const std::shared_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return touch;  // another thread changes what there is
+  if (!lock.owns_lock()) return touch;  // another thread changes the allocations
   const auto at = reinterpret_cast<uintptr_t>(address);
   const Allocation* found = holder(live_, at);
   touch.state = "live";

@@ -60,7 +60,7 @@ bool is_allowed(const Label& label) {
 
 }  // namespace
 
-// --- the part of the memory's -----------------------------------------------------------------
+// --- Memory's part of sharing ------------------------------------------------------------------
 
 size_t Memory::whole_pages(size_t bytes) { return round_up(bytes, kOsPage); }
 

@@ -20,7 +20,7 @@ struct SharedRecords::Slot {
   std::atomic<uint64_t> asked;  // version
   std::atomic<uint64_t> reached;
   std::atomic<uint64_t> failed;
-  std::atomic<int32_t> pid;  // of who asked
+  std::atomic<int32_t> pid;  // process that records the version
   std::atomic<uint64_t> start_time;
 };
 

@@ -17,7 +17,7 @@ namespace vnpu {
 
 // An abort of a stream's queued tasks.
 struct Abort {
-  Failure failure;               // of what it has been given
+  Failure failure;               // error of the aborted tasks
   std::vector<TaskPtr> dropped;  // tasks that are not done, or not all
 };
 

@@ -42,8 +42,8 @@ class TaskQueues {
   bool run_all(Lock& lock) { return run_heads(true, lock); }
   // For a thread that has other work: runs tasks up to a long one on each stream.
   bool run_short(Lock& lock) { return run_heads(false, lock); }
-  // Sleeps inside one head that waits for something outside; false if there is none that another
-  // thread is not already in.
+  // Sleeps inside a head that waits for something outside the device, and that no other thread is
+  // in; false if there is none.
   bool wait_outside(Lock& lock);
   // Waits inside the head of this stream.
   void wait_inside(Stream& stream, Lock& lock);

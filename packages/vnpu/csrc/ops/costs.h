@@ -49,7 +49,7 @@ class Call {
 
 using Cost = void (*)(const Call&, timing::Work&);
 
-// Size of a dimension, -1 being the last; 1 for one that the tensor lacks.
+// Size of a dimension (-1: the last); 1 if the tensor does not have it.
 int64_t size_of(const TensorView& view, int dimension);
 int64_t bytes_of(const TensorView& view);
 timing::Arithmetic arithmetic_of(const TensorView& view);

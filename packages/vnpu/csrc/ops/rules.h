@@ -130,7 +130,7 @@ struct Rules {
   const char* source = nullptr;
   std::vector<Rule> list = {};
   Workspace workspace = {};
-  // Those that have the operator.
+  // Chips that have the operator.
   unsigned chips = kA2 | kA3 | k310P;
 };
 

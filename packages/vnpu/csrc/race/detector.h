@@ -87,7 +87,7 @@ class Detector final : public Observer {
   std::map<const Graph*, Scope> captures_;
   // Waits of libraries' own threads, which do not order the program's accesses.
   std::map<std::thread::id, VectorClock> library_threads_;
-  HostMemory host_memory_;  // of what runs, which captured launches do only when they are replayed
+  HostMemory host_memory_;  // captured launches count only when they are replayed
   // Launches that will tell their accesses. Until then uses are kept which later ones stand for, so
   // that what is found does not depend on when they tell.
   std::map<const Task*, LaunchPtr> untold_;

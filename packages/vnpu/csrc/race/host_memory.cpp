@@ -32,7 +32,7 @@ std::vector<HostMemory::Read> HostMemory::take_if(const Which& which) {
 
 void HostMemory::read(const Range& range, const LaunchPtr& launch) {
   for (const Write& write : writes_) {
-    if (write.range.meets(range)) return;  // it may come about at any time
+    if (write.range.meets(range)) return;  // the write may occur at any time
   }
   // A newer read of the range by the same stream, of the same contents, replaces the older one.
   std::erase_if(reads_, [&](const Read& earlier) {

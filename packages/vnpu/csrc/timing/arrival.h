@@ -10,7 +10,7 @@
 
 namespace vnpu::timing {
 
-inline constexpr size_t kGroups = 8;  // of one device that are told apart; more count as the last
+inline constexpr size_t kGroups = 8;  // tracked groups of a device; further ones share the last
 
 // By group: the number of tasks since its ranks last met, on the path to a point of a stream.
 struct Way {

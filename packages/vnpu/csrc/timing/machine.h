@@ -23,10 +23,10 @@ class Machine {
   static std::vector<std::string> figure_names();  // without the tiers'
 
   struct Tier {
-    int64_t ranks = 1;      // or units of the tier within, in one unit of this
+    int64_t ranks = 1;      // of a unit; above the first tier: units of the tier below
     int64_t bandwidth = 0;  // bytes per second of one rank, one way, to all others of its unit
-    int64_t share = 0;      // of the bandwidth that a collective reaches, in millionths
-    int64_t all_to_all_share = 0;  // that an all-to-all reaches
+    int64_t share = 0;      // millionths of the bandwidth that a collective reaches
+    int64_t all_to_all_share = 0;  // millionths that an all-to-all reaches
     Time latency = 0;
   };
 

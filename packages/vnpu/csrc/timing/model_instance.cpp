@@ -46,7 +46,7 @@ std::unique_ptr<PacedClock> paced_of_environment() {
   return std::make_unique<PacedClock>(scale);
 }
 
-// At the process's end, for those who read only that.
+// Prints the sum of late waits when the process exits.
 void tell_lateness(const PacedClock& paced) {
   const PacedClock::Lateness lateness = paced.lateness();
   if (lateness.late == 0) return;

@@ -21,7 +21,7 @@ class PacedClock {
 
   struct Lateness {
     int64_t waits = 0;
-    int64_t late = 0;  // of them
+    int64_t late = 0;  // late waits
     Time total = 0;    // modelled
     Time greatest = 0;
   };

@@ -40,7 +40,7 @@ using Busy = std::array<Time, kResources>;
 struct Phase {
   Time fixed = 0;
   Busy busy = {};
-  Time least = 0;  // for the work: below 1 if the task may use only some of the device's cores
+  Time least = 0;  // minimum time of the work, if the task may use only some cores
 
   // Time of the work if the task has the device for itself.
   Time work() const { return std::max(least, *std::max_element(busy.begin(), busy.end())); }

@@ -27,7 +27,7 @@ struct Plan {
   std::vector<Phase> phases;
   uint64_t bytes = 0;          // of device memory, read and written
   const void* turn = nullptr;  // tasks of one turn run in the order of launch: a communicator's
-  Time lateness = 0;           // of the last of its ranks, after one task since they last met
+  Time lateness = 0;           // of the last rank, one task after the ranks met
   Time alone() const;
 };
 using PlanPtr = std::shared_ptr<const Plan>;
@@ -155,7 +155,7 @@ class Simulation {
 
   OnEnd on_end_;
   OnUse on_use_;
-  std::map<int, Shares> uses_;  // as told, by device
+  std::map<int, Shares> uses_;  // last values given to on_use_, by device
   Time now_ = 0;
   std::map<int, Stream> streams_;
   std::vector<Stream*> running_;

@@ -44,7 +44,7 @@ struct Collective {
   Exchange exchange = Exchange::kAllReduce;
   int64_t bytes = 0;
   int64_t ranks = 1;
-  int64_t stride = 1;  // of one rank's number to the next
+  int64_t stride = 1;  // distance between the numbers of ranks
 };
 
 }  // namespace vnpu::timing

@@ -22,20 +22,20 @@ struct Activity {
   enum class Kind { kOperator, kCollective, kCopy, kRecord, kWait, kOther, kLaunch };
   static constexpr size_t kKinds = 7;
   Kind kind;
-  uint64_t launch;  // its number, the same of all that a replay does
-  // --- of all but kLaunch
+  uint64_t launch;  // number of the launch; a replay's activities share it
+  // --- all kinds except kLaunch
   const char* name = "";  // a literal
   int device = 0;
   int stream = 0;
   int64_t launched = 0;
-  int thread = 0;  // that launched it, as the system counts
+  int thread = 0;  // system's id of the launching thread
   int64_t begin = 0;
   int64_t end = 0;
-  // --- of collectives
+  // --- collectives
   const char* group = "";  // lives as long as the process
   std::optional<ElementType> type = std::nullopt;
   uint64_t count = 0;  // elements
-  // --- of launches
+  // --- launches
   int region_kind = 0;
   uint64_t region = 0;
 };

@@ -118,7 +118,7 @@ DeviceProfile::DeviceProfile(const std::string& directory, const std::vector<uin
     files_[static_cast<int>(device)] = File(open(data / "tasks.jsonl"));
   }
   marks_ = File(open(root / "host" / "data" / "marks.jsonl"));
-  activities().take();  // what an earlier profile was too early for
+  activities().take();  // drops activities that ended after an earlier profile
   {
     const std::lock_guard lock(mutex);
     current = this;

@@ -25,7 +25,7 @@ struct Span {
   uint64_t written_bytes = 0;
   uint64_t event = 0;    // of kRecord and kWait
   uint64_t version = 0;  // which record of the event
-  std::string label;     // what the program said that it was doing when it launched the task
+  std::string label;     // the program's own description of what it launched
   bool failed = false;
 };
 

@@ -31,8 +31,8 @@ class AccessLog {
   // layout.
   std::vector<Access> accesses(const std::array<uint32_t, 3>& grid) const;
 
-  // Two programs of which one wrote what the other used, not both by atomic operations: their order
-  // is not defined. Writes of the bytes that were there do not count.
+  // One program wrote memory that another used, and not both by atomic operations: their order is
+  // not defined. Writes of the same bytes do not count.
   struct Conflict {
     Entry first;
     Entry second;

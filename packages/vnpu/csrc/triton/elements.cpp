@@ -318,7 +318,7 @@ struct Small {
     const float magnitude = std::min(std::fabs(value), largest);
     if (magnitude == 0) return sign;
     int exponent = std::max(std::ilogb(magnitude), 1 - bias);
-    // In units of the last bit: the carry into the next exponent is one of the code as well.
+    // In units of the last bit, so that rounding up may carry into the exponent of the code.
     const auto units =
         static_cast<int>(std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
     return static_cast<uint8_t>(sign | (((exponent + bias - 1) << mantissa_bits) + units));

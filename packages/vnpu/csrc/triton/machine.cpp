@@ -14,7 +14,7 @@ namespace vnpu::triton {
 namespace {
 
 constexpr size_t kMostOperands = 8;
-constexpr uint64_t kTicksPerLook = 1024;  // at the clock
+constexpr uint64_t kTicksPerLook = 1024;  // ticks between looks at the clock
 constexpr uint64_t kMostEqualTurns = 1000;
 
 // The frame of this thread, and the program whose constants are in it.

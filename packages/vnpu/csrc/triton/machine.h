@@ -29,7 +29,7 @@ struct Launch {
 };
 
 struct Settings {
-  bool poisons = true;  // what a masked lane leaves undefined: else 0
+  bool poisons = true;  // undefined results of masked lanes are poison, else 0
   // The order of programs: ascending, or random by this seed.
   bool shuffles = false;
   uint64_t seed = 0;
@@ -97,7 +97,7 @@ class Machine {
   AccessLog* const log_;
   std::byte* frame_ = nullptr;
   std::array<uint32_t, 3> id_ = {};
-  size_t lanes_ = 0;  // of a combination; 0: as many as the values have
+  size_t lanes_ = 0;  // lanes of a combination; 0: those of the values
   uint64_t ticks_ = 0;
   uint64_t stores_ = 0;
   std::chrono::steady_clock::time_point deadline_;

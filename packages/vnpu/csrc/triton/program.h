@@ -52,7 +52,7 @@ using Region = std::vector<Block>;
 struct Instruction {
   Operation operation;
   const char* place;  // "file.py:12"
-  const char* text;   // of an assertion, or before what is printed
+  const char* text;   // assertion's message, or prefix of the printed values
   std::vector<uint32_t> results;
   std::vector<uint32_t> operands;
   std::vector<int64_t> attributes;
@@ -100,7 +100,7 @@ struct Program {
   std::vector<timing::MatrixProduct> products;
 
  private:
-  std::string strings_;  // of the places
+  std::string strings_;  // text of all places
 };
 
 using ProgramPtr = std::shared_ptr<const Program>;

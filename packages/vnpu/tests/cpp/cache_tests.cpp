@@ -25,7 +25,7 @@ TEST(TheCache, KeepsTheEndOfWhatIsLarger) {
   EXPECT_EQ(cache.use(0, 50).bytes, 0);
   cache.use(1000, 1150);
   EXPECT_EQ(cache.use(1050, 1150).bytes, 100);
-  // From its begin, each byte drives out one that is used later.
+  // From the begin, each loaded byte evicts one that is used later.
   EXPECT_EQ(cache.use(1000, 1150).bytes, 0);
 }
 

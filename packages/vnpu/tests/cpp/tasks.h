@@ -44,7 +44,7 @@ inline TaskPtr use(const void* begin, size_t bytes, bool write, const char* name
                    Access::Layout layout = {}) {
   auto task = std::make_shared<Call>([] {}, name);
   const auto first = reinterpret_cast<uintptr_t>(begin);
-  Touched::keeps_accesses = true;  // also where the observer comes later
+  Touched::keeps_accesses = true;  // even if the observer is added later
   task->touched.add({first, first + bytes, write, layout});
   return task;
 }

@@ -17,7 +17,7 @@ constexpr char kName[] = "aclrtMemcpyBatch";
   throw Failure(FailureKind::kInvalidArgument, std::string("vnpu: ") + kName + " " + what);
 }
 
-// Each attribute is for the copies from its index up to the next one's.
+// Each attribute applies to the copies from its index up to the index of the next attribute.
 // Source: hicann/runtime docs/zh/api_ref/11-03, aclrtMemcpyBatch.
 void check_indexes(const size_t* indexes, size_t attributes, size_t copies) {
   if (copies == 0 || attributes == 0 || attributes > copies || indexes[0] != 0 ||

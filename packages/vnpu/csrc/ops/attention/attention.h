@@ -37,9 +37,8 @@ HeadView view_heads(const Tensor& tensor, const std::string& layout, int64_t hea
 struct SparseMode {
   int64_t mode, pre_tokens, next_tokens;
 
-  bool uses_mask() const {
-    return mode == 0 || mode == 1;
-  }  // else the mask only states the pattern
+  // In other modes the mask only states the pattern that the mode implies.
+  bool uses_mask() const { return mode == 0 || mode == 1; }
   void check_mask(const OptionalTensor& mask, int64_t longest_query) const;
   void bound(AttentionRequest& request, bool has_mask) const;
 };

@@ -11,8 +11,8 @@ namespace vnpu::ops {
 // The keys and values of a call, of all its requests.
 struct KeysAndValues {
   Source key, value;
-  Source key_rope = {};               // where the call has a keyRope
-  std::vector<int64_t> lengths = {};  // in keys, of each request
+  Source key_rope = {};               // if the call has a keyRope
+  std::vector<int64_t> lengths = {};  // number of keys of each request
   Tensor table = {};  // of a paged cache: [requests or more, blocks], int32, checked
 };
 

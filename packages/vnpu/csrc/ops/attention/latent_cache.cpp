@@ -14,7 +14,7 @@ bool ends_with(const Text& text, const char* end) {
          std::string_view(text).substr(text.size() - suffix.size()) == suffix;
 }
 
-// For each row, if sequences begin with a block and an index names a block.
+// The slot of each row, if sequences begin at blocks and the index has blocks.
 Tensor slots_of_blocks(const LatentCacheTarget& target, int64_t block_size) {
   const int64_t blocks = (target.tokens + block_size - 1) / block_size;
   const Tensor token = at::arange(target.tokens, at::kLong);

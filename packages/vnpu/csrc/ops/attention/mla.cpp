@@ -76,7 +76,7 @@ VNPU_OPERATOR(KvRmsNormRopeCache,
   const int64_t rope = kv.size(-1) - latent;
   const Tensor rows = kv.narrow(-1, 0, latent);
   Tensor compressed;
-  if (kv.scalar_type() == at::kFloat) {  // to the last bit as models define it
+  if (kv.scalar_type() == at::kFloat) {  // bit-exact with the models' definition
     compressed = wide_rms_norm(rows, gamma, epsilon);
   } else {
     compressed = at::empty(rows.sizes(), kv.options());

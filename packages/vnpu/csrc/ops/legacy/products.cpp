@@ -7,7 +7,7 @@ namespace {
 
 // Sums are float32 and rounded once.
 Results product(const LegacyArguments& a, const char* transpose1, const char* transpose2) {
-  a.pass_over({"offset_x", "bias"});  // of integers; whether there is an input 2
+  a.pass_over({"offset_x", "bias"});  // only for integers; tells if input 2 exists
   const auto operand = [&](size_t index, const char* transpose) {
     const Tensor wide = widen(a[index]);
     return a.flag(transpose) ? wide.transpose(-1, -2) : wide;

@@ -33,7 +33,7 @@ struct Blocking {
   static constexpr int64_t kLanes = 16;  // AMX reads this number of columns
   at::ScalarType dtype;                  // of an element: bfloat16 or float32
   int64_t depth;                         // rows, padded to pairs
-  int64_t columns;  // of a block; the last block may be padded with zeros
+  int64_t columns;                       // of a block; the last block may be padded with zeros
   int64_t total_columns;
   int64_t blocks;
   size_t block_bytes;  // of a whole block

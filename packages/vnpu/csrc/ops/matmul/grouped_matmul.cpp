@@ -185,7 +185,7 @@ void grouped_matmul(const GroupedMatmul& call) {
   const Tensor& x = call.x[0];
   const std::vector<Group> groups =
       row_groups(*call.group_list, static_cast<GroupListForm>(call.group_list_form), x.size(0));
-  if (call.out.size() == 1) {  // rows after the last group take part in nothing
+  if (call.out.size() == 1) {  // rows after the last group belong to no product
     const int64_t end = groups.empty() ? 0 : groups.back().start + groups.back().count;
     call.out[0].narrow(0, end, call.out[0].size(0) - end).zero_();
   }
@@ -229,7 +229,7 @@ static Condition has_integers() {
                    own.tensor(1).dtype == at::kChar;
           }};
 }
-// Weights of integers beside rows of floats.
+// Integer weights and float rows.
 static Condition is_weight_only() {
   return {
       "x is float16 or bfloat16 and weight int8 or int4",
@@ -242,7 +242,7 @@ static Condition is_weight_only() {
                (weight == at::kChar || weight == at::kInt || weight == at::ScalarType::QUInt4x2);
       }};
 }
-// 8-bit rows beside 4-bit weights, which lie in int32.
+// 8-bit rows and 4-bit weights, packed in int32.
 static Condition has_int4() { return {"x is int8 and weight int4", {"x", "weight"}, has_halves}; }
 static Condition has_no_int4() {
   return {"weight is not int4 beside int8", {"x", "weight"}, [](const RuleArguments& own) {

@@ -199,8 +199,7 @@ static Rules rules_of_add_lora() {
       {},
       kA2 | k310P};
 }
-// Each row uses its own slot only: the operations of one pair of matrices, whatever the number of
-// slots.
+// Each row uses only its own slot's pair of matrices, so the number of slots does not matter.
 static void cost_of_add_lora(const Call& call, Work& work) {
   work.kind = Work::Class::kMatmul;
   const TensorView& x = call.tensor("x");

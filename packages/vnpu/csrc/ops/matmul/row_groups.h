@@ -28,8 +28,7 @@ struct Group {
 };
 std::vector<Group> row_groups(const Tensor& group_list, GroupListForm form, int64_t rows);
 
-// Each group's tensor of a list, or its slice of the only tensor, whose first dimension is the
-// groups.
+// The group's tensor: an entry of the list, or a slice of its only tensor, [groups, ...].
 Tensor of_group(const std::vector<Tensor>& list, int64_t group, int64_t dims_of_one);
 
 // Cost of products of a group of rows for each expert. Routing allocates more rows than are used.

@@ -225,7 +225,7 @@ VNPU_OPERATOR(MoeGatingTopKSoftmax,
   const auto [weights, chosen] = largest(at::softmax(x.to(at::kFloat), -1), k);
   store(y, weights);
   store(expert_index, with_finished(chosen, finished, x.size(-1)));
-  // Row i, choice j has its number in a numbering of choices column by column.
+  // Number of each row's choices, counted column by column.
   const int64_t rows = x.numel() / x.size(-1);
   store(row_index,
         at::arange(rows * k, at::kInt).view({k, rows}).t().reshape(row_index.tensor.sizes()));

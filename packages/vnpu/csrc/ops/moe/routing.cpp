@@ -133,8 +133,7 @@ bool is_plain(const InitRouting& call, const InitRoutingOut& out) {
          out.row_index.scalar_type() == at::kInt && out.row_index.is_contiguous();
 }
 
-// init_routing of a plain call, in one pass. Returns how many assignments each expert of the range
-// has.
+// init_routing of a plain call, in one pass. Returns the number of assignments of each expert.
 Tensor route_rows(const InitRouting& call, const InitRoutingOut& out) {
   const int64_t assignments = call.expert_index.numel();
   const int64_t k = call.expert_index.size(-1);

@@ -4,7 +4,7 @@
 
 namespace vnpu::ops {
 
-// Of lists: the elements of all tensors.
+// Counts the elements of all tensors in the list.
 static void cost_of_foreach_copy(const Call& call, Work& work) {
   for (const TensorView* const view : call.tensors("x")) {
     work.vector_operations += view->numel();

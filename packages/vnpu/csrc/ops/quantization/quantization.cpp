@@ -38,7 +38,7 @@ struct DynamicRange {
   OptionalTensor smooth;  // [columns], or [groups, columns] with groups: multiplies first
   OptionalTensor group_ends;
   bool symmetric = true;
-  Text over = "pertoken";  // what shares a range
+  Text over = "pertoken";  // unit with one range
 };
 
 void quantize_dynamically(const Tensor& x, const DynamicRange& how, const Out& y, const Out& scale,

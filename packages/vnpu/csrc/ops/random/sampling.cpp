@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// Rows sorted downwards, as far as was asked: values [batch, n], positions [batch, n].
+// The n largest of each row in descending order: values [batch, n], positions [batch, n].
 struct Ranked {
   Tensor values;
   Tensor positions;

@@ -18,7 +18,7 @@ from vllm_davinci_testing.operators.strategies import FLOATS, values
 )
 def test_rows_get_their_own_scale(dtype: torch.dtype, shape: tuple[int, ...], smooth: bool) -> None:
     x, factors = values(shape, dtype, 1), values(shape[-1:], dtype, 2, low=0.5, high=2)
-    x.view(-1, shape[-1])[0] = 0  # a row without a range
+    x.view(-1, shape[-1])[0] = 0  # all zeros, without a range
     y, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=factors.npu() if smooth else None)
     wide = x.float() * (factors.float() if smooth else 1)
     _, step = dynamic_quant(wide)

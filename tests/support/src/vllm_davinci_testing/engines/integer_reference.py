@@ -142,10 +142,10 @@ class IntegerReference(TransformersReference):
         joined: Mapping[str, Sequence[str]] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """auto_class: transformers' of the kind of model
+        """auto_class: transformers' class for this kind of model
         prefixes:   how names begin in the checkpoint -> in transformers, where that differs
         named:      a tensor's name in the checkpoint -> in transformers, instead of prefixes
-        joined:     a float layer of transformers' -> those of the checkpoint that it joins
+        joined:     a float layer of transformers -> the checkpoint's layers that it joins
         dtype:      between the layers
         """
         config = transformers.AutoConfig.from_pretrained(checkpoint)

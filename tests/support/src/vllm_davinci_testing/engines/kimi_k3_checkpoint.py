@@ -130,7 +130,7 @@ class KimiRouter(nn.Module):
 
 
 class LatentExperts(nn.Module):
-    """Experts of a narrow copy of each token; the norm is of their whole sum."""
+    """Experts compute on a narrow copy of each token; the norm applies to their complete sum."""
 
     def __init__(self) -> None:
         super().__init__()

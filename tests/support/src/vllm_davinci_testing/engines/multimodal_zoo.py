@@ -38,7 +38,7 @@ SECONDS_OF_SOUND = 30  # Qwen2-Audio's inputs are padded to it: vLLM accepts no 
 
 
 def _llava(kind: str, **grid: Any) -> MultimodalFamily:
-    """grid: in which images are cut into tiles; none of the first LLaVA"""
+    """grid: grids of tiles into which images are cut; empty for the first LLaVA"""
 
     def config() -> transformers.PretrainedConfig:
         return getattr(transformers, f"{kind}Config")(

@@ -18,7 +18,7 @@ LIMIT_S = 120.0
 REUSE = httpx.Limits(keepalive_expiry=2.0)
 NUM_TEXTS, NUM_IMAGES = 48, 6
 ADAPTERS = ("base", "adapter1", "adapter2")
-# Body, and path if it is another. All are refused with a status of 400 to 499.
+# Body and path. All are refused with a status of 400 to 499.
 NONSENSE: tuple[tuple[bytes, str], ...] = (
     (b"{", "/v1/completions"),
     (b"\xff\xfe\x00", "/v1/completions"),

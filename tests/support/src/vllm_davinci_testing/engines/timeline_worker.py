@@ -21,7 +21,7 @@ class TimelineWorker:
         restart_timeline()
 
     def launched(self) -> list[str]:
-        """Operators and collectives since then, in the order of their launch."""
+        """Operators and collectives since `begin_timeline`, in the order of their launch."""
         torch.npu.synchronize()
         write_timeline()
         return launched_tasks(Path(os.environ[VNPU_TIMELINE]) / f"{os.getpid()}.timeline.json")

@@ -43,5 +43,5 @@ class ZooModel:
             bos_token_id=BOS_ID,
             eos_token_id=EOS_ID,
             pad_token_id=EOS_ID,
-            **copy.deepcopy(self.options),  # transformers adds to what is in it
+            **copy.deepcopy(self.options),  # transformers changes it
         )

@@ -105,5 +105,5 @@ def single(kind: str, dtype: torch.dtype, layer: type[LinearBase] = ReplicatedLi
 
 def inputs(dtype: torch.dtype, rows: int = 9, columns: int = IN) -> Tensor:
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(5)).to(dtype)
-    x[rows // 2] = 0  # a row without a range
+    x[rows // 2] = 0  # all zeros, without a range
     return x

@@ -818,7 +818,7 @@ ALSO_LEGAL: dict[str, dict[str, Any]] = (
         }.items()
     }
     | {
-        # Heads over one: up to 64, and of compressed rows each power of 2 up to 128.
+        # Up to 64 query heads per key head; over compressed rows each power of 2 up to 128.
         f"FusedInferAttentionScoreV3 of {name}": {**LEGAL["FusedInferAttentionScoreV3"], **changes}
         for name, changes in {
             "64 heads over 1": _sizes(128, 128, 64, 1),
