@@ -153,6 +153,30 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     assert any(set(+found) == {"event wait", "prefetch"} for found in beside)
 
 
+@pytest.mark.thorough
+def test_some_chunks_of_a_prompt_tell_the_time_of_all(config_only: Path, tmp_path: Path) -> None:
+    work = ("--requests=1", "--prompt-tokens=960", "--output-tokens=4")
+    reports = {}
+    for samples in (None, 3, 15):
+        path = tmp_path / f"{samples}.json"
+        sampled = () if samples is None else (f"--sampled-chunks={samples}",)
+        limits = ("--max-num-batched-tokens=64", "--max-model-len=1024", f"--json={path}")
+        done = dry_run(config_only, *RANKS, *work, *limits, *sampled)
+        assert done.status == 0, done.stderr[-3000:]
+        reports[samples] = json.loads(path.read_text())
+    chunks = [step for step in reports[None]["steps"] if sum(step["tokens"]) == 64]
+    assert len(chunks) == 15 and reports[None]["prompt"] is None
+    whole = sum(step["modelled"]["host_ps"] for step in chunks) / 10**12
+    for samples in (3, 15):
+        prompt = reports[samples]["prompt"]
+        assert (prompt["chunks"], len(prompt["modelled_chunks"])) == (15, samples)
+        # This model is as fast as its host, which waits for each chunk that is modelled alone.
+        assert prompt["time_s"] == pytest.approx(whole, rel=0.03)
+        # Decodes after such a prompt.
+        decodes = [reports[each]["steps"][-1]["modelled"]["host_ps"] for each in (None, samples)]
+        assert decodes[0] == pytest.approx(decodes[1], rel=0.01)
+
+
 def test_the_largest_steps_run_beside_the_captured_graphs(config_only: Path) -> None:
     source = f"""
         import runpy, sys
@@ -325,6 +349,8 @@ def test_what_has_no_memory_for_a_step_in_ubatches_is_refused_at_the_start(
         ),
         (["--routing=0.5", *RANKS], "expected 1 to 4, the range of the busiest of 4 expert ranks"),
         (["--requests=0"], "must be at least 1"),
+        (["--sampled-chunks=2"], "--sampled-chunks is at least 3"),
+        ([*RANKS, "--sampled-chunks=3", cache_of(0.0003)], "Lower --concurrency"),
         (["--serve", "--json=report.json"], "--serve has no report"),
         ([*RANKS, LARGE_VOCABULARY], "buffers of the start do not fit into 64 GiB of each"),
         ([*RANKS, cache_of(63.12), *LARGE_STEP], "and the largest step takes 10"),

@@ -106,6 +106,13 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         help="output lengths, in turn (default: 4)",
     )
     work.add_argument(
+        "--sampled-chunks",
+        type=int,
+        metavar="N",
+        help="model N chunks of the longest prompt, alone, and interpolate the others; requests "
+        "then begin with their prompt's last token (default: run all prompts)",
+    )
+    work.add_argument(
         "--routing",
         default="balanced",
         metavar="balanced|NUMBER|FILE",
@@ -193,6 +200,10 @@ def _problem(options: argparse.Namespace, engine_arguments: list[str]) -> str | 
         )
     if options.serve and (options.trace is not None or options.json is not None):
         return "--serve has no report: leave out --trace and --json, or leave out --serve"
+    if options.sampled_chunks is not None and (
+        options.sampled_chunks < 3 or options.serve or options.acceptance or options.step_costs
+    ):
+        return "--sampled-chunks is at least 3, and applies to the report of steps only"
     many = [f"--{name}" for name in ("sensitivity", "mechanisms") if getattr(options, name)]
     if many and (options.serve or options.step_costs is not None):
         return (
@@ -277,7 +288,11 @@ def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         from vllm_davinci.planner.dry_run.workload import Workload
 
         workload = Workload(
-            options.requests, options.concurrency, options.prompt_tokens, options.output_tokens
+            options.requests,
+            options.concurrency,
+            options.prompt_tokens,
+            options.output_tokens,
+            options.sampled_chunks,
         )
         result = run_workload(options.model, workload, options.routing, engine_arguments, machine)
         if options.trace is not None:

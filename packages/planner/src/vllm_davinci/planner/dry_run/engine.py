@@ -24,6 +24,7 @@ from vllm_davinci.core.errors import CoreError
 from vllm_davinci.planner.dry_run.engine_arguments import PhantomEngineArgs, parse
 from vllm_davinci.planner.dry_run.executor import PhantomExecutor
 from vllm_davinci.planner.dry_run.report import DryRun, MemoryPlan
+from vllm_davinci.planner.dry_run.sampled_prompt import sample
 from vllm_davinci.planner.dry_run.workload import Workload, serve
 from vllm_davinci.planner.errors import DryRunError
 from vllm_davinci.vnpu.timing import Machine
@@ -65,7 +66,13 @@ def run_workload(
     engine, arguments = start_engine(model, workload, routing, engine_arguments, machine)
     start_seconds = time.monotonic() - begin
     executor, config = executor_of(engine), engine.vllm_config
+    prompt = None
     try:
+        if workload.sampled_chunks is not None:
+            longest = max(workload.prompt_tokens)
+            prompt = sample(
+                engine, executor, longest, workload.sampled_chunks, arguments.hides_host
+            )
         steps, served = serve(engine, executor, workload, arguments.hides_host)
     except torch.OutOfMemoryError as error:
         # vLLM plans with the peak memory of tensors, without fragmentation.
@@ -83,7 +90,11 @@ def run_workload(
         engine=arguments.layout.of_whole(engine_of_costs(config, get_config(config))),
         memory=_memory_plan(executor, config, machine),
         steps=steps,
-        served=served.to_json(),
+        # Requests that begin with the last token of their prompt have no other times.
+        served={
+            name: value for name, value in served.to_json().items() if not prompt or "tpot" in name
+        },
+        prompt=prompt,
         start_seconds=start_seconds,
     )
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_davinci.planner.dry_run.layout import Layout
+from vllm_davinci.planner.dry_run.sampled_prompt import SampledPrompt
 from vllm_davinci.planner.dry_run.sensitivity import print_sensitivity
 from vllm_davinci.planner.dry_run.step import Step, median_step
 from vllm_davinci.vnpu.timing import Machine, Report
@@ -52,6 +53,7 @@ class DryRun:
     """The whole report.
 
     decode_tokens: tokens of a decode in a step: one, and its drafts
+    prompt:        a prompt of which some chunks were modelled; None: `steps` have all chunks
     """
 
     machine: Machine
@@ -63,6 +65,7 @@ class DryRun:
     memory: MemoryPlan
     steps: Sequence[Step]
     served: Mapping[str, Any]
+    prompt: SampledPrompt | None
     start_seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -94,6 +97,7 @@ class DryRun:
                 for step in self.steps
             ],
             "served": dict(self.served),
+            "prompt": self.prompt and self.prompt.to_json(),
             "host": {
                 "start_seconds": self.start_seconds,
                 "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -123,6 +127,8 @@ def print_report(result: DryRun, console: Console) -> None:
     console.print(_step_table(result))
     console.print(_use_table(result))
     _print_served(result, console)
+    if result.prompt is not None:
+        console.print(str(result.prompt), markup=False)
     print_sensitivity(_by_kind(result.steps), machine, console)
     console.print(
         f"{len(machine.assumptions)} figures of this machine are assumed, such as "

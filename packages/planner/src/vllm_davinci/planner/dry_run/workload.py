@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vllm import SamplingParams
 
 from vllm_davinci.planner.dry_run.step import Step
+from vllm_davinci.planner.errors import DryRunError
 from vllm_davinci.vnpu.timing import pass_host_step, read_report, read_variants, restart_timeline
 
 if TYPE_CHECKING:
@@ -26,12 +27,17 @@ _PROMPT_TOKEN = 100
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """Requests, of which `concurrency` run at any time: when one ends, the next begins. Their
-    lengths follow prompt_tokens and output_tokens in turn."""
+    lengths follow prompt_tokens and output_tokens in turn.
+
+    sampled_chunks: number of chunks that are modelled of one prompt; requests then begin with all
+                    but the last token of theirs; None: all prompts are run
+    """
 
     requests: int
     concurrency: int
     prompt_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
+    sampled_chunks: int | None = None
 
     @property
     def longest(self) -> int:
@@ -90,6 +96,25 @@ class Served:
         return figures
 
 
+def receive(engine: LLMEngine, name: str, tokens: int) -> None:
+    """Gives a waiting request the cache of its first tokens, as if another engine had sent it.
+
+    Raises DryRunError if the cache has no room.
+    """
+    core: Any = engine.engine_core
+    scheduler = core.engine_core.scheduler
+    (request,) = (r for i, r in scheduler.requests.items() if i.rpartition("-")[0] == name)
+    blocks = scheduler.kv_cache_manager.allocate_slots(
+        request, 0, num_external_computed_tokens=tokens, delay_cache_blocks=True
+    )
+    if blocks is None:
+        raise DryRunError(
+            f"the KV cache has no room for {tokens} tokens of a further request. "
+            "Lower --concurrency."
+        )
+    request.num_computed_tokens = tokens
+
+
 class RunningSteps:
     """Runs an engine's steps one by one, on a new timeline.
 
@@ -144,6 +169,8 @@ def serve(
         name, prompt_tokens, output_tokens = waiting.pop()
         times[name] = RequestTimes(output_tokens, begin=now)
         running.add(name, prompt_tokens, output_tokens)
+        if workload.sampled_chunks is not None:
+            receive(engine, name, prompt_tokens - 1)
 
     steps = []
     for _ in range(workload.concurrency):
