@@ -387,7 +387,8 @@ def verify(session: nox.Session) -> None:
     """Run `vllm-davinci verify` on the virtual NPU with modelled times; results/verify."""
     commands = prepare(session)
     chip = ("run", "--chip", "ascend910b3", "--", str(commands / "vllm-davinci"), "verify")
-    checkpoints = ("--checkpoints", DENSE_CHECKPOINT, DEEPSEEK_CHECKPOINT)
+    models = (DENSE_CHECKPOINT, DEEPSEEK_CHECKPOINT, f"{DEEPSEEK_CHECKPOINT}_v4")
+    checkpoints = ("--checkpoints", *models)
     where = ("--directory", "results/verify", "--restart")
     session.run(
         str(commands / "vnpu"),

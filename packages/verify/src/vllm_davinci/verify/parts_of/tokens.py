@@ -1,5 +1,6 @@
 """Compares checkpoints' tokens with transformers' in fp32 on the CPU, with and without overlap."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,19 @@ def cases(settings: Settings, directory: Path) -> Iterator[Case]:
             f"tokens/{checkpoint.name}",
             lambda checkpoint=checkpoint, known=known: _alone(checkpoint, known),  # type: ignore[misc]
         )
-        yield Case(
-            f"tokens/{checkpoint.name} with overlap",
-            lambda checkpoint=checkpoint, known=known: _overlapped(checkpoint, known, directory),  # type: ignore[misc]
-        )
+        if not _chooses_tokens(checkpoint):
+            yield Case(
+                f"tokens/{checkpoint.name} with overlap",
+                lambda checkpoint=checkpoint, known=known: _overlapped(  # type: ignore[misc]
+                    checkpoint, known, directory
+                ),
+            )
+
+
+def _chooses_tokens(checkpoint: Path) -> bool:
+    """True for sparse attention, which excludes the overlaps."""
+    config = checkpoint / "config.json"
+    return config.is_file() and "index_topk" in json.loads(config.read_text(encoding="utf-8"))
 
 
 def _alone(checkpoint: Path, known: dict[str, Any]) -> Iterator[Finding]:
