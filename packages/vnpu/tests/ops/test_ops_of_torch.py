@@ -52,6 +52,11 @@ LEFT_OUT = [
     *(("addcmul", torch.float16), ("addcdiv", torch.float16)),
     ("nn.functional.grid_sample", torch.bfloat16),
 ]
+# Reductions, whose inputs in torch's table have no NaN and no infinity.
+SPECIAL = """
+max min argmax argmin amax amin aminmax logsumexp cummax cummin softmax log_softmax sum all any
+where
+""".split()  # noqa: SIM905
 MOST_SAMPLES = 8  # of a function and dtype, spread over all
 REFUSAL = re.compile(r"error code is (161002|561002|207000)")
 
@@ -82,6 +87,18 @@ def samples(function: Any, dtype: torch.dtype) -> Iterator[Any]:
     for sample in found[:: 1 + len(found) // MOST_SAMPLES]:
         yield sample
         yield sample.noncontiguous()
+        if function.name in SPECIAL and dtype.is_floating_point:
+            yield sample.transform(sprinkled)
+
+
+def sprinkled(value: Any) -> Any:
+    """A float tensor with infinities and NaN among its entries."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    place = torch.arange(value.numel()).view(value.shape) % 11
+    for at, special in ((1, torch.nan), (4, torch.inf), (7, -torch.inf)):
+        value = value.masked_fill(place == at, special)
+    return value
 
 
 def is_defined(function: Any, sample: Any) -> bool:
