@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from vllm import SamplingParams
 
+from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci_testing.engines.compressed_zoo import in_transformers
+from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle3
 from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.generating import (
     EVERY_PATH,
     FUZZED,
     IN_PARTS,
     RACES,
+    TWO_RANKS,
+    as_inputs,
     assert_generates,
     assert_same_on_every_path,
     greedy_tokens,
@@ -26,9 +31,14 @@ from vllm_davinci_testing.engines.generating import (
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.minimax_checkpoint import BLOCK_SIZE, NUM_CHOSEN, write_minimax
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
+from vllm_davinci_testing.engines.speculating import speculation, told
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
+A2 = "Ascend910B3"
 MAX_TOKENS = 12
+HEAD_TOKENS = 128  # that the head can draft
+SYNCHRONOUS = {"async_scheduling": False, "enforce_eager": True}
+COUNTS_GRAPHS = {"worker_extension_cls": "vllm_davinci_testing.engines.graph_worker.GraphWorker"}
 OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
 # Prompt lengths around the edges of a block and of the number of chosen blocks; 16 generated tokens
 # cross the next edges.
@@ -56,8 +66,17 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     expected: TransformersReference,
     start_engine: StartEngine,
 ):
-    with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **options) as engine:
+    with start_engine(
+        checkpoint, environment=FUZZED, **COUNTS_GRAPHS, **OF_TEXT, **options
+    ) as engine:
+        # Steps without a choice, then with one: each has its own graphs.
+        assert_generates(engine, expected, random_prompts(LENGTHS[:5]), MAX_TOKENS)
         assert_same_on_every_path(engine, expected, LENGTHS, MAX_TOKENS, options)
+        if "enforce_eager" in options:
+            for planned, held in engine.on_workers("planned_and_held"):
+                assert held["graphs"] == 2 * planned["graphs"]
+                assert held["updatable_tasks"] == planned["updatable_tasks"]
+                assert held["streams"] <= planned["streams"]
 
 
 @pytest.mark.thorough
@@ -107,3 +126,74 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
     print(f"differing tokens: {ours}, in 16 bits {allowed}, from floats {of_floats}")
     assert ours <= 1.5 * allowed
     assert ours < of_floats
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "options", [{}, SYNCHRONOUS, {**TWO_RANKS, **IN_PARTS}], ids=["graphs", "sync", "tensor2"]
+)
+def test_eagle3_heads_change_no_token(
+    options: dict[str, Any],
+    checkpoint: Path,
+    expected: TransformersReference,
+    start_engine: StartEngine,
+    tmp_path: Path,
+):
+    head = random_eagle3(checkpoint, tmp_path / "head", HEAD_TOKENS, (0, 1, 2))
+    asked = {"enforce_eager": False, **speculation("eagle3", 3, model=str(head)), **options}
+    with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **asked) as engine:
+        for lengths in (LENGTHS[:5], LENGTHS):
+            assert_generates(engine, expected, random_prompts(lengths), MAX_TOKENS)
+        assert told(engine)[0] > MAX_TOKENS * len(LENGTHS)
+        if options is not SYNCHRONOUS:
+            assert all(sum(each.values()) for each in engine.on_workers("graph_replays"))
+
+
+@pytest.mark.thorough
+def test_logprobs_in_16_bits_are_as_close_to_floats_as_those_of_transformers(
+    checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
+):
+    prompts = random_prompts(LENGTHS[1:])
+    asked = {"dtype": "bfloat16", **IN_PARTS, **OF_TEXT}
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    with start_engine(checkpoint, environment={**RACES, "VNPU_SOC": A2}, **asked) as engine:
+        outputs = engine.generate(as_inputs(prompts), scored)
+    ours = [
+        row[token].logprob
+        for prompt, output in zip(prompts, outputs, strict=True)
+        for token, row in zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
+    ]
+    exact, rounded = (
+        torch.cat([_of_tokens(each.logprobs(prompt), prompt) for prompt in prompts])
+        for each in (expected, TransformersReference(checkpoint, torch.bfloat16))
+    )
+    error, allowed = (float((each - exact).abs().mean()) for each in (torch.tensor(ours), rounded))
+    print(f"mean error of a logprob: {error:.4f}, of transformers in 16 bits: {allowed:.4f}")
+    assert error <= 1.15 * allowed
+
+
+def _of_tokens(logprobs: torch.Tensor, prompt: list[int]) -> torch.Tensor:
+    return logprobs[:-1].gather(1, torch.tensor([prompt[1:]]).t()).flatten()
+
+
+def test_the_files_are_complete(checkpoint: Path):
+    report = check_checkpoint(checkpoint)
+    assert report.can_load, report.problems()
+
+
+@pytest.mark.thorough
+def test_offloaded_blocks_come_back(
+    checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
+):
+    prompts = random_prompts([BLOCK_SIZE * 4 - 3] * 4, seed=4)
+    with start_engine(
+        checkpoint,
+        environment=FUZZED,
+        kv_offloading_size=0.25,
+        max_num_seqs=2,
+        **few_blocks(12),
+        **OF_TEXT,
+    ) as engine:
+        for _ in range(2):
+            assert_generates(engine, expected, prompts, MAX_TOKENS)
+        assert engine.metrics()["vllm:external_prefix_cache_hits"] >= BLOCK_SIZE * 3

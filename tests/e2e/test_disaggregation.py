@@ -27,6 +27,7 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     prompts_that_share_blocks,
 )
 from vllm_davinci_testing.engines.fixture_types import Zoo
+from vllm_davinci_testing.engines.minimax_checkpoint import write_minimax
 from vllm_davinci_testing.engines.server_process import ForkedServer
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -130,6 +131,8 @@ def models(
     """The directory of a shipped checkpoint, of its int8 export, or of a small one."""
 
     def find(name: str) -> Path:
+        if name == "minimax_m3":
+            return write_minimax(tmp_path_factory.mktemp(name))
         if name != "w8a8_llama":
             shipped = {"tiny_llama": tiny_llama, "tiny_deepseek": tiny_deepseek}
             return shipped.get(name) or zoo(name)
@@ -146,6 +149,7 @@ WHOLE_PROMPTS = (
     '--additional-config={"ascend_scheduler_config": {"enabled": true}}',
 )
 BF16 = {"dtype": "bfloat16"}
+OF_TEXT = ("--language-model-only",), {"language_model_only": True}
 
 
 @pytest.mark.parametrize(
@@ -167,6 +171,8 @@ BF16 = {"dtype": "bfloat16"}
         pytest.param("deepseek_v4", 1, *SHORT, marks=THOROUGH, id="compressed"),
         pytest.param("deepseek_v4", 2, *SHORT, marks=THOROUGH, id="compressed_two_ranks"),
         pytest.param("deepseek_v32", 1, *SHORT, marks=THOROUGH, id="sparse_mla"),
+        pytest.param("minimax_m3", 1, *OF_TEXT, marks=THOROUGH, id="chosen_blocks"),
+        pytest.param("minimax_m3", 2, *OF_TEXT, marks=THOROUGH, id="chosen_blocks_two_ranks"),
     ],
 )
 def test_every_kind_of_engine_gives_the_bits_of_one(

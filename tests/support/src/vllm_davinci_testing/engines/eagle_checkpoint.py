@@ -1,7 +1,7 @@
 """Random EAGLE heads for a Llama, in the files of published heads."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,22 @@ AUXILIARY_LAYERS = (1, 3, 5)
 Draw = Callable[..., torch.Tensor]
 
 
-def random_eagle3(target: Path, destination: Path, draft_vocabulary: int = 2048) -> Path:
-    """Writes an EAGLE-3 head, which drafts the first tokens of the target's vocabulary."""
+def random_eagle3(
+    target: Path,
+    destination: Path,
+    draft_vocabulary: int = 2048,
+    layers: Sequence[int] = AUXILIARY_LAYERS,
+) -> Path:
+    """Writes an EAGLE-3 head, which drafts the first tokens of the target's vocabulary.
+
+    layers: of the target, whose hidden states the head reads
+    """
     config, draw = _config(target), _drawn_by(4)
     width = config["hidden_size"]
     tensors = {
         "d2t": torch.zeros(draft_vocabulary, dtype=torch.int64),
         "t2d": torch.arange(config["vocab_size"]) < draft_vocabulary,
-        "fc.weight": draw(width, len(AUXILIARY_LAYERS) * width),
+        "fc.weight": draw(width, len(layers) * width),
         "midlayer.hidden_norm.weight": _ones(width),
         "midlayer.input_layernorm.weight": _ones(width),
         **_layer("midlayer", config, draw, 2 * width),
@@ -31,7 +39,7 @@ def random_eagle3(target: Path, destination: Path, draft_vocabulary: int = 2048)
     changes = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": draft_vocabulary,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUXILIARY_LAYERS)},
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)},
     }
     return _write(destination, config | changes, tensors)
 
@@ -47,7 +55,9 @@ def random_eagle(target: Path, destination: Path) -> Path:
 
 def _config(target: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((target / "config.json").read_text())
-    return config | {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    config |= config.pop("text_config", {})
+    of_llama = {"model_type": "llama", "hidden_act": "silu"}
+    return config | of_llama | {"num_hidden_layers": 1, "tie_word_embeddings": False}
 
 
 def _drawn_by(seed: int) -> Draw:

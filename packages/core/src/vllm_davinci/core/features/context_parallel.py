@@ -54,7 +54,7 @@ FEATURES = (
                 "--speculative-config",
                 "--kv-transfer-config",
                 "--kv-offloading-size",
-                "images, videos or sound",
+                "a model of images, videos or sound",
                 "an encoder and a decoder",
                 "recurrent states",
                 "sparse attention",

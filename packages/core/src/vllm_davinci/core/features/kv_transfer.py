@@ -140,11 +140,11 @@ FEATURES = (
                 "--enable-lora",
                 "--pipeline-parallel-size",
                 "--data-parallel-size",
-                "images, videos or sound",
                 "--enable-prompt-embeds",
             ),
             "",
-        ),
+        )
+        | {"images, videos or sound": "--language-model-only turns them off"},
         settle=settle,
     ),
     _refused(

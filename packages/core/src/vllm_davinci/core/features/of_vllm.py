@@ -18,6 +18,12 @@ def _dtype(engine: Engine) -> str | None:
     return None if engine.model is None else str(engine.model.dtype).removeprefix("torch.")
 
 
+def _takes_more_than_text(engine: Engine) -> bool:
+    asked = getattr(engine.model, "multimodal_config", None)
+    is_text = getattr(asked, "language_model_only", False)
+    return model_has("is_multimodal_model")(engine) and not is_text
+
+
 FEATURES = (
     Feature(
         "--data-parallel-size", "data parallelism", lambda e: e.parallel.data_parallel_size > 1
@@ -27,7 +33,8 @@ FEATURES = (
         "pipeline stages",
         lambda e: e.parallel.pipeline_parallel_size > 1,
     ),
-    Feature("", "images, videos or sound", model_has("is_multimodal_model")),
+    Feature("", "a model of images, videos or sound", model_has("is_multimodal_model")),
+    Feature("", "images, videos or sound", _takes_more_than_text),
     Feature(
         "",
         "an encoder and a decoder",

@@ -109,7 +109,7 @@ FEATURES = (
         "the prefill-first scheduler",
         lambda e: is_prefill_first(e.vllm),
         excludes={
-            "images, videos or sound": "prompts stay whole",
+            "a model of images, videos or sound": "prompts stay whole",
             "--runner pooling": "a pooling model does not decode",
         },
         settle=settle,

@@ -80,13 +80,7 @@ FEATURES = (
         "attention to chosen blocks",
         _chooses_blocks,
         excludes=dict.fromkeys(
-            (
-                "--enable-lora",
-                "dbo.enabled",
-                "--kv-transfer-config",
-                "--kv-offloading-size",
-                "--decode-context-parallel-size",
-            ),
+            ("--enable-lora", "dbo.enabled", "--decode-context-parallel-size"),
             "it has not been tried",
         ),
     ),

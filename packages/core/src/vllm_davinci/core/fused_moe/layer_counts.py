@@ -30,6 +30,7 @@ def layer_counts(
             if not isinstance(group.kv_cache_spec, MambaSpec)  # states need no lengths
         ),
         embeds=embeds,
+        widths=max(getattr(module, "num_graph_widths", 1) for module in model.modules()),
         experts=len(forwards),
         exchanging=are_fused.count(False),
         fused=are_fused.count(True),

@@ -10,6 +10,10 @@ class CapturableMetadata(Protocol):
     """Attention metadata of a step that a graph can hold.
 
     host_lengths: records launches with lengths on the host during a capture; else None
+    widths:       blocks of each request that graphs of one size read, ascending; absent if graphs
+                  do not depend on it
+    width:        of them, those of the graph that holds this step; None in an eager step
+    num_blocks:   of the longest request; absent like `widths`
     """
 
     host_lengths: HostLengths | None
@@ -24,6 +28,12 @@ class Group(NamedTuple):
     ubatch: int
     layer_name: str
     host_lengths: HostLengths
+
+
+def widths_of(metadata: CapturableMetadata) -> tuple[int | None, ...]:
+    """See `widths`; only None if there are none."""
+    widths: tuple[int | None, ...] = getattr(metadata, "widths", (None,))
+    return widths
 
 
 def parts(metadata: Any) -> list[dict[str, Any]]:

@@ -157,6 +157,7 @@ class LayerCounts:
     fused:      `experts` layers whose tokens are sent by fused launches
     apart:      `experts` layers whose shared experts have their own all-reduce
     embeds:     True if the stage embeds tokens
+    widths:     graphs of each size, for steps with longer requests
     """
 
     attention: int
@@ -165,6 +166,7 @@ class LayerCounts:
     fused: int = 0
     apart: int = 0
     embeds: bool = True
+    widths: int = 1
 
 
 # Events of a collective (by torch_npu's process group), of a layer's side stream (two forks and
@@ -214,11 +216,14 @@ def plan_capture(
     ]
     return CapturePlan(
         sizes=tuple(sizes),
-        streams_per_graph=1 + sum(streams),
-        events_per_graph=collectives * EVENTS_PER_COLLECTIVE
-        + forks * EVENTS_PER_SIDE_STREAM
-        + prefetches * EVENTS_PER_PREFETCH,
-        updates_per_graph=layers.attention,
+        streams_per_graph=layers.widths * (1 + sum(streams)),
+        events_per_graph=layers.widths
+        * (
+            collectives * EVENTS_PER_COLLECTIVE
+            + forks * EVENTS_PER_SIDE_STREAM
+            + prefetches * EVENTS_PER_PREFETCH
+        ),
+        updates_per_graph=layers.widths * layers.attention,
         num_ubatches=num_ubatches,
         memory=memory,
     )

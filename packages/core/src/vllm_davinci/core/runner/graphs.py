@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 
 from vllm_davinci.core.device.torch_cuda_names import current_stream, stream
 from vllm_davinci.core.graph.host_lengths import HostLengths
-from vllm_davinci.core.graph.metadata import Group, distinct, parts
+from vllm_davinci.core.graph.metadata import Group, distinct, parts, widths_of
 from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.runner.model_state import NPUModelState
@@ -35,11 +35,16 @@ CreateForward = Callable[..., Callable[[CUDAGraphMode], None]]
 
 @dataclass(frozen=True)
 class _Captured:
-    """The graph of one size. replayed: event of its newest replay; no update may come before."""
+    """A graph of one size.
+
+    replayed: event of its newest replay; no update may come before
+    width:    blocks of each request that it reads; None if it does not depend on them
+    """
 
     graph: Any
     groups: list[Group]
     replayed: Any
+    width: int | None
 
 
 class _OnNPU(CudaGraphManager):
@@ -48,7 +53,7 @@ class _OnNPU(CudaGraphManager):
     Launches that depend on a step's lengths are updated before each replay, on an update stream.
     """
 
-    graphs: dict[BatchExecutionDescriptor, _Captured]
+    graphs: dict[BatchExecutionDescriptor, list[_Captured]]  # ascending by width
     state: NPUModelState  # holds the metadata of the captured or replayed step
     replays: Counter[int]  # tokens of a graph -> number of replays
     _create_forward: CreateForward
@@ -61,14 +66,28 @@ class _OnNPU(CudaGraphManager):
 
     def capture_size(self, descriptor: BatchExecutionDescriptor) -> None:
         self._create_forward(descriptor, warmup=True)(CUDAGraphMode.NONE)
-        forward = self._create_forward(descriptor, warmup=False)
         if self._update_stream is None:
             self._update_stream, self._updated = torch_npu.npu.Stream(), torch_npu.npu.Event()
+        widths = self._widths()
+        self.graphs[descriptor] = [self._captured(descriptor, width) for width in widths]
+        self._graphs_captured = True
+        compilation_counter.num_cudagraph_captured += 1
+
+    def _widths(self) -> tuple[int | None, ...]:
+        """Widths of the newest step's graphs, ascending."""
+        each = [widths_of(metadata) for _, _, metadata in distinct(self._metadata())]
+        return max(each, key=len, default=(None,))
+
+    def _captured(self, descriptor: BatchExecutionDescriptor, width: int | None) -> _Captured:
+        forward = self._create_forward(descriptor, warmup=False)
         metadata = self._metadata()
         graph = torch_npu.npu.NPUGraph()
         groups = [Group(ubatch, layer, HostLengths()) for ubatch, layer, _ in distinct(metadata)]
         for group in groups:
-            metadata[group.ubatch][group.layer_name].host_lengths = group.host_lengths
+            of_group = metadata[group.ubatch][group.layer_name]
+            of_group.host_lengths = group.host_lengths
+            if width is not None:
+                of_group.width = width
         try:
             with torch_npu.npu.graph(graph, pool=self.pool):
                 # Experts read the mode: the host must not wait for their row counts.
@@ -76,24 +95,36 @@ class _OnNPU(CudaGraphManager):
         finally:
             for group in groups:
                 metadata[group.ubatch][group.layer_name].host_lengths = None
-        self.graphs[descriptor] = _Captured(graph, groups, torch_npu.npu.Event())
-        self._graphs_captured = True
-        compilation_counter.num_cudagraph_captured += 1
+        return _Captured(graph, groups, torch_npu.npu.Event(), width)
 
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> Any:
         """Replays a graph with the lengths of the newest step."""
-        captured, metadata = self.graphs[desc], self._metadata()
+        for captured in self._to_replay(desc):
+            self._replay(captured)
+        self.replays[desc.num_tokens] += 1
+
+    def _to_replay(self, desc: BatchExecutionDescriptor) -> list[_Captured]:
+        """The narrowest graph that holds the newest step."""
+        steps = [each for _, _, each in distinct(self._metadata())]
+        longest: int = max((getattr(each, "num_blocks", 0) for each in steps), default=0)
+        graphs = self.graphs[desc]
+        return [next(each for each in graphs if each.width is None or each.width >= longest)]
+
+    def _replay(self, captured: _Captured) -> None:
+        metadata = self._metadata()
         main, updates = current_stream(), self._update_stream
         with stream(updates):
             updates.wait_event(captured.replayed)
             for group in captured.groups:
-                lengths_q, lengths_kv = metadata[group.ubatch][group.layer_name].step_lengths()
+                of_group = metadata[group.ubatch][group.layer_name]
+                if captured.width is not None:
+                    of_group.width = captured.width
+                lengths_q, lengths_kv = of_group.step_lengths()
                 group.host_lengths.update(lengths_q, lengths_kv, updates)
             self._updated.record(updates)
         main.wait_event(self._updated)
         captured.graph.replay()
         captured.replayed.record(main)
-        self.replays[desc.num_tokens] += 1
 
     def _metadata(self) -> list[dict[str, Any]]:
         """Metadata of the newest step or drafter's pass, by layer; per ubatch if it is split."""
@@ -140,6 +171,10 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
 
     def dispatch(self, *args: Any, **kwargs: Any) -> BatchExecutionDescriptor:
         return self.on_trial or super().dispatch(*args, **kwargs)
+
+    def _to_replay(self, desc: BatchExecutionDescriptor) -> list[_Captured]:
+        """All of the size on trial: the first replay allocates a graph's streams and events."""
+        return self.graphs[desc] if self.on_trial else super()._to_replay(desc)
 
     def _metadata(self) -> list[dict[str, Any]]:
         return parts(self.state.as_run)

@@ -9,6 +9,9 @@ from vllm_davinci.core.attention.composed_plan import Piece, most_elements
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
+# Fewer widths of graphs are fewer graphs, with more scores of blocks that no request has.
+GRAPH_FACTOR = 4
+
 
 @dataclass(frozen=True)
 class BlockRule:
@@ -42,6 +45,16 @@ class BlockRule:
                 "support. Choose another model."
             )
         return cls(num_chosen, num_local, index_size)
+
+    def graph_widths(self, num_blocks: int) -> tuple[int, ...]:
+        """Blocks of a request that graphs score, ascending, of requests of up to `num_blocks`.
+
+        The first graph chooses nothing. A step scores up to GRAPH_FACTOR times its own blocks.
+        """
+        widths = [self.num_chosen]
+        while widths[-1] < num_blocks:
+            widths.append(widths[-1] * GRAPH_FACTOR)
+        return tuple(widths)
 
 
 def choose_blocks(

@@ -25,6 +25,7 @@ from vllm_davinci.core.attention.block_sparse.metadata import (
     BlockSparseMetadata,
 )
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
 
@@ -62,6 +63,11 @@ class BlockSparseAttention(Attention):
             )
         self.num_kv_heads, self.rule = num_kv_heads, rule
         self._max_model_len = get_current_vllm_config().model_config.max_model_len
+
+    @property
+    def num_graph_widths(self) -> int:
+        """Graphs of one size of steps."""
+        return len(self.rule.graph_widths(-(-self._max_model_len // BLOCK_SIZE_TOKENS)))
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
         """Keys and values of all heads, and the index key, of each token."""
@@ -116,6 +122,9 @@ class BlockSparseAttention(Attention):
         )  # fmt: skip
         cache.write_index(index_key[:num_tokens], metadata.rows_of_slots)
         out = torch.zeros_like(shaped) if num_tokens < len(query) else torch.empty_like(shaped)
+        if metadata.sees_all and num_kv == 1:
+            self._attend(shaped[:num_tokens, 0], cache, metadata, out[:num_tokens, 0])
+            return out.view_as(query)
         if metadata.sees_all:
             by_head = shaped[:num_tokens].transpose(0, 1).reshape(-1, *shaped.shape[2:])
             result = self._attend(by_head, cache, metadata.of_heads)

@@ -6,18 +6,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
-    AttentionCGSupport,
     AttentionImplBase,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_davinci.core.attention.backend import NPUAttentionBackend
 from vllm_davinci.core.attention.block_sparse.choice import BlockRule
-from vllm_davinci.core.attention.composed_plan import ComposedPlan, Piece
+from vllm_davinci.core.attention.composed_plan import KEYS, SCORES, ComposedPlan, Piece
 from vllm_davinci.core.attention.metadata import (
     NPUAttentionMetadata,
     NPUAttentionMetadataBuilder,
@@ -27,24 +24,30 @@ from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 # Most requests per call of the attention operator. Source: aclnnFusedInferAttentionScoreV3.md,
 # constraints of actualSeqLengths.
 REQUESTS = 4096
-# Most bytes of index keys that a graph reads per layer: it reads whole block tables, whatever the
-# requests' lengths.
-GRAPH_BYTES = 2**26
 
 
 @dataclass(kw_only=True)
 class BlockSparseMetadata(NPUAttentionMetadata):
-    """See NPUAttentionMetadata. num_kv_heads: of this rank"""
+    """See NPUAttentionMetadata and CapturableMetadata. num_kv_heads: of this rank"""
 
     num_kv_heads: int
     rule: BlockRule
-    _lengths: tuple[list[int], list[int]] | None = None
+    width: int | None = None
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        return self.rule.graph_widths(self.block_table.shape[1])
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks of the longest request."""
+        return -(-max(self.seq_lens, default=0) // BLOCK_SIZE_TOKENS)
 
     @property
     def sees_all(self) -> bool:
-        """True if no request has more blocks than a query may choose. Always False in graphs."""
-        most = self.rule.num_chosen * BLOCK_SIZE_TOKENS
-        return self.host_lengths is None and max(self.seq_lens, default=0) <= most
+        """True if no request has more blocks than a query may choose."""
+        num_blocks = self.num_blocks if self.width is None else self.width
+        return num_blocks <= self.rule.num_chosen
 
     @cached_property
     def rows_of_slots(self) -> torch.Tensor:
@@ -67,15 +70,15 @@ class BlockSparseMetadata(NPUAttentionMetadata):
     @cached_property
     def of_heads(self) -> NPUAttentionMetadata:
         """Attention to all tokens: each request once per key head, ordered by key head."""
-        num_tokens, num = self.num_actual_tokens, self.num_kv_heads
-        ends = np.asarray(self.actual_seq_lengths_q)
+        num = self.num_kv_heads
         tables = self.block_table * num + self._heads.to(torch.int32).view(-1, 1, 1)
         return NPUAttentionMetadata(
-            num_actual_tokens=num_tokens * num,
-            actual_seq_lengths_q=np.add.outer(np.arange(num) * num_tokens, ends).ravel().tolist(),
+            num_actual_tokens=self.num_actual_tokens * num,
+            actual_seq_lengths_q=self._ends_of_heads,
             seq_lens=self.seq_lens * num,
             block_table=tables.flatten(0, 1),
             slot_mapping=self.slots_of_heads,
+            host_lengths=self.host_lengths,
         )
 
     def of_chosen(self, pages: torch.Tensor) -> list[NPUAttentionMetadata]:
@@ -86,7 +89,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         tables = (pages * self.num_kv_heads + self._heads.to(torch.int32).view(1, -1, 1)).flatten(
             0, 1
         )
-        lengths = self.step_lengths()[1]
+        lengths = self._lengths_of_chosen
         at_once = REQUESTS if self.host_lengths is None else len(lengths)
         return [
             NPUAttentionMetadata(
@@ -105,11 +108,18 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         """Chunks for `choose_blocks`. positions: [num_tokens], int64, read in graphs only"""
         if self.host_lengths is None:
             return self._pieces
-        num_requests, num_blocks = self.block_table.shape
-        in_requests = positions.view(num_requests, -1)
-        lengths = in_requests[:, -1] + 1
-        rows, requests = slice(0, len(positions)), slice(0, num_requests)
-        return [Piece(rows, requests, num_blocks, lengths, in_requests)]
+        assert self.width is not None
+        in_requests = positions.view(len(self.block_table), -1)
+        (num_requests, query_len), lengths = in_requests.shape, in_requests[:, -1] + 1
+        num_blocks = min(self.width, self.block_table.shape[1])
+        scores = SCORES // (self.num_kv_heads * query_len), KEYS // self.rule.index_size
+        at_once = max(1, min(scores) // (num_blocks * BLOCK_SIZE_TOKENS))
+        pieces = []
+        for start in range(0, num_requests, at_once):
+            part = slice(start, min(start + at_once, num_requests))
+            rows = slice(start * query_len, part.stop * query_len)
+            pieces.append(Piece(rows, part, num_blocks, lengths[part], in_requests[part]))
+        return pieces
 
     @cached_property
     def _pieces(self) -> list[Piece]:
@@ -122,16 +132,26 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         return torch.arange(self.num_kv_heads, device=self.block_table.device)
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
-        """Lengths for `of_chosen`: cumulative queries, then keys, of each token and key head."""
-        if self._lengths is None:
-            ends = np.asarray(self.actual_seq_lengths_q)
-            firsts = np.asarray(self.seq_lens) - ends
-            positions = np.arange(ends[-1]) + np.repeat(firsts, np.diff(ends, prepend=0))
-            full = np.minimum(positions // BLOCK_SIZE_TOKENS, self.rule.num_chosen - 1)
-            keys = full * BLOCK_SIZE_TOKENS + positions % BLOCK_SIZE_TOKENS + 1
-            lengths = np.repeat(keys, self.num_kv_heads).tolist()
-            self._lengths = list(range(1, len(lengths) + 1)), lengths
-        return self._lengths
+        """Lengths of the operator's requests: key heads of requests, or of each token."""
+        if self.sees_all:
+            return self._ends_of_heads, self.seq_lens * self.num_kv_heads
+        return list(range(1, len(self._lengths_of_chosen) + 1)), self._lengths_of_chosen
+
+    @cached_property
+    def _ends_of_heads(self) -> list[int]:
+        firsts = np.arange(self.num_kv_heads) * self.num_actual_tokens
+        ends: list[int] = np.add.outer(firsts, self.actual_seq_lengths_q).ravel().tolist()
+        return ends
+
+    @cached_property
+    def _lengths_of_chosen(self) -> list[int]:
+        ends = np.asarray(self.actual_seq_lengths_q)
+        firsts = np.asarray(self.seq_lens) - ends
+        positions = np.arange(ends[-1]) + np.repeat(firsts, np.diff(ends, prepend=0))
+        full = np.minimum(positions // BLOCK_SIZE_TOKENS, self.rule.num_chosen - 1)
+        keys = full * BLOCK_SIZE_TOKENS + positions % BLOCK_SIZE_TOKENS + 1
+        lengths: list[int] = np.repeat(keys, self.num_kv_heads).tolist()
+        return lengths
 
 
 class BlockSparseMetadataBuilder(NPUAttentionMetadataBuilder):
@@ -142,18 +162,6 @@ class BlockSparseMetadataBuilder(NPUAttentionMetadataBuilder):
         layers = self.vllm_config.compilation_config.static_forward_context
         layer: Any = layers[self.layer_names[0]]
         self._choice = {"num_kv_heads": layer.num_kv_heads, "rule": layer.rule}
-
-    @classmethod
-    def get_cudagraph_support(
-        cls, vllm_config: VllmConfig, kv_cache_spec: AttentionSpec
-    ) -> AttentionCGSupport:
-        """Refuses graphs if block tables are too long, because a graph reads them whole."""
-        requests = vllm_config.scheduler_config.max_num_seqs
-        longest = vllm_config.model_config.max_model_len
-        row = kv_cache_spec.head_size * kv_cache_spec.dtype.itemsize
-        if requests * longest * row > GRAPH_BYTES:
-            return AttentionCGSupport.NEVER
-        return super().get_cudagraph_support(vllm_config, kv_cache_spec)
 
     def build(
         self,
