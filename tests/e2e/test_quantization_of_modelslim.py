@@ -2,72 +2,22 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 from vllm import SamplingParams
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
-from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.weight_only import unpacked_rows
 from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of
+from vllm_davinci_testing.engines.int8_checkpoint import as_type, rewrite, tensors_of
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.likelihood import CLOSE, likelihood
 
 EXPERTS = "deepseek_v3_moe"
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-Quantize = Callable[..., Path]
-
-
-def mixed(weight: Tensor) -> dict[str, Tensor]:
-    """A layer for engines that prefill and engines that decode: scales per token, and one scale."""
-    layer = FloatLayer(weight, torch.bfloat16, inputs=InputRange(-6, 6))
-    made = [find_scheme(kind, "p").rounded(layer) for kind in ("W8A8", "W8A8_DYNAMIC")]
-    return made[0] | made[1]
-
-
-def of_four_bits(weight: Tensor) -> dict[str, Tensor]:
-    """Bytes with integers of two rows, and the part that products of int8 halves omit."""
-    wide = weight.float()
-    scale = (wide.abs().amax(1, keepdim=True) / 7).clamp_min(1e-8)
-    integers = (wide / scale).round().to(torch.int8)
-    return {
-        "weight": (integers[0::2] & 15) | (integers[1::2] << 4),
-        "weight_scale": scale,
-        "weight_offset": torch.zeros_like(scale),
-        "scale_bias": 8 * integers.float().sum(1, keepdim=True) * scale,
-    }
-
-
-WRITERS: Mapping[str, Callable[[Tensor], dict[str, Tensor]]] = {
-    "W8A8_MIX": mixed,
-    "W4A8_DYNAMIC": of_four_bits,
-}
-
-
-def write(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
-    """The export of a float checkpoint; layers whose names have `only` get another type."""
-    directory = quantize(source, "W8A8_DYNAMIC", name=f"{source.name}-{kind}-{only}")
-    tensors = tensors_of(directory)
-    description = json.loads((directory / DESCRIPTION).read_text())
-    floats: dict[str, Tensor] = {}
-    for file in source.glob("*.safetensors"):
-        floats |= load_file(file)
-    for name in [name for name in tensors if name.endswith(".weight_scale") and only in name]:
-        prefix = name.removesuffix(".weight_scale")
-        for part in ("weight", "weight_scale", "weight_offset"):
-            del tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"]
-        for part, value in WRITERS[kind](floats[f"{prefix}.weight"]).items():
-            tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"] = value, kind
-    rewrite(directory, tensors, description)
-    return directory
 
 
 @pytest.mark.parametrize(
@@ -81,7 +31,7 @@ def write(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
 def test_tokens_of_mixed_layers_equal_those_of_dynamic_ones(
     model, most_wrong, request, quantize, start_engine, prompts
 ):
-    directory = write(quantize, request.getfixturevalue(model), "W8A8_MIX")
+    directory = as_type(quantize, request.getfixturevalue(model), "W8A8_MIX")
     assert check_checkpoint(directory).can_load
     given = prompts[6:14]
     with start_engine(directory, dtype="bfloat16") as engine:
@@ -96,7 +46,7 @@ def test_tokens_of_mixed_layers_equal_those_of_dynamic_ones(
 def test_mixed_layers_of_an_engine_that_only_decodes_are_static_ones(
     tiny_llama, tmp_path, quantize, start_engine, prompts
 ):
-    directory = write(quantize, tiny_llama, "W8A8_MIX")
+    directory = as_type(quantize, tiny_llama, "W8A8_MIX")
     static = tmp_path / "static"
     shutil.copytree(directory, static)
     description = json.loads((directory / DESCRIPTION).read_text())
@@ -150,7 +100,7 @@ def in_eight_bits(directory: Path, target: Path) -> Path:
 def test_4_bit_weights_give_the_results_of_8_bit_ones(
     options, is_kept, zoo, quantize, start_engine, text, tmp_path
 ):
-    directory = write(quantize, zoo(EXPERTS), "W4A8_DYNAMIC")
+    directory = as_type(quantize, zoo(EXPERTS), "W4A8_DYNAMIC")
     assert check_checkpoint(directory).can_load
     read = [token % 256 for token in text[:200]]
     found = {}
@@ -180,7 +130,7 @@ EXPERT = "model.layers.1.mlp.experts.3.up_proj"
     ids=["groups", "rows_short", "floats", "parts"],
 )
 def test_bad_weights_of_four_bits_are_named(part, change, told, tiny_deepseek, quantize):
-    directory = write(quantize, tiny_deepseek, "W4A8_DYNAMIC", "experts")
+    directory = as_type(quantize, tiny_deepseek, "W4A8_DYNAMIC", "experts")
     whole = tensors_of(directory)
     name = f"{EXPERT}.{part}"
     rewrite(directory, {**whole, name: change(whole[name]).contiguous()})
@@ -192,7 +142,7 @@ def test_bad_weights_of_four_bits_are_named(part, change, told, tiny_deepseek, q
 
 
 def test_experts_that_are_not_symmetric_end_the_start(tiny_deepseek, quantize, start_engine):
-    directory = write(quantize, tiny_deepseek, "W4A8_DYNAMIC", "experts.")
+    directory = as_type(quantize, tiny_deepseek, "W4A8_DYNAMIC", "experts.")
     tensors = tensors_of(directory)
     tensors[f"{EXPERT}.weight_offset"] += 1
     rewrite(directory, tensors)

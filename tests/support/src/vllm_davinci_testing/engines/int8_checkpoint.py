@@ -1,21 +1,23 @@
 """int8 checkpoints: exports of float ones, and changes for tests."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from vllm_davinci.core.export.calibration import load_model, observe
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.export.smoothing import best_range
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
+
+Quantize = Callable[..., Path]
 
 WRITTEN = "quant_model_weights-*.safetensors"  # one for each file of the source
 
@@ -85,3 +87,47 @@ def rewrite(
     save_file(tensors, directory / WRITTEN.replace("*", "of-one"), metadata={"format": "pt"})
     if description is not None:
         (directory / DESCRIPTION).write_text(json.dumps(description))
+
+
+def mixed(weight: Tensor) -> dict[str, Tensor]:
+    """A layer for engines that prefill and engines that decode: scales per token, and one scale."""
+    layer = FloatLayer(weight, torch.bfloat16, inputs=InputRange(-6, 6))
+    made = [find_scheme(kind, "p").rounded(layer) for kind in ("W8A8", "W8A8_DYNAMIC")]
+    return made[0] | made[1]
+
+
+def of_four_bits(weight: Tensor) -> dict[str, Tensor]:
+    """Bytes with integers of two rows, and the part that products of int8 halves omit."""
+    wide = weight.float()
+    scale = (wide.abs().amax(1, keepdim=True) / 7).clamp_min(1e-8)
+    integers = (wide / scale).round().to(torch.int8)
+    return {
+        "weight": (integers[0::2] & 15) | (integers[1::2] << 4),
+        "weight_scale": scale,
+        "weight_offset": torch.zeros_like(scale),
+        "scale_bias": 8 * integers.float().sum(1, keepdim=True) * scale,
+    }
+
+
+WRITERS: Mapping[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "W8A8_MIX": mixed,
+    "W4A8_DYNAMIC": of_four_bits,
+}
+
+
+def as_type(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
+    """The export of a float checkpoint; layers whose names have `only` get another type."""
+    directory = quantize(source, "W8A8_DYNAMIC", name=f"{source.name}-{kind}-{only}")
+    tensors = tensors_of(directory)
+    description = json.loads((directory / DESCRIPTION).read_text())
+    floats: dict[str, Tensor] = {}
+    for file in source.glob("*.safetensors"):
+        floats |= load_file(file)
+    for name in [name for name in tensors if name.endswith(".weight_scale") and only in name]:
+        prefix = name.removesuffix(".weight_scale")
+        for part in ("weight", "weight_scale", "weight_offset"):
+            del tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"]
+        for part, value in WRITERS[kind](floats[f"{prefix}.weight"]).items():
+            tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"] = value, kind
+    rewrite(directory, tensors, description)
+    return directory

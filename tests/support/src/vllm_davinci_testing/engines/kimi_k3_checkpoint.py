@@ -16,6 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
+from vllm_davinci_testing.engines.integer_reference import (
+    DESCRIPTIONS,
+    IntegerLinear,
+    integer_product,
+)
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.zoo_model import EOS_ID, VOCAB_SIZE
@@ -179,7 +184,7 @@ class DeltaAttention(nn.Module):
         step = (self.f_b_proj(self.f_a_proj(x)) + self.dt_bias).unflatten(-1, (HEADS, HEAD))
         decays = (BOUND * (self.A_log.exp()[:, None] * step).sigmoid()).exp()
         rates = self.b_proj(x).sigmoid()
-        state, outputs = torch.zeros(HEADS, HEAD, HEAD), []
+        state, outputs = x.new_zeros(HEADS, HEAD, HEAD), []
         for q, k, v, decay, rate in zip(query, key, value, decays, rates, strict=True):
             state = state * decay[..., None]
             change = rate[:, None] * (v - torch.einsum("hkv,hk->hv", state, k))
@@ -261,6 +266,8 @@ class Text(nn.Module):
 
 
 class Network(nn.Module):
+    config = None  # transformers has none
+
     def __init__(self) -> None:
         super().__init__()
         self.model, self.lm_head = Text(), linear(HIDDEN, VOCAB_SIZE)
@@ -271,17 +278,40 @@ class Network(nn.Module):
 
 
 class KimiK3Reference(TransformersReference):
-    """The equations with a checkpoint's weights."""
+    """The equations with a checkpoint's weights, also with integers in ModelSlim's format.
 
-    def __init__(self, checkpoint: Path) -> None:
-        self.network = Network().eval()
-        tensors = load_file(checkpoint / "model.safetensors")
-        self.network.load_state_dict({n.removeprefix(PREFIX): t for n, t in tensors.items()})
+    dtype: between the layers
+    """
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.network = Network().to(dtype).eval()
+        descriptions = [json.loads(each.read_text()) for each in checkpoint.glob(DESCRIPTIONS)]
+        types = descriptions[0] if descriptions else {}
+        tensors: dict[str, Tensor] = {}
+        for file in checkpoint.glob("*.safetensors"):
+            tensors |= {n.removeprefix(PREFIX): t for n, t in load_file(file).items()}
+        for name, module in list(self.network.named_modules()):
+            kind = types.get(f"{PREFIX}{name}.weight", "FLOAT")
+            if type(module) is nn.Linear and kind != "FLOAT":
+                own = {
+                    part: tensors.pop(part) for part in list(tensors) if part.startswith(f"{name}.")
+                }
+                product = integer_product({n.rpartition(".")[2]: t for n, t in own.items()}, kind)
+                parent, _, last = name.rpartition(".")
+                setattr(self.network.get_submodule(parent), last, IntegerLinear(product))
+        missing, unexpected = self.network.load_state_dict(tensors, strict=False)
+        assert not missing and not unexpected, (missing, unexpected)
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         rows: Tensor = self.network(torch.tensor(list(token_ids)))
-        return rows
+        return rows.float()
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        text = [*prompt]
+        for _ in range(count):
+            text.append(int(self.logits(text)[-1].argmax()))
+        return text[len(prompt) :]
 
 
 def write_kimi_k3(directory: Path, seed: int = 0) -> Path:

@@ -26,6 +26,15 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conv_kernel_size = self.conv_size
+        if self.in_proj_padding:
+            self._load_padding()
+
+    def _load_padding(self) -> None:
+        """Loads zeros into the last part of the input projection, which no checkpoint has."""
+        num_rows = self.in_proj_padding * self.tp_size
+        for name, parameter in self.in_proj_qkvgfab.named_parameters():
+            values = parameter.new_full((num_rows, *parameter.shape[1:]), "scale" in name)
+            parameter.weight_loader(parameter, values, 6)
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
         kept = (self.conv_kernel_size - 1, 3 * self.local_projection_size)
