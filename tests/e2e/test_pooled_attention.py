@@ -1,4 +1,7 @@
-"""GLM-5.3-Flash: delta rules beside attention to chosen groups of tokens: transformers' tokens."""
+"""GLM-5.3-Flash and Qwen3.8-Flash-Next: delta rules beside attention to chosen groups of tokens.
+
+The tokens are transformers'.
+"""
 
 import json
 import shutil
@@ -12,6 +15,7 @@ import torch
 import transformers
 from vllm import SamplingParams
 
+from vllm_davinci_testing.engines import glm5_next_model, qwen4_exp_model
 from vllm_davinci_testing.engines.compressed_zoo import in_transformers
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.drafters import WRONG
@@ -26,8 +30,9 @@ from vllm_davinci_testing.engines.generating import (
     paths,
     random_prompts,
 )
-from vllm_davinci_testing.engines.glm5_next_model import CHOSEN, POOL, with_mtp
+from vllm_davinci_testing.engines.glm5_next_model import CHOSEN, POOL
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
+from vllm_davinci_testing.engines.model_zoo import EOS_ID
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 from vllm_davinci_testing.engines.speculating import speculation, told
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
@@ -37,6 +42,8 @@ MAX_TOKENS = 12
 OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
 # In graphs an operator reads keys of groups in pages of 16.
 GRAPHS = {**IN_PARTS, "block_size": 16 * POOL}
+FOUR_RANKS = {**TWO_RANKS, "tensor_parallel_size": 4}
+INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
 # Prompt lengths around the edges of a group, of the number of chosen groups, and of a block.
 LENGTHS = [
     *(1, POOL - 1, POOL, POOL + 1),
@@ -45,9 +52,20 @@ LENGTHS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_checkpoint("glm5_next", tmp_path_factory.mktemp("glm5_next"))
+def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """Random prompts with two ends of text: n-grams cross none of them."""
+    prompts = random_prompts(lengths, seed)
+    for prompt in prompts:
+        prompt[-2:-1] = prompt[len(prompt) // 3 : len(prompt) // 3 + 1] = [EOS_ID]
+    return [prompt[-length:] for prompt, length in zip(prompts, lengths, strict=True)]
+
+
+@pytest.fixture(scope="module", params=["glm5_next", "qwen4_exp"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+OF_GLM = pytest.mark.parametrize("checkpoint", ["glm5_next"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +81,7 @@ def expected(checkpoint: Path) -> TransformersReference:
             "synchronous": {"async_scheduling": False},
             "blocks_of_128_in_parts": IN_PARTS,
             "tensor2_in_parts": {**TWO_RANKS, **GRAPHS},
-            "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
+            "tensor4": FOUR_RANKS,
             "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
         },
         nightly=GRAPHS,
@@ -76,7 +94,7 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     start_engine: StartEngine,
 ):
     with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **options) as engine:
-        assert_generates(engine, expected, random_prompts(LENGTHS), MAX_TOKENS)
+        assert_generates(engine, expected, prompts_of(LENGTHS), MAX_TOKENS)
         replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
     assert all(replays) if "block_size" in options else not any(replays)
 
@@ -94,7 +112,7 @@ def test_preempted_prompts_give_the_same_tokens_and_no_layer_waits(
         **few_blocks(40),
         **OF_TEXT,
     ) as engine:
-        assert_no_layer_waits(engine, expected, random_prompts([120] * 10, seed=3), 40)
+        assert_no_layer_waits(engine, expected, prompts_of([120] * 10, seed=3), 40)
 
 
 @pytest.mark.thorough
@@ -102,7 +120,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
 ):
     greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    prompts = random_prompts([259, 3, 10, 17])
+    prompts = prompts_of([259, 3, 10, 17])
     options = {"enable_expert_parallel": True, **GRAPHS, **OF_TEXT}
     with DPEngines(start_engine, checkpoint, 2, environment=FUZZED, **options) as engines:
         # The second rank ends before the first prompt of the other, or has no request.
@@ -113,6 +131,8 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 
 @pytest.fixture(scope="module")
 def predicting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    is_glm = checkpoint.name.startswith("glm")
+    with_mtp = glm5_next_model.with_mtp if is_glm else qwen4_exp_model.with_mtp
     return with_mtp(checkpoint, tmp_path_factory.mktemp("mtp") / "checkpoint")
 
 
@@ -144,14 +164,13 @@ def test_drafts_change_no_token(
     drafter = {} if method == "mtp" else {"model": WRONG}
     asked = {**speculation(method, count, **drafter), **OF_TEXT, **options}
     with start_engine(predicting, environment=FUZZED, **asked) as engine:
-        assert_generates(
-            engine, expected, random_prompts([1, POOL - 2, POOL * 5, 127]), 3 * MAX_TOKENS
-        )
+        assert_generates(engine, expected, prompts_of([1, POOL - 2, POOL * 5, 127]), 3 * MAX_TOKENS)
         drafted, accepted = told(engine)
     print(f"{method} {count}: {accepted} of {drafted} drafts accepted")
     assert (0 if method == "mtp" else -1) < accepted < drafted
 
 
+@OF_GLM
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", [GRAPHS, {**TWO_RANKS, "enable_expert_parallel": True}])
 def test_an_int8_export_gives_the_tokens_of_its_integers(
@@ -162,7 +181,7 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
     start_engine: StartEngine,
 ):
     directory = quantize(checkpoint, "W8A8_DYNAMIC")
-    prompts = random_prompts(LENGTHS)
+    prompts = prompts_of(LENGTHS)
     asked = {"dtype": "bfloat16", **options, **OF_TEXT}
     with start_engine(directory, environment=FUZZED, **asked) as engine:
         tokens = greedy_tokens(engine, prompts, MAX_TOKENS)
@@ -185,19 +204,30 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
     assert ours <= 1.25 * allowed
 
 
+def _other(checkpoint: str, changed: dict[str, Any], message: str, **options: Any) -> Any:
+    return pytest.param(checkpoint, changed, message, options, id=message)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("checkpoint", "changed", "message", "options"),
     [
-        pytest.param({"indexer_types": ["full"] * 3 + ["shared"]}, "indexer_types", id="shared"),
-        pytest.param(
-            {"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail", id="tail"
+        _other("glm5_next", {"indexer_types": ["full"] * 3 + ["shared"]}, "indexer_types"),
+        _other(
+            "glm5_next",
+            {"index_kpool_always_select_tail": False},
+            "index_kpool_always_select_tail",
         ),
+        _other("qwen4_exp", {f"indexer_{name}": None for name in INDEXER}, "indexer_n_heads"),
+        _other("qwen4_exp", {"heads_per_ngram": 1}, "tensor-parallel-size 4", **FOUR_RANKS),
+        _other("qwen4_exp", {}, "images of Qwen3.8", limit_mm_per_prompt={"image": 1, "video": 0}),
     ],
+    indirect=["checkpoint"],
 )
 def test_other_kinds_of_choices_are_refused(
     changed: dict[str, Any],
     message: str,
+    options: dict[str, Any],
     checkpoint: Path,
     start_engine: StartEngine,
     tmp_path: Path,
@@ -208,4 +238,4 @@ def test_other_kinds_of_choices_are_refused(
     config["text_config"] |= changed
     (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(EngineError, match=message):
-        start_engine(copy, **OF_TEXT)
+        start_engine(copy, **{**OF_TEXT, **options})

@@ -8,12 +8,15 @@ import torch
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek_v4
 from transformers.models.glm5_next import modeling_glm5_next as glm5_next
 from transformers.models.hy_v4 import modeling_hy_v4 as hy_v4
+from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4_exp
 
 from vllm_davinci.core.layers.residual_streams import (
     StreamConnection,
     StreamHead,
     StreamMixing,
     StreamRule,
+    connection,
+    head,
 )
 
 # A sum of 8-bit mantissas rounded once; transformers also rounds weights and products.
@@ -107,6 +110,44 @@ def test_a_head_equals_the_one_of_transformers(
         expected = theirs(streams.unsqueeze(0)).squeeze(0)
     actual = ours.to(device)(streams.to(device))
     torch.testing.assert_close(actual.cpu(), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("writes", [True, False])
+def test_gates_of_a_low_rank_equal_those_of_transformers(
+    writes: bool, dtype: torch.dtype, device: torch.device
+):
+    config = SimpleNamespace(
+        model_type="qwen4_exp_text", hc_count=4, hc_lowrank=24, hidden_size=48, rms_norm_eps=1e-3
+    )
+    theirs = qwen4_exp.Qwen4ExpTextGatedResidual(config, use_combine=writes)
+    fill(theirs)
+    rule = StreamRule.of_model(config)
+    ours = (connection if writes else head)(rule)
+    given = theirs.state_dict()
+    down = [given[f"{name}.weight"] for name in ("input_mix_weight_down", "block_inject_weight")
+            if f"{name}.weight" in given]  # fmt: skip
+    ours.load_state_dict(
+        {
+            "hc_norm.weight": given["hc_norm.weight"],
+            "down.weight": torch.cat(down),
+            "up.weight": given["input_mix_weight_up.weight"],
+        }
+    )
+    ours = ours.to(device, dtype)
+    ours.hc_norm.ones = ours.hc_norm.ones.float()
+    streams, output = streams_of(dtype)
+    expected = theirs.to(dtype)(streams.flatten(1))
+    if not writes:
+        actual = ours(streams.to(device))
+        torch.testing.assert_close(actual.cpu(), expected, **TOLERANCE[dtype])
+        return
+    collapsed, mixing = ours.collapse(streams.to(device))
+    torch.testing.assert_close(collapsed.cpu(), expected[0], **TOLERANCE[dtype])
+    actual = ours.expand(output.to(device), streams.to(device), mixing)
+    torch.testing.assert_close(
+        actual.cpu(), expanded(output, streams, expected[2]), **TOLERANCE[dtype]
+    )
 
 
 def test_rows_and_columns_sum_to_one_and_the_matrix_is_not_symmetric(device: torch.device):

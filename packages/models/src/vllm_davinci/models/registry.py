@@ -21,6 +21,7 @@ DRAFTERS = {
     "DSparkDraftModel": "vllm_davinci.models.deepseek_v4_dspark:NPUDSparkDeepseekV4",
     "DeepSeekMTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
     "DeepseekV32MTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
+    "Qwen4ExpMTP": "vllm_davinci.models.qwen4_exp_mtp:NPUQwen4ExpMTP",
     "Glm5NextMTPModel": "vllm_davinci.models.glm5_next_mtp:NPUGlm5NextMTP",
 }
 MODELS = {
@@ -57,6 +58,10 @@ MODELS = {
     ),
     "Qwen3_5MoeForConditionalGeneration": (
         "vllm_davinci.models.qwen3_5:NPUQwen3_5MoeForConditionalGeneration"
+    ),
+    "Qwen4ExpForCausalLM": "vllm_davinci.models.qwen4_exp:NPUQwen4ExpForCausalLM",
+    "Qwen4ExpForConditionalGeneration": (
+        "vllm_davinci.models.qwen4_exp:NPUQwen4ExpForConditionalGeneration"
     ),
     "Qwen3VLForConditionalGeneration": (
         "vllm_davinci.models.qwen3_vl:NPUQwen3VLForConditionalGeneration"

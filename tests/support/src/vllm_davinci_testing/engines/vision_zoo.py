@@ -28,6 +28,7 @@ from vllm_davinci_testing.engines.model_zoo import (
     write_tokenizer,
 )
 from vllm_davinci_testing.engines.qwen3_5_model import qwen3_5_config
+from vllm_davinci_testing.engines.qwen4_exp_model import fill_convolutions, qwen4_exp_config
 from vllm_davinci_testing.engines.released_weights import transpose_experts
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
@@ -249,6 +250,13 @@ MODELS = {
                 needs_metadata=True,
             )
             for name in ("qwen3_5", "qwen3_5_moe")
+        ),
+        VisionModel(
+            "qwen4_exp",
+            partial(qwen4_exp_config, _text, PATCH, **_TOKENS),
+            _qwen_processor(transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
+            needs_metadata=True,
+            fill=fill_convolutions,
         ),
         VisionModel(
             "internvl",

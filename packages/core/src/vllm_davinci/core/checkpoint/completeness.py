@@ -86,6 +86,8 @@ def _misshapen(
     for name, copied in tracker.copied.items():
         shape = tracker.seen[name]
         module = modules.get(tracker.places[name].rpartition(".")[0])
+        if getattr(module, "loads_shards", False):  # any part of one, or none
+            continue
         if isinstance(module, VocabParallelEmbedding):  # the last ranks may hold few rows
             is_whole = shape[0] in (module.org_vocab_size, module.num_embeddings)
         else:

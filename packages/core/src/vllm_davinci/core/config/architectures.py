@@ -85,6 +85,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3_5ForConditionalGeneration": _WITH_STATES,
     "Qwen3_5MoeForCausalLM": _WITH_STATES,
     "Qwen3_5MoeForConditionalGeneration": _WITH_STATES,
+    "Qwen4ExpForCausalLM": _WITH_STATES,
+    "Qwen4ExpForConditionalGeneration": _WITH_STATES,
     "Zamba2ForCausalLM": _WITH_STATES,
     # Models whose tensors vLLM knows by other names.
     "DbrxForCausalLM": Architecture(
@@ -111,6 +113,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3NextMTP": Architecture(drafts_for="Qwen3-Next"),
     "Qwen3_5MTP": Architecture(drafts_for="Qwen3.5"),
     "Qwen3_5MoeMTP": Architecture(drafts_for="Qwen3.5 with experts"),
+    "Qwen4ExpMTP": Architecture(drafts_for="Qwen3.8-Flash-Next"),
     "BailingMoeV25MTPModel": Architecture(no_drafts=_STATES),
     "BailingMoeV3MTPModel": Architecture(no_drafts=_STATES),
     "Dots3NoteMTPModel": Architecture(no_drafts=_OTHERS_CHIPS),
@@ -131,7 +134,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "NemotronHMTPModel": Architecture(no_drafts=UNTRIED),
     "OpenPanguMTPModel": Architecture(no_drafts=UNTRIED),
     "ParseAuxMTPModel": Architecture(no_drafts="no small model of it has been tried"),
-    "Qwen4ExpMTP": Architecture(no_drafts=_OTHERS_CHIPS),
     "Step3p5MTP": Architecture(no_drafts=_OWN_DRAFTER),
     "Step5MTP": Architecture(no_drafts=_OTHERS_CHIPS),
     "TransformersForMTP": Architecture(no_drafts=UNTRIED),

@@ -1,5 +1,5 @@
-"""Sparse MLA (DeepSeek-V3.2), compressed attention (DeepSeek-V4) and attention to chosen blocks
-(MiniMax-M3): incompatible features."""
+"""Sparse MLA (DeepSeek-V3.2), compressed rows (DeepSeek-V4, GLM-5.3, Qwen3.8-Flash-Next) and
+attention to chosen blocks (MiniMax-M3): incompatible features."""
 
 from vllm_davinci.core.config.architectures import is_sparse
 from vllm_davinci.core.config.side_streams import ATTENTION, PREFETCH
@@ -17,7 +17,7 @@ def _shares_choices(engine: Engine) -> bool:
 def _has_compressed_rows(engine: Engine) -> bool:
     """True if rows of the model's cache stand for groups of tokens."""
     text = getattr(engine.model, "hf_text_config", None)
-    return getattr(text, "model_type", None) in ("deepseek_v4", "glm5_next_text")
+    return getattr(text, "model_type", None) in ("deepseek_v4", "glm5_next_text", "qwen4_exp_text")
 
 
 def _chooses_blocks(engine: Engine) -> bool:
@@ -65,9 +65,10 @@ FEATURES = (
     Feature(
         "",
         "a cache whose rows stand for groups of tokens",
-        lambda e: is_sparse(e.model) and _has_compressed_rows(e),
+        _has_compressed_rows,
         excludes=dict.fromkeys(
             (
+                "dbo.enabled",
                 "eplb_config.dynamic_eplb",
                 "--enable-prompt-embeds",
                 "--decode-context-parallel-size",

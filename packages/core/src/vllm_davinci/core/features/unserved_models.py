@@ -26,9 +26,19 @@ def _needs(title: str, is_needed: Any) -> Feature:
     )
 
 
-def _takes_images_of_kimi(model: Any) -> bool:
-    is_kimi = "KimiK3ForConditionalGeneration" in model.architectures
-    return is_kimi and bool(model.multimodal_config.get_limit_per_prompt("image"))
+# Models whose images or videos have not been tried: architecture, name, inputs.
+_UNTRIED = (
+    ("KimiK3ForConditionalGeneration", "Kimi-K3", ("image",)),
+    ("Qwen4ExpForConditionalGeneration", "Qwen3.8-Flash-Next", ("image", "video")),
+)
+
+
+def _takes(architecture: str, inputs: tuple[str, ...]) -> Any:
+    return lambda engine: (
+        engine.model is not None
+        and architecture in engine.model.architectures
+        and any(map(engine.model.multimodal_config.get_limit_per_prompt, inputs))
+    )
 
 
 FEATURES = (
@@ -45,12 +55,15 @@ FEATURES = (
             and not {*model.architectures} <= {*with_states()}
         ),
     ),
-    Feature(
-        "",
-        "images of Kimi-K3",
-        lambda engine: engine.model is not None and _takes_images_of_kimi(engine.model),
-        because="they have not been tried",
-        instead="Pass --language-model-only.",
-        is_served=False,
+    *(
+        Feature(
+            "",
+            f"images of {name}",
+            _takes(architecture, inputs),
+            because="they have not been tried",
+            instead="Pass --language-model-only.",
+            is_served=False,
+        )
+        for architecture, name, inputs in _UNTRIED
     ),
 )

@@ -4,7 +4,8 @@
     streams = connection.expand(sublayer(x), streams, mixing)
 
 DeepSeek-V4 and GLM-5.3 mix the streams by a matrix whose rows and columns sum to one, HY-V4 keeps
-them separate: FAMILIES has one row per family.
+them separate, Qwen3.8-Flash-Next reads them through gates of a low rank: FAMILIES has one row per
+family, `connection` and `head` make its layers.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch_npu
 from torch import nn
+from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_davinci import operators
 from vllm_davinci.core.components.fused_ops import fused_op
@@ -25,11 +27,13 @@ class StreamFamily:
     is_mixed:      a doubly stochastic matrix mixes the streams between two sublayers
     adds_post_eps: adds eps to the weights with which a sublayer's output is written
     learned_head:  collapses the last streams with learned weights; otherwise takes their mean
+    is_gated:      each entry of a stream has a gate of its own, and there are no other norms
     """
 
     is_mixed: bool = True
     adds_post_eps: bool = False
     learned_head: bool = True
+    is_gated: bool = False
 
 
 # By model_type of a checkpoint's text configuration.
@@ -37,6 +41,7 @@ FAMILIES = {
     "deepseek_v4": StreamFamily(),
     "glm5_next_text": StreamFamily(learned_head=False),
     "hy_v4": StreamFamily(is_mixed=False, adds_post_eps=True),
+    "qwen4_exp_text": StreamFamily(is_mixed=False, is_gated=True),
 }
 
 
@@ -48,6 +53,7 @@ class StreamRule:
     sinkhorn_steps: passes over columns, with passes over rows in between
     eps:            added to weights and to divisors
     norm_eps:       eps of the root mean square of a token's streams
+    rank:           of gates
     """
 
     family: StreamFamily
@@ -57,6 +63,7 @@ class StreamRule:
     sinkhorn_steps: int
     eps: float
     norm_eps: float
+    rank: int = 0
 
     @classmethod
     def of_model(cls, config: Any, family: str | None = None) -> "StreamRule":
@@ -65,14 +72,16 @@ class StreamRule:
         config: of the text model, with transformers' names
         family: its model_type in the checkpoint, if the configuration has another one
         """
+        row = FAMILIES[family or config.model_type]
         return cls(
-            family=FAMILIES[family or config.model_type],
-            num_streams=config.hc_mult,
+            family=row,
+            num_streams=config.hc_count if row.is_gated else config.hc_mult,
             hidden_size=config.hidden_size,
             post_factor=getattr(config, "hc_magnitude", 2.0),
             sinkhorn_steps=getattr(config, "hc_sinkhorn_iters", 0),
-            eps=config.hc_eps,
+            eps=0.0 if row.is_gated else config.hc_eps,
             norm_eps=config.rms_norm_eps,
+            rank=config.hc_lowrank if row.is_gated else 0,
         )
 
 
@@ -87,7 +96,21 @@ class StreamMixing(NamedTuple):
     comb: torch.Tensor | None
 
 
-class StreamConnection(nn.Module):
+class StreamWriter(nn.Module):
+    """Writes a sublayer's output to the streams."""
+
+    def expand(
+        self, output: torch.Tensor, streams: torch.Tensor, mixing: StreamMixing
+    ) -> torch.Tensor:
+        """The streams after the sublayer, as `operators.expand_streams` defines them.
+
+        output: [num_tokens, hidden_size]
+        """
+        fused = fused_op(operators.expand_streams) or operators.expand_streams
+        return fused(output, streams, mixing.post, mixing.comb)
+
+
+class StreamConnection(StreamWriter):
     """Reads and writes the streams for one sublayer. Parameters are fp32, named as in released
     files: `fn`, `base` and `scale`; their rows are those of pre, post and comb."""
 
@@ -144,16 +167,6 @@ class StreamConnection(nn.Module):
         pre, post = both.chunk(2, dim=-1)
         return operators.streams.weighted_sum(flat, pre, streams.dtype), StreamMixing(post, comb)
 
-    def expand(
-        self, output: torch.Tensor, streams: torch.Tensor, mixing: StreamMixing
-    ) -> torch.Tensor:
-        """The streams after the sublayer, as `operators.expand_streams` defines them.
-
-        output: [num_tokens, hidden_size]
-        """
-        fused = fused_op(operators.expand_streams) or operators.expand_streams
-        return fused(output, streams, mixing.post, mixing.comb)
-
 
 class StreamHead(nn.Module):
     """Collapses the streams after the last layer into one hidden state per token."""
@@ -178,6 +191,72 @@ class StreamHead(nn.Module):
         products = nn.functional.linear(normed, self.fn)
         weights = torch.addcmul(self.base, products, self.scale).sigmoid().add_(self.rule.eps)
         return operators.streams.weighted_sum(flat, weights, streams.dtype)
+
+
+class StreamNorm(nn.Module):
+    """Gemma's norm of each stream: a weight of zeros leaves its root mean square at one."""
+
+    ones: torch.Tensor
+
+    def __init__(self, rule: StreamRule) -> None:
+        super().__init__()
+        self._shape, self._eps = (rule.num_streams, rule.hidden_size), rule.norm_eps
+        weight = torch.empty(rule.num_streams * rule.hidden_size)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        ones = torch.ones(rule.hidden_size, dtype=torch.float32)
+        self.register_buffer("ones", ones, persistent=False)
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """streams: [num_tokens, num_streams, hidden_size]. Returns a new tensor like it."""
+        normed = torch_npu.npu_rms_norm(streams.float(), self.ones, self._eps)[0]
+        return (normed * (self.weight.float() + 1).view(self._shape)).to(streams.dtype)
+
+
+class GatedStreams(StreamWriter):
+    """Reads the streams through a gate for each entry; writes with a weight for each stream.
+
+    writes: False for the head after the last layer, whose `forward` only reads
+    """
+
+    def __init__(self, rule: StreamRule, writes: bool = True) -> None:
+        super().__init__()
+        self.rule = rule
+        width = rule.num_streams * rule.hidden_size
+        self._sizes = [rule.rank, rule.num_streams] if writes else [rule.rank]
+        self.hc_norm = StreamNorm(rule)
+        # Ranks have whole streams; released files have floats.
+        self.down = nn.Linear(width, sum(self._sizes), bias=False).requires_grad_(False)
+        self.up = nn.Linear(rule.rank, width, bias=False).requires_grad_(False)
+        set_weight_attrs(self.down.weight, {"weight_loader": self._load_down})
+
+    def _load_down(self, parameter: nn.Parameter, loaded: torch.Tensor) -> None:
+        """vLLM numbers a tensor: 0 for gates, 1 for the weights with which outputs are written."""
+        parameter.data.split(self._sizes)[getattr(loaded, "shard_id", 0)].copy_(loaded)
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden_size], of streams [num_tokens, num_streams, hidden_size]."""
+        return self._read(streams)[0]
+
+    def collapse(self, streams: torch.Tensor) -> tuple[torch.Tensor, StreamMixing]:
+        """See StreamConnection."""
+        x, post = self._read(streams)
+        return x, StreamMixing(post[0].float().sigmoid().mul_(self.rule.post_factor), None)
+
+    def _read(self, streams: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        normed, num = self.hc_norm(streams), self.rule.num_streams
+        down, *post = (self.down(normed.flatten(1)) / num).split(self._sizes, dim=-1)
+        gates = self.up(nn.functional.silu(down)).sigmoid().view_as(normed)
+        return gates.mul_(normed).mean(dim=1), post
+
+
+def connection(rule: StreamRule) -> "StreamConnection | GatedStreams":
+    """Makes the layer that reads and writes the streams for one sublayer."""
+    return GatedStreams(rule) if rule.family.is_gated else StreamConnection(rule)
+
+
+def head(rule: StreamRule) -> "StreamHead | GatedStreams":
+    """Makes the layer that collapses the streams after the last layer."""
+    return GatedStreams(rule, writes=False) if rule.family.is_gated else StreamHead(rule)
 
 
 def _fp32(*shape: int) -> nn.Parameter:

@@ -1,10 +1,11 @@
-"""Learned pooling: one row per group of tokens, independent of how tokens are spread over steps.
+"""Pooling: one row per group of tokens, independent of how tokens are spread over steps.
 
 The projections of the newest tokens have their own cache. A group's row is computed from it when
 the group's last token arrives, so it does not depend on how a prompt was cut into chunks or on what
 was already cached.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -119,6 +120,55 @@ class Compressor(nn.Module):
         assert rope is not None
         by = step.shared((rope, self.ratio), lambda: rope.at(positions))
         return rope.rotate(normed.unsqueeze(1), by).squeeze(1)
+
+
+class MeanKeys(nn.Module):
+    """An indexer's keys: the mean of a group's keys, then a norm and a rotation.
+
+    norm:      of a row
+    rotate:    rows [n, size], first tokens of their groups -> rotated rows
+    page_rows: of the cache that stores the rows (`RowKind`)
+    """
+
+    def __init__(
+        self,
+        ratio: int,
+        size: int,
+        *,
+        norm: nn.Module,
+        rotate: Callable[[torch.Tensor, Tokens], torch.Tensor],
+        dtype: torch.dtype,
+        prefix: str,
+        page_rows: int | None,
+    ) -> None:
+        super().__init__()
+        self.ratio, self.norm, self._rotate = ratio, norm, rotate
+        self.states = RowCacheLayer(RowKind(size, dtype, window=ratio), f"{prefix}.states")
+        kind = RowKind(size, dtype, tokens_per_row=ratio, page_rows=page_rows)
+        self.cache = RowCacheLayer(kind, f"{prefix}.rows")
+
+    def write_rows(self, keys: torch.Tensor, step: StepTokens) -> None:
+        """Stores the step's keys and writes the rows of the groups that the step completes.
+
+        keys: [num_tokens, size]
+        """
+        self.states.write(step, keys)
+        entries, first = step.shared((self.states.key, "means"), lambda: self._entries(step))
+        if len(entries) == 0:
+            return
+        gathered = self.states.rows.index_select(0, entries.flatten())
+        pooled = gathered.view(*entries.shape, -1).float().mean(dim=1)
+        self.cache.write(step, self._rotate(self.norm(pooled.to(keys.dtype)), first))
+
+    def _entries(self, step: StepTokens) -> tuple[torch.Tensor, Tokens]:
+        """Indices of the keys of the groups that the step completes, and their first tokens."""
+        last = step.closing(self.ratio)
+        within = torch.arange(self.ratio, device=last.positions.device)
+        # Of a graph's tokens, those inside the first group have no row.
+        first = (last.positions + (1 - self.ratio)).clamp_(min=0)
+        places = first.unsqueeze(1) + within
+        numbers = self.states.numbers(places, last.requests.unsqueeze(1))
+        return numbers, last._replace(positions=first)
 
 
 # The ratio whose groups overlap. Source: DeepSeek-V4, 2.3.1.

@@ -1,4 +1,4 @@
-"""Attention to the tokens of chosen groups and of the open group (GLM-5.3).
+"""Attention to the tokens of chosen groups and of the open group (GLM-5.3, Qwen3.8-Flash-Next).
 
 An indexer's keys are pooled per group, as DeepSeek-V4's rows are; the attention itself reads the
 rows of single tokens.
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm_davinci.core.attention.compressed.compressor import Compressor
+from vllm_davinci.core.attention.compressed.compressor import Compressor, MeanKeys
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.row_indexer import RowChoice
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
@@ -40,10 +40,12 @@ class PooledKeys(Compressor):
 class PooledAttention(nn.Module):
     """One layer's rows, and the attention to those that its indexer chose.
 
-    size:       of a row, which is key and value of all heads
-    scale:      of scores
-    keys:       the indexer's keys
-    num_chosen: most groups that a query sees, besides the open one
+    size:         of a row, which is key and value of all heads; with key heads it holds the keys
+                  of all, then their values
+    scale:        of scores
+    keys:         the indexer's keys
+    num_chosen:   most groups that a query sees, besides the open one
+    num_kv_heads: key heads of this rank; None if a row is key and value of all heads
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class PooledAttention(nn.Module):
         size: int,
         dtype: torch.dtype,
         scale: float,
-        keys: Compressor,
+        keys: Compressor | MeanKeys,
         num_chosen: int,
         prefix: str,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
-        self._ratio, self._scale = keys.ratio, scale
+        self._ratio, self._scale, self._num_kv_heads = keys.ratio, scale, num_kv_heads
         self._most = num_chosen * keys.ratio + keys.ratio - 1
         self.rows = RowCacheLayer(RowKind(size, dtype), f"{prefix}.rows")
         self._choice = RowChoice(keys, num_chosen)
@@ -72,7 +75,7 @@ class PooledAttention(nn.Module):
 
     def take_most_memory(self, query: torch.Tensor) -> None:
         """query: [num_tokens, heads, size]. For the profile run."""
-        take_most_memory(query, self._most)
+        take_most_memory(self._spread(query), self._most)
 
     def attend(
         self,
@@ -98,7 +101,30 @@ class PooledAttention(nn.Module):
             # Hidden rows may be uninitialized; the token's own row is finite.
             return torch.where(is_hidden, own[part].unsqueeze(1), numbers), is_hidden
 
-        return attend_to_rows(query, self.rows.rows, rows_of, width, self._scale)
+        spread = self._spread(query)
+        out = attend_to_rows(spread, self.rows.rows, rows_of, width, self._scale)
+        return self._values(out, query)
+
+    def _spread(self, query: torch.Tensor) -> torch.Tensor:
+        """Queries as long as rows: zero except beside the keys of their key head.
+
+        query: [num_tokens, heads, size]. The heads of one key head follow each other.
+        """
+        if (count := self._num_kv_heads) is None:
+            return query
+        by_key = query.unflatten(1, (count, -1))
+        spread = query.new_zeros(*by_key.shape[:3], 2, count, query.shape[2])
+        for number in range(count):
+            spread[:, number, :, 0, number] = by_key[:, number]
+        return spread.flatten(3).flatten(1, 2)
+
+    def _values(self, out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """The part of each head's weighted rows that has its values: like query."""
+        if (count := self._num_kv_heads) is None:
+            return out
+        parts = out.view(len(query), count, -1, 2, count, query.shape[2])
+        own = [parts[:, number, :, 1, number] for number in range(count)]
+        return torch.stack(own, dim=1).view_as(query)
 
     def _visible(
         self, groups: torch.Tensor, positions: torch.Tensor, requests: torch.Tensor

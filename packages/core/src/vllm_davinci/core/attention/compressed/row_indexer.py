@@ -4,7 +4,7 @@ import torch
 import torch_npu
 
 from vllm_davinci import operators
-from vllm_davinci.core.attention.compressed.compressor import Compressor
+from vllm_davinci.core.attention.compressed.compressor import Compressor, MeanKeys
 from vllm_davinci.core.attention.compressed.step_tokens import Span, StepTokens
 from vllm_davinci.core.attention.mla.indexer import HEAD_SIZE, MAX_HEADS
 from vllm_davinci.core.components.fused_ops import fused_op
@@ -27,7 +27,7 @@ class RowChoice:
     num_chosen: most rows per query
     """
 
-    def __init__(self, keys: Compressor, num_chosen: int) -> None:
+    def __init__(self, keys: Compressor | MeanKeys, num_chosen: int) -> None:
         self._keys, self._num_chosen = keys, num_chosen
 
     def choose(self, query: torch.Tensor, weights: torch.Tensor, step: StepTokens) -> torch.Tensor:
