@@ -35,7 +35,7 @@ std::string result() {
   }
 }
 
-// arguments: each begins with a comma and a space.
+// arguments: each one begins with ", ".
 template <class Returns>
 c10::FunctionSchema schema(const std::string& name, const std::string& arguments) {
   return torch::schema((name + "(" + arguments.substr(2) + ") -> " + result<Returns>()).c_str());

@@ -63,7 +63,7 @@ class Stage {
 
   // A stream of torch as CANN's.
   static void* handle(const c10::Stream& stream);
-  // Later launches run on `stream` / on the stage's own stream again.
+  // Later launches run on `stream`, or on the stage's own stream again.
   void use(void* stream) { current_ = stream; }
   void use_own() { current_ = own_; }
   // `waiting` waits for all launches on the stage's current stream so far.

@@ -30,7 +30,7 @@ void check(at::TensorList kv_caches, const Tensor& block_pairs) {
 
 void copy_kv_blocks(const arguments::copy_kv_blocks& a) {
   TORCH_CHECK_VALUE(!a.kv_caches.empty(), "copy_kv_blocks got no cache: give at least one");
-  if (a.kv_caches[0].is_meta()) {  // where pairs have no values to check
+  if (a.kv_caches[0].is_meta()) {  // meta tensors have no pairs to check
     TORCH_CHECK_VALUE(a.block_pairs.dim() == 2 && a.block_pairs.size(1) == 2,
                       "block pairs of sizes ", a.block_pairs.sizes(), ": give [num_pairs, 2]");
     return;

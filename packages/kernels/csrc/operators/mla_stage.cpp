@@ -60,7 +60,7 @@ Tensors<5> preprocess(const char* name, const Tensor& hidden_states, const MlaSi
   const int64_t integer_rows = projections.is_int8() && has_q_lora ? s.tokens : 0;
   const int64_t unreturned_rows = s.has_prefill() ? 0 : s.tokens;
   const Scratch scratch(hidden_states, {
-                                           // down projections; one product where they are one
+                                           // down projections, or one product for both
                                            {dtype, {s.tokens, s.q_lora_rank + kv_row}},
                                            {dtype, {s.tokens, s.q_lora_rank}},  // normed
                                            {at::kFloat, {s.tokens, has_q_lora ? 1 : 0}},

@@ -1,6 +1,6 @@
 #pragma once
 
-// The choice of every token's experts, of the router's logits.
+// The choice of every token's experts from the router's logits.
 
 #include "launch/stage.h"
 #include "operators/operators.h"
