@@ -37,8 +37,8 @@ def plan_pieces(
     available_bytes: device memory that the engine may use in addition to this rank's weights
     asked:           tokens per chunk, set by the user; None: as memory allows
     most_tokens:     of a step
-    parts:           a chunk may use the memory divided by this number Ranks that send rows need the
-                     same number of exchanges, so all ranks get the same size.
+    parts:           a chunk may use the memory divided by this number
+    Ranks that send rows need the same number of exchanges, so all ranks get the same size.
     Returns True if smaller chunks are possible.
     """
     layers = list(_layers(model))
