@@ -61,8 +61,7 @@ void check_at_once(int64_t at_once) {
 
 Tensor row_numbers(const arguments::row_numbers& a) {
   TORCH_CHECK_VALUE(a.rows_per_page > 0 && a.rows_per_block > 0 && a.block_table.dim() == 2 &&
-                        a.block_table.is_contiguous() &&
-                        a.block_table.scalar_type() == at::kInt &&
+                        a.block_table.is_contiguous() && a.block_table.scalar_type() == at::kInt &&
                         a.places.scalar_type() == at::kLong,
                     "pages of ", a.rows_per_page, " rows, blocks of ", a.rows_per_block,
                     ", a block table of sizes ", a.block_table.sizes(), ", ",
@@ -87,8 +86,8 @@ Tensor row_numbers(const arguments::row_numbers& a) {
 
 void rotate_pairs(const arguments::rotate_pairs& a) {
   const int64_t size = a.cos.size(-1);
-  TORCH_CHECK_VALUE(a.x.dim() == 3 && a.x.size(2) >= size && size % 2 == 0,
-                    "an input of sizes ", a.x.sizes(), " for cosines of sizes ", a.cos.sizes(),
+  TORCH_CHECK_VALUE(a.x.dim() == 3 && a.x.size(2) >= size && size % 2 == 0, "an input of sizes ",
+                    a.x.sizes(), " for cosines of sizes ", a.cos.sizes(),
                     ": give [n, heads, size or more] and an even size");
   check_rows("cos", a.cos, {a.x.size(0), 1, size}, at::kFloat);
   check_rows("sin", a.sin, {a.x.size(0), 1, size}, at::kFloat);
@@ -148,8 +147,7 @@ Tensor compress_tokens(const arguments::compress_tokens& a) {
   stage.submit();
   const auto pool = [&](Stage& stage, int64_t start, int64_t n) {
     const View gathered = scratch[1].narrowed(0, 0, n);
-    stage.run(kIndexSelect, a.states, kRowDim,
-              flattened(View::of(a.entries).narrowed(0, start, n)),
+    stage.run(kIndexSelect, a.states, kRowDim, flattened(View::of(a.entries).narrowed(0, start, n)),
               gathered.reshaped({n * length, 2 * features}));
     View values = gathered.narrowed(2, 0, features);
     View gates = gathered.narrowed(2, features, features);
