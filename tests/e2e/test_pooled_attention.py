@@ -161,6 +161,8 @@ def test_drafts_change_no_token(
     expected: TransformersReference,
     start_engine: StartEngine,
 ):
+    if method != "mtp" and expected.network.config.model_type.startswith("qwen4_exp"):
+        pytest.skip("vLLM takes drafts of this model's MTP layer and of n-grams alone")
     drafter = {} if method == "mtp" else {"model": WRONG}
     asked = {**speculation(method, count, **drafter), **OF_TEXT, **options}
     with start_engine(predicting, environment=FUZZED, **asked) as engine:

@@ -39,7 +39,7 @@ FAMILIES = sorted(
     name
     for name in vision_zoo.MODELS
     if not name.startswith(  # the zoo's, some of which wait by their definition
-        ("exaone", "glm5_next", "glm_ocr", "qwen3_5", "qwen3_vl_moe")
+        ("exaone", "glm5_next", "glm_ocr", "qwen3_5", "qwen3_vl_moe", "qwen4_exp")
     )
 )
 OTHER_FAMILIES = ("glm4v", "glm4v_moe", "internvl", "qwen2_vl")  # whose parts the others share

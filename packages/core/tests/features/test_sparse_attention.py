@@ -112,12 +112,10 @@ def test_untested_features_with_compressed_rows_are_refused(named: str | None):
     assert named in refused(config)
 
 
-@pytest.mark.parametrize("named", ["--enable-lora", "dbo.enabled", "--kv-transfer-config"])
+@pytest.mark.parametrize("named", ["--enable-lora", "dbo.enabled"])
 def test_attention_to_chosen_blocks_is_served_alone(named: str):
     config = configuration(sparse_attention_config={})
     assert not refused(config)
-    transfer = ("kv_transfer_config", SimpleNamespace(kv_connector="NixlConnector"))
-    field, value = CHANGES.get(named, transfer)
-    setattr(config, field, value)
+    setattr(config, *CHANGES[named])
     said = refused(config)
     assert named in said and "with attention to chosen blocks" in said
