@@ -105,9 +105,11 @@ class _OnNPU(CudaGraphManager):
 
     def _to_replay(self, desc: BatchExecutionDescriptor) -> list[_Captured]:
         """The narrowest graph that holds the newest step."""
+        graphs = self.graphs[desc]
+        if len(graphs) == 1:
+            return graphs
         steps = [each for _, _, each in distinct(self._metadata())]
         longest: int = max((getattr(each, "num_blocks", 0) for each in steps), default=0)
-        graphs = self.graphs[desc]
         return [next(each for each in graphs if each.width is None or each.width >= longest)]
 
     def _replay(self, captured: _Captured) -> None:
