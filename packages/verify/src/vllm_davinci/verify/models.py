@@ -38,7 +38,7 @@ NOT_COMPARED = {
     "npu_moe_distribute_combine_v2": "takes a group of 16 ranks at least on A2",
     "npu_prefetch": "computes nothing",
 }
-# Operators that only calls of other operators launch.
+# Operators without a case of their own: the call named here launches them.
 WITHIN_OTHERS = {
     "npu_format_cast": "npu_quant_matmul with its weight in NZ layout",
     "npu_convert_weight_to_int4pack": "npu_weight_quant_batchmatmul with 4-bit weights",

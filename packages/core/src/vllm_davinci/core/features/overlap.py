@@ -1,7 +1,7 @@
 """The option `overlap`: the options that its presets imply on this engine.
 
-Later code reads the single options. It reads `overlap` only to all-reduce shared and routed experts
-separately or together, in which `published` and `lean` differ.
+Later code reads the single options. It reads `overlap` itself where presets differ and no option
+says so: `published` all-reduces shared and routed experts separately, `lean` together.
 """
 
 from collections.abc import Iterator, Sequence

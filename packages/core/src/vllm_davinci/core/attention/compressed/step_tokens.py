@@ -69,7 +69,7 @@ class StepTokens:
     def of_graph(
         cls, positions: torch.Tensor, slots: torch.Tensor, num_requests: int
     ) -> "StepTokens":
-        """Lays out a graph, in which all requests have equally many tokens, padding included.
+        """Lays out the tokens of a graph: the same number for each request, padding included.
 
         positions, slots: [num_tokens], int64; a slot of padding is negative
         """
