@@ -66,8 +66,8 @@ def test_a_wait_lasts_until_the_awaited_task_ends(traced: pathlib.Path) -> None:
     first, second = named(trace, "aclnnMatmul")
     (wait,) = named(trace, "event wait")
     assert wait.stream == second.stream != first.stream
-    assert wait.waited >= first.end - wait.begin > 0
-    assert first.end <= wait.end <= second.begin
+    assert wait.begin < first.end <= wait.end <= second.begin
+    # All but the time to begin and to wake up, of 100 ms.
     assert wait.busy[1] - wait.busy[0] < 50_000
 
 
