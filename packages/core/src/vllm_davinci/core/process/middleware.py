@@ -30,7 +30,9 @@ LOOKS_EVERY_S = 0.1
 
 
 def add_to_server(parser: "FlexibleArgumentParser") -> None:
-    """Adds the middleware to servers started with this parser, and the report to their ranks."""
+    """Adds the middleware to servers started with this parser, and lets their ranks report
+    causes.
+    """
     middleware = parser.get_default("middleware")
     if middleware is None:  # the command does not start a server
         return

@@ -210,7 +210,7 @@ def trace_replay(
     prompt_len: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Replaces tokens by the request's trace, as far as it reaches.
+    """Replaces sampled tokens with the request's trace, up to the trace's end.
 
     sampled:         [B] int64, in place
     idx_mapping:     [B] int64, slots; -1: the request is left unchanged

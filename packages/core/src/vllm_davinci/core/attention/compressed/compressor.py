@@ -102,9 +102,10 @@ class Compressor(nn.Module):
         self.cache.write(step, self.finish(pooled, first, step))
 
     def _entries(self, last: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the states of the groups that end with these tokens, and which there are not.
+        """Indices of the projections that rows ending with these tokens pool, and a mask of missing
+        ones.
 
-        [n, tokens of a row] each. Those before the first token point at the first one's.
+        Both are [n, tokens of a row]. Missing ones point at the request's first token.
         """
         back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
         positions = last.positions.unsqueeze(1) + back
@@ -115,7 +116,7 @@ class Compressor(nn.Module):
     def finish(
         self, pooled: torch.Tensor, positions: torch.Tensor, step: StepTokens
     ) -> torch.Tensor:
-        """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
+        """Applies norm and rotation to pooled rows. positions: of their groups' first tokens"""
         normed, rope = self.norm(pooled.to(self.cache.kind.dtype)), self._rope
         assert rope is not None
         by = step.shared((rope, self.ratio), lambda: rope.at(positions))
