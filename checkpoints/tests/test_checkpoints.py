@@ -74,9 +74,7 @@ def test_directory_has_the_standard_layout_and_stays_small(directory: Path) -> N
     assert sum(path.stat().st_size for path in directory.iterdir()) < LIMIT_BYTES
 
 
-def test_weights_are_bf16_and_have_the_configured_architecture(
-    directory: Path, model: PreTrainedModel
-) -> None:
+def test_weights_are_bf16_and_have_the_configured_architecture(directory, model):
     assert [type(model).__name__] == model.config.architectures
     with safe_open(directory / "model.safetensors", "pt") as weights:
         dtypes = {name: weights.get_tensor(name).dtype for name in sorted(weights.keys())}
@@ -115,17 +113,13 @@ def test_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerFas
 
 
 @pytest.mark.parametrize("prompt", ["def ", "import ", "class "])
-def test_first_line_after_a_keyword_is_valid_python(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str
-) -> None:
+def test_first_line_after_a_keyword_is_valid_python(model, tokenizer, prompt):
     line = complete(model, tokenizer, prompt, 48).splitlines()[0]
     ast.parse(line + "\n    pass" if line.endswith(":") else line)
 
 
 @pytest.mark.nightly("weights")
-def test_chat_answer_is_a_function_that_ends(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_chat_answer_is_a_function_that_ends(model, tokenizer):
     encoded = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Write the function close."}],
         add_generation_prompt=True,
@@ -138,9 +132,7 @@ def test_chat_answer_is_a_function_that_ends(
 
 
 @pytest.mark.nightly("weights")
-def test_experts_share_the_held_out_tokens(
-    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_experts_share_the_held_out_tokens(directory, model, tokenizer):
     name = directory.name
     loads: dict[nn.Module, torch.Tensor] = {}
 

@@ -24,9 +24,7 @@ def commands(page: Path) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("number", "name"), [(0, "deepseek-r1-mla-multistream"), (1, "deepseek-r1-dual-batch-overlap")]
 )
-def test_a_published_command_equals_its_deployment(
-    number: int, name: str, repository: Path
-) -> None:
+def test_a_published_command_equals_its_deployment(number, name, repository):
     words = commands(repository / "docs" / "guides" / "published_commands.md")[number]
     at = words.index(SERVER)
     variables = dict(word.split("=", 1) for word in words[: at - 2])

@@ -27,6 +27,7 @@ from vllm_davinci_testing.engines.int8_checkpoint import write_int8  # noqa: E40
 from vllm_davinci_testing.engines.likelihood import likelihood  # noqa: E402
 from vllm_davinci_testing.engines.server_process import ServerProcess  # noqa: E402
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference  # noqa: E402
+from vllm_davinci_testing.processes.hosts import Host, two_hosts  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -178,6 +179,12 @@ def likelihood_of(
             return likelihood(engine, text)
 
     return score
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as both:
+        yield both
 
 
 @pytest.fixture(scope="module")

@@ -174,9 +174,7 @@ def hrm_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(speculation("ngram", 3, prompt_lookup_max=3), id="ngram", marks=THOROUGH),
     ],
 )
-def test_prompts_of_text_attend_bidirectionally(
-    options: dict[str, Any], hrm_text: Path, start_engine: StartEngine
-):
+def test_prompts_of_text_attend_bidirectionally(options, hrm_text, start_engine):
     """Answers attend causally, those that a preempted request computes again too."""
     prompts = random_prompts([100, 105, 110, 115, 120, 125, 1, 2, 17, 64, 150])
     few = {"num_gpu_blocks_override": 6, "kv_cache_memory_bytes": None}

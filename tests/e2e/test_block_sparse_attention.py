@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,10 +59,7 @@ def expected(checkpoint: Path) -> TransformersReference:
 
 @pytest.mark.parametrize("options", EVERY_PATH)
 def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
-    options: dict[str, Any],
-    checkpoint: Path,
-    expected: TransformersReference,
-    start_engine: StartEngine,
+    options, checkpoint, expected, start_engine
 ):
     with start_engine(
         checkpoint, environment=FUZZED, **COUNTS_GRAPHS, **OF_TEXT, **options
@@ -105,10 +100,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
 
 @pytest.mark.thorough
 def test_an_int8_export_gives_the_tokens_of_its_integers(
-    checkpoint: Path,
-    expected: TransformersReference,
-    quantize: Callable[..., Path],
-    start_engine: StartEngine,
+    checkpoint, expected, quantize, start_engine
 ):
     directory = quantize(checkpoint, "W8A8_DYNAMIC")
     prompts = random_prompts(LENGTHS)
@@ -132,13 +124,7 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
 @pytest.mark.parametrize(
     "options", [{}, SYNCHRONOUS, {**TWO_RANKS, **IN_PARTS}], ids=["graphs", "sync", "tensor2"]
 )
-def test_eagle3_heads_change_no_token(
-    options: dict[str, Any],
-    checkpoint: Path,
-    expected: TransformersReference,
-    start_engine: StartEngine,
-    tmp_path: Path,
-):
+def test_eagle3_heads_change_no_token(options, checkpoint, expected, start_engine, tmp_path):
     head = random_eagle3(checkpoint, tmp_path / "head", HEAD_TOKENS, (0, 1, 2))
     asked = {"enforce_eager": False, **speculation("eagle3", 3, model=str(head)), **options}
     with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **asked) as engine:
@@ -182,9 +168,7 @@ def test_the_files_are_complete(checkpoint: Path):
 
 
 @pytest.mark.thorough
-def test_offloaded_blocks_come_back(
-    checkpoint: Path, expected: TransformersReference, start_engine: StartEngine
-):
+def test_offloaded_blocks_come_back(checkpoint, expected, start_engine):
     prompts = random_prompts([BLOCK_SIZE * 4 - 3] * 4, seed=4)
     with start_engine(
         checkpoint,

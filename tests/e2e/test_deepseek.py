@@ -106,9 +106,7 @@ def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(zoo, refere
 
 
 @ON_ONE_DEVICE_AND_TWO
-def test_the_trained_checkpoint_gives_transformers_tokens(
-    options: dict[str, Any], tiny_deepseek: Path, start_engine: StartEngine
-):
+def test_the_trained_checkpoint_gives_transformers_tokens(options, tiny_deepseek, start_engine):
     source = Path(__file__).read_text(encoding="utf-8")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_deepseek)
     prompts = [tokenizer(source[n * 200 : n * 200 + 40 * (n % 9 + 1)]).input_ids for n in range(32)]

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -59,9 +58,7 @@ def pair(tiny_llama: Path, start_pair: Callable[..., Pair]) -> Pair:
     )
 
 
-def test_two_engines_give_the_tokens_of_one(
-    pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_two_engines_give_the_tokens_of_one(pair, tiny_llama, alone):
     prompts = [prompt_of(length) for length in LENGTHS]
     before = metric(pair.decodes, TRANSFERS)
     for prompt in prompts:
@@ -81,9 +78,7 @@ def test_several_requests_at_once(pair: Pair, tiny_llama: Path, alone: Callable[
 
 
 @pytest.mark.nightly("hosts")
-def test_blocks_that_were_given_away_are_not_taken_for_the_prompts(
-    pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_blocks_that_were_given_away_are_not_taken_for_the_prompts(pair, tiny_llama, alone):
     prompt = prompt_of(330, seed=20)
     told = pair.prefill(prompt)
     assert becomes_true(lambda: usage(pair.prefills) == 0, LEASE_S + 10), "the lease goes on"
@@ -94,9 +89,7 @@ def test_blocks_that_were_given_away_are_not_taken_for_the_prompts(
 
 
 @pytest.mark.nightly("hosts")
-def test_a_request_that_is_given_up_leaves_its_blocks(
-    pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_a_request_that_is_given_up_leaves_its_blocks(pair, tiny_llama, alone):
     prompt = prompt_of(310, seed=30)
     told = pair.prefill(prompt)
     asked = {"model": str(tiny_llama), "prompt": prompt, "max_tokens": 400}
@@ -111,9 +104,7 @@ def test_a_request_that_is_given_up_leaves_its_blocks(
 
 
 @pytest.mark.nightly("hosts")
-def test_blocks_that_do_not_arrive_are_recomputed(
-    pair: Pair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_blocks_that_do_not_arrive_are_recomputed(pair, tiny_llama, alone):
     def come() -> float:
         return metric(pair.decodes, TRANSFERS)
 
@@ -176,13 +167,7 @@ OF_TEXT = ("--language-model-only",), {"language_model_only": True}
     ],
 )
 def test_every_kind_of_engine_gives_the_bits_of_one(
-    name: str,
-    ranks: int,
-    options: tuple[str, ...],
-    of_one: dict[str, Any],
-    models: Callable[[str], Path],
-    start_pair: Callable[..., Pair],
-    alone: Callable[..., Answer],
+    name, ranks, options, of_one, models, start_pair, alone
 ):
     model = models(name)
     pair = pair_with_bits_of_one_engine(
@@ -196,20 +181,12 @@ def test_every_kind_of_engine_gives_the_bits_of_one(
 
 @THOROUGH
 @pytest.mark.parametrize(("settings", "assert_fails"), FAILURES)
-def test_pairs_that_cannot_transfer_say_so(
-    settings: dict[str, Any],
-    assert_fails: Callable[..., None],
-    tiny_llama: Path,
-    start_pair: Callable[..., Pair],
-    alone: Callable[..., Answer],
-):
+def test_pairs_that_cannot_transfer_say_so(settings, assert_fails, tiny_llama, start_pair, alone):
     assert_fails(start_pair(tiny_llama, **settings), partial(alone, tiny_llama))
 
 
 @THOROUGH
-def test_two_engines_of_each_kind_serve_each_other(
-    tiny_llama: Path, start_pair: Callable[..., Pair], alone: Callable[..., Answer]
-):
+def test_two_engines_of_each_kind_serve_each_other(tiny_llama, start_pair, alone):
     pairs = [start_pair(tiny_llama) for _ in range(2)]
     for number, (one, other) in enumerate(product(pairs, pairs)):
         prompt = prompt_of(260, seed=60 + number)

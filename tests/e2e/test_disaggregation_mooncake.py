@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,6 @@ from vllm_davinci_testing.engines.disaggregated_checks import (
     prompt_of,
     prompts_that_share_blocks,
 )
-from vllm_davinci_testing.engines.fixture_types import Zoo
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytestmark = pytest.mark.nightly("hosts")
@@ -53,9 +51,7 @@ def pair(tiny_llama: Path, start_pair: Callable[..., MooncakePair]) -> MooncakeP
     return start_pair(tiny_llama, extra={"transfer_timeout": TRANSFER_LIMIT_S})
 
 
-def test_two_engines_give_the_tokens_of_one(
-    pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_two_engines_give_the_tokens_of_one(pair, tiny_llama, alone):
     prompts = [prompt_of(length) for length in LENGTHS]
     before = came(pair)
     for prompt in prompts:
@@ -71,9 +67,7 @@ def came(pair: MooncakePair) -> float:
 
 
 @THOROUGH
-def test_both_engines_are_asked_at_once_for_several_requests(
-    pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_both_engines_are_asked_at_once_for_several_requests(pair, tiny_llama, alone):
     prompts = prompts_that_share_blocks()
 
     def complete(prompt: list[int]) -> Answer:
@@ -87,9 +81,7 @@ def test_both_engines_are_asked_at_once_for_several_requests(
     assert [each.tokens for each in answers] == [alone(tiny_llama, p).tokens for p in prompts]
 
 
-def test_blocks_of_another_prompt_are_not_taken_for_the_requests(
-    pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_blocks_of_another_prompt_are_not_taken_for_the_requests(pair, tiny_llama, alone):
     """The proxy confuses one prompt's transfer with another's of equal length."""
     prompt = prompt_of(330, seed=20)
     told = pair.prefill(prompt_of(330, seed=21))
@@ -97,9 +89,7 @@ def test_blocks_of_another_prompt_are_not_taken_for_the_requests(
     assert "checksum mismatch" in pair.decodes.log_text()
 
 
-def test_blocks_that_do_not_arrive_are_recomputed(
-    pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
-):
+def test_blocks_that_do_not_arrive_are_recomputed(pair, tiny_llama, alone):
     of_one = partial(alone, tiny_llama)
     assert_computed_again(pair, of_one, lambda: came(pair), len, TRANSFER_LIMIT_S)
     assert f"timed out after {TRANSFER_LIMIT_S} s" in pair.decodes.log_text()
@@ -124,13 +114,7 @@ def test_a_worker_that_ends_while_it_is_waited_for_is_noticed_at_once(
 
 @THOROUGH
 @pytest.mark.parametrize(("settings", "assert_fails"), FAILURES)
-def test_pairs_that_cannot_transfer_say_so(
-    settings: dict[str, Any],
-    assert_fails: Callable[..., None],
-    tiny_llama: Path,
-    start_pair: Callable[..., MooncakePair],
-    alone: Callable[..., Answer],
-):
+def test_pairs_that_cannot_transfer_say_so(settings, assert_fails, tiny_llama, start_pair, alone):
     assert_fails(start_pair(tiny_llama, **settings), partial(alone, tiny_llama))
 
 
@@ -148,14 +132,7 @@ def test_pairs_that_cannot_transfer_say_so(
     ],
 )
 def test_bits_equal_those_of_one_engine(
-    name: str,
-    ranks: int,
-    options: tuple[str, ...],
-    of_one: dict[str, Any],
-    request: pytest.FixtureRequest,
-    zoo: Zoo,
-    start_pair: Callable[..., MooncakePair],
-    alone: Callable[..., Answer],
+    name, ranks, options, of_one, request, zoo, start_pair, alone
 ):
     model: Path = zoo(name) if name == "deepseek_v4" else request.getfixturevalue(name)
     pair = pair_with_bits_of_one_engine(
@@ -168,9 +145,7 @@ def test_bits_equal_those_of_one_engine(
 
 
 @THOROUGH
-def test_blocks_are_freed_after_their_transfer_or_its_time_limit(
-    tiny_llama: Path, start_pair: Callable[..., MooncakePair]
-):
+def test_blocks_are_freed_after_their_transfer_or_its_time_limit(tiny_llama, start_pair):
     lease = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "4"}
     pair = start_pair(tiny_llama, environment={**RACES, **lease})
     pair.complete(prompt_of(300), NUM_TOKENS)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +99,7 @@ def modelled(report: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "first", [dry_run, pytest.param(dry_run_of_its_own, marks=pytest.mark.nightly("planning"))]
 )
-def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
-    first: Callable[..., Ended], config_only: Path, tmp_path: Path
-) -> None:
+def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(first, config_only, tmp_path):
     reports, timelines = [], []
     for run, start in (("first", first), ("second", dry_run)):
         files = [f"--json={tmp_path / run}.json", f"--trace={tmp_path / run}.timeline"]
@@ -293,9 +290,7 @@ def in_ubatches(chip: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.nightly("planning")
-def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(
-    small_chip: Path, tmp_path: Path
-) -> None:
+def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(small_chip, tmp_path):
     report = tmp_path / "report.json"
     options = in_ubatches(small_chip, "--gpu-memory-utilization=0.7", f"--json={report}")
     done = run_command(COMMAND, *options, limit_s=LIMIT_S)
@@ -356,9 +351,7 @@ def test_what_has_no_memory_for_a_step_in_ubatches_is_refused_at_the_start(
         ([*RANKS, cache_of(63.12), *LARGE_STEP], "and the largest step takes 10"),
     ],
 )
-def test_impossible_settings_are_refused_with_advice(
-    config_only: Path, options: list[str], message: str
-) -> None:
+def test_impossible_settings_are_refused_with_advice(config_only, options, message):
     done = dry_run(config_only, *options)
     assert done.status in (1, 2)
     assert message in " ".join(done.stderr.split()), done.stderr[-2000:]
@@ -379,9 +372,7 @@ def test_impossible_settings_are_refused_with_advice(
     ],
     ids=["data parallel", "pipeline parallel"],
 )
-def test_other_layouts_serve_requests_in_a_closed_loop(
-    int8_config_only: Path, tmp_path: Path, layout: list[str], sends: set[str]
-) -> None:
+def test_other_layouts_serve_requests_in_a_closed_loop(int8_config_only, tmp_path, layout, sends):
     """sends: ubatches that send rows to experts on other ranks"""
     report, timeline = tmp_path / "report.json", tmp_path / "timeline.json"
     work = ["--prompt-tokens=128,64", "--concurrency=2", "--quantization=ascend"]

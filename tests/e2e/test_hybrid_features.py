@@ -4,16 +4,12 @@ Their moving experts are in test_expert_balancing.py.
 """
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines
-from vllm_davinci_testing.engines.fixture_types import Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import (
     FUZZED,
     IN_PARTS,
@@ -52,12 +48,7 @@ def in_transformers(name: str) -> str:
     ],
 )
 def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
-    model: str,
-    options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, options, zoo, reference, start_engine, prompts
 ):
     chosen = prompts[:5]
     with DPEngines(start_engine, zoo(model), 2, environment=FUZZED, **options) as engines:
@@ -82,13 +73,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     ],
 )
 def test_an_int8_export_gives_the_tokens_of_its_integers(
-    model: str,
-    options: dict[str, Any],
-    zoo: Zoo,
-    reference: Reference,
-    quantize: Callable[..., Path],
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, options, zoo, reference, quantize, start_engine, prompts
 ):
     """Projections of states are integers too, as in ModelSlim's Qwen3-Next.
 
@@ -116,9 +101,7 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
 @pytest.mark.parametrize(
     "model", [pytest.param(NEXT, marks=THOROUGH), pytest.param(NEMOTRON, marks=NIGHTLY)]
 )
-def test_tokens_are_equal_before_and_after_sleep(
-    model: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
-):
+def test_tokens_are_equal_before_and_after_sleep(model, zoo, start_engine, prompts):
     options = {
         "enable_sleep_mode": True,
         "worker_extension_cls": "vllm_davinci_testing.engines.sleeping_worker.SleepingWorker",

@@ -11,7 +11,6 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 pytestmark = pytest.mark.nightly("layouts")
@@ -47,9 +46,7 @@ def rows_of(logprobs: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
         pytest.param("granite_hybrid_moe", marks=THOROUGH),
     ],
 )
-def test_logprobs_are_as_close_to_fp32_as_transformers_in_16_bits(
-    name: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
-):
+def test_logprobs_are_as_close_to_fp32_as_transformers_in_16_bits(name, zoo, start_engine, prompts):
     chosen = prompts[:16]
     with start_engine(
         zoo(name),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from vllm_davinci_testing.engines.drafters import GUESSING, TEXTS, WRONG
-from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.preemption import few_blocks
 from vllm_davinci_testing.engines.speculating import (
     RACES,
@@ -64,9 +63,7 @@ def test_drafts_change_no_token(model, drafter, options, zoo, reference, start_e
 
 
 @THOROUGH
-def test_preempted_requests_resume_from_cached_states(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine
-):
+def test_preempted_requests_resume_from_cached_states(zoo, reference, start_engine):
     """Preempted requests are recomputed in chunks, the last as long as a verification."""
     asked = {**speculation("custom_class", 3, model=WRONG), **GRAPHS, "max_num_batched_tokens": 36}
     with start_engine(zoo(DENSE), environment=RACES, **{**asked, **few_blocks(40)}) as engine:

@@ -12,7 +12,6 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.fixture_types import Prompts, StartEngine, Zoo
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.plugin import EXACT_SOC
 
@@ -35,12 +34,7 @@ THOROUGH = pytest.mark.thorough
     ],
 )
 def test_launches_of_layers_with_states_stay_in_the_budget(
-    model: str,
-    layer: int,
-    expected: tuple[int, int, int],
-    zoo: Zoo,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, layer, expected, zoo, start_engine, prompts
 ):
     calls, launched, composed = launches(zoo(model), layer, start_engine, prompts)
     assert (len(composed), len(calls), launched) == expected, (composed, calls)
@@ -61,14 +55,7 @@ def test_launches_of_layers_with_states_stay_in_the_budget(
     ],
 )
 def test_launches_per_layer_stay_in_the_budget(
-    model: str,
-    layer: int,
-    kind: str,
-    expected: tuple[int, int, int],
-    repository: Path,
-    tmp_path: Path,
-    start_engine: StartEngine,
-    prompts: Prompts,
+    model, layer, kind, expected, repository, tmp_path, start_engine, prompts
 ):
     source = repository / "checkpoints" / model
     if kind != "bf16":

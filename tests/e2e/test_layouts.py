@@ -161,9 +161,7 @@ def outputs_of(checkpoint: Callable[[str], Path], start_engine: Callable[..., An
     return outputs
 
 
-def test_tokens_equal_those_of_one_rank(
-    case: Case, outputs_of: Callable[[Case], list[Any]]
-) -> None:
+def test_tokens_equal_those_of_one_rank(case, outputs_of):
     expected = outputs_of(Case((1, 1, 1), False, case.kind, "eager"))
     outputs = outputs_of(case)
     num_equal = 0

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,6 @@ APART = (INTERNAL[0], ["--enable-expert-parallel"], INTERNAL[2])
 # Engines of a dense model share only their front end.
 UNLINKED = (INTERNAL[0], [], ["--headless", "--data-parallel-start-rank=1"])
 Layout = tuple[list[str], list[str], list[str]]
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[Host, Host]]:
-    with two_hosts() as both:
-        yield both
 
 
 def serve_on_both(

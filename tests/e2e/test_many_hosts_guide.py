@@ -3,13 +3,12 @@
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vllm_davinci_testing.engines.server_process import START_LIMIT_S
-from vllm_davinci_testing.processes.hosts import Host, two_hosts
+from vllm_davinci_testing.processes.hosts import Host
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytestmark = pytest.mark.thorough
@@ -24,12 +23,6 @@ def commands_of(section: str, repository: Path) -> list[str]:
     found = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     assert len(found) == 3 and found[2].startswith(ANSWER)
     return found
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[Host, Host]]:
-    with two_hosts() as both:
-        yield both
 
 
 def run_on(host: Host, command: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:

@@ -1,11 +1,8 @@
 """Split steps launch the schedule's number of collectives, beside the other half's work."""
 
-from pathlib import Path
-
 import pytest
 
 from vllm_davinci.vnpu import timeline
-from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import TWO_RANKS, as_inputs
 from vllm_davinci_testing.engines.split_engines import (
     FIRST_TOKEN,
@@ -27,9 +24,7 @@ REDUCTIONS = {
 
 
 @pytest.mark.nightly("layouts")
-def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often(
-    zoo: Zoo, start_engine: StartEngine
-):
+def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often(zoo, start_engine):
     waits = []
     for schedule, expected in REDUCTIONS.items():
         with start_engine(
@@ -49,9 +44,7 @@ def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often
 
 
 @pytest.mark.nightly("layouts")
-def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
-    zoo: Zoo, start_engine: StartEngine
-):
+def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(zoo, start_engine):
     waits = []
     for options in ({"overlap": "off"}, overlapped(split="token")["additional_config"]):
         with start_engine(
@@ -69,9 +62,7 @@ def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
     assert waits[0] == waits[1]
 
 
-def test_one_half_computes_while_the_other_communicates(
-    zoo: Zoo, start_engine: StartEngine, tmp_path: Path
-):
+def test_one_half_computes_while_the_other_communicates(zoo, start_engine, tmp_path):
     # Longer than launching the next operator ever takes.
     pace = "aclnnM=20000,all_reduce=20000"
     with start_engine(

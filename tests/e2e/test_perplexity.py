@@ -8,13 +8,11 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
 
 from vllm_davinci.meta.perplexity import Score, score, windows_of
-from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
 from vllm_davinci_testing.processes.forked import run_command
 from vllm_davinci_testing.processes.programs import run_to_end
@@ -108,13 +106,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "kind", "options"), CASES)
 def test_perplexity_equals_the_card(
-    name: str,
-    kind: str,
-    options: dict[str, Any],
-    texts: tuple[list[Path], Path],
-    checkpoint: Callable[[str, str], Path],
-    start_engine: StartEngine,
-    require_stated: Callable[[str, str, Score], None],
+    name, kind, options, texts, checkpoint, start_engine, require_stated
 ):
     model = checkpoint(name, kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
@@ -125,11 +117,7 @@ def test_perplexity_equals_the_card(
 
 
 @NIGHTLY
-def test_the_command_scores_the_same_text(
-    texts: tuple[list[Path], Path],
-    checkpoint: Callable[[str, str], Path],
-    require_stated: Callable[[str, str, Score], None],
-):
+def test_the_command_scores_the_same_text(texts, checkpoint, require_stated):
     name, kind = "tiny_llama", "W8A8"
     engine = ["--dtype=bfloat16", "--enforce-eager", f"--kv-cache-memory-bytes={96 << 20}"]
     options = [f"--tokens={TOKENS}", f"--window={WINDOW}", "--json"]

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.host_engine import generate_on, tokens_in
-from vllm_davinci_testing.processes.hosts import Host, two_hosts
+from vllm_davinci_testing.processes.hosts import Host
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
@@ -34,12 +33,6 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 2048,
     "kv_cache_memory_bytes": 96 << 20,
 }
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[Host, Host]]:
-    with two_hosts() as both:
-        yield both
 
 
 def start_ray(hosts: tuple[Host, Host], npus: tuple[int, ...], folder: Path) -> None:

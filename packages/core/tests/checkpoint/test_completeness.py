@@ -15,11 +15,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from vllm.config import VllmConfig
 
 from vllm_davinci.core.errors import CoreError
 from vllm_davinci.core.export.exporter import Exporter
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
@@ -149,10 +147,7 @@ def spoilt(
         ("deepseek", "awq"),
     ],
 )
-def test_a_tensor_that_differs_from_the_models_is_named(
-    name, kind, write, one_rank, vllm_config, tmp_path
-):
-    register()
+def test_a_tensor_that_differs_from_the_models_is_named(name, kind, write, registered, tmp_path):
     stored = Stored(write(name, kind))
     stored.load(stored.tensors, stored.types, tmp_path / "whole")
     wrong = []
@@ -181,9 +176,8 @@ def put_together(weights: Weights) -> Weights:
 
 @pytest.mark.parametrize("taken", [listed, put_together])
 def test_a_model_that_does_not_copy_tensors_one_by_one_as_they_are_is_watched(
-    taken, write, one_rank, vllm_config, tmp_path
+    taken, write, registered, tmp_path
 ):
-    register()
     stored = Stored(write("qwen2", "FLOAT"))
     network = stored.model.network
     load = network.load_weights
@@ -211,10 +205,7 @@ def static(write: Callable[[str, str], Path]) -> Path:
         ("input_offset", 300.0, "holds 300.0"),
     ],
 )
-def test_an_unusable_value_is_named_with_its_file(
-    part, value, told, static, one_rank, vllm_config, tmp_path
-):
-    register()
+def test_an_unusable_value_is_named_with_its_file(part, value, told, static, registered, tmp_path):
     stored = Stored(static)
     name = f"model.layers.0.mlp.up_proj.{part}"
     tensors = {**stored.tensors, name: stored.tensors[name].clone()}
@@ -224,8 +215,7 @@ def test_an_unusable_value_is_named_with_its_file(
     assert f"{WRITTEN}: {name} {told}" in str(error.value)
 
 
-def test_a_shard_that_is_cut_short_is_named(static, one_rank, vllm_config, tmp_path):
-    register()
+def test_a_shard_that_is_cut_short_is_named(static, registered, tmp_path):
     stored = Stored(static)
     directory = tmp_path / "cut"
     shutil.copytree(static, directory)
@@ -237,10 +227,9 @@ def test_a_shard_that_is_cut_short_is_named(static, one_rank, vllm_config, tmp_p
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scales_as_bits_load_into_a_model_of_either_dtype(
-    dtype: torch.dtype, static: Path, one_rank: None, vllm_config: VllmConfig, tmp_path: Path
+    dtype: torch.dtype, static: Path, registered: None, tmp_path: Path
 ):
     """ModelSlim stores raw bits for models whose dtype it does not know."""
-    register()
     stored = Stored(static, dtype)
     name = "model.layers.0.mlp.down_proj.deq_scale"
     floats = stored.tensors[name]

@@ -14,7 +14,6 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import LoadFormats
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 from vllm_davinci_testing.engines.vision_zoo import write_vision_checkpoint
@@ -48,10 +47,9 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.usefixtures("one_rank", "vllm_config")
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("load_format", FORMATS)
 def test_every_load_format_is_checked(load_format: str, qwen2: Path, tmp_path: Path):
-    register()
     tensors = load_file(qwen2 / "model.safetensors")
     name, save = FORMATS[load_format]
     model = LoadedModel(qwen2, torch.float16, load_format=load_format)
@@ -70,11 +68,10 @@ def test_every_load_format_is_checked(load_format: str, qwen2: Path, tmp_path: P
         model.load(tmp_path / "cut")
 
 
-@pytest.mark.usefixtures("one_rank", "vllm_config")
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("load_format", FORMATS)
 def test_a_quantized_checkpoint_is_converted_or_refused(load_format, qwen2, tmp_path):
     """Compares descriptions with safetensors headers, which other files lack."""
-    register()
     tensors = load_file(qwen2 / "model.safetensors")
     integers = torch.arange(64 * 96).reshape(64, 96) % 16 - 8
     del tensors[DOWN]
@@ -107,14 +104,13 @@ def test_other_load_formats_of_vllm_are_refused_by_name(load_format: str, qwen2:
         arguments.create_engine_config()
 
 
-@pytest.mark.usefixtures("one_rank", "vllm_config")
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
     "options",
     [{"limit_mm_per_prompt": {"image": 0, "video": 0}}, {"language_model_only": True}],
     ids=lambda options: next(iter(options)),
 )
 def test_a_model_of_images_that_serves_text_alone_loads(options: dict[str, Any], tmp_path: Path):
-    register()
     checkpoint = write_vision_checkpoint("qwen2_5_vl", tmp_path / "vision")
     tensors = load_file(checkpoint / "model.safetensors")
     model = LoadedModel(checkpoint, torch.float32, **options)

@@ -9,7 +9,6 @@ import torch
 
 from vllm_davinci.core.checkpoint.load_errors import explained
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.engines.hostile_checkpoints import (
     PARTS,
     copies,
@@ -44,11 +43,10 @@ def outcome(model: LoadedModel, directory: Path, right: dict[str, torch.Tensor])
     return "loaded equal"
 
 
-@pytest.mark.usefixtures("one_rank", "vllm_config")
+@pytest.mark.usefixtures("registered")
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_hostile_checkpoint_loads_equal_or_is_refused_by_name(part, whole, told, tmp_path):
-    register()
     model = LoadedModel(whole, torch.float16)
     model.load(whole)
     right = model.parameters()

@@ -64,8 +64,9 @@ def outcome_of_export(
     return "written"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in range(1, PARTS))]
+)
 def test_a_hostile_checkpoint_is_checked_and_written_equal_or_refused_by_name(
     part: int, whole: Path, told: Counter[str], tmp_path: Path
 ):

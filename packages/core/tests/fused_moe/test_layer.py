@@ -16,17 +16,13 @@ from vllm.model_executor.models.deepseek_v2 import DeepseekV2MoE
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
+
+pytestmark = pytest.mark.usefixtures("registered")
 
 NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 2, 32, 48
 SCALING_FACTOR = 2.5
 DOWN = "down_proj.weight"
-
-
-@pytest.fixture(autouse=True)
-def registered(one_rank: None) -> None:
-    register()
 
 
 def deepseek_layer(vllm_config: VllmConfig) -> DeepseekV2MoE:

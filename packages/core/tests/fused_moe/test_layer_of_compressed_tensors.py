@@ -8,15 +8,11 @@ from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.quantization import get_quantization_config
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import W8A8DynamicFusedMoEMethod
 
+pytestmark = pytest.mark.usefixtures("registered")
+
 NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 2, 32, 48
-
-
-@pytest.fixture(autouse=True)
-def registered(one_rank: None) -> None:
-    register()
 
 
 def compressed_layer(strategy: str, dynamic: bool) -> Any:

@@ -49,9 +49,7 @@ def rows_of(cache: RowCache, layer: RowCacheLayer, block: int, block_size: int) 
     return slice(first, first + block_size // layer.kind.tokens_per_row)
 
 
-def test_rows_of_a_group_lie_apart_and_in_their_block(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_rows_of_a_group_lie_apart_and_in_their_block(vllm_config, device):
     layers, config = planned(vllm_config)
     parts: list[torch.Tensor] = []
     memory = KVCacheMemory(device, layers, parts)
@@ -73,9 +71,7 @@ def test_rows_of_a_group_lie_apart_and_in_their_block(
             assert written == [block]
 
 
-def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(
-    vllm_config: VllmConfig, device: torch.device
-):
+def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(vllm_config, device):
     layers, config = planned(vllm_config)
     parts: list[torch.Tensor] = []
     memory = KVCacheMemory(device, layers, parts)

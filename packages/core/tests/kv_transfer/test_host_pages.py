@@ -21,9 +21,7 @@ def parts(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> list[tor
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_one_engine_loads_blocks_that_another_stored(
-    shapes: tuple[tuple[int, ...], ...], device: torch.device
-):
+def test_one_engine_loads_blocks_that_another_stored(shapes, device):
     source = parts(shapes, device)
     target = [torch.zeros_like(part) for part in source]
     sending, receiving = (HostPages(each, NUM_BLOCKS) for each in (source, target))
@@ -42,9 +40,7 @@ def test_one_engine_loads_blocks_that_another_stored(
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_a_checksum_fails_for_other_tokens_and_for_partial_pages(
-    shapes: tuple[tuple[int, ...], ...], device: torch.device
-):
+def test_a_checksum_fails_for_other_tokens_and_for_partial_pages(shapes, device):
     pages = HostPages(parts(shapes, device), NUM_BLOCKS)
     blocks = torch.tensor([1, 5, 6])
     pages.store(blocks.tolist())

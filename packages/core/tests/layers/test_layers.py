@@ -38,9 +38,7 @@ def test_registering_twice_changes_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_rms_norm_equals_its_definition(
-    dtype: torch.dtype, with_residual: bool, device: torch.device
-):
+def test_rms_norm_equals_its_definition(dtype, with_residual, device):
     norm = RMSNorm(96, eps=1e-5, dtype=dtype).to(device)
     assert isinstance(norm, NPURMSNorm)
     torch.nn.init.normal_(norm.weight.data)
@@ -103,9 +101,7 @@ SCALINGS = {
 @pytest.mark.parametrize(
     ("head_size", "share"), [(64, 1.0), (80, 1.0), (128, 1.0), (64, 0.5), (48, 0.5)]
 )
-def test_rotary_embedding_equals_its_definition(
-    scaling: str, is_neox_style: bool, head_size: int, share: float, device: torch.device
-):
+def test_rotary_embedding_equals_its_definition(scaling, is_neox_style, head_size, share, device):
     parameters = {"rope_theta": 10000.0, "partial_rotary_factor": share}
     parameters |= SCALINGS[scaling] or {"rope_type": "default"}
     rope = get_rope(
@@ -160,9 +156,7 @@ def test_heads_of_sizes_that_the_operator_lacks_are_rotated(soc: str):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(5, 48), (2, 3, 48)])
-def test_linear_equals_its_definition(
-    bias: bool, shape: tuple[int, ...], one_rank: None, device: torch.device
-):
+def test_linear_equals_its_definition(bias, shape, one_rank, device):
     layer = ReplicatedLinear(48, 32, bias=bias, return_bias=False).to(device)
     assert isinstance(layer, NPUReplicatedLinear)
     for parameter in layer.parameters():

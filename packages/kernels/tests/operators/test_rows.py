@@ -85,9 +85,7 @@ def test_compression(tokens: int, rows: int, overlaps: bool, at_once: int, seed:
 
 @DTYPES
 @given(tokens=TOKENS, has_sinks=st.booleans(), at_once=st.integers(1, 4) | st.just(99), seed=SEEDS)
-def test_attention(
-    dtype: torch.dtype, tokens: int, has_sinks: bool, at_once: int, seed: int
-) -> None:
+def test_attention(dtype, tokens, has_sinks, at_once, seed):
     torch.manual_seed(seed)
     is_hidden = torch.rand(tokens, 7) < 0.5
     is_hidden[:, 2] = False

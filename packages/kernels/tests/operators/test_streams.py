@@ -55,9 +55,7 @@ def on_device(given: dict[str, Any]) -> dict[str, Any]:
     steps=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_streams_are_read_and_written(
-    dtype: torch.dtype, tokens: int, num: int, is_mixed: bool, steps: int, seed: int
-) -> None:
+def test_streams_are_read_and_written(dtype, tokens, num, is_mixed, steps, seed):
     host = operands(tokens, num, 48, is_mixed, steps, dtype, seed)
     device = on_device(host)
     x, post, comb = ops.collapse_streams(*device.values())

@@ -10,8 +10,8 @@ from typing import Any
 
 from vllm.logger import init_logger as _init_vllm_logger  # noqa: TID251  the one place
 
-# Logger -> prefixes of warnings in vLLM's source. They report choices that this platform makes and
-# users cannot change, in every process.
+# Logger -> prefixes of warnings in vLLM's source. Every process of an engine would log them, about
+# choices that this platform makes and users cannot change.
 WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     "vllm.config.vllm": (
         # Nothing is compiled, whatever the settings.
@@ -25,9 +25,9 @@ WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     "vllm.config.scheduler": ("Using custom scheduler class %s",),
 }
 
-# Logger -> prefix of a warning that is irrelevant in the first END_S seconds of a program's
-# shutdown. Two threads of vLLM wait for the engine's process, and one may miss its end because the
-# other reaps it. vLLM waits longer than END_S before it kills.
+# Logger -> prefix of a warning, and the seconds after the begin of a program's end in which it is
+# irrelevant. Two threads of vLLM wait for the engine's process, and one may miss its end because
+# the other reaps it. vLLM waits longer than END_S before it kills.
 END_S = 4.0
 NOT_AT_THE_END: dict[str, tuple[str, float]] = {
     "vllm.v1.engine.core_client": (
@@ -79,7 +79,7 @@ def progress(logger: Any, work: str, is_said: bool = True) -> Iterator[None]:
 
 
 def leave_out_what_means_nothing() -> None:
-    """Filters WITHOUT_MEANING_HERE and NOT_AT_THE_END from this process's log. Idempotent."""
+    """Filters those warnings from this process's log. Idempotent."""
     for name in WITHOUT_MEANING_HERE:
         logging.getLogger(name).addFilter(_means_something)
     for name in NOT_AT_THE_END:

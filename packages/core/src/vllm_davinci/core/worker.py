@@ -243,9 +243,7 @@ class NPUWorker(Worker):
         return int(self.requested_memory - taken_bytes)
 
     def _capture_and_warm_up(self) -> CompilationTimes:
-        """Captures graphs, runs the largest decode batch and the sampler once, and freezes the
-        heap.
-        """
+        """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""
         self.model_runner.capture_model()
         if get_pp_group().is_last_rank:
             max_num_reqs = min(

@@ -15,7 +15,6 @@ from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadataBuilder
 from vllm_davinci.core.attention.mla.projections import fusible_projections
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci_testing.engines import deepseek_zoo
@@ -33,17 +32,14 @@ from vllm_davinci_testing.layers.mla_layer import (
     with_streams,
 )
 
+pytestmark = pytest.mark.usefixtures("registered")
+
 YARN = {
     **deepseek_zoo.YARN,
     "mscale": 0.7,
     "mscale_all_dim": 1.3,
     "original_max_position_embeddings": 256,
 }
-
-
-@pytest.fixture(autouse=True)
-def registered(one_rank: None) -> None:
-    register()
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)

@@ -5,13 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig
 
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.layers.mla_layer import DECODES, MIXED, Block, Step, with_streams
 
-
-@pytest.fixture(autouse=True)
-def registered(one_rank: None) -> None:
-    register()
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 class StreamTrace(TorchDispatchMode):

@@ -10,14 +10,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from vllm.config import VllmConfig
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.components.fused_ops import choose_fused_ops
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.export.source import require_calibratable
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.formats.fp8_block import Fp8Weights
 from vllm_davinci.core.quantization.fp8 import Block, as_floats
 from vllm_davinci_testing.engines.fp8_checkpoint import (
@@ -45,14 +43,6 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantized(source: Path, destination: Path, kind: str) -> Path:
     Exporter(source, destination, kind, torch.bfloat16, {}).run(lambda count: None)
     return destination
-
-
-def test_blocks_are_multiplied_by_their_scales_also_where_they_are_cut():
-    weight = torch.randn(200, 300).to(torch.float8_e4m3fn)
-    scale = torch.rand(2, 3) + 0.5
-    whole = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :300]
-    expected = (weight.float() * whole).bfloat16()
-    assert torch.equal(as_floats(weight, scale, Block(128, 128), torch.bfloat16), expected)
 
 
 def test_every_fp8_number_keeps_its_value():
@@ -112,9 +102,8 @@ def test_blocks_equal_those_of_the_configuration():
 
 
 def test_loaded_floats_equal_those_of_transformers_and_of_the_offline_conversion(
-    fp8: Path, one_rank: None, vllm_config: VllmConfig, tmp_path: Path
+    fp8: Path, registered: None, tmp_path: Path
 ):
-    register()
     model = LoadedModel(fp8)
     assert model.config.model_config.quantization == "fp8"
     model.load(fp8)
@@ -129,10 +118,7 @@ def test_loaded_floats_equal_those_of_transformers_and_of_the_offline_conversion
     assert all(torch.equal(loaded[name], value) for name, value in other.parameters().items())
 
 
-def test_loaded_integers_equal_those_of_the_offline_conversion(
-    fp8, one_rank, vllm_config, tmp_path
-):
-    register()
+def test_loaded_integers_equal_those_of_the_offline_conversion(fp8, registered, tmp_path):
     model = LoadedModel(fp8, quantization="ascend")
     model.load(fp8)
     loaded = model.parameters()
@@ -185,10 +171,7 @@ def of_a_float_weight(tensors: dict[str, torch.Tensor]) -> None:
         (of_a_float_weight, f"{DOWN}_scale_inv exists without the fp8 tensor {DOWN}"),
     ],
 )
-def test_an_error_names_the_faulty_tensor_and_its_file(
-    spoil, told, fp8, one_rank, vllm_config, tmp_path
-):
-    register()
+def test_an_error_names_the_faulty_tensor_and_its_file(spoil, told, fp8, registered, tmp_path):
     directory = tmp_path / "spoilt"
     shutil.copytree(fp8, directory)
     tensors: dict[str, torch.Tensor] = {}

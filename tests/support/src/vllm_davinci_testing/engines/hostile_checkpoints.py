@@ -27,6 +27,16 @@ ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 10**12, 2**62, 2**64, 2**70, 0.5, 1e400, "", "../x", "a\0b", "F16",
     "model-00001-of-00002.safetensors", [], [None], [0, 0], {}, {"a": 1},
 )  # fmt: skip
+# Settings of every quantization method.
+SECTION: dict[str, Any] = {
+    "bits": 4, "group_size": 32, "dynamic": {"a": {"b": 1}}, "weight_block_size": [8, 8],
+    "config_groups": {
+        "group_0": {
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+            "targets": ["Linear"],
+        }
+    },
+}  # fmt: skip
 # Cases of a test: each takes its share of the mutations.
 PARTS = 24
 LIMIT_S = 20
@@ -145,6 +155,10 @@ def config_mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
     config = json.loads((whole / CONFIG_NAME).read_text())
     for changed in spoilt(config):
         yield "configuration", partial(write_json, CONFIG_NAME, changed)
+    for method in ("fp8", "awq", "gptq", "compressed-tensors"):
+        for changed in spoilt({**SECTION, "quant_method": method}):
+            content = {**config, "quantization_config": changed}
+            yield "configuration", partial(write_json, CONFIG_NAME, content)
     for odd in (None, [], 5, "text", {}):
         yield "configuration", partial(write_json, CONFIG_NAME, odd)
     size = (whole / CONFIG_NAME).stat().st_size

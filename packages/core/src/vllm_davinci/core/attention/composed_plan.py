@@ -59,7 +59,8 @@ class ComposedPlan:
             start = end
 
     def _end_of_piece(self, start: int, end: int, num_rows: int, key_width: int) -> int:
-        """Index after the chunk's last request, from `start`. num_rows: score rows per request"""
+        """End of the chunk from `start`: one past its last request. num_rows: scores of each
+        request"""
         longest = 0
         for stop in range(start, end):
             longest = max(longest, _num_blocks(self._seq_lens[stop]) * BLOCK_SIZE_TOKENS)

@@ -147,7 +147,7 @@ class NPUMMEncoderAttention(MMEncoderAttention):
         return out[..., : self.head_size].contiguous().view(query.shape)
 
     def _rows(self, tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-        """Reshapes to [all tokens, num_heads, operator_head_size], padded and contiguous."""
+        """[all tokens, num_heads, operator_head_size], contiguous."""
         rows = tensor.reshape(-1, num_heads, self.head_size)
         if filling := self.operator_head_size - self.head_size:
             return pad(rows, (0, filling))

@@ -51,7 +51,7 @@ def queries_at_once(num_heads: int, size: int, width: int) -> int:
 
 
 def queries_numbered(width: int) -> int:
-    """Number of queries whose row indices are computed together."""
+    """Queries whose rows' indices are computed together."""
     return max(1, NUMBERS // width)
 
 

@@ -53,8 +53,8 @@ class BidirectionalSpans:
 
         ranges: per request, first and last position of every span of its prompt
         ends, seq_lens, block_table: see NPUAttentionMetadata
-        Raises UnsupportedFeatureError for a span that ends after this step: its tokens attend to
-        keys that do not exist yet.
+        Raises UnsupportedFeatureError for a span that only begins in this step: its tokens would
+        have to see keys that do not exist yet.
         """
         rows: list[int] = []
         query_ends: list[int] = []
@@ -104,7 +104,7 @@ class BidirectionalSpans:
         lse: torch.Tensor,
         **arguments: Any,
     ) -> None:
-        """Computes the spans' rows, overwriting the causal results.
+        """Attends for the spans' rows, overwriting the causal results.
 
         query, out: [num_tokens, num_heads, head_size], of the step; out is written
         key, value: the whole cache, see PagedCache; lse: not written

@@ -58,6 +58,6 @@ def stripes_of(vllm_config: VllmConfig) -> Stripes | None:
 
 
 def divides_context() -> bool:
-    """True if the engine that is being built divides contexts among ranks."""
+    """True if the engine that is being built divides each context among ranks."""
     config = get_current_vllm_config_or_none()
     return config is not None and config.parallel_config.decode_context_parallel_size > 1

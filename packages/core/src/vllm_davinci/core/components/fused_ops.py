@@ -34,7 +34,7 @@ def fused_op(definition: Callable[P, R]) -> Callable[P, R] | None:
 
 
 def attention_groups() -> Callable[[], Any] | None:
-    """The class of attention groups; None if no installed package provides it."""
+    """The class, if an installed package provides it."""
     return _fused_ops.get(ATTENTION_GROUPS)
 
 

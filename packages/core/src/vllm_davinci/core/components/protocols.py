@@ -43,7 +43,7 @@ class ModelProvider(Protocol):
 
 @runtime_checkable
 class DeviceProvider(Protocol):
-    """A virtual device, computed by this host's threads."""
+    """A device other than a chip, computed by this host's threads."""
 
     api_version: int
 
@@ -125,7 +125,7 @@ class Decision(Protocol):
     @property
     def split(self) -> Split | None: ...
     def withdrawn(self, reason: str) -> "Decision":
-        """Keeps the step whole instead, for the caller's reason."""
+        """Replaces the split with the decision to keep the step whole, for the caller's reason."""
 
 
 class StepFacts(Protocol):

@@ -35,7 +35,7 @@ def _norms_of_olmo_hybrid(_: Any, name: str) -> str:
 
 
 def _without_zero_experts(config: Any, name: str) -> str | None:
-    """Drops weights of experts that return their token unchanged; transformers writes them."""
+    """Leaves out experts that return their token unchanged: transformers writes theirs."""
     found = re.search(r"\.experts\.(\d+)\.", name)
     return None if found and int(found[1]) >= config.n_routed_experts else name
 

@@ -1,7 +1,7 @@
 """Capabilities of each chip. Code asks for a capability here, never for a chip's name.
 
-The rows are `chips.json`. `nox -s docs` generates it from the virtual NPU's chip files, which give
-each figure once, with its source.
+The rows are `chips.json`, which `nox -s docs` generates from the virtual NPU's files, one per chip,
+which state each figure once, with its source.
 """
 
 import json

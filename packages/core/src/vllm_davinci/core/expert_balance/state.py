@@ -102,9 +102,8 @@ class NPUEplbState(EplbState):
     def step(
         self, is_dummy: bool = False, is_profile: bool = False, log_stats: bool = False
     ) -> None:
-        """vLLM's step, after each forward. HCCL's buffers were allocated before memory was
-        measured.
-        """
+        """vLLM's step, after each forward. HCCL's buffers exist already: memory was measured with
+        them."""
         if is_profile:
             return
         (model_state,) = self.model_states.values()

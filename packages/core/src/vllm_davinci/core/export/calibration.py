@@ -37,7 +37,7 @@ class Product:
     high: torch.Tensor
 
     def weight(self, model: nn.Module) -> torch.Tensor:
-        """The layers' weights in one tensor: fp32 [out of all layers, in]."""
+        """fp32 [out of all layers, in]"""
         return torch.cat([model.get_parameter(f"{name}.weight") for name in self.layers])
 
     def added_loss(self, error: torch.Tensor) -> float:

@@ -1,7 +1,7 @@
 """Pairs of modules between which channel scales can move without changing the model's output.
 
-In a pair, the output of a norm or linear layer reaches its readers (linear layers) directly or
-through products with other values. Dividing a channel in the source and multiplying it in the
+In a pair, the output of a norm or linear layer reaches the readers, which are linear layers, at
+most through products with other values. Dividing a channel in the source and multiplying it in the
 readers leaves the model unchanged. So outliers of activations move into weights (SmoothQuant, Xiao
 et al. 2023; AWQ, Lin et al. 2024).
 """
@@ -200,9 +200,7 @@ class Fold:
     columns: torch.Tensor | None = None
 
     def applied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Applies the factors, in fp32. tensor: a weight [out, in], or a norm's weight or a bias
-        [out]
-        """
+        """In fp32. tensor: a weight [out, in], or a norm's weight or a bias [out]"""
         result = tensor.to(torch.float32)
         if self.rows is not None:
             result = result * (self.rows if result.dim() == 1 else self.rows.unsqueeze(1))

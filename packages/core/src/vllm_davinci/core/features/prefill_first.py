@@ -18,8 +18,8 @@ SCHEDULERS = {
     False: "vllm_davinci.core.scheduler.prefill_first.PrefillFirstScheduler",
     True: "vllm_davinci.core.scheduler.prefill_first.AsyncPrefillFirstScheduler",
 }
-# Fraction of KV cache blocks kept free when prompts are admitted: the default of vllm-ascend's
-# scheduler. vLLM's is 0.
+# Fraction of KV cache blocks kept free when prompts are admitted: the default of the established
+# plugin's scheduler. vLLM's is 0.
 WATERMARK = 0.01
 # Fields of vLLM's SchedulerConfig without an option, because the model or the scheduler decides.
 NOT_FOR_USERS = (

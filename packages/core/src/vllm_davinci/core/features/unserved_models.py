@@ -1,4 +1,4 @@
-"""Kinds of models that this release cannot run, or for which it would give wrong tokens."""
+"""Kinds of models that this release cannot run, or for which it would give other tokens."""
 
 from typing import Any
 

@@ -43,7 +43,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
 
     is_monolithic = True
     supports_internal_mk = True
-    """True: this method, not vLLM's runner, gets the tokens of other DP ranks."""
+    """True: vLLM's runner leaves it to this method to get tokens of other DP ranks."""
     supports_eplb = True
     """Experts may move between ranks; see `NPURoutedExperts.get_expert_weights`."""
 

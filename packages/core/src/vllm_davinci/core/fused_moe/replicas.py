@@ -1,4 +1,4 @@
-"""Maps chosen experts to physical experts, if these are not in order."""
+"""Maps experts chosen by routing to physical experts, if these are not in order."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -55,7 +55,5 @@ class ReplicaTable:
 
 @cache
 def column_of_row(columns: int, max_rows: int, device: torch.device) -> torch.Tensor:
-    """[max_rows, 1], int64: the replica column of each row of a step; all layers share the
-    tensor.
-    """
+    """[max_rows, 1], int64: the column of each row of a step; one tensor shared by all layers."""
     return (torch.arange(max_rows) % columns).unsqueeze(1).to(device)

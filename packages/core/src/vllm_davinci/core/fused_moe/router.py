@@ -166,7 +166,7 @@ def choose_experts(
 
 
 def weights_of(router_logits: torch.Tensor, ids: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """Weights [num_tokens, top_k], fp32, of experts that are already chosen.
+    """Weights, [num_tokens, top_k], fp32, of experts that have already been chosen.
 
     ids: [num_tokens, top_k], integers
     """

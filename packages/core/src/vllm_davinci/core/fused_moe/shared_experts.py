@@ -75,7 +75,7 @@ class SharedExpertsOverlap:
         """Runs the shared experts on `x` while the block runs the routed experts.
 
         The block calls the hooks. Afterwards the current stream waits for the shared experts too,
-        and vLLM's runner finds their result in its usual place.
+        and their result is where vLLM's runner reads it.
         """
         order = self._shared._determine_shared_experts_order(x)
         assert order is SharedExpertsOrder.MK_INTERNAL_OVERLAPPED, f"vLLM has run them: {order}"
@@ -118,9 +118,7 @@ class SharedExpertsOverlap:
         return begun
 
     def decide_by_names(self) -> None:
-        """Decides by their names whether the layer consists of the stages: a dry run has no
-        values.
-        """
+        """Decides by names whether the layer consists of the stages: a dry-run has no results."""
         self._has_stages = self._names_stages
 
     @property
@@ -128,9 +126,8 @@ class SharedExpertsOverlap:
         return {name for name, _ in self._layer.named_children()} == STAGES
 
     def _is_its_stages(self, x: torch.Tensor) -> bool:
-        """True if the stages and the layer give the same bits. The host waits, so never in a served
-        step.
-        """
+        """True if the stages and the layer give the same bits. The host waits: not for served
+        steps."""
         if not self._names_stages:
             return False
         if torch.equal(_in_stages(self._layer, x), self._layer(x)):
@@ -192,7 +189,7 @@ def _in_stages(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def shared_experts_overlap(layer: "NPURoutedExperts") -> SharedExpertsOverlap | None:
-    """The overlap; None if the option is off or shared experts have a different input."""
+    """The overlap; None if the option is off or shared experts have an input of their own."""
     vllm_config = get_current_vllm_config()
     scheduler = side_stream(vllm_config, EXPERTS)
     runner = vllm_config.compilation_config.static_forward_context.get(layer.layer_name)

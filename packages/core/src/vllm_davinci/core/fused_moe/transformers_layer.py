@@ -1,4 +1,4 @@
-"""Expert weights of models that vLLM runs with transformers' code (Hunyuan and others)."""
+"""Expert weights of models that vLLM runs with Transformers' own code (Hunyuan and others)."""
 
 from vllm.model_executor.models.transformers.moe import TransformersRoutedExperts
 

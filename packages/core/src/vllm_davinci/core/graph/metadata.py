@@ -12,7 +12,7 @@ class CapturableMetadata(Protocol):
     host_lengths: records launches with lengths on the host during a capture; else None
     widths:       blocks of each request that graphs of one size read, ascending; absent if graphs
                   do not depend on it
-    width:        the entry of `widths` for the graph that holds this step; None in an eager step
+    width:        of them, those of the graph that holds this step; None in an eager step
     num_blocks:   of the longest request; absent like `widths`
     """
 
@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 def widths_of(metadata: CapturableMetadata) -> tuple[int | None, ...]:
-    """The metadata's `widths`; (None,) if it has none."""
+    """See `widths`; only None if there are none."""
     widths: tuple[int | None, ...] = getattr(metadata, "widths", (None,))
     return widths
 

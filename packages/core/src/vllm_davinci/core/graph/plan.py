@@ -1,4 +1,4 @@
-"""Computes the device resources that graphs need, before the first capture."""
+"""Computes the device resources of graphs before the first capture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # Streams of a device left for other work: the runner, collectives outside of graphs, other
-# processes. vllm-ascend likewise plans with 1920 of 1984.
+# processes. Source: the established plugin plans with 1920 of 1984.
 SPARE_STREAMS = 64
 
 
@@ -96,9 +96,7 @@ class CapturePlan:
         return self.with_most(most, f"the device has {what} for {most}")
 
     def with_most(self, count: int, reason: str) -> "CapturePlan":
-        """Reduces the plan to at most `count` sizes, always including the largest. reason: a
-        clause
-        """
+        """Reduces the plan to `count` sizes, always including the largest. reason: a clause."""
         if count >= len(self.sizes):
             return self
         return replace(
@@ -171,8 +169,8 @@ class LayerCounts:
     widths: int = 1
 
 
-# Events per collective (torch_npu's process group), per layer with a side stream (two forks and
-# joins) and per prefetch. Counted on a virtual NPU, in every kind of graph that tests capture.
+# Events of a collective (by torch_npu's process group), of a layer's side stream (two forks and
+# joins), of a prefetch. Counted on a virtual NPU, in every kind of graph that tests capture.
 EVENTS_PER_COLLECTIVE = 3
 EVENTS_PER_SIDE_STREAM = 4
 EVENTS_PER_PREFETCH = 1

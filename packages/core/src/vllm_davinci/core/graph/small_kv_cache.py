@@ -46,7 +46,7 @@ def small_kv_cache(runner: RunnerWithCache, num_tokens: int = 0) -> Iterator[boo
 
 
 def _initialize(runner: RunnerWithCache, num_tokens: int) -> None:
-    """vLLM's initialization, with a slot per token: operators reject writes to fewer slots."""
+    """vLLM's initialization, with a slot per token: operators that write slots refuse fewer."""
     config = runner.vllm_config
     builder = get_kv_cache_config_builder(config)
     groups = get_kv_cache_groups_from_builder(builder, config, runner.get_kv_cache_spec())

@@ -6,7 +6,7 @@ import torch_npu
 
 
 class CopiedEvent(torch_npu.npu.Event):
-    """An event whose wait makes no runtime call once the event is known to be reached.
+    """An event whose wait returns without a runtime call if the event is known to be reached.
 
     vLLM waits at the beginning of every step for the copies of the previous step, which are nearly
     always done by then; the wait would still cost a runtime call. A second thread that waits for

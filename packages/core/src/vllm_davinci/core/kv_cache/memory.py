@@ -79,11 +79,11 @@ class KVCacheMemory:
 
         vLLM plans one allocation in which every layer has a contiguous region of num_blocks pages.
         The first part of a region holds the keys of all blocks, the second the values (with MLA:
-        kv_c rows, k_pe rows, an indexer's rows). A block occupies other bytes than in vLLM's own
-        views, but all cache groups divide the region in this way, so they stay separate. If some
-        groups hold recurrent state, a page holds a block's keys and its values; with MLA a state is
-        spread over the block's bytes in each part (`shared_pages`). Row caches are packed: the
-        pages of all layers of a group form one block after another
+        kv_c rows, k_pe rows, an indexer's rows). A block has other bytes of its region than in
+        vLLM's own views, but every cache group divides the region in this way, so groups stay
+        separate. If some groups hold recurrent state, a page holds a block's keys and its values;
+        with MLA a state is spread over the block's bytes in each part (`shared_pages`). Row caches
+        are packed: the pages of all layers of a group form one block after another
         (`attention.compressed.row_cache`).
 
         memory:        [bytes], int8; None without layers
@@ -117,7 +117,7 @@ class KVCacheMemory:
     def _packed(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig
     ) -> dict[str, LayerCache]:
-        """Row caches, and recurrent states stored with them, as views of all memory."""
+        """Row caches, and states in their memory: views of all memory."""
         caches: dict[str, LayerCache] = {}
         for planned in kv_cache_config.kv_cache_tensors:
             for index, name in enumerate(planned.layers):
@@ -133,7 +133,7 @@ class KVCacheMemory:
     def _in_regions(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> tuple[dict[str, LayerCache], list[torch.Tensor]]:
-        """All other caches, and the regions if blocks are contiguous in them."""
+        """The other caches and, if blocks are contiguous, the regions of blocks."""
         caches: dict[str, LayerCache] = {}
         regions: list[torch.Tensor] = []
         in_pages = has_pages(kv_cache_config)

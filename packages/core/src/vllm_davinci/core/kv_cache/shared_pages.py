@@ -52,7 +52,7 @@ def latent_sizes(layers: Iterable[Any]) -> tuple[int, ...] | None:
 def state_parts(
     region: torch.Tensor, page_size: int, of_latents: tuple[int, ...] | None
 ) -> list[torch.Tensor]:
-    """Memory of each block's states, one tensor per part: [num_blocks, words of 4 bytes].
+    """Memory of each block's states: [num_blocks, words of 4 bytes] each.
 
     region:     [num_blocks * page_size], in bytes
     of_latents: result of `latent_sizes` for the layers that share the memory
@@ -85,9 +85,9 @@ def address_pages(
     num_requests: int,
     num_tokens: int,
 ) -> None:
-    """Makes vLLM's block tables count operator blocks, if pages are shared with recurrent states.
+    """Makes vLLM's block tables count operator blocks, if the cache has shared pages.
 
-    groups:       attention groups of each cache group
+    groups:       block tables' groups, one per cache group
     num_requests: most requests of a step
     num_tokens:   most tokens of a request
     """

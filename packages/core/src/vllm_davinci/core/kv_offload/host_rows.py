@@ -34,7 +34,7 @@ def slab_chunks(budget_bytes: int, chunk_bytes: int) -> list[int]:
 
 
 class Run(NamedTuple):
-    """Consecutive device blocks and the consecutive rows of one slab that they map to."""
+    """Consecutive device blocks that map to consecutive rows of one slab."""
 
     slab: int
     row: int

@@ -22,7 +22,7 @@ from vllm_davinci.core.kv_offload.host_rows import HostRows, Run
 
 
 class Pairs(NamedTuple):
-    """A group of layers, and the host row of each of its blocks."""
+    """A group of layers, and the row of each of its blocks."""
 
     regions: list[int]
     blocks: NDArray[np.int64]
@@ -131,7 +131,7 @@ class HostOffloadingWorker(OffloadingWorker):
         return True
 
     def _pairs(self, device: GPULoadStoreSpec, host: LoadStoreSpec) -> list[Pairs]:
-        """The host rows of each block. Only a group's first and last chunks may be partial."""
+        """The rows of each block. Only the first and the last chunk of a group may be partial."""
         assert isinstance(host, BlockIDsLoadStoreSpec)
         pairs, block, chunk = [], 0, 0
         of_chunk = self._blocks_per_chunk

@@ -56,7 +56,7 @@ class HostPages:
         self._words[blocks, self._num_words] = self._seals(blocks, digests)
 
     def sealed(self, blocks: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:
-        """Checks that each page is complete and holds the prefix's tokens: bool [num_pages]."""
+        """Checks that each page is complete and holds these tokens: bool [num_pages]."""
         return self._words[blocks, self._num_words] == self._seals(blocks, digests)
 
     def _seals(self, blocks: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Reads that timed out, and the pages that they may still write."""
+"""Transfers that timed out, and the pages that they may still write."""
 
 from collections.abc import Sequence
 from contextlib import suppress

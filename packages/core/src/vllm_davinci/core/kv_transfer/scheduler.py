@@ -75,7 +75,7 @@ class NPUNixlScheduler(NixlPullConnectorScheduler):
         return NPUNixlMetadata.of(told, digests_of_step)
 
     def _join(self, request: "Request", missing: list[list[int]], meta: ReqMeta) -> None:
-        """Joins the blocks of all groups into one list, paired with the other engine's blocks."""
+        """Joins the blocks of all groups into one list, each with the block of the other engine."""
         assert meta.remote is not None
         (there,) = meta.remote.block_ids
         here, digests = joined(self._served, request, missing)

@@ -28,7 +28,7 @@ class ServedBlocks:
     """The blocks of one cache group that a decode engine needs of a prompt.
 
     block_size: tokens per block
-    kept:       number of latest tokens that are needed; None: all
+    kept:       number of last tokens that are needed; None: all
     """
 
     block_size: int
@@ -40,9 +40,8 @@ class ServedBlocks:
 
 
 def served_blocks(kv_cache_config: KVCacheConfig) -> list[ServedBlocks]:
-    """The needed blocks of each cache group. Raises UnsupportedFeatureError unless there is one
-    group that caches whole contexts, or only row caches, whose groups share blocks of one size.
-    """
+    """By cache group. Raises UnsupportedFeatureError except for one group that caches whole
+    contexts, and for row caches, whose groups share blocks of one size."""
     specs = [
         next(iter(iter_layer_specs(each.kv_cache_spec))) for each in kv_cache_config.kv_cache_groups
     ]

@@ -8,7 +8,7 @@ from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, T
 
 
 class NPUSiluAndMul(SiluAndMul):
-    """Computes silu(x[..., :d]) * x[..., d:] in one launch."""
+    """silu(x[..., :d]) * x[..., d:] in one launch."""
 
     def forward_oot(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., 2 * d]. Returns [..., d], quantized per token if x holds an int8 product's sums.

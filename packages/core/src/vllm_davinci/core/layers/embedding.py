@@ -12,7 +12,7 @@ from vllm_davinci.core.components.fused_ops import fused_op
 
 
 class NPUVocabParallelEmbedding(VocabParallelEmbedding):
-    """Looks tokens up without vLLM's compiled masking function, which costs seconds at start."""
+    """The lookup without vLLM's compiled masking function, which costs seconds at start."""
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
         """The embeddings of tokens; every rank returns all of them.

@@ -21,7 +21,7 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 
 @dataclass(frozen=True)
 class InputScale:
-    """A checkpoint's scale and offset for quantizing a layer's input: round(x / scale + offset).
+    """A checkpoint's scale and offset with which a layer quantizes: round(x / scale + offset).
 
     scale:  [1] fp32, on the device
     offset: [1] int32, on the device
@@ -128,7 +128,7 @@ Output: TypeAlias = OutputKind | InputScale | Readers
 
 
 class TracedActivation(torch.Tensor):
-    """A float output in a dummy run. Each operator that reads it registers with its producer.
+    """A float output during a dummy run that registers its readers with its producer.
 
     floats: the output, a plain tensor
     """
@@ -168,7 +168,7 @@ class TracedActivation(torch.Tensor):
 
 
 def read_as_floats(*activations: torch.Tensor) -> None:
-    """In a dummy run, registers a reader of floats that itself runs only in other steps."""
+    """During a dummy run, registers a reader of floats that runs only in other steps."""
     for x in activations:
         if isinstance(x, TracedActivation):
             x.readers.add(OutputKind.FLOAT)

@@ -25,9 +25,9 @@ class StreamFamily:
     """The differences between model families.
 
     is_mixed:      a doubly stochastic matrix mixes the streams between two sublayers
-    adds_post_eps: adds eps to the weights that write a sublayer's output
+    adds_post_eps: adds eps to the weights with which a sublayer's output is written
     learned_head:  collapses the last streams with learned weights; otherwise takes their mean
-    is_gated:      each entry of a stream has its own gate; StreamNorm replaces the sublayers' norms
+    is_gated:      each entry of a stream has a gate of its own, and there are no other norms
     """
 
     is_mixed: bool = True
@@ -86,7 +86,7 @@ class StreamRule:
 
 
 class StreamMixing(NamedTuple):
-    """Weights that write a sublayer's output to the streams, both fp32.
+    """Weights with which a sublayer's output is written, both fp32.
 
     post: [num_tokens, num_streams]
     comb: [num_tokens, num_streams, num_streams], from (first) and to; None: streams are not mixed
@@ -230,11 +230,11 @@ class GatedStreams(StreamWriter):
         set_weight_attrs(self.down.weight, {"weight_loader": self._load_down})
 
     def _load_down(self, parameter: nn.Parameter, loaded: torch.Tensor) -> None:
-        """Loads gates (vLLM's shard 0) or the weights that write outputs (shard 1)."""
+        """vLLM numbers a tensor: 0 for gates, 1 for the weights with which outputs are written."""
         parameter.data.split(self._sizes)[getattr(loaded, "shard_id", 0)].copy_(loaded)
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """streams: [num_tokens, num_streams, hidden_size]. Returns [num_tokens, hidden_size]."""
+        """[num_tokens, hidden_size], of streams [num_tokens, num_streams, hidden_size]."""
         return self._read(streams)[0]
 
     def collapse(self, streams: torch.Tensor) -> tuple[torch.Tensor, StreamMixing]:

@@ -72,9 +72,7 @@ def plan_chunks(
     zero_row = first_token + num_tokens
 
     def input_rows(request: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Rows of the convolution's input. position: of the token; -num_kept is the oldest kept
-        row
-        """
+        """Rows of the convolution's input. position: from -num_kept, the oldest kept row"""
         kept = request * num_kept + position + num_kept
         return np.where(position < 0, kept, first_token + starts[order][request] + position)
 

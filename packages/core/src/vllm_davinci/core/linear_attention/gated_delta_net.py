@@ -79,7 +79,7 @@ class GatedDeltaRule(StatefulLayer):
         )
 
     def _per_key_head(self, x: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """Splits the value-head dimension by key head: [.., num_key_heads, repeats, ..]."""
+        """Splits the dimension of value heads by key heads: [.., num_key_heads, repeats, ..]."""
         return x.unflatten(dim, (-1, self.num_v_heads // self.num_k_heads))
 
 
@@ -87,9 +87,7 @@ class NPUQwenGatedDeltaNetAttention(GatedDeltaRule, QwenGatedDeltaNetAttention):
     """vLLM's layer, with its projections and weights."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. Runs on the current
-        stream.
-        """
+        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. Current stream."""
         qkvz, _ = self.in_proj_qkvz(hidden_states)
         ba, _ = self.in_proj_ba(hidden_states)
         if self.gqa_interleaved_layout:
@@ -105,9 +103,7 @@ class NPUQwenGatedDeltaNetAttention(GatedDeltaRule, QwenGatedDeltaNetAttention):
 
 
 class NPUOlmoHybridGatedDeltaNetAttention(GatedDeltaRule, OlmoHybridGatedDeltaNetAttention):
-    """vLLM's layer with its projections and weights. Rates reach 2 if eigenvalues may be
-    negative.
-    """
+    """vLLM's layer, its projections and weights. Rates reach 2 if eigenvalues may be negative."""
 
     def __init__(self, config: Any, vllm_config: VllmConfig, prefix: str = "") -> None:
         # vLLM's own constructor allocates memory for Triton kernels, which are not used here.

@@ -43,8 +43,7 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
     def forward(
         self, hidden_states: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. Runs on the current
-        stream.
+        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. On the current stream.
 
         positions: unused: the rule depends only on the order of tokens
         """
@@ -57,7 +56,7 @@ class NPUKimiGatedDeltaNetAttention(StatefulLayer, KimiGatedDeltaNetAttention):
         return self.o_proj(self._gated_norm(out, z).to(hidden_states.dtype).flatten(1))[0]
 
     def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Inputs of the convolution, the decays' up-projection, the rates and the output gate."""
+        """Inputs of the convolution, of the decays' up-projection, of rates, and of the gate."""
         projected, _ = self.in_proj_qkvgfab(hidden_states)
         size, heads = self.local_projection_size, self.local_num_heads
         if self.use_full_rank_gate:

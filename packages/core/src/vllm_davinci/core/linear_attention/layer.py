@@ -42,9 +42,7 @@ class StatefulLayer:
 
     @abstractmethod
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the convolution's kept inputs, [width - 1, channels], and of the state, if
-        any.
-        """
+        """Shapes of the convolution's kept inputs, [width - 1, channels], and of any state."""
 
     @abstractmethod
     def _decoded(self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,7 @@ class NPUMambaMixer2(StatefulLayer, MambaMixer2):
     def forward(
         self, hidden_states: torch.Tensor, mup_vector: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. Runs on the current
-        stream.
+        """hidden_states: [num_tokens, hidden_size]. Returns the same shape. On the current stream.
 
         mup_vector: [entries of the projection], factors of the projection; or None
         """
@@ -64,6 +63,6 @@ class NPUMambaMixer2(StatefulLayer, MambaMixer2):
         return scan, value * skip.unsqueeze(-1)
 
     def _per_group(self, x: torch.Tensor) -> torch.Tensor:
-        """Splits the head dimension (1) by groups."""
+        """Splits the dimension of heads, the second one, by groups."""
         groups = self.n_groups // self.tp_size
         return x.unflatten(1, (groups, -1))

@@ -38,7 +38,7 @@ class StatePages:
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def states(self, pages: torch.Tensor) -> list[torch.Tensor]:
-        """Views of each state in gathered pages: [n, *shape], in the state's dtype."""
+        """Views of each state in copies of pages: [n, *shape], in the state's dtype."""
         in_bytes = pages.view(torch.uint8)
         return [
             in_bytes[:, place].view(dtype).unflatten(1, shape)
@@ -56,11 +56,11 @@ class StatePages:
 class PackedStatePages(StatePages):
     """Pages in blocks that hold pages of other layers and kinds too (`RowCache`).
 
-    The null block holds other kinds' rows, not states, so it is read as zeros.
+    The null block has rows of other kinds, which are no states: it is read as zeros.
 
     memory:      all bytes of the cache
     first_byte:  of the layer's page in block 0
-    block_bytes: distance of blocks
+    block_bytes: from block to block
     """
 
     def __init__(

@@ -28,8 +28,8 @@ def reasons_against(
     """Reasons why the adapter cannot be served, layer by layer; empty if it can.
 
     layers: those that accept adapters, by name
-    packed: name of a layer -> checkpoint names of its parts Layers of other pipeline stages are
-    checked there.
+    packed: name of such a layer -> checkpoint names of its parts
+    Layers of other pipeline stages are checked there.
     """
     sizes: dict[str, tuple[int, int]] = {}
     for name, layer in layers.items():

@@ -33,9 +33,8 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
     modules: dict[str, BaseLayerWithLoRA]
 
     def _create_lora_modules(self) -> None:
-        """vLLM's method, after also wrapping the layers it skips. An adapter for an unsupported
-        layer is refused, naming the layer.
-        """
+        """vLLM's method, after wrapping the layers it skips. An adapter for an unsupported layer is
+        refused by the layer's name."""
         self._leave_out_experts()
         wrap_others(self.model, self._takes_adapters, self.lora_config, self.model.config)
         super()._create_lora_modules()

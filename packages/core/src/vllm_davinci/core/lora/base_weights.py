@@ -1,8 +1,8 @@
 """Loads new weights into a model whose layers are wrapped for adapters.
 
 vLLM's models find parameters by checkpoint names, into which a wrapper inserts `base_layer`: some
-loaders look through wrappers, others raise KeyError. Trainers that know of wrappers (verl) insert
-`base_layer` themselves, and loaders that look through wrappers do not find those names.
+loaders look through wrappers, others raise KeyError. Trainers that know of wrappers insert
+`base_layer` themselves (verl), and the former loaders do not find those names.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,4 @@
-"""Computes adapters' deltas for a step's rows: one product with all slots; other slots' columns are
-zeroed.
+"""Adapters' deltas for a step's rows: one product with all slots, other slots' columns zeroed.
 
 Shapes depend only on the number of rows, nothing is read back, and a row without an adapter gets
 exact zeros, so it may share a step, and a captured graph, with rows of any adapters.
@@ -55,7 +54,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         self.no_lora = True
 
     def keep_slots(self) -> None:
-        """Makes `slots` available from the next step on."""
+        """Enables `slots` from the next step on."""
         if self._slot_of_token is None:
             num_tokens = self._foreign_to_token.shape[0]
             shape = (num_tokens,)

@@ -37,8 +37,8 @@ IN_PLACE = frozenset(
 )
 
 
-# Models whose encoders read back or copy in this way. Others run without the mode, which costs the
-# host some microseconds per operation.
+# Models whose encoders read back or copy in this way. Others run without the mode, because it costs
+# the host some microseconds per operation.
 DEFINITIONS = frozenset(("PixtralHFVisionModel", "Qwen2AudioForConditionalGeneration"))
 
 
@@ -179,7 +179,7 @@ class HostValues(TorchFunctionMode):
 
 
 class _UnknownError(Exception):
-    """Raised for a tensor whose values the host does not know."""
+    """A tensor whose values the host does not know."""
 
 
 def _written(

@@ -15,8 +15,8 @@ from types import TracebackType
 
 import tqdm
 
-# A library whose C++ objects are in reference cycles; at exit it prints those that were not
-# collected.
+# A library whose C++ objects are in reference cycles. It prints those that the collector has not
+# freed at the end.
 LISTS_WHAT_IS_LEFT = "triton._C.libtriton"
 # vLLM's names of the processes that it starts with multiprocessing.
 WORKER = "VllmWorker"
@@ -93,7 +93,7 @@ def _unfreeze_heap() -> None:
 
 
 def leave_groups_at_exit() -> None:
-    """Makes the user's own process, if it contains an engine, leave its process groups. Idempotent.
+    """Makes the user's own process, if it has an engine inside, leave its groups. Idempotent.
 
     Otherwise torch_npu destroys all groups at exit, and vLLM's engine, which ends later, fails with
     "Invalid process group specified".

@@ -30,9 +30,7 @@ LOOKS_EVERY_S = 0.1
 
 
 def add_to_server(parser: "FlexibleArgumentParser") -> None:
-    """Adds the middleware to servers started with this parser, and lets their ranks report
-    causes.
-    """
+    """Adds the middleware to servers started with this parser, and the report to their ranks."""
     middleware = parser.get_default("middleware")
     if middleware is None:  # the command does not start a server
         return

@@ -19,8 +19,8 @@ import vllm.envs as envs
 from vllm_davinci.core.errors import CoreError, RankFaultError
 from vllm_davinci.core.process.engine_exit import is_of_engine, leave
 
-# The functions that vLLM runs in a command before it starts an engine (the second looks up a model
-# if HF_HUB_OFFLINE is set, the third binds the port), and the logger that reports a failed start.
+# The functions that vLLM runs in a command before it starts an engine (the second looks a model up
+# if HF_HUB_OFFLINE is set, the third takes the port), and the logger that reports a failed start.
 # In the engine's own process vLLM raises the error again, and Python prints it again.
 CONFIGURES = {"create_engine_config", "from_cli_args", "create_server_socket"}
 ENGINE_LOGGER = "vllm.v1.engine.core"

@@ -114,7 +114,7 @@ class SignalledEnd:
 
 
 class Remains:
-    """Killed processes' descendants and socket files, still to be removed.
+    """Leftovers of killed processes and their descendants.
 
     multiprocessing's tracker outlives them and frees shared memory.
     """
@@ -207,7 +207,7 @@ def interrupt(signal_number: int, frame: FrameType | None) -> None:
 
 
 def repeat() -> None:
-    """Interrupts the main thread again once it waits for the engine to be ready."""
+    """Interrupts the main thread again when it has reached the client's second wait."""
     main = threading.main_thread().ident
     assert main is not None
     deadline = time.monotonic() + LIMIT_S
@@ -220,7 +220,7 @@ def repeat() -> None:
 
 
 def waits_for_ready_engine(stack: list[tuple[str, str]]) -> bool:
-    """True if a stack, innermost frame first, is in the client's wait for a ready engine."""
+    """True if a stack, innermost first, is in the client's second wait."""
     if not stack or stack[0][1] != "poll":
         return False
     outside = [caller for caller in stack if caller[1] != "poll"]
@@ -325,7 +325,7 @@ class EngineDeath(logging.Handler):
             self._died_at = record.created
 
     def _hear_of_headless(self, record: logging.LogRecord) -> None:
-        """Recognizes, in log text, how engines without a server end: one died, or by a signal."""
+        """Recognizes, from log text, the end of engines without a server: one died, or a signal."""
         words = record.getMessage()
         self._is_headless |= words.startswith("Launching")
         if words.startswith("Waiting up to"):

@@ -153,7 +153,7 @@ class StepGuard:
         self._raise_error(error)
 
     def _is_decided(self, own: Fault) -> bool:
-        """True if all ranks have failed at this point, or one at another point."""
+        """True if all ranks have failed, or one at another point."""
         unlike = any(faults and not own.is_like(faults[0]) for faults in self._heard.values())
         return unlike or self._is_shared(own)
 
@@ -228,7 +228,7 @@ class StepGuard:
         return fault if fault.rank == self._missing.rank else self._missing
 
     def _end_if_busy(self, ended: Fault) -> None:
-        """Ends this rank if it is in a step; otherwise the engine may be ending normally."""
+        """Ends if this rank is in a step; otherwise the engine may be ending normally."""
         if self._is_busy():
             self._end(ended)
 

@@ -41,7 +41,7 @@ DESCRIPTIONS = "quant_model_description*.json"
 
 
 class NPUQuantizationConfigBase(QuantizationConfig):
-    """A quantization method, described by config.json, that accepts every device."""
+    """A method for every device, described by config.json."""
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -87,7 +87,7 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """This method's name for an export whose config.json still names its source's method."""
+        """This method's name, if config.json still has the method of the export's source."""
         if user_quant == NAME:
             return NAME
         model = getattr(hf_config, "_name_or_path", None)
@@ -160,7 +160,7 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
 
     @property
     def has_norm_biases(self) -> bool:
-        """True if the checkpoint may have norm biases, which NPURMSNorm then allocates."""
+        """True if norms may have a bias in the checkpoint: NPURMSNorm then allocates it."""
         return self.description.has_norm_biases
 
     def scheme_of(self, prefix: str) -> Scheme:

@@ -85,7 +85,7 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
                 set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": scale_kind})
 
     def takes_as_it_is(self, part: str) -> bool:
-        """True if `part` is a parameter of the layer that the scheme does not define."""
+        """True if the layer has a parameter of that name that the scheme does not define."""
         return part not in self._loaders
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:

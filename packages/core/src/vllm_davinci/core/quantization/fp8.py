@@ -90,7 +90,7 @@ def scale_of(name: str, names: Container[str]) -> str | None:
 
 
 def blocks_of(dtype: torch.dtype, blocks: Block | None) -> Block | None:
-    """Blocks of stored entries that share a scale. blocks: of fp8 weights, from config.json"""
+    """The blocks of a weight's stored entries. blocks: of fp8, from config.json"""
     return _PACKED_BLOCK if dtype in PACKED else blocks
 
 

@@ -10,7 +10,7 @@ from vllm_davinci.core.weight_files.layer_names import VOCABULARY, shortened
 
 
 def extra_names() -> frozenset[str]:
-    """Suffixes of tensors that a scheme stores in addition to a weight."""
+    """Suffixes of tensor names that some scheme has in addition to a weight."""
     known = (spec.name for kind in SCHEMES.values() for spec in kind().stored(Layout()))
     return frozenset(known) - {"weight"} | {"weight_scale_second", "weight_offset_second"}
 

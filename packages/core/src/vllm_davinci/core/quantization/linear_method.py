@@ -29,12 +29,12 @@ from vllm_davinci.core.quantization.tensors import Extent, TensorSpec, device_dt
 
 
 class QuantizedLinearMethodBase(LinearMethodBase):
-    """Creates the tensors of a scheme, fills them from the checkpoint and checks them.
+    """The tensors of one scheme: created, filled from the checkpoint, checked.
 
     prefix: name of the layer, for messages
 
-    After loading, `quant_matmul` holds the operands for stages that compute the product themselves;
-    None for a layer that is more than a product.
+    After loading, `quant_matmul` has the operands for stages that multiply themselves; None for a
+    layer that is more than a product.
     """
 
     quant_matmul: QuantMatmul | None = None

@@ -3,10 +3,10 @@
 For a layer X of [out, in], with eight 4-bit integers per int32:
     AWQ                 X.qweight [in, out / 8], in AWQ's own order of the eight;
                         X.scales [groups, out]; X.qzeros [groups, out / 8]
-    GPTQ X.qweight [in / 8, out]; X.scales and X.qzeros as in AWQ, in plain order and, in GPTQ's
-    first format, less one; X.g_idx [in], each input's group compressed-tensors X.weight_packed
-    [out, in / 8]; X.weight_scale [out, groups]; X.weight_zero_point [out / 8, groups];
-    X.weight_shape [2]
+    GPTQ                X.qweight [in / 8, out]; X.scales and X.qzeros as in AWQ, in plain
+                        order and, in its first format, one less; X.g_idx [in], each input's group
+    compressed-tensors  X.weight_packed [out, in / 8]; X.weight_scale [out, groups];
+                        X.weight_zero_point [out / 8, groups]; X.weight_shape [2]
 Reading converts them one by one to the tensors of W4A16 or W8A16 (see `weight_only`).
 """
 
@@ -54,7 +54,7 @@ class PackedWeights(Format):
     zero_shift: int = 0
 
     method: ClassVar[str]
-    """AWQ, GPTQ or COMPRESSED."""
+    """AWQ, GPTQ or COMPRESSED, as in config.json."""
 
     @property
     def label(self) -> str:
@@ -79,7 +79,7 @@ class PackedWeights(Format):
 
     @classmethod
     def made(cls, bits: int, group_size: int, **zeros: Any) -> Self:
-        """Makes the format. Raises UnsupportedFeatureError for unsupported bits and group sizes."""
+        """Makes the format. Raises UnsupportedFeatureError for unsupported widths and groups."""
         if bits not in KINDS:
             raise unavailable(cls.method, f"weights of {bits} bits; those of 4 and 8 are available")
         if reason := refusal_of_groups(group_size):
@@ -89,7 +89,7 @@ class PackedWeights(Format):
 
     @property
     def kind(self) -> str:
-        """The scheme that computes these layers."""
+        """The scheme that computes the layers."""
         return KINDS[self.bits]
 
     @property
@@ -165,7 +165,7 @@ class PackedWeights(Format):
         return _signed_bytes(rows, self.bits)
 
     def _offset(self, packed: torch.Tensor) -> torch.Tensor:
-        """Converts zero points to offsets: fp32 [out, groups]."""
+        """fp32 [out, groups]."""
         rows = packed.t().contiguous() if self.method == COMPRESSED else packed
         return (self._in_order(rows).float() + self.zero_shift).t().contiguous()
 
@@ -235,7 +235,7 @@ def _signed_bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def number(method: str, config: Mapping[str, Any], *names: str) -> int:
-    """The value of the first of these settings that config.json has."""
+    """The first of the named settings in config.json."""
     for name in names:
         if isinstance(value := config.get(name), int):
             return value

@@ -45,8 +45,7 @@ class QuantMatmul(NamedTuple):
 def per_token_quant_matmul(
     x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Computes (integers of x * weight) * scales of x * weight_scale + bias, rounded once, in two
-    launches.
+    """(integers of x * weight) * scales of x * weight_scale + bias, rounded once. Two launches.
 
     x:            [..., in_features]; quantized with a scale per row
     weight:       [in_features, out_features] int8
@@ -131,7 +130,7 @@ def arrange_weight(parameter: torch.nn.Parameter | torch.Tensor, use_nz: bool) -
 
 
 def _in_tiles(weight: torch.Tensor) -> torch.Tensor:
-    """A copy in the NZ layout, which torch_npu makes only while a global flag is set."""
+    """A copy in the NZ layout. torch_npu makes such tensors only while a global flag is set."""
     torch_npu.npu.set_option({"ALLOW_INTERNAL_FORMAT": "enable"})
     try:
         tiles: torch.Tensor = torch_npu.npu_format_cast(weight, FRACTAL_NZ)

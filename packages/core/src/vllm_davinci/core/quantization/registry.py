@@ -40,7 +40,7 @@ class Registry(Mapping[str, Entry]):
         return entry
 
     def nearest(self, name: str) -> str | None:
-        """The registered name closest to an unknown one, or None."""
+        """The entry with the closest name to an unknown one, or None."""
         close = difflib.get_close_matches(name, list(self), n=1)
         return close[0] if close else None
 

@@ -1,7 +1,7 @@
 """Finds, at start, the norms and projections that quantize for their readers.
 
-The layers that read an output depend on the step: few or many tokens, decodes, prefills or neither,
-padding or not. Dummy runs cover all cases before the first step: those without attention before
+The readers of an output depend on the step: few or many tokens, decodes, prefills or neither, with
+or without padding. Dummy runs cover all cases before the first step: those without attention before
 memory is measured, those with attention once there is a KV cache.
 """
 
@@ -23,7 +23,7 @@ logger = init_logger(__name__)
 
 
 class Producer(Protocol):
-    """A layer whose output form its readers decide."""
+    """A layer whose readers decide the form of its output."""
 
     output: Output
 

@@ -16,13 +16,13 @@ ROTATION = "rot.weight"
 
 
 def has_rotation(quantization: Any) -> bool:
-    """True if the checkpoint has `rot.weight`. quantization: vLLM's quantization config, or None"""
+    """True if the checkpoint has the matrix. quantization: vLLM's quantization config, or None"""
     options = getattr(getattr(quantization, "format", None), "options", None) or {}
     return bool(options.get("is_rot_used"))
 
 
 def refuse_heads_of_rotated_models(method: str | None, quantization: Any) -> None:
-    """Raises UnsupportedFeatureError if a head would read rotated states but was trained on others.
+    """Raises UnsupportedFeatureError if a head would read rotated states, unlike in its training.
 
     method: of --speculative-config, or None; quantization: vLLM's quantization config, or None
     """

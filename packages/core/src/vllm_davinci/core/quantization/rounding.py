@@ -25,7 +25,7 @@ class FloatLayer:
     weight: [out, in]
     dtype:  of the model
     bias:   [out]
-    inputs: range of the layer's input, for schemes with `needs_input_range`
+    inputs: the range of the layer's input, for schemes with `needs_input_range`
     """
 
     weight: torch.Tensor

@@ -72,7 +72,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         return result.view(*x.shape[:-1], -1)
 
     def _static_product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiplies in two launches, and one more for a bias."""
+        """Two launches, and one for a bias."""
         integers = torch_npu.npu_quantize(
             x, self._input_scale, self._input_offset, torch.qint8, -1, True
         )
@@ -82,9 +82,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         return result if bias is None else result.add_(bias)
 
     def _asymmetric_product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Subtracts the zero points' contribution in fp32: per-token zero points are not
-        integers.
-        """
+        """Subtracts the zero points' part in fp32: tokens' zero points are not integers."""
         integers, scales, offsets = torch_npu.npu_dynamic_quant_asymmetric(x)
         sums = torch_npu.npu_quant_matmul(
             integers, self._weight, self._weight_scale, output_dtype=torch.int32

@@ -23,7 +23,7 @@ FLOAT = "FLOAT"
 class Layout:
     """An exporter's storage layout, where generations of exporters differ.
 
-    version:    of the export's format; empty before 1.0.0
+    version:    of the export's format; empty for exporters before 1.0.0
     group_size: input entries that share a scale of a weight-only layer; 0: all
     """
 
@@ -70,15 +70,13 @@ class Scheme:
     """The type's name in descriptions."""
 
     computed_as: ClassVar[str] = ""
-    """The scheme whose methods compute these layers; empty: this scheme."""
+    """The scheme whose methods compute these layers; empty: this one."""
 
     in_decodes: ClassVar[str] = ""
-    """The scheme that a decode engine (disaggregated prefill) uses for linear layers; empty: this
-    one.
-    """
+    """The scheme of linear layers in a decode engine (disaggregated prefill); empty: this one."""
 
     keeps_experts: ClassVar[bool] = False
-    """True if routed experts are computed by this scheme despite `computed_as`."""
+    """True if this scheme computes routed experts whatever `computed_as` says."""
 
     parameters: ClassVar[tuple[TensorSpec, ...]]
     """A layer's tensors on the device. The first is the weight."""
@@ -157,7 +155,7 @@ class Scheme:
         raise self._unavailable("A layer that is needed as floats", "its values (floats)")
 
     def seen(self, inputs: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """A layer's inputs after quantization, in fp32; see `floats`."""
+        """fp32, a layer's inputs after their quantization; see `floats`."""
         return inputs
 
     def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Replaces components of vLLM's runner at the moment it assigns them to its attributes."""
+"""Replaces components of vLLM's runner when it assigns them to its attributes."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar

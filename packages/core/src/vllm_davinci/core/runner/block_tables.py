@@ -14,7 +14,7 @@ from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
 
 
 class HostCounts(NamedTuple):
-    """Number of blocks of each request: [groups, request slots] int32, only on the host."""
+    """Blocks of each request: [groups, slots of requests] int32, only on the host."""
 
     np: np.ndarray
 
@@ -23,11 +23,11 @@ class NPUBlockTables(BlockTables):
     """Stores all requests' blocks on the host, and copies each step's part to the device.
 
     vLLM stores the tables on the device and computes a step's rows and slots there. The host knows
-    the step's requests and positions, so here a few numpy calls and one copy suffice for each.
+    the step's requests and positions, so a few numpy calls and one copy each do here.
 
     rows:            by cache group, [slots of requests, blocks] int32: a request's blocks
     slots_per_block: by cache group, number of slots in one block
-    stripes:         which tokens this rank holds, for cache groups divided among ranks
+    stripes:         tokens that this rank holds, for groups that ranks divide
     """
 
     rows: list[np.ndarray]
@@ -56,9 +56,7 @@ class NPUBlockTables(BlockTables):
         return tables
 
     def keep_slots_per_token(self, number: int) -> None:
-        """Sets the number of cache slots per token, and so the slots per block; see
-        `shared_pages`.
-        """
+        """Sets the number of slots per token, and so the slots per block; see `shared_pages`."""
         self.slots_per_block = [size * number for size in self.block_sizes]
 
     # Contents of `input_block_tables`: requests' slots, padded rows, and version of `rows`.
@@ -105,9 +103,7 @@ class NPUBlockTables(BlockTables):
     def gather_into(
         self, tables: Sequence[torch.Tensor], slots: np.ndarray, num_padded: int
     ) -> tuple[torch.Tensor, ...]:
-        """Like `gather`, but always copies, into other tables. tables: by group, [rows, blocks]
-        int32
-        """
+        """`gather` into other tables, always with a copy. tables: by group, [rows, blocks] int32"""
         for rows, table in zip(self.rows, tables, strict=True):
             gathered = torch.empty((num_padded, rows.shape[1]), dtype=torch.int32, pin_memory=True)
             np.take(rows, slots, axis=0, out=gathered.numpy()[: len(slots)])

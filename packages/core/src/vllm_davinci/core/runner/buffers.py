@@ -106,9 +106,9 @@ def _tables(holder: Any, seen: set[int]) -> Iterator[UvaBackedTensor | StagedWri
 
 
 def leave_out_uva() -> None:
-    """Makes vLLM assume that the device cannot read host memory (UVA).
+    """Makes vLLM believe that the device cannot read host memory (UVA).
 
-    By default vLLM assumes that all pinned memory is readable, and caches the answer. Idempotent.
+    vLLM assumes that all pinned memory is readable, and caches each answer. Idempotent.
     """
     answers = platform_utils.is_pin_memory_available, platform_utils.is_uva_available
     for answer in answers:

@@ -74,7 +74,7 @@ class _OnNPU(CudaGraphManager):
         compilation_counter.num_cudagraph_captured += 1
 
     def _widths(self) -> tuple[int | None, ...]:
-        """Widths of the graphs for the newest step, ascending."""
+        """Widths of the newest step's graphs, ascending."""
         each = [widths_of(metadata) for _, _, metadata in distinct(self._metadata())]
         return max(each, key=len, default=(None,))
 
@@ -104,7 +104,7 @@ class _OnNPU(CudaGraphManager):
         self.replays[desc.num_tokens] += 1
 
     def _to_replay(self, desc: BatchExecutionDescriptor) -> list[_Captured]:
-        """The narrowest graph that can hold the newest step."""
+        """The narrowest graph that holds the newest step."""
         graphs = self.graphs[desc]
         if len(graphs) == 1:
             return graphs
@@ -157,8 +157,8 @@ class _OnNPU(CudaGraphManager):
 class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
     """The graphs of a model's steps.
 
-    on_trial: descriptor of the graph under trial, which all steps replay; otherwise dummy steps
-              would select only one of a size's graphs with adapters
+    on_trial: while a graph is tried, its descriptor: all steps replay it. Otherwise dummy steps
+    would select only one of a size's graphs with adapters
     """
 
     on_trial: BatchExecutionDescriptor | None = None
@@ -175,9 +175,7 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
         return self.on_trial or super().dispatch(*args, **kwargs)
 
     def _to_replay(self, desc: BatchExecutionDescriptor) -> list[_Captured]:
-        """All graphs of the size on trial, since a graph's first replay allocates its streams and
-        events.
-        """
+        """All of the size on trial: the first replay allocates a graph's streams and events."""
         return self.graphs[desc] if self.on_trial else super()._to_replay(desc)
 
     def _metadata(self) -> list[dict[str, Any]]:
@@ -202,7 +200,7 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
 
 
 class _CapturedWhenAsked(_OnNPU):
-    """A manager that captures as soon as it gets the forward factory.
+    """A manager that captures as soon as it gets the factory of forwards.
 
     failed: tokens -> the reason why some rank could not capture a graph
     """

@@ -17,7 +17,7 @@ from vllm_davinci.core.inputs.copied_event import CopiedEvent
 
 
 class _Rows(NamedTuple):
-    """The fields of the batch that vLLM's proposers read.
+    """The batch's fields that vLLM's proposers read.
 
     num_tokens_no_spec, num_prompt_tokens: [num_reqs]
     token_ids_cpu: [num_reqs, longest text] int32
@@ -85,9 +85,8 @@ class HostDrafter(BaseSpeculator):
         dummy_run: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Drafts, [num_reqs, drafts] int64. Missing drafts repeat the newest token, and are
-        rejected unless the model repeats it as well.
-        """
+        """Drafts, [num_reqs, drafts] int64. Missing drafts repeat the newest token: they are
+        rejected unless the model repeats it, too."""
         num_reqs = input_batch.num_reqs
         drafts = self._drafts[:num_reqs]
         if dummy_run:
@@ -135,9 +134,7 @@ class HostDrafter(BaseSpeculator):
         return [row[most - row[most] : most] for row in copied.tolist()]
 
     def _append(self, slot: int, tokens: list[int]) -> None:
-        """Appends a step's tokens to a request's text; a new text begins with the request's own
-        tokens.
-        """
+        """Appends a step's tokens to a text. A new text begins with the request's own tokens."""
         prompt = self._states.prompts[slot]
         if prompt is not self._prompts[slot]:
             self._prompts[slot], self._lengths[slot] = prompt, len(prompt)

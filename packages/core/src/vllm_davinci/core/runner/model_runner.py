@@ -218,7 +218,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         return self.plans.split_forward
 
     def measure_steps(self) -> int:
-        """Bytes that the largest split steps take at most; 0 if no step is split."""
+        """Most bytes that the largest steps in ubatches take; 0 if none is split."""
         if not self.splitter.splits:
             return 0
         step = small_kv_cache(self, self.max_num_tokens)
@@ -265,9 +265,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
             super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
 
     def maybe_dummy_run_with_lora(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        """vLLM's context, which removes its dummy adapters at the end. While graphs are tried, the
-        adapters that the capture added for all graphs stay.
-        """
+        """vLLM's context, which removes its dummy adapters at its end. While graphs are tried, the
+        adapters stay that the capture has added for all graphs."""
         manager: NPUGraphManager | None = getattr(self, "cudagraph_manager", None)
         if manager is not None and manager.on_trial is not None:
             return nullcontext()
@@ -330,7 +329,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     @cached_property
     def _has_plain_steps(self) -> bool:
-        """True if the host knows everything about a step except its newest tokens."""
+        """True if the host knows everything of a step except its newest tokens."""
         return (
             self.num_speculative_steps == 0
             and self.pcp_manager is None
@@ -396,9 +395,8 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
         input_batch: InputBatch,
         grammar_output: GrammarOutput | None,
     ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
-        """vLLM's method. In a plain step the counts come from the host, without a copy from the
-        device.
-        """
+        """vLLM's method. The output of a plain step gets its counts without a copy from the device,
+        because the host knows them."""
         output, num_sampled, num_rejected = super().sample(
             hidden_states, input_batch, grammar_output
         )

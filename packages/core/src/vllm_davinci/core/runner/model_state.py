@@ -34,7 +34,7 @@ class NPUModelState(ModelState):
     """vLLM's state of a model; stores the newest step's metadata for a graph's replay.
 
     is_plain: True if the model has no per-request state on the device
-    plans:    execution plans of the target model's steps
+    plans:    execution plans of the target's steps
     newest_metadata: by layer, of the whole step, or of a drafter's pass
     as_run:   the metadata with which the target runs: per ubatch in a split step
     """
@@ -138,7 +138,7 @@ class NPUEncoderRunner(EncoderRunner):
 
 
 def _part_of(batch: InputBatch, part: UBatchSlice) -> InputBatch:
-    """vLLM's batch of one ubatch, with its own memory for lengths."""
+    """vLLM's batch of a ubatch, with its own memory for lengths."""
     ends, lengths = (torch.empty_like(each) for each in (batch.query_start_loc, batch.seq_lens))
     sliced: InputBatch = _slice_input_batch(batch, part, ends, lengths)
     return sliced

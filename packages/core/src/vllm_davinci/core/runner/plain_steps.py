@@ -1,4 +1,4 @@
-"""Inputs of steps without drafts: the host knows everything about them except the newest tokens."""
+"""Inputs of steps without drafts, of which the host knows everything except the newest tokens."""
 
 from typing import Any, NamedTuple
 
@@ -66,13 +66,13 @@ class PlainSteps:
         self._masked: tuple[int, int] | None = None  # real rows, and all rows
 
     def forget(self) -> None:
-        """Forgets the buffers' contents; call it after other code has written to them."""
+        """Call it after other code has written the buffers."""
         self._starts = self._masked = None
 
     def prepare(
         self, batch: Any, descriptor: BatchExecutionDescriptor, has_grammars: bool
     ) -> InputBatch:
-        """Prepares the batch of a step. batch: vLLM's host-side facts about it, in batch order"""
+        """Prepares the batch of a step. batch: vLLM's facts about it on the host, in its order"""
         buffers, states = self._buffers, self._states
         num_reqs, num_tokens = len(batch.req_ids), int(batch.num_tokens)
         num_padded = max(num_tokens, descriptor.num_tokens)
@@ -131,9 +131,7 @@ class PlainSteps:
     def _write_lengths(
         self, lengths: np.ndarray, computed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Writes and returns each request's first row and total tokens; after the last request, the
-        end and 0.
-        """
+        """Writes and returns each request's first row and total tokens; then the end, and 0."""
         buffers, num_reqs = self._buffers, len(lengths)
         starts = np.zeros(buffers.max_num_reqs + 1, dtype=np.int32)
         np.cumsum(lengths, out=starts[1 : num_reqs + 1])

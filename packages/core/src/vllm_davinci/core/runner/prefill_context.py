@@ -1,4 +1,4 @@
-"""Prefills whose tokens are divided among ranks, while each rank caches all of them."""
+"""Prefills whose tokens are divided among ranks, each of which caches all of them."""
 
 import torch
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -8,7 +8,7 @@ from vllm_davinci.core.runner.block_tables import NPUBlockTables
 
 
 class NPUPCPManager(PCPManager):
-    """vLLM's manager, with blocks from our block tables on the host."""
+    """vLLM's manager, with blocks from our tables, which are on the host."""
 
     _block_tables: NPUBlockTables
     _local_block_tables: tuple[torch.Tensor, ...]

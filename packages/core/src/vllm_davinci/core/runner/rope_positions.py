@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.mm.rope import RopeState
 
 
 class NPURopeState(RopeState):
-    """vLLM's state without its device table, which reserves space for the longest request per slot.
+    """vLLM's state without its table on the device, which reserves the longest request per slot.
 
     step:    the batch whose positions are prepared
     prompts: by slot, [num_dims, tokens] int64: positions of the request's initial tokens
@@ -41,7 +41,7 @@ class NPURopeState(RopeState):
         self.update_prefill_positions(req_idx, *of_prompt)
 
     def apply_staged_writes(self) -> None:
-        """Does nothing, because `prepare_positions` copies what a step needs."""
+        """Does nothing: `prepare_positions` copies what a step needs."""
 
     def read_prefill_positions(self, req_idx: int, length: int) -> torch.Tensor:
         return async_tensor_h2d(self.prompts[req_idx][:, :length], self.device)

@@ -16,9 +16,8 @@ from vllm_davinci.core.triton_kernels.verification import keep_greedy
 
 
 class NPUSampler(Sampler):
-    """Samples the same tokens as vLLM's sampler; for plain greedy requests it only takes the
-    argmax.
-    """
+    """Samples the same tokens as vLLM's sampler. For plain greedy requests only takes the
+    argmax."""
 
     _counts: torch.Tensor  # [2, most requests] int32: ones, and zeros
 

@@ -1,4 +1,4 @@
-"""Drafters of the V2 runner; their passes get lengths from the host."""
+"""Drafters of the V2 runner, whose passes get their lengths from the host."""
 
 from typing import Any
 
@@ -80,9 +80,7 @@ class NPUDrafter(DraftModelSpeculator):
 
     @property
     def graph_managers(self) -> list[NPUDraftGraphManager]:
-        """One manager per kind of pass that may have graphs: the first pass of a step, and later
-        ones.
-        """
+        """One manager per kind of pass that may have graphs: a step's first pass, later passes."""
         return []
 
     def _build_attn_metadata(
@@ -103,9 +101,8 @@ class NPUDrafter(DraftModelSpeculator):
         return metadata
 
     def _lengths(self, of_target: torch.Tensor, step: int) -> torch.Tensor:
-        """Tokens of each request before pass `step`: [num_reqs] int32. of_target: in the target's
-        step
-        """
+        """Tokens of each request before pass `step`: [num_reqs] int32. of_target: of the target's
+        step"""
         if step == 0:  # a draft model, which also reads the newest token
             return of_target + 1
         return of_target if self._slots is None else torch.from_numpy(self._computed())
@@ -133,8 +130,8 @@ class NPUDependentDrafter(NPUDrafter, TargetDependentARSpeculator):
 class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
     """MTP of several modules, each of which has the target's rows, shifted by one token.
 
-    All modules form one pass. Its lengths depend on the number of rejected drafts, because it
-    begins with rows of the previous step, one fewer than that number.
+    All modules are one pass. Its lengths need the number of rejected drafts, because its rows begin
+    with rows of the previous step, one fewer than that number.
     """
 
     cudagraph_manager: Any
@@ -167,9 +164,8 @@ class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """vLLM's method. For a request that is too short, it would read rows before the request's
-        first token, so the hidden states of such requests are written again without these rows.
-        """
+        """vLLM's method. If a request is too short, it reads rows before the request's first token,
+        so hidden states of such requests are written again without these rows."""
         of_step = target_hidden_states, input_batch, num_tokens, max_query_len
         super()._prepare_inputs(*of_step, num_sampled, num_rejected, *args, **kwargs)
         first = self._first_positions = input_batch.num_computed_tokens_np
@@ -278,7 +274,7 @@ class NPUBlockDrafter(NPUDrafter, DSparkSpeculator):
 
 
 def name_auxiliary_layers(drafter: ModelConfig) -> None:
-    """Copies EAGLE-3's list of layers to read to where vLLM's V2 runner expects it.
+    """Copies the layers that EAGLE-3 reads to where vLLM's V2 runner expects them.
 
     Some checkpoints have them in `eagle_config`, which that runner does not read.
     """

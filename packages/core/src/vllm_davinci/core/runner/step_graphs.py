@@ -123,7 +123,7 @@ class StepGraphs:
         return manager
 
     def measure_workspaces(self) -> None:
-        """Records the most workspace bytes per stream that torch_npu allocated since the last
+        """Records the most workspace bytes per stream that torch_npu has allocated since the last
         call.
         """
         self._workspace_bytes = max(self._workspace_bytes, release_workspaces())
@@ -350,7 +350,7 @@ def _free_bytes() -> int:
 def release_workspaces() -> int:
     """Releases torch_npu's caches. Returns the bytes that its allocator does not count.
 
-    They are workspaces, one per stream, which later steps allocate again.
+    These are workspaces, one per stream, which later steps allocate again.
     """
     torch.accelerator.synchronize()
     before = torch.accelerator.get_memory_info()[0] + torch.accelerator.memory_reserved()

@@ -81,7 +81,7 @@ class StepPlans:
         for_capture: bool,
         build: Callable[[int, UBatchSlice], dict[str, Any]],
     ) -> Any:
-        """Plans a step, the same on all data-parallel ranks; every rank calls it once per step.
+        """Plans a step, the same on all data-parallel ranks; each calls it once per step.
 
         metadata: by layer, of the whole step
         build:    builds the metadata of a ubatch, by its number
@@ -129,7 +129,7 @@ class DummyLengths:
         self._seq_lens = seq_lens
 
     def write(self, batch: InputBatch) -> None:
-        """Writes these lengths into vLLM's batch, which must have as many requests and tokens."""
+        """Writes them into vLLM's batch with the same numbers of requests and tokens."""
         lengths = self._query_lens
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         batch.num_scheduled_tokens = lengths

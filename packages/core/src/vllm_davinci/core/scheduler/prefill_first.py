@@ -1,4 +1,4 @@
-"""vLLM's scheduler with another order: whole prompts first, decodes in steps without prefills."""
+"""vLLM's scheduler in another order: whole prompts first, decodes in steps without prefills."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,10 +20,10 @@ logger = init_logger(__name__)
 class PrefillFirstScheduler(Scheduler):
     """Chooses the waiting requests that vLLM's scheduler sees in a step; the rest is vLLM's.
 
-    A step either prefills or decodes. It prefills while a waiting request fits: its whole prompt,
-    without the cached prefix, into the step's tokens, and its blocks into the cache. Requests that
-    do not fit into this step's tokens, or would take the cache below the watermark, are skipped and
-    keep their position; the first request without free blocks ends the choice. Otherwise the step
+    A step prefills or decodes. It prefills while a waiting request fits: its whole prompt, without
+    the cached prefix, into the step's tokens, and its blocks into the cache. Requests that do not
+    fit into this step's tokens, or would take the cache below the watermark, are skipped and keep
+    their position; the first request without free blocks ends the choice. Otherwise the step
     decodes, and a decode without a block preempts the last running request, as in vLLM.
 
     Only a preempted request may be prefilled in chunks, if prompt and output together exceed the
@@ -196,14 +196,14 @@ class PrefillFirstScheduler(Scheduler):
             request.next_decode_eligible_step = self.current_step + 2
 
     def _show(self, waiting: Iterable[Request]) -> None:
-        """Sets the waiting requests; those that hold blocks come first, as vLLM prefers them."""
+        """Sets the waiting requests; those with blocks come first, as vLLM prefers them."""
         holding, others = FCFSRequestQueue(), FCFSRequestQueue()
         for request in waiting:
             (holding if self._holds_kv_blocks(request) else others).append(request)
         self.kv_holding_waiting, self.waiting = holding, others
 
     def _requeue(self, waiting: list[Request]) -> None:
-        """Puts requests that were not admitted back into the queue, after those just preempted."""
+        """Returns requests that were not admitted to the queue, after those preempted now."""
         seen = set(waiting)
         preempted = [request for request in self.waiting if request not in seen]
         left = [request for request in waiting if request.status != RequestStatus.RUNNING]
@@ -214,7 +214,7 @@ class PrefillFirstScheduler(Scheduler):
 
 
 class AsyncPrefillFirstScheduler(PrefillFirstScheduler, AsyncScheduler):
-    """PrefillFirstScheduler for asynchronous scheduling, which chooses while a step runs."""
+    """Like PrefillFirstScheduler, with asynchronous scheduling: chooses while a step runs."""
 
 
 def _missing(request: Request) -> int:

@@ -15,7 +15,7 @@ def register() -> None:
 
 
 class NPUSleepModeBackend(SleepModeBackend):
-    """Unmaps weights and KV cache. At both sleep levels the host keeps what no checkpoint contains.
+    """Unmaps weights and KV cache. Both levels copy to the host what no checkpoint contains.
 
     parameters: address ranges that level 2 drops; the worker sets them before it sleeps
     """

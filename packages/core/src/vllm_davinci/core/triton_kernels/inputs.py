@@ -276,7 +276,7 @@ def dcp_local_seq_lens(
     BLOCK_SIZE: int,
     **_: Any,
 ) -> None:
-    """Writes the number of tokens that this rank holds of each request's divided context.
+    """Writes how many tokens of each request this rank keeps of a context that ranks divide.
 
     out:      [max_num_reqs] int32; 0 after the step's requests
     seq_lens: [num_reqs or more] int32

@@ -40,7 +40,7 @@ def ranks(
     vocab_size: int,
     **_: Any,
 ) -> None:
-    """Writes how many logits are at least as large as the token's: [L] int64. token_ids: [L]"""
+    """Writes the number of logits that are at least the row's token's: [L] int64. token_ids: [L]"""
     of_token = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1))
     output.copy_((logits >= of_token).sum(dim=1))
 

@@ -100,7 +100,7 @@ def register() -> None:
 
 
 def register_for_models() -> None:
-    """Gives vLLM the stand-ins for kernels in modules imported so far, once each."""
+    """Gives vLLM the stand-ins of kernels in files that have been imported by now, once each."""
     from vllm.triton_utils.dispatcher import KernelOverride
 
     def is_launched(name: str) -> bool:

@@ -210,7 +210,7 @@ def trace_replay(
     prompt_len: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Replaces sampled tokens with the request's trace, up to the trace's end.
+    """Replaces tokens by the request's trace, as far as it reaches.
 
     sampled:         [B] int64, in place
     idx_mapping:     [B] int64, slots; -1: the request is left unchanged

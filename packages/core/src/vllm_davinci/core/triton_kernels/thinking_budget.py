@@ -57,8 +57,7 @@ def update_committed_marker_cache(
 def _last_match(
     tokens: torch.Tensor, marker: torch.Tensor, begin: torch.Tensor, end: torch.Tensor
 ) -> torch.Tensor:
-    """Start of the last match of a marker in tokens [B, W], from `begin` [B] on, ending before
-    `end`.
+    """Last start of a marker among tokens [B, W], from `begin` [B] on and ending before `end`.
 
     Returns [B] int64, -1 without a match.
     """

@@ -58,8 +58,7 @@ def gather_draft_sampled(
 
     In a step that begins in the prompt, drafts are placeholders with token -1.
 
-    expanded_idx_mapping: [L] int64, the row's slot; expanded_local_pos: [L] int32, the row's index
-                          in its request
+    expanded_idx_mapping: [L] int64, the row's slot; expanded_local_pos: [L] int32, its index there
     """
     tokens = input_ids.index_select(0, logits_indices)
     pos.copy_(positions.index_select(0, logits_indices))
@@ -339,8 +338,7 @@ def insert_resampled(
 def keep_greedy(
     logits: torch.Tensor, draft_sampled: torch.Tensor, cu_num_logits: torch.Tensor, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does the work of `reject`, `resample` and `insert_resampled` for steps with only greedy
-    requests.
+    """Does the work of `reject`, `resample` and `insert_resampled` if all requests are greedy.
 
     logits: [L, V]; most: K
     Returns tokens [B, K + 1] int64, and each request's number of them: [B] int32.

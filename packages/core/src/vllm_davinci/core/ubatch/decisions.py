@@ -73,7 +73,7 @@ class Decisions:
 
     @property
     def policy(self) -> Any:
-        """The scheduler's current policy."""
+        """The scheduler's policy currently in force."""
         return self._policy
 
     def revise(self, **rules: Any) -> None:

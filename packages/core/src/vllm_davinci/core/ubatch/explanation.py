@@ -1,4 +1,4 @@
-"""Explains why a step is split into ubatches or not, and what would change that."""
+"""Explains why a step is or is not split into ubatches, and what would change that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,8 +112,8 @@ class StepExplanation:
     reason:       of `EXPLANATIONS`
     part_tokens:  tokens of each ubatch; one number if the step stays whole
     options:      dotted option -> value on this engine, for the options that decided
-    durations:    schedule -> modelled milliseconds of the step, shortest first; only schedules with
-                  step times
+    durations:    modelled milliseconds of the step by schedule, for schedules with step times,
+                  shortest first
     """
 
     reason: str
@@ -126,12 +126,12 @@ class StepExplanation:
 def explain_step(
     vllm_config: "VllmConfig", query_lens: Sequence[int], is_supported: bool = True
 ) -> StepExplanation:
-    """The decision that an engine with this configuration makes, by its own policy.
+    """The decision of an engine with this configuration, by the policy that it runs.
 
     query_lens:   new tokens of each request in batch order, decodes (1 token) first
-    is_supported: False if the step has multimodal input and the model stores some of it Ignores
-    graphs, cached prefixes within the step, and other DP ranks. Raises ConfigurationError for an
-    impossible step, ComponentError without a stream scheduler.
+    is_supported: no multimodal input for a model that stores some of it
+    Ignores graphs, cached prefixes within the step, and other DP ranks. Raises ConfigurationError
+    for an impossible step, ComponentError without a stream scheduler.
     """
     config = get_config(vllm_config)
     options = config.dbo

@@ -20,7 +20,7 @@ class SwitchingContext(ForwardContext):
 
     @classmethod
     def showing(cls, part: ForwardContext) -> "SwitchingContext":
-        """Creates a context that first shows the attributes of `part`."""
+        """Creates one that first shows the attributes of `part`."""
         context = cls.__new__(cls)
         context.__dict__ = part.__dict__
         return context

@@ -37,7 +37,7 @@ class LargestStep:
     """One of the largest steps.
 
     query_lens:  new tokens of each request, decodes first
-    num_decodes: decoding requests: none, all but the last, or all
+    num_decodes: requests that decode: none, all but the last, or all
     first_share: fraction of tokens in the first ubatch; None: the step is whole
     """
 
@@ -128,7 +128,7 @@ def _largest_split(runner: StepRunner, most: int, deal: _Deal, share: float) -> 
 
 
 def measure_steps(runner: StepRunner) -> int:
-    """Bytes that one of the largest steps allocates at most."""
+    """Most bytes that one of these steps allocates."""
     torch.accelerator.empty_cache()
     before = torch.accelerator.memory_allocated()
     torch_npu.npu.reset_peak_memory_stats()

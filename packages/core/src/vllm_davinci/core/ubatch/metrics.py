@@ -77,7 +77,7 @@ class OverlapStatLogger(AggregateStatLoggerBase):
             self._acceptance.record(scheduler_stats.spec_decoding_stats)
 
     def log_engine_initialized(self) -> None:
-        """Does nothing: this logger has no such message."""
+        """Does nothing: there is no such message."""
 
 
 def _remove(collector: MultiProcessCollector, directory: Path) -> None:

@@ -59,8 +59,8 @@ class PlannedStep:
         """Each layer's metadata; in a split step one dict per ubatch.
 
         built:   by vLLM; of each ubatch if the step is split and has prefills
-        decodes: the step has no prefill. No request is then cut, and a graph's padding consists of
-                 requests as well, which vLLM cannot cut
+        decodes: the step has no prefill. Requests are then whole, and a graph's padding consists of
+                 requests, too, which vLLM cannot cut
         """
         if self.split is not None and decodes:
             parts = self.split.split.ubatches

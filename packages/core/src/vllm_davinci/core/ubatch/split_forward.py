@@ -53,7 +53,7 @@ class SplitForward:
         self._norm_cores_by_size: SizedChoices | None = None
 
     def limit_norms_by(self, by_size: SizedChoices | None) -> None:
-        """Sets the vector cores of norms by step size from now on; None: no longer by size."""
+        """Sets the vector cores of norms by step size from now on; None: as before."""
         for cores in () if by_size is None else by_size.choices:
             check_vector_cores(f"step_costs: {NORM_VECTOR_CORES}", cores)
         self._norm_cores_by_size = by_size

@@ -92,7 +92,7 @@ class StepSplitter:
         return self._decisions is not None and has_communication(self._parallel)
 
     def first_shares(self) -> tuple[float, ...]:
-        """Possible fractions of tokens in the first ubatch: the usual and the largest one."""
+        """Possible fractions of tokens in the first ubatch: the usual one, and the largest."""
         if not self.splits:
             return ()
         usual = self._options.first_share or 1 / self._options.num_ubatches
@@ -124,8 +124,7 @@ class StepSplitter:
     ) -> PlannedStep:
         """The step as all DP ranks run it. All ranks call it, once per step.
 
-        mode, num_tokens: agreed by all DP ranks; num_tokens counts this rank's rows, padding
-                          included
+        mode, num_tokens: the DP ranks have agreed on them; rows of this rank, padding included
         facts:            about the batch; None in a step without requests
         """
         step, about, decision = self._decide(step, mode, num_tokens, facts)
@@ -141,9 +140,7 @@ class StepSplitter:
     def _decide(
         self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, facts: BatchFacts | None
     ) -> tuple[ScheduledStep, Any, Decision | None]:
-        """The step, facts about it, and this rank's decision; the decision is None without
-        overlap.
-        """
+        """The step, facts about it, and this rank's decision; None without overlap."""
         decisions = self._decisions
         if self._tries:
             step, facts = replace(step, is_real=True), BatchFacts(can_be_cut=True)
@@ -161,9 +158,7 @@ class StepSplitter:
         decision: Decision | None,
         ubatch_sizes: list[torch.Tensor] | None,
     ) -> SplitStep | None:
-        """Cuts the step and counts the decision. ubatch_sizes: every DP rank's, if all ranks
-        cut it
-        """
+        """Cuts the step and counts the decision. ubatch_sizes: every DP rank's, if all cut"""
         decisions = self._decisions
         if decisions is None or decision is None:
             return None

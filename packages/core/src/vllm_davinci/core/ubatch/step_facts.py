@@ -25,7 +25,7 @@ class ScheduledStep:
 class BatchFacts:
     """Facts about the batch of a step that serves requests.
 
-    can_be_cut: True if no input belongs to the step as a whole
+    can_be_cut: no input belongs to the step as a whole
     prefixes:   the requests' cached tokens; None without any
     """
 

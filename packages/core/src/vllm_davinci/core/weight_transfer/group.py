@@ -14,7 +14,7 @@ JOIN_LIMIT = timedelta(minutes=5)
 
 
 class TransferGroup:
-    """Ranks of several programs: rank 0 is the trainer, then come the engine's workers.
+    """Ranks of several programs: the trainer is rank 0, the engine's workers follow.
 
     The constructor joins the group; every rank calls it at the same time, with its own device set.
     address, port: where the trainer's process listens until it ends

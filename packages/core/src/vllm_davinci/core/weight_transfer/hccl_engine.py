@@ -118,7 +118,7 @@ class HCCLTrainerInitInfo(TrainerInitInfo):
 
 
 class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
-    """The trainer's end of a transfer. Set its device first; no worker may use the same one."""
+    """The trainer's end of a transfer. Set its device, which no worker may use, before."""
 
     init_info_cls: Any = HCCLTrainerInitInfo
     model_update_group: Any
@@ -154,7 +154,7 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
         return engine
 
     def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
-        """Gathers the source's tensors on all ranks together, and sends them from rank 0."""
+        """Makes the source's tensors, on all ranks together, and sends them from rank 0."""
         if not self.is_sender:
             for _ in source.iter_full():
                 pass

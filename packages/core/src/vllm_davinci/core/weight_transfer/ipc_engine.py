@@ -84,7 +84,7 @@ class NPUIPCTrainerInitInfo(TrainerInitInfo):
 
 
 class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
-    """The trainer's end of a transfer. Set its device first; a worker uses the same one."""
+    """The trainer's end of a transfer. Set its device, which is also a worker's, before."""
 
     init_info_cls: Any = NPUIPCTrainerInitInfo
 
@@ -119,9 +119,7 @@ class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
         return engine
 
     def _send(self, source: WeightSource) -> None:
-        """Shares the buffers one by one; each follows once all workers have read the previous
-        one.
-        """
+        """Shares one buffer after another, each once all workers have read the one before."""
         device = current_platform.get_device_uuid(self.device.index)
         meta = source.metadata
         pairs = NCCLTrainerWeightTransferEngine._checked_iter(source, meta)

@@ -50,7 +50,7 @@ def views(buffer: torch.Tensor, tensors: Iterable[ParamMeta]) -> Iterator[tuple[
 def filled(
     buffer: torch.Tensor, tensors: Sequence[ParamMeta], pairs: Iterator[tuple[str, torch.Tensor]]
 ) -> torch.Tensor:
-    """Copies the next of `pairs`, which may be on any device, into the buffer."""
+    """Copies the next of `pairs` into the buffer. They may be on any device."""
     for (_, view), (_, tensor) in zip(views(buffer, tensors), pairs, strict=False):
         view.copy_(tensor)
     return buffer

@@ -14,12 +14,12 @@ def trainer_end(
     source: WeightSource | None,
     owner: int,
 ) -> End:
-    """The transfer's end on one rank, before it has sent anything.
+    """The end of one rank, before it has sent anything.
 
     init_info: with `rank`, `is_sender` and `buffer_bytes`
-    owner:     the trainer's rank that sends; it must own all tensors, whole Raises ValueError
-    without a source, or if another rank owns some of its tensors, and TypeError for a source
-    without whole tensors.
+    owner:     the trainer's rank that sends; it must own all whole tensors
+    Raises ValueError without a source, or if another rank owns some of its tensors, and TypeError
+    for a source without whole tensors.
     """
     if source is None:
         raise ValueError("A trainer sends the tensors of a WeightSource: pass `source`.")

@@ -44,8 +44,6 @@ class BlockSparseCache(NamedTuple):
         return key, value, self.index_k
 
     def write_index(self, key: torch.Tensor, rows: torch.Tensor) -> None:
-        """Writes index keys. key: [num_tokens, index_head_size]; rows: [num_tokens, 1], int64, all
-        >= 0
-        """
+        """Writes keys [num_tokens, index_head_size] to rows [num_tokens, 1], int64, all >= 0."""
         flat = self.index_k.view(-1, key.shape[-1])
         torch_npu.npu_scatter_nd_update_(flat, rows, key.contiguous())

@@ -30,9 +30,8 @@ class BlockRule:
     def of_model(
         cls, block_size: int, num_chosen: int, num_local: int, index_size: int, num_first: int = 0
     ) -> "BlockRule":
-        """Raises UnsupportedFeatureError for unsupported rules. num_first: first blocks, always
-        chosen
-        """
+        """Raises UnsupportedFeatureError for unsupported rules. num_first: first blocks always
+        chosen"""
         wrong = {
             f"blocks of {block_size} keys (must be {BLOCK_SIZE_TOKENS})": (
                 block_size != BLOCK_SIZE_TOKENS
@@ -48,11 +47,9 @@ class BlockRule:
         return cls(num_chosen, num_local, index_size)
 
     def graph_widths(self, num_blocks: int) -> tuple[int, ...]:
-        """Numbers of blocks per request that graphs score, ascending, for requests of up to
-        `num_blocks`.
+        """Blocks of a request that graphs score, ascending, of requests of up to `num_blocks`.
 
-        The first graph chooses nothing. A step scores at most GRAPH_FACTOR times as many blocks as
-        it has.
+        The first graph chooses nothing. A step scores up to GRAPH_FACTOR times its own blocks.
         """
         widths = [self.num_chosen]
         while widths[-1] < num_blocks:

@@ -66,7 +66,7 @@ class BlockSparseAttention(Attention):
 
     @property
     def num_graph_widths(self) -> int:
-        """Number of graphs per step size."""
+        """Graphs of one size of steps."""
         return len(self.rule.graph_widths(-(-self._max_model_len // BLOCK_SIZE_TOKENS)))
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
@@ -154,7 +154,7 @@ class BlockSparseAttention(Attention):
         metadata: NPUAttentionMetadata,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """query, out: [num_tokens, query heads per key head, head_size]. Returns out."""
+        """query, out: [num_tokens, num_heads of a key head, head_size]. Returns out."""
         impl: Any = self.impl
         out = torch.empty_like(query) if out is None else out
         result: torch.Tensor = impl.forward(

@@ -69,9 +69,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
 
     @cached_property
     def of_heads(self) -> NPUAttentionMetadata:
-        """Metadata for attending to all tokens: each request once per key head, ordered by key
-        head.
-        """
+        """Attention to all tokens: each request once per key head, ordered by key head."""
         num = self.num_kv_heads
         tables = self.block_table * num + self._heads.to(torch.int32).view(-1, 1, 1)
         return NPUAttentionMetadata(
@@ -84,8 +82,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         )
 
     def of_chosen(self, pages: torch.Tensor) -> list[NPUAttentionMetadata]:
-        """Metadata of each call that attends to chosen blocks, with a request per token and key
-        head.
+        """Attention to chosen blocks, divided into calls: a request per token and key head.
 
         pages: [num_tokens, num_kv_heads, num_chosen], int32
         """
@@ -135,7 +132,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         return torch.arange(self.num_kv_heads, device=self.block_table.device)
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
-        """Cumulative query lengths and total tokens of the operator's requests."""
+        """Lengths of the operator's requests: key heads of requests, or of each token."""
         if self.sees_all:
             return self._ends_of_heads, self.seq_lens * self.num_kv_heads
         return list(range(1, len(self._lengths_of_chosen) + 1)), self._lengths_of_chosen

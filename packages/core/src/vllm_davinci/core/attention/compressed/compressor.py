@@ -102,10 +102,9 @@ class Compressor(nn.Module):
         self.cache.write(step, self.finish(pooled, first, step))
 
     def _entries(self, last: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the projections that rows ending with these tokens pool, and a mask of missing
-        ones.
+        """Indices of the states of the groups that end with these tokens, and which there are not.
 
-        Both are [n, tokens of a row]. Missing ones point at the request's first token.
+        [n, tokens of a row] each. Those before the first token point at the first one's.
         """
         back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
         positions = last.positions.unsqueeze(1) + back
@@ -116,7 +115,7 @@ class Compressor(nn.Module):
     def finish(
         self, pooled: torch.Tensor, positions: torch.Tensor, step: StepTokens
     ) -> torch.Tensor:
-        """Applies norm and rotation to pooled rows. positions: of their groups' first tokens"""
+        """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
         normed, rope = self.norm(pooled.to(self.cache.kind.dtype)), self._rope
         assert rope is not None
         by = step.shared((rope, self.ratio), lambda: rope.at(positions))

@@ -74,9 +74,7 @@ class PooledAttention(nn.Module):
         return None if metadata is None else metadata.tokens(positions)
 
     def take_most_memory(self, query: torch.Tensor) -> None:
-        """Allocates and frees attention's memory for the profile run. query: [num_tokens, heads,
-        size]
-        """
+        """query: [num_tokens, heads, size]. For the profile run."""
         take_most_memory(self._spread(query), self._most)
 
     def attend(
@@ -108,9 +106,9 @@ class PooledAttention(nn.Module):
         return self._values(out, query)
 
     def _spread(self, query: torch.Tensor) -> torch.Tensor:
-        """Places each query where a row has its key head's keys; zeros elsewhere.
+        """Queries as long as rows: zero except beside the keys of their key head.
 
-        query: [num_tokens, heads, size]. Heads of one key head are adjacent.
+        query: [num_tokens, heads, size]. The heads of one key head follow each other.
         """
         if (count := self._num_kv_heads) is None:
             return query
@@ -121,7 +119,7 @@ class PooledAttention(nn.Module):
         return spread.flatten(3).flatten(1, 2)
 
     def _values(self, out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """Extracts each head's values from its weighted sum of rows, as a tensor like query."""
+        """The part of each head's weighted rows that has its values: like query."""
         if (count := self._num_kv_heads) is None:
             return out
         parts = out.view(len(query), count, -1, 2, count, query.shape[2])
@@ -131,7 +129,7 @@ class PooledAttention(nn.Module):
     def _visible(
         self, groups: torch.Tensor, positions: torch.Tensor, requests: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the chosen groups' rows, then the open group's, and a mask of hidden ones.
+        """Indices of the rows of chosen groups, then of the open group, and which are hidden.
 
         groups: [n, most chosen], -1 after the last; positions, requests: [n], as in `Tokens`
         Returns [n, width] each. The open group is empty after a group's last token.

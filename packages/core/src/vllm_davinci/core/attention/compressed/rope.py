@@ -25,9 +25,8 @@ class CosSin(NamedTuple):
 
 
 class RopeTable(nn.Module):
-    """Cosines and sines of all positions, in fp32: rounded angles of distant tokens would be off by
-    whole turns.
-    """
+    """Cosines and sines of all positions, fp32: rounded angles of far tokens are off by whole
+    turns."""
 
     table: torch.Tensor  # [2, num_positions, size]: cosines, sines
 

@@ -87,9 +87,7 @@ class RowCache(NamedTuple):
     def in_memory(
         cls, memory: torch.Tensor, kind: RowKind, first_byte: int, block_bytes: int
     ) -> "RowCache":
-        """memory: all bytes; first_byte: offset of the page in block 0; block_bytes: distance of
-        pages
-        """
+        """memory: all bytes; first_byte: of the page in block 0; block_bytes: from page to page"""
         size = kind.row_bytes
         assert first_byte % size == 0 and block_bytes % size == 0, (first_byte, block_bytes, size)
         whole = memory[: memory.numel() // size * size].view(kind.dtype)
@@ -101,7 +99,7 @@ class RowCacheMetadata(AttentionMetadata):
     """Block tables and lengths of one cache group.
 
     block_table:  [num_reqs, max_blocks], int32
-    starts:       each request's first row in the step, then the number of rows
+    starts:       first row of the step of each request, then the number of all rows
     seq_lens:     total tokens of each request
     slot_mapping: [num_tokens], int64, negative for padding
     host_lengths: set while a graph is captured; no launch here uses lengths from the host
@@ -116,7 +114,7 @@ class RowCacheMetadata(AttentionMetadata):
     def tokens(self, positions: torch.Tensor) -> StepTokens:
         """The step's tokens, the same for all groups, so a model may ask any group.
 
-        positions: [num_tokens], int64. Read only in graphs; otherwise the lengths determine them.
+        positions: [num_tokens], int64. Read in graphs only: outside, the lengths give them.
         """
         if self.host_lengths is not None:
             slots = self.slot_mapping[: len(positions)]
@@ -193,7 +191,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
     @property
     def first_row(self) -> int:
-        """Index of the layer's first row in the memory that layers of one width and dtype share."""
+        """In all memory, which layers of one width and dtype share."""
         assert self.kv_cache is not None
         return self.kv_cache.first_row
 
@@ -278,7 +276,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
 
 class RowCacheMetadataBuilder(MetadataBuilderBase[RowCacheMetadata]):
-    """Builds metadata from vLLM's block tables. Never reads from the device."""
+    """Uses block tables as they are. Never reads from the device."""
 
     @classmethod
     def get_cudagraph_support(

@@ -56,9 +56,7 @@ class StepTokens:
     def of_lengths(
         cls, starts: list[int], seq_lens: list[int], device: torch.device
     ) -> "StepTokens":
-        """starts: first row of each request, then the number of rows; seq_lens: total tokens of
-        each
-        """
+        """starts: first row of each request, then all rows; seq_lens: total tokens of each"""
         bounds = zip(starts, starts[1:], seq_lens, strict=False)
         spans = [
             Span(slice(start, stop), request, end)
@@ -87,13 +85,13 @@ class StepTokens:
         return max((span.end for span in self.spans), default=0)
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Result of `make`, computed once per key for all layers, which must not write to it."""
+        """Result of `make` for the first layer that asks for the key, which is not written to."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
 
     def num_complete(self, ratio: int) -> torch.Tensor:
-        """Number of complete groups of `ratio` tokens that each token sees: [num_tokens], int64."""
+        """Groups of `ratio` tokens up to each token, which it sees: [num_tokens], int64."""
         found: torch.Tensor = self.shared(
             ("complete", ratio), lambda: (self.all.positions + 1) // ratio
         )
@@ -104,9 +102,8 @@ class StepTokens:
         return self.closing(1)
 
     def closing(self, ratio: int) -> Tokens:
-        """Tokens that complete a group of `ratio` tokens; may be empty. In a graph: all tokens,
-        with `is_written` set for these.
-        """
+        """Tokens that complete a group of `ratio` tokens; may be empty. In a graph: all tokens, and
+        `is_written` marks these."""
         if ratio not in self._by_ratio:
             self._by_ratio[ratio] = self._closing(ratio)
         return self._by_ratio[ratio]

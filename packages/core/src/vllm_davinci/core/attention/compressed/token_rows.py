@@ -26,7 +26,7 @@ class TokenRows(nn.Module):
         return None if metadata is None else metadata.tokens(positions)
 
     def write(self, ids: torch.Tensor, positions: torch.Tensor, step: StepTokens) -> None:
-        """Writes the tokens' rows. ids: [num_tokens or more]; positions: the same, or [3, ..]"""
+        """ids: [num_tokens or more]; positions: [num_tokens or more], or [3, ..] of them"""
         num_tokens = step.num_tokens
         places = positions.expand(3, -1)[:, :num_tokens]
         written = torch.cat([ids[:num_tokens].unsqueeze(0), places]).t()

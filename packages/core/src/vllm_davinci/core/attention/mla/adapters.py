@@ -18,7 +18,7 @@ class StepAdapters(Protocol):
     no_lora: bool  # no row uses an adapter
 
     def foreign_to(self, rows: slice) -> torch.Tensor:
-        """[rows, width], bool: True in the columns of adapter slots that a row does not use."""
+        """[rows, width], bool: True in the columns of slots that belong to other rows."""
 
 
 def in_step(adapters: "UpProjectionAdapters | None") -> "UpProjectionAdapters | None":
@@ -70,5 +70,5 @@ class UpProjectionAdapters:
         return expanded.add_(torch.mm(own, self.b.flatten(0, 1).t()))
 
     def _own(self, by_head: torch.Tensor) -> torch.Tensor:
-        """Zeroes other requests' adapter slots in place: [num_heads, rows, width]."""
+        """Zeroes the slots of other requests in place: [num_heads, rows, width]."""
         return by_head.masked_fill_(self.step.foreign_to(slice(0, by_head.shape[1])), 0)

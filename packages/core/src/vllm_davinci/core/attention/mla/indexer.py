@@ -62,7 +62,7 @@ class TokenIndexer:
         """Writes the step's keys into the cache and chooses among all tokens of each request.
 
         positions:           [num_actual_tokens], int64
-        query, key, weights: results of `project`
+        query, key, weights: of `project`
         Returns [num_actual_tokens, 1, num_chosen], int32: positions in the request, then -1 if
         there are fewer.
         """

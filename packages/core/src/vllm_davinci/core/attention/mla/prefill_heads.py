@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 def as_prefill_takes(
     nope: torch.Tensor, rope: torch.Tensor, sizes: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Converts queries or keys to the prefill operator's form; the second result may be None.
+    """Queries or keys in the form of the prefill operator; its second part may be None.
 
     nope:  [tokens, heads, qk_nope_head_dim]
     rope:  [tokens, heads, qk_rope_head_dim]

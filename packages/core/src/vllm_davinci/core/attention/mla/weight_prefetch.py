@@ -43,7 +43,7 @@ class Prefetches:
 
 
 def plan_prefetches(vllm_config: "VllmConfig") -> Prefetches | None:
-    """Sets each layer's prefetch of the next layer's weights. Call it after all weights are loaded.
+    """Sets each layer's prefetch for the next one. Call it after all weights are loaded.
 
     Returns None if the option is off or no layer prefetches.
     """

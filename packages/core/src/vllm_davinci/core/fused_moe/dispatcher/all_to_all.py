@@ -1,4 +1,4 @@
-"""Sends each rank exactly the rows that its experts need, and the results back."""
+"""Sends tokens in exact rows to the ranks of their experts, and the results back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -183,7 +183,7 @@ class Fp8Weights(Format):
 
 
 def _blocks_of_groups(config: Mapping[str, Any]) -> list[Any]:
-    """Block sizes from compressed-tensors' groups of fp8 weights; [] for other groups."""
+    """The block sizes of compressed-tensors' groups of fp8 weights; none for other groups."""
     found = []
     groups = config.get("config_groups")
     schemes = list(groups.values()) if isinstance(groups, Mapping) else []
@@ -243,7 +243,7 @@ def integer_types(names: Iterable[str]) -> dict[str, str]:
 @register_quantization_config(OF_DEEPSEEK_V4)
 @register_quantization_config(NAME)
 class NPUFp8Config(NPUQuantizationConfigBase):
-    """Selects float computation for an fp8 checkpoint: the loader converts its weights."""
+    """An fp8 checkpoint whose layers compute in floats: the loader converts its weights."""
 
     def __init__(self, format: Fp8Weights | None = None) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class NPUFp8Config(NPUQuantizationConfigBase):
         hf_config: PretrainedConfig | None = None,
         revision: str | None = None,
     ) -> None:
-        """Raises UnsupportedFeatureError for a checkpoint that is not fp8."""
+        """Raises UnsupportedFeatureError if the checkpoint is not fp8."""
         if self.format is None:
             raise UnsupportedFeatureError(
                 f"--quantization {NAME} is for checkpoints that hold fp8 weights, and {model_name}"

@@ -1,4 +1,4 @@
-"""The format pack-quantized of compressed-tensors, which quantizes only weights."""
+"""compressed-tensors' format pack-quantized, which quantizes weights only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PackedCompressedTensors(PackedWeights):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
-        """The format; None if layers without packed weights are quantized as well."""
+        """The format; None if layers without packed weights are quantized, too."""
         if str(config.get("quant_method", "")).lower() != NAME:
             return None
         groups = list((config.get("config_groups") or {}).values())
@@ -71,6 +71,6 @@ def _scheme(weights: Mapping[str, Any]) -> tuple[int, int, bool]:
 
 
 class PackedCompressedConfig(PackedWeightsConfig):
-    """vLLM's quantization config for these checkpoints; `NPUCompressedTensorsConfig` selects it."""
+    """vLLM's method of these checkpoints; `NPUCompressedTensorsConfig` chooses it."""
 
     name, kind = NAME, PackedCompressedTensors

@@ -191,7 +191,7 @@ class W4A8Dynamic(W8A8Dynamic):
     is_written = False
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
-        # The stored 8 times the sums is not used: it covers whole experts, and a rank sums its own
+        # The files' 8 times the sums is not used: it is of whole experts, and a rank sums its own
         # part.
         return *self.parameters, TensorSpec("scale_bias", Extent.PER_PART, (torch.float32,))
 

@@ -204,7 +204,7 @@ class W8A8(Int8Scheme):
     needs_input_range = True
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
-        """The stored tensors; exporters of version 0 recipes also write the weight's own scales."""
+        """The stored tensors; exporters of version 0 recipes write the weight's own scales, too."""
         return *STATIC_TENSORS, *(replace(spec, is_optional=True) for spec in PER_CHANNEL)
 
     def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:

@@ -224,7 +224,7 @@ class DynamicExperts(Experts):
 
 @functools.cache
 def activation_takes_integers(num_experts: int, columns: int) -> bool:
-    """True if the gated activation supports int32 sums of [rows, columns], grouped by expert.
+    """True if the gated activation supports int32 sums, [rows, columns] in groups of experts.
 
     The supported sizes depend on the CANN release: multiples of 64, up to 7232 or 10496.
     """
