@@ -2,10 +2,10 @@
 
 It also prepares the command `vllm`, whose imports take seconds (meta.vllm_command).
 
-torch_npu: torch imports it automatically, among entry points in file-system order; a failure is a
-long traceback whose last line advises to turn the device off. A check before it explains the cause
-in a few lines. torchvision: built for CUDA, it cannot be imported beside a torch without CUDA
-unless two operators are declared first.
+torch_npu: torch imports it automatically; a failure prints a long traceback whose last line advises
+           to turn the device off. A check before the import explains the cause in a few lines.
+           torchvision: built for CUDA, it cannot be imported with a torch without CUDA unless two
+           operators are declared first.
 
 This module is imported at interpreter start-up through the `.pth` file of the same name; it puts
 one finder in front of the others, which does nothing until one of the two is imported. It is one
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ImportHooks:
-    """Finds the packages of LOADERS as the usual path finder does, and gives them our loader."""
+    """Finds the packages of LOADERS like the usual path finder, and gives them our loader."""
 
     @staticmethod
     def find_spec(

@@ -15,7 +15,7 @@ import torch_npu
 
 
 def built_for(torch_release: str) -> str:
-    """The message on a module that was built for another torch."""
+    """Error message for a module built for another torch release."""
     return (
         f"vllm-davinci-kernels was built for {torch_release}, and torch {torch.__version__} is "
         "installed. In a checkout, run: pip install --no-build-isolation --no-cache-dir "
@@ -65,7 +65,7 @@ def _exists(launch: str) -> bool:
 
 
 def load(name: str) -> Any:
-    """A function of one operator's arguments; for `attention_groups`, the class.
+    """The function of one operator; for `attention_groups`, the class.
 
     Raises KeyError with the known names if `name` is unknown.
     """

@@ -76,7 +76,9 @@ def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command. Exit status 0 only if its answer is positive; each command says when."""
+    """Runs a command. The exit status is 0 only if its answer is positive; each command defines
+    this.
+    """
     commands = COMMANDS | installed_commands()
     parser = _parser(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -1,10 +1,10 @@
 """`vllm-davinci compare MODEL`: compares vLLM's greedy tokens with those of transformers on the
 CPU.
 
-MODEL is a checkpoint's directory or a GGUF file. In float32 (on the virtual NPU) all tokens should
-be equal. In 16 bits a token may differ where the reference's two best logits are close: the margin
-of each first difference is printed. Options of `vllm serve` follow `--`: steps run one by one
-unless `--no-enforce-eager` is among them.
+MODEL is a checkpoint directory or a GGUF file. In float32 (on the virtual NPU) all tokens should be
+equal. In 16 bits a token may differ where the reference's two best logits are close: the margin of
+each first difference is printed. Options of `vllm serve` follow `--`: steps run one by one unless
+`--no-enforce-eager` is among them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """equal_prompts: prompts whose tokens are all equal; tokens: number compared; differences: the
-    first per prompt"""
+    """equal_prompts: number of prompts with all tokens equal; tokens: number compared; differences:
+    the first of each prompt
+    """
 
     prompts: int
     equal_prompts: int
@@ -154,7 +155,9 @@ def _texts(path: Path | None) -> list[str]:
 
 
 def composed(count: int) -> list[str]:
-    """Questions, three of four after random facts: mostly few, at most LONGEST_SENTENCES."""
+    """Makes questions, three of four after random facts: mostly few facts, at most
+    LONGEST_SENTENCES.
+    """
     random = Random(0)
     texts = []
     for number in range(count):

@@ -32,10 +32,10 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def require() -> bool:
-    """Raises an explanation, or ends the process with it, if torch_npu cannot be imported here.
+    """Raises or prints an explanation if torch_npu cannot be imported here.
 
-    Scripts and servers end, with the explanation as their last output, because torch turns every
-    exception into the advice to switch the device off. An interactive session gets the exception.
+    Scripts and servers end with the explanation as their last output, because torch would replace
+    any exception by its advice to switch the device off. An interactive session gets the exception.
 
     Returns False if torch runs without its device and the importer only asks whether torch_npu is
     installed, as transformers does at import without catching exceptions.
@@ -56,14 +56,18 @@ def require() -> bool:
 
 
 def absent(name: str) -> NoReturn:
-    """Raises DeviceLibraryError for any attribute of a torch_npu that was not executed."""
+    """Raises DeviceLibraryError for any attribute: this torch_npu was imported without its code
+    being run.
+    """
     if name.startswith("__"):
         raise AttributeError(name)
     raise DeviceLibraryError(explanation(loader_error() or ""))
 
 
 def _is_question() -> bool:
-    """True if a function such as `is_torch_npu_available` imports torch_npu."""
+    """True if torch_npu is imported only to ask whether it is available
+    (`is_torch_npu_available`).
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith("<frozen importlib")
@@ -74,7 +78,7 @@ def _is_question() -> bool:
 
 
 def explanation(message: str) -> str:
-    """Advice if the runtime library did not load, from the loader's `message`."""
+    """Explains a runtime library that does not load. message: the loader's"""
     command = _command()
     if not message.startswith(RUNTIME_LIBRARY):
         return (

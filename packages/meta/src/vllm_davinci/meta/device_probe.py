@@ -1,7 +1,7 @@
 """Tries CANN's libraries, one operator and vLLM's platform, one JSON line per stage.
 
-`python -m vllm_davinci.meta.device_probe STAGE` is a process of its own because a failing stage may
-end it; the doctor reads what it has printed by then.
+`python -m vllm_davinci.meta.device_probe STAGE` runs as a separate process because a failing stage
+may end it; the doctor reads what it has printed.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Reports whether a model can run here, and if not, what to do.
 
 This module does not import torch, because that import may end the process if CANN is not on the
-loader path. `device_probe` makes all trials, in a process of its own.
+loader path. `device_probe` tries everything in a separate process.
 """
 
 from __future__ import annotations

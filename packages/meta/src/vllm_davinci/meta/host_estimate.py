@@ -43,7 +43,9 @@ class Estimate:
     memory_bytes: int
 
     def seconds(self, prompt_tokens: int, new_tokens: int, requests: int) -> float:
-        """Start, prefill of all prompts, and decode steps that take all requests at once."""
+        """Seconds for the start, the prefill of all prompts, and decode steps of all requests at
+        once.
+        """
         batched = 1 + 0.1 * (requests - 1)  # another row adds little: weights are read once
         work = prompt_tokens * self.prompt_token_s + new_tokens * self.token_s * batched
         return self.start_s + work
@@ -73,7 +75,7 @@ def size_of(directory: Path) -> ModelSize:
 
 
 def _values(path: Path) -> int:
-    """Number of values in a safetensors file."""
+    """Counts the values in a safetensors file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -111,7 +113,9 @@ def estimate(
 
 
 def _rates(dtype: str) -> tuple[float, float]:
-    """Bytes of weights per second in a decode, multiply-adds per second in a prefill."""
+    """Measures bytes of weights per second in a decode, and multiply-adds per second in a
+    prefill.
+    """
     import torch
 
     weight = torch.ones(4096, 2048, dtype=getattr(torch, dtype))
@@ -121,7 +125,7 @@ def _rates(dtype: str) -> tuple[float, float]:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The shortest of five calls."""
+    """Seconds of the fastest of five calls."""
     call()
     best = float("inf")
     for _ in range(5):

@@ -54,7 +54,8 @@ class LocalEngine:
     """A model's directory, its dtype and tokenizer, and vLLM's engine once it is started."""
 
     def __init__(self, options: argparse.Namespace, arguments: list[str], console: Console) -> None:
-        """Converts a GGUF file and imports vLLM. Raises MetaError with what is wrong.
+        """Converts a GGUF file if given and imports vLLM. Raises MetaError, which says what is
+        wrong.
 
         arguments: further options of `vllm serve`
         """
@@ -134,13 +135,13 @@ class LocalEngine:
 
 
 def _default_dtype() -> str:
-    """float32 if the device has its operators: near ties are then decided as in transformers."""
+    """float32 if the device supports it, so that near ties are decided as in transformers."""
     is_exact = os.environ.get("VNPU_SOC", EXACT_CHIP) == EXACT_CHIP
     return "float32" if is_exact and core_access.is_virtual() else "bfloat16"
 
 
 def cache_tokens(longest: int, requests: int) -> int:
-    """Tokens of a KV cache for these requests of at most `longest` tokens, in whole blocks.
+    """Tokens of a KV cache for these requests of at most `longest` tokens each, in whole blocks.
 
     One more block per request covers what the engine reserves and the next token.
     """

@@ -18,7 +18,7 @@ DRIVER_VERSION = Path("/usr/local/Ascend/driver/version.info")
 
 
 def machine_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
-    """One line per fact."""
+    """Yields one check per fact."""
     area = "machine"
     yield Check(area, "system", Status.OK, f"{_system()}, kernel {platform.release()}")
     yield Check(area, "processor", Status.OK, f"{_processor()}, {platform.machine()}")

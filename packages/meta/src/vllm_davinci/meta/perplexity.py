@@ -125,7 +125,7 @@ class Generates(Protocol):
 
 
 def score(llm: Generates, windows: Sequence[Sequence[int]]) -> Score:
-    """Scores each window by itself, without its first token."""
+    """Scores each window separately; its first token is not scored."""
     from vllm import SamplingParams
 
     outputs = llm.generate(

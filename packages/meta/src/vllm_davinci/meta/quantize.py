@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
 def _calibrated(
     options: argparse.Namespace, config: dict[str, Any], dtype: torch.dtype, progress: Progress
 ) -> plan.Plan:
-    """Calibrates the model on the text; see core's `export.plan`."""
+    """Runs calibration on the text; see core's `export.plan`."""
     from vllm_davinci.core.export import calibration, plan, source
     from vllm_davinci.core.weight_files import files
 
@@ -182,7 +182,7 @@ def _share(text: str) -> float:
 
 
 def _problem_with(options: argparse.Namespace) -> str | None:
-    """The first mistake in the options that is found without core's slow import."""
+    """The first mistake in the options that can be found before core is imported, which is slow."""
     known = _scheme_names()
     if known and options.type not in known:
         close = difflib.get_close_matches(options.type.upper(), known, n=1)

@@ -13,7 +13,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. With a `problem`, no model can run."""
+    """One line of the report. A check with a `problem` prevents any model from running."""
 
     area: str
     subject: str

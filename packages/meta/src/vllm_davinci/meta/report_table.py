@@ -37,7 +37,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _libraries_by_directory(checks: Iterable[Check]) -> Iterator[Check]:
-    """One row for the libraries of one directory, or for those not found."""
+    """One row for all libraries of a directory, or for all that were not found."""
 
     def place(check: Check) -> tuple[Status, str]:
         is_found = check.status is Status.OK

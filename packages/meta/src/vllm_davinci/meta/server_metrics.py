@@ -16,7 +16,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 class Acceptance(NamedTuple):
     """Counts of drafts, over all DP ranks.
 
-    steps:       pairs of request and step for which something was drafted
+    steps:       number of pairs of request and step with drafts
     by_position: steps whose first draft was accepted, steps whose second draft was, ...
     """
 

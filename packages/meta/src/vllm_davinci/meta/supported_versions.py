@@ -40,7 +40,9 @@ class Requirement:
         return self.remedy.format(version=self.version)
 
     def accepts(self, version: str) -> bool:
-        """True if `version` is of a supported release; local parts such as `+cpu` do not count."""
+        """True if `version` belongs to a supported release; local parts such as `+cpu` are
+        ignored.
+        """
         return version.split("+")[0].split(".")[: self.parts] in self.releases
 
 
@@ -85,7 +87,7 @@ def problem_with(requirement: Requirement) -> str | None:
 
 
 def _problem_beside_torch(torch_npu: str) -> str | None:
-    """Describes a torch_npu that does not fit torch; TORCH's own problems aside."""
+    """Describes a mismatch between torch_npu and a supported torch; None if they match."""
     torch = (installed_version(TORCH.distribution) or "").split("+")[0]
     if not TORCH.accepts(torch):
         return None

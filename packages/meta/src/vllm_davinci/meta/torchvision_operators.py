@@ -1,9 +1,9 @@
 """Makes torchvision's Python parts importable if its compiled library cannot be loaded.
 
-The package index has torchvision built for CUDA, whose library does not load beside a torch without
+The package index has torchvision built for CUDA, whose library does not load with a torch without
 CUDA. torchvision ignores that until it describes two of the library's operators to torch; then its
-import fails, and so does that of transformers, which imports an installed torchvision. Image
-processors need the rest of it, but neither operator.
+import fails, and with it the import of transformers. Image processors need torchvision, but neither
+operator.
 """
 
 from pathlib import Path

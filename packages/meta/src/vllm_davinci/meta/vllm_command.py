@@ -48,7 +48,7 @@ def prepare(arguments: list[str]) -> None:
 
 
 def _model(arguments: list[str]) -> str:
-    """The model, from `serve MODEL` or `--model MODEL`; empty if neither is given."""
+    """The model given by `serve MODEL` or `--model MODEL`; empty if neither is given."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         option, _, value = word.partition("=")
         if option == "--model" or word == "serve":
@@ -73,6 +73,8 @@ def _say_unreachable(
 
 
 def _refuse(command: str, problem: str) -> NoReturn:
-    """Ends the process, which is still importing its site, where an exception is a fatal error."""
+    """Ends the process with a message. It is still importing its site, where an exception is
+    fatal.
+    """
     print(f"{command}: error: {problem}", file=sys.stderr, flush=True)
     os._exit(1)

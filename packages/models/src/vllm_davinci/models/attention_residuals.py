@@ -31,7 +31,7 @@ class AttentionResiduals:
 
     @property
     def current(self) -> torch.Tensor:
-        """[num_tokens, hidden_size], a view."""
+        """The current residual sum: [num_tokens, hidden_size], a view."""
         return self._sums[self._num_completed]
 
     def completed(self) -> torch.Tensor:
@@ -62,7 +62,7 @@ class AttentionResiduals:
 
 
 def _mixed(sums: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """sums: [blocks, num_tokens, hidden_size]; weight: [hidden_size], fp32"""
+    """Mixes sums [blocks, num_tokens, hidden_size] by their scores. weight: [hidden_size], fp32"""
     values = sums.float()
     scale = values.square().mean(dim=-1).add_(eps).rsqrt()
     shares = (values @ weight).mul_(scale).softmax(dim=0)

@@ -138,7 +138,7 @@ class NPUDecoderLayer(nn.Module):
     def after_attention(
         self, dtype: torch.dtype, residual: torch.Tensor
     ) -> tuple[float, torch.Tensor]:
-        """The factor of attention's sum, and the residual to which that sum is added."""
+        """The factor of attention's sum, and the residual to which the sum is added."""
         return 1.0, residual
 
     def after_mlp(self, dtype: torch.dtype) -> float:

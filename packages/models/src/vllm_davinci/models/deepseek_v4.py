@@ -209,7 +209,7 @@ class DeepseekV4Model(nn.Module, EagleModelMixin):
 
 
 def stream_rule(config: Any) -> StreamRule:
-    """The rule of a model, also from its drafter's configuration, whose type vLLM changes."""
+    """The stream rule of a model, or of its drafter's configuration, whose type vLLM changes."""
     return StreamRule.of_model(config, "deepseek_v4")
 
 

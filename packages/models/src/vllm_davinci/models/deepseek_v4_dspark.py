@@ -123,7 +123,7 @@ class NPUDSparkDeepseekV4(nn.Module):
         self.logits_processor = LogitsProcessor(self.model.config.vocab_size)
 
     def combine_hidden_states(self, aux_hidden_states: torch.Tensor) -> torch.Tensor:
-        """aux_hidden_states: [num_tokens, layers * hidden_size]"""
+        """Input of the first layer. aux_hidden_states: [num_tokens, layers * hidden_size]"""
         first: Any = self.model.mtp[0]
         combined: torch.Tensor = first.main_norm(first.main_proj(aux_hidden_states)[0])
         return combined

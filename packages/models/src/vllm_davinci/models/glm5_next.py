@@ -182,7 +182,7 @@ PACKED_MODULES = {
 
 
 class NPUGlm5NextForCausalLM(Glm5NextForCausalLM):
-    """The text model under its released names."""
+    """GLM-5.3-Flash's text model under its released names."""
 
     hf_to_vllm_mapper = LAYER_NAMES
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = PACKED_MODULES
@@ -233,4 +233,6 @@ class NPUGlm5NextForConditionalGeneration(Glm5NextForConditionalGeneration):
             block.attn.__class__ = _VisionAttention
 
     def set_moe_parameters(self) -> None:
-        """Does nothing: it is for expert balancing, which models with recurrent states exclude."""
+        """Does nothing: vLLM calls it for expert balancing, which models with recurrent states
+        exclude.
+        """

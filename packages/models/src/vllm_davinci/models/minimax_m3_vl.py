@@ -63,7 +63,9 @@ class NPUMiniMaxVLAttention(vision_tower.MiniMaxVLAttention):
         max_seqlen: torch.Tensor,
         sequence_lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x: [num_patches, 1, hidden_size]. Returns a tensor like it."""
+        """Attention of an image's patches. x: [num_patches, 1, hidden_size]. Returns a tensor like
+        it.
+        """
         heads = self.qkv_proj(x)[0].view(1, len(x), 3, self.num_heads_per_partition, self.head_dim)
         query, key, value = heads.unbind(2)
         cos, sin = rotary_cos.unsqueeze(1), rotary_sin.unsqueeze(1)
@@ -92,7 +94,7 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 class NPUMiniMaxM3ForConditionalGeneration(MiniMaxM3SparseForConditionalGeneration):
-    """vLLM's model, whose language model is that of `minimax_m3`."""
+    """vLLM's model with the language model of `minimax_m3`."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

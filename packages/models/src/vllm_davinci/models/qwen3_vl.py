@@ -51,8 +51,8 @@ class NPUQwen3VLForConditionalGeneration(qwen3_vl.Qwen3VLForConditionalGeneratio
     indexes_multimodal_tokens: ClassVar[bool] = True
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # Drops the previous forward's rows: ubatches only zero their own, as none knows whether it
-        # is last.
+        # Drops the previous forward's rows: each ubatch only zeroes its own, as it does not know
+        # whether it is the last.
         self.deepstack_input_embeds_num_tokens = 0
         return super().embed_input_ids(*args, **kwargs)
 

@@ -135,8 +135,8 @@ class _Windows:
         side = encoder.window_size // merge // encoder.patch_size  # of a window, in merged patches
         rows, columns = height // merge, width // merge
 
-        # Windows row by row, and merged patches row by row within them; windows at the lower and
-        # right edges are smaller. Frames follow each other.
+        # Windows are ordered row by row, and merged patches row by row within them; windows at the
+        # lower and right edges are smaller. Frames follow each other.
         row, column = np.indices((rows, columns)).reshape(2, -1)
         across = -(-columns // side)
         window = row // side * across + column // side

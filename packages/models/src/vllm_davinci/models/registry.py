@@ -75,5 +75,5 @@ def models() -> Mapping[str, str]:
 
 
 def sequence_parallel_architectures() -> frozenset[str]:
-    """Architectures whose layers can leave each rank its shard of the tokens."""
+    """Architectures whose layers can leave each rank with its shard of the tokens."""
     return frozenset(SEQUENCE_PARALLEL)

@@ -1,4 +1,4 @@
-"""The seam to the device: streams and events of torch's current accelerator, or none.
+"""Interface to the device: streams and events of torch's current accelerator, or none.
 
 With an accelerator (npu, cuda, ...) the objects are torch.Stream and torch.Event. Without one the
 same program runs with streams and events that order nothing, because every operation is
@@ -92,7 +92,7 @@ class AcceleratorDevice:
 
 
 def current_device() -> Device:
-    """The accelerator of this process at its current index, or a device without streams."""
+    """Does nothing: there is nothing to wait for."""
     # A build for an accelerator may run on a machine without its driver.
     if not torch.accelerator.is_available() or torch.accelerator.device_count() == 0:
         return HostDevice()

@@ -1,4 +1,4 @@
-"""Errors that multistream raises."""
+"""Does nothing: there is nothing to wait for."""
 
 
 class MultistreamError(RuntimeError):

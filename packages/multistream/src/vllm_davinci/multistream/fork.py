@@ -1,4 +1,4 @@
-"""A side stream inside a layer: fork, work beside the main stream, join."""
+"""A side stream inside a layer: fork, run work concurrently with the main stream, join."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -39,7 +39,7 @@ class _Abort(greenlet.GreenletExit):
 
 @dataclass
 class _Postponed:
-    """A collective whose sizes the host reads from a first one.
+    """A collective whose sizes the host reads from another collective.
 
     index: its ubatch; after: event that marks its end on the communication stream
     """
@@ -177,7 +177,7 @@ class Interleave:
             self.is_aborting = False
 
     def launch_postponed(self, index: int) -> None:
-        """Launches postponed collectives in the order of their ubatches, while `index` runs."""
+        """Launches postponed collectives in ubatch order, while ubatch `index` runs."""
         while self.postponed:
             step = self.postponed.pop(0)
             if self.on_switch is not None:
@@ -193,7 +193,7 @@ class Interleave:
                     self.on_switch(index)
 
     def in_line(self, work: Callable[[], T]) -> T:
-        """Runs work with its collectives launched in line."""
+        """Runs `work`, launching its collectives immediately."""
         self.in_exchange = True
         try:
             return work()

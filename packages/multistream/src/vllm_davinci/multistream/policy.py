@@ -81,8 +81,8 @@ class SplitPolicy:
     alignment: cuts inside requests are multiples of it, in tokens
     first_share: first part's share of a step's tokens; None: equal parts
     costs:    step times, if known; for steps with a prefill they replace the thresholds, and
-              first_share unless it is set or much is cached: a first part is larger because
-              tokens at the begin of a prompt attend to few others
+              first_share unless it is set or much is cached: a first part is larger because tokens
+              at the beginning of a prompt attend to few others
     """
 
     enabled: bool = True

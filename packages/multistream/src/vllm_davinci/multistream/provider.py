@@ -50,7 +50,7 @@ class StreamScheduler:
         return Interleave(self._stream_pool())
 
     def fork(self, role: str) -> Fork:
-        """A side stream beside the current one. role: a value of Role.
+        """Forks a side stream from the current one. role: a value of Role
 
         All forks and `start` share a few events, as each is waited for right after its record.
         """

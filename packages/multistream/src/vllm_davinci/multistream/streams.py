@@ -7,7 +7,9 @@ from vllm_davinci.multistream.device import Device, Stream, current_device
 
 
 class Role(enum.Enum):
-    """Purpose of a stream. COMPUTE is the caller's own stream, which is never created here."""
+    """The purpose of a stream. COMPUTE is the caller's current stream, which is never created
+    here.
+    """
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"

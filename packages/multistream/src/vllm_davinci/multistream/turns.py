@@ -17,10 +17,10 @@ class Work(Protocol):
     """A collective under way, as returned by torch.distributed."""
 
     def wait(self) -> object:
-        """Makes the current stream wait for it."""
+        """Makes the current stream wait for the collective."""
 
 
-# A greenlet must not be left while a C++ frame of a torch operator is on its stack: pybind11 would
+# A greenlet must not switch while a C++ frame of a torch operator is on its stack: pybind11 would
 # end the process. Operators implemented in Python are called by functions of this module.
 _OPERATOR_MODULE = torch._ops.__dict__
 

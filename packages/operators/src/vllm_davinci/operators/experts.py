@@ -156,7 +156,9 @@ def choose_experts(
     is_sigmoid: bool,
     scaling_factor: float,
 ) -> tuple[Tensor, Tensor]:
-    """Selected weights in fp32 and ids in int32, both [num_tokens, top_k]; see `routed_experts`."""
+    """Weights (fp32) and ids (int32) of the selected experts: [num_tokens, top_k] each; see
+    `routed_experts`.
+    """
     logits = router_logits.float()
     scores = logits.sigmoid() if is_sigmoid else logits.softmax(-1)
     choice = scores if correction_bias is None else scores + correction_bias.float()

@@ -17,7 +17,9 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def reciprocal_root(x: Tensor, num_dims: int, epsilon: float) -> Tensor:
-    """1 / sqrt(mean of squares + epsilon) over the last num_dims dimensions, kept as 1; fp32."""
+    """1 / sqrt(mean of squares + epsilon) over the last num_dims dimensions, which keep size 1;
+    fp32.
+    """
     dims = tuple(range(-num_dims, 0))
     return torch.rsqrt(x.float().square().mean(dims, keepdim=True) + epsilon)
 

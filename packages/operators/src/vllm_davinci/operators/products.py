@@ -26,5 +26,5 @@ def quant_matmul(
 
 
 def _float_scales(scale: Tensor) -> Tensor:
-    """Scales as fp32. int64 holds the bits, below 2**31, as scales are positive."""
+    """Converts scales to fp32. int64 scales hold fp32 bits, below 2**31, as scales are positive."""
     return scale.to(torch.int32).view(torch.float32) if scale.dtype == torch.int64 else scale

@@ -1,7 +1,7 @@
-"""Rows of caches that are found one by one: their indices, their pooling, attention to them.
+"""Cache rows that are accessed one by one: their indices, pooling, and attention to them.
 
-A cache's rows lie in pages of blocks, all memory being rows of one width. Operators that take
-`at_once` compute as many queries or groups at a time, which limits their memory.
+A block consists of pages of rows; all memory has rows of one width. Operators that take `at_once`
+compute as many queries or groups at a time, which limits their memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 def row_numbers(
     places: Tensor, requests: Tensor, block_table: Tensor, rows_per_page: int, rows_per_block: int
 ) -> Tensor:
-    """Indices of rows, counted from the first row of the page in block 0: like places.
+    """Indices of rows, counted from the first row of the page in block 0, with the shape of places.
 
     places:      [n, width], int64: a row's place in its request
-    requests:    [n, 1], int64: its row in the block table
+    requests:    [n, 1], int64: the request's row in the block table
     block_table: [num_requests, max_blocks], int32
     """
     blocks = places.div(rows_per_page, rounding_mode="floor")
@@ -125,7 +125,7 @@ def choose_rows(
     width: int,
     at_once: int,
 ) -> Tensor:
-    """Each query's rows with the highest scores, best first; -1 after the last.
+    """Indices of each query's rows with the highest scores, best first; -1 after the last.
 
     A score is the sum over heads of weight * relu(query * key), in fp32.
 

@@ -34,7 +34,7 @@ def collapse_streams(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A sublayer's input, and the weights for writing its output.
 
-    streams: [num_tokens, num_streams, hidden_size]; all others are fp32, but scale_of_row
+    streams: [num_tokens, num_streams, hidden_size]; all other tensors but scale_of_row are fp32
     fn:      [rows, num_streams * hidden_size]; rows of pre, post and, for mixed streams, of the
              matrix that mixes them
     base:    [rows]; scale: [2], or [3] for mixed streams
@@ -85,7 +85,9 @@ def stream_weights(
 
 
 def weighted_sum(flat: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """flat: [num_tokens, num_streams * hidden_size], fp32; weights: [num_tokens, num_streams]"""
+    """Sums the streams by weight. flat: [num_tokens, num_streams * hidden_size], fp32; weights:
+    [num_tokens, num_streams]
+    """
     streams = flat.unflatten(1, (weights.shape[1], -1))
     return torch.bmm(weights.unsqueeze(1), streams).squeeze(1).to(dtype)
 

@@ -29,7 +29,7 @@ _PS = 10**12  # picoseconds per second
 class Load:
     """Requests of one shape.
 
-    utilization: share of time that an engine computes; the rest covers uneven arrivals
+    utilization: fraction of time that an engine computes; the rest absorbs uneven arrivals
     """
 
     requests_per_second: float
@@ -55,7 +55,7 @@ class Pool:
     devices:           devices per engine
     tokens_per_second: rate of an engine that never waits
     step_seconds:      median step time
-    busy:              share of time that each engine computes under the load
+    busy:              fraction of time that each engine computes under the load
     """
 
     engines: int
@@ -175,7 +175,7 @@ def plan(prefill: Mapping[str, Any], decode: Mapping[str, Any], load: Load) -> P
 def _pool(
     report: Mapping[str, Any], steps: list[Mapping[str, Any]], rate: float, load: Load
 ) -> Pool:
-    """The engines needed for `rate` tokens/s in such steps."""
+    """The engines needed for `rate` tokens per second in such steps."""
     tokens = sum(sum(step["tokens"]) for step in steps)
     seconds = sum(_seconds(step) for step in steps)
     of_engine = tokens / seconds * _data_parallel(report)

@@ -1,4 +1,4 @@
-"""A case of a part, which runs or fails by itself."""
+"""One case of a part; a failing case does not stop the others."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple

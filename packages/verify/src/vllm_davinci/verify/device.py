@@ -73,7 +73,9 @@ class Device:
         }
 
     def count_streams(self, most: int) -> tuple[int, str]:
-        """Creates streams until the runtime refuses one; their number, and its message."""
+        """Creates streams until the runtime refuses one; returns their number and the refusal's
+        message.
+        """
         runtime = ctypes.CDLL("libascendcl.so")
         message = runtime.aclGetRecentErrMsg
         message.restype = ctypes.c_char_p

@@ -135,7 +135,7 @@ def _shared(
 
 
 def _times(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
-    """Fits the times of launches; the gap between a graph's nodes is the base's."""
+    """Fits launch times; the gap between a graph's nodes stays the base's."""
     node = _peak(base, "graph_node") * 1e6
     statics = {
         "vector_static": "costs/launches/element-wise operator in a graph",
@@ -156,7 +156,7 @@ def _times(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _sizes(pattern: str, sizes: tuple[int, ...]) -> list[str]:
-    """Names of the two largest sizes' findings."""
+    """Names of the findings for the two largest sizes."""
     return [pattern.format(size) for size in sizes[-2:]]
 
 

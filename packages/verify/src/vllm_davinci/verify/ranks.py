@@ -65,7 +65,7 @@ def _variables(ranks: int) -> list[dict[str, str]]:
 
 
 def _wait(process: subprocess.Popen[bytes], end: float) -> int | None:
-    """A process's exit status; None on timeout."""
+    """Waits for a process; returns its exit status, or None on timeout."""
     try:
         return process.wait(timeout=max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:

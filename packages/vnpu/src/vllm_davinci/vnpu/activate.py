@@ -50,7 +50,7 @@ def can_fork() -> bool:
 
 
 def computes() -> bool:
-    """True if operators do arithmetic; otherwise all values that the host reads are zero."""
+    """True if operators compute; otherwise all values that the host reads are zero."""
     return _C.computes()
 
 
@@ -76,7 +76,7 @@ def prepare_environment(
     *,
     takeover: bool = False,
 ) -> None:
-    """Changes `environment` so that processes started with it use virtual NPUs.
+    """Changes `environment` so that processes started in it use virtual NPUs.
 
     Raises ActivationError if it would hide a real CANN and `takeover` is false.
     """
@@ -132,7 +132,9 @@ def activate(config: VirtualDeviceConfig | None = None, *, takeover: bool = Fals
 
 
 def _with_host_faults(preloaded: str) -> str:
-    """Value of LD_PRELOAD (split at spaces or colons) with the library of host faults added."""
+    """Adds the library of host faults to a value of LD_PRELOAD, which is split at spaces or
+    colons.
+    """
     own = str(library_directory() / "libvnpu_host_faults.so")
     others = [each for each in preloaded.replace(":", " ").split() if each != own]
     return ":".join([own, *others])

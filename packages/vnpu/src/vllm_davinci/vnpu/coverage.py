@@ -53,7 +53,7 @@ def _asked_by_torch_npu() -> set[str]:
 
 
 def _absent() -> dict[str, str]:
-    """Tiers of missing operators that models need."""
+    """Tiers of operators that models need and vnpu lacks."""
     text = importlib.resources.files("vllm_davinci.vnpu").joinpath("operators_absent.json")
     tiers: dict[str, list[str]] = json.loads(text.read_text())
     return {name: tier for tier, names in tiers.items() for name in names}

@@ -18,11 +18,11 @@ SUFFIX = ".trace.json"
 
 # In the process with the devices:
 is_traced = _C.is_traced
-"""True if this process writes a trace. Fixes this process's settings."""
+"""True if this process writes a trace. Calling it freezes this process's vnpu settings."""
 name_stream = _C.name_stream
 """name_stream(handle, name): names the track of a stream, given by its native handle."""
 label_launches = _C.label_launches
-"""label_launches(text): labels tasks launched from now on; "" ends it."""
+"""label_launches(text): labels tasks launched from now on; "" ends the label."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def lines_of(file: pathlib.Path, kind: str) -> list[str]:
 
 
 def _events_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Each line holds an event; a killed process may leave its last line cut off."""
+    """Yields the event of each line; a killed process may leave its last line cut off."""
     lines = lines_of(file, "trace")
     for number, line in enumerate(lines):
         text = line.rstrip(",")

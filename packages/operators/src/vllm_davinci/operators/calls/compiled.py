@@ -111,7 +111,7 @@ def _rows(model: ModelSizes) -> Iterator[Row]:
 
 
 def _streams(model: ModelSizes) -> dict[str, Any]:
-    """Streams of DeepSeek-V4: all are mixed, with 20 passes."""
+    """Arguments for DeepSeek-V4's streams: all are mixed, with 20 Sinkhorn passes."""
     rows = torch.tensor([STREAMS, STREAMS, STREAMS**2])
     places = torch.arange(STREAMS**2)
     groups = torch.stack([places // STREAMS, places % STREAMS])
@@ -133,7 +133,7 @@ def _streams(model: ModelSizes) -> dict[str, Any]:
 
 
 def _rows_of_groups() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Sizes of DeepSeek-V4: groups of 4 tokens, which overlap."""
+    """Calls with DeepSeek-V4's sizes: overlapping groups of 4 tokens."""
     size, heads, rows, width, chosen = 512, 8, 4096, 640, 512
     numbers, index = integers(0, rows, TOKENS, width), normal(TOKENS, 64, 128)
     yield (

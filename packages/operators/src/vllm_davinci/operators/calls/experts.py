@@ -136,7 +136,7 @@ def _sum(model: ModelSizes, tokens: int, dtype: torch.dtype) -> OperatorCall:
 
 
 def _groups(model: ModelSizes) -> tuple[int, list[int]]:
-    """Numbers of rows per expert: none, one, few and many."""
+    """Numbers of rows per expert: some experts have none, one, few and many."""
     experts = min(max(model.experts, 2), MOST_EXPERTS)
     return experts, [5, 0, 1, 40][:experts]
 

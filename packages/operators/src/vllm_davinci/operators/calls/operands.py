@@ -25,12 +25,12 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def normal(*sizes: int, dtype: torch.dtype = BFLOAT16, scale: float = 1.0) -> Operand:
-    """Rows as between layers."""
+    """Normally distributed values, like rows between layers."""
     return lambda generator: (torch.randn(sizes, generator=generator) * scale).to(dtype)
 
 
 def weight(*sizes: int, dtype: torch.dtype = BFLOAT16) -> Operand:
-    """A matrix [..., in, out] that preserves the magnitude of its input."""
+    """A weight [..., in, out] that preserves the magnitude of its input."""
     return normal(*sizes, dtype=dtype, scale=sizes[-2] ** -0.5)
 
 
@@ -40,7 +40,7 @@ def gains(size: int, dtype: torch.dtype = BFLOAT16) -> Operand:
 
 
 def integers(least: int, most: int, *sizes: int, dtype: torch.dtype = torch.int64) -> Operand:
-    """Integers from `least` to below `most`."""
+    """Random integers from `least` to `most` - 1."""
     return lambda generator: torch.randint(least, most, sizes, generator=generator, dtype=dtype)
 
 
@@ -51,7 +51,7 @@ def int8(*sizes: int) -> Operand:
 def scales(
     *sizes: int, least: float = 1e-3, most: float = 4e-3, dtype: torch.dtype = FLOAT32
 ) -> Operand:
-    """Uniform scales, as of int8 weights."""
+    """Uniformly distributed scales, like those of int8 weights."""
     return lambda generator: (torch.rand(sizes, generator=generator) * (most - least) + least).to(
         dtype
     )
@@ -70,7 +70,7 @@ def permuted(count: int, *sizes: int) -> Operand:
 
 
 def table(size: int, rotary_size: int, dtype: torch.dtype = BFLOAT16) -> Operand:
-    """[size, rotary_size], cosines, then sines of each position."""
+    """[size, rotary_size]: each position's cosines, then its sines."""
 
     def made(generator: Generator) -> Tensor:
         angles = torch.rand(size, rotary_size // 2, generator=generator) * 6.28

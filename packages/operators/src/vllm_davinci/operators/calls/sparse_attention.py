@@ -73,7 +73,7 @@ def _writes_keys() -> OperatorCall:
 
 
 def _indexer(model: ModelSizes) -> OperatorCall:
-    """The indexer selects all visible tokens if they are fewer than it may select, in any order."""
+    """Selects all visible tokens, in any order, if they are fewer than the indexer may select."""
     blocks = blocks_of(LENGTHS).numel(), BLOCK_SIZE, 1
 
     def call(

@@ -40,7 +40,7 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _packed_experts(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Name, dtype and shape of the experts' tensors, the only packed ones in released models."""
+    """Name, dtype and shape of the experts' tensors; in released models only experts are packed."""
     (group,) = config["quantization_config"]["config_groups"].values()
     bits, group_size = group["weights"]["num_bits"], group["weights"]["group_size"]
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
@@ -124,7 +124,7 @@ def _released_layers(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _text_prefix(config: Mapping[str, Any]) -> str:
-    """The beginning of a layer's name; models of images have their text inside."""
+    """The prefix of a layer's name, which differs for models with images."""
     inside = _TEXT.get(config["model_type"], "model.language_model")
     return inside if "text_config" in config else "model"
 

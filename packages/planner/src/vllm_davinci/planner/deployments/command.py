@@ -164,7 +164,7 @@ def _chosen(options: argparse.Namespace) -> list[Deployment]:
 
 
 def chip_of(spoken: str) -> str:
-    """A chip's name in the table, from a name or a part of it: 910B3, Ascend910_9391."""
+    """The table's name of a chip, from its name or a part of it: 910B3, Ascend910_9391."""
     try:
         from vllm_davinci.vnpu.timing.chip_files import chip_and_soc
     except ModuleNotFoundError:  # the virtual NPU, which knows SoCs, is not installed

@@ -16,7 +16,7 @@ from vllm_davinci.planner.step_costs.provider import STEPS, file_name, is_curren
 from vllm_davinci.planner.time_limit import time_limit
 
 # An engine that may split any step needs windows of fused launches and activations for both
-# ubatches. If they do not fit, the row is tried with these lower values of
+# ubatches. If they do not fit, the row is retried with these lower values of
 # --gpu-memory-utilization.
 _LESS_MEMORY = (0.87, 0.84, 0.8, 0.7)
 # Out-of-memory messages of vLLM, torch and torch_npu's log.
@@ -97,7 +97,7 @@ def stamp_costs(
 
 
 def _changed(table: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
-    """The first step of the sample whose times are not the table's, or ""."""
+    """Describes the sample's first step whose times differ from the table's; "" if none differs."""
     if table["engine"] != sample["engine"]:
         return f"it is for {table['engine']}, the row's engine is {sample['engine']}"
     whole = {step["tokens"]: step["by_method"]["whole"] for step in table["steps"]}

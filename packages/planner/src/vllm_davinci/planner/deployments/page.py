@@ -1,4 +1,4 @@
-"""Writes the page about deployments: results of each dry-run, or why it did not start."""
+"""Writes the page about deployments: each dry-run's results, or why it did not start."""
 
 from __future__ import annotations
 

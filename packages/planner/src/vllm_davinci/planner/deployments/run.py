@@ -138,7 +138,7 @@ def run_apart(
 
 
 def _dry_run(options: tuple[str, ...], log: Path) -> None:
-    """Runs the command in the child process, with output to the log."""
+    """Runs the command in the child process and redirects its output to the log."""
     with log.open("w", encoding="utf-8") as output:
         for standard in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), standard.fileno())

@@ -43,7 +43,7 @@ class Checkpoint:
 class Deployment:
     """An engine with one or several data-parallel ranks.
 
-    role:          prefill and decode, or one of both in a disaggregated deployment
+    role:          prefill and decode; only one of the two in a disaggregated deployment
     chip:          chip of each rank; `vnpu machines` lists them
     topology:      links between the chips
     hosts:         number of servers of the engine
@@ -73,7 +73,7 @@ class Deployment:
     refused: str = ""
 
     def arguments(self) -> list[str]:
-        """The options, split as by a shell."""
+        """The options, split as a shell does."""
         return shlex.split(self.options)
 
 

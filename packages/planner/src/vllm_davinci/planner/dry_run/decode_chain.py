@@ -1,4 +1,4 @@
-"""Measures decode steps of decreasing size: requests are aborted from size to size."""
+"""Measures decode steps of decreasing size by aborting requests between sizes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class DecodeChain:
     query_len: int
 
     def sizes_with_room(self, sizes: Sequence[int]) -> list[int]:
-        """The sizes, in rising order, that fit the engine's limits."""
+        """The sizes that fit the engine's limits, ascending."""
         found = list(sizes)
         while len(found) > 1 and self.context(found) < 1:
             found.pop()
         return found
 
     def context(self, sizes: Sequence[int]) -> int:
-        """Prompt length with which requests last for all steps; 0 if there is none."""
+        """Prompt length at which requests last for all steps; 0 if there is none."""
         most = max(sizes)
         context = min(_CONTEXT, max(1, self.cache_tokens // most - _CACHE_OF_OUTPUT))
         while context:
@@ -61,7 +61,7 @@ class DecodeChain:
     def durations(
         self, engine: LLMEngine, steps: RunningSteps, sizes: Sequence[int]
     ) -> dict[int, StepTime]:
-        """Step time by the number of tokens, for decode steps of these sizes."""
+        """Times of decode steps of these sizes, by number of tokens."""
         context, ordered = self.context(sizes), sorted(sizes, reverse=True)
         if context < 1:
             raise DryRunError(
@@ -94,5 +94,7 @@ class DecodeChain:
         return len(step.tokens) == requests and max(step.tokens) <= self.query_len
 
     def _prefills(self, requests: int, context: int) -> int:
-        """Maximum number of steps until all decode; running decodes take half of each step."""
+        """Maximum number of steps until all requests decode; running decodes take half of each
+        step.
+        """
         return -(-2 * requests * context // self.batched_tokens) + _SPARE_STEPS

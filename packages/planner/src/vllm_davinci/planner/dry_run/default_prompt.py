@@ -1,4 +1,4 @@
-"""The length of a dry-run's prompts where none is given."""
+"""The default length of a dry-run's prompts."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def fitting_prompt(
 ) -> int:
     """Number of tokens: 1024, or the context without the output if that is smaller.
 
-    The context is that of --max-model-len, or else the model's. vLLM refuses a wrong one.
+    The context is --max-model-len, or else the model's. vLLM refuses an invalid one.
     """
     contexts = [*_asked(engine_arguments), *(() if model is None else _stated(Path(model)))]
     rest = (context - max(output_tokens) for context in contexts[:1])

@@ -115,7 +115,7 @@ def _engine_arguments(
 
 
 def _too_long(said: str, workload: Workload) -> str:
-    """Advice where the model has fewer positions than a request; empty for other errors of vLLM."""
+    """Advice if a request is longer than the model's context; empty for other errors of vLLM."""
     most = re.search(r"max_position_embeddings=(\d+)", said)
     if most is None or f"max_model_len ({workload.longest})" not in said:
         return ""
@@ -157,7 +157,7 @@ def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine
 
 
 def _cache_of_requests(planned: KVCacheConfig) -> tuple[int, int]:
-    """Bytes of the cache for each token, and for a request's windows and states."""
+    """Cache bytes per token, and per request for its windows and states."""
     if not planned.kv_cache_tensors:
         return 0, 0
     block_bytes = planned.kv_cache_tensors[0].size / planned.num_blocks

@@ -29,7 +29,7 @@ _FIXED: dict[str, Any] = {
     "worker_cls": f"{_PACKAGE}.PhantomWorker",
 }
 # Name of a parsed option, true unless asynchronous scheduling is off. A dry-run's steps are
-# synchronous; its modelled host clock leaves out the time that asynchronous scheduling would hide.
+# synchronous; its modelled host clock excludes the time that asynchronous scheduling would hide.
 HIDES_HOST = "hides_host"
 # Options about the location of other ranks, or about reading weights.
 _WITHOUT_EFFECT = (
@@ -136,7 +136,7 @@ def _parser() -> FlexibleArgumentParser:
 
 
 def parse(defaults: Sequence[str], given: Sequence[str], has_server: bool = False) -> Namespace:
-    """Parses options of `vllm serve`, and names those without effect on stderr. Raises DryRunError.
+    """Parses options of `vllm serve`; prints those without effect to stderr. Raises DryRunError.
 
     defaults:   options that the user's options, `given`, override
     has_server: whether options of the front end have an effect

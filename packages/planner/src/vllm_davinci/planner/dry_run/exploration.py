@@ -100,7 +100,7 @@ class Exploration:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that one request has."""
+        """Number of tokens of the longest prompt that a request may have."""
         return min(LONGEST_PROMPT, self._longest - 8)
 
     @property
@@ -149,8 +149,8 @@ class Exploration:
         return self._chain.sizes_with_room(found)
 
     def meet_ranks(self) -> None:
-        """Runs a step by each dispatch method before any is measured: an engine's first collectives
-        wait longer, because their ranks have not met before.
+        """Runs one step with each dispatch method before any is measured: an engine's first
+        collectives take longer, because their ranks have not connected yet.
         """
         for method in self.methods("whole"):
             self.prefill_ps(1, Schedule(method))
@@ -245,7 +245,7 @@ class Exploration:
             self._runner.split_forward.limit_norms_by(self._own_norm_cores)
 
     def serve(self, workload: Workload) -> list[Step]:
-        """Runs a workload; its steps."""
+        """Runs a workload; returns its steps."""
         steps, _ = serve(self._engine, self._executor, workload, self._arguments.hides_host)
         return steps
 
@@ -266,5 +266,5 @@ def least(durations: Mapping[Any, int]) -> int:
 
 
 def named(methods: Sequence[CommunicationMethod | None]) -> dict[str, CommunicationMethod | None]:
-    """Methods by name; "only" if there is no choice."""
+    """Maps names to methods; the name is "only" if there is no choice."""
     return {"only" if each is None else each.value: each for each in methods}

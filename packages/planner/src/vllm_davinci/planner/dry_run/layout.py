@@ -55,7 +55,7 @@ class Layout:
         parallel.world_size //= self.pipeline_parallel_size
 
     def restore(self, parallel: ParallelConfig, is_moe: bool) -> None:
-        """Undoes `leave_one_rank` in the worker, which computes as a rank of the whole.
+        """Undoes `leave_one_rank` in the worker, which computes as a rank of the whole layout.
 
         is_moe: True if data-parallel ranks compute together; otherwise they are independent.
         """
@@ -66,12 +66,12 @@ class Layout:
         parallel.world_size *= self.pipeline_parallel_size
 
     def of_whole(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """The engine's description in files, with the sizes of the whole layout."""
+        """The engine's description for files, with the sizes of the whole layout."""
         sizes = ("data_parallel_size", "pipeline_parallel_size")
         return {**engine, **{name: getattr(self, name) for name in sizes}}
 
     def routed_share(self, expert_ranks: int) -> tuple[int, int]:
-        """This rank's share of all experts' rows, as numerator and denominator."""
+        """This rank's share of all experts' rows: numerator and denominator."""
         return round(self.busiest * _MILLION), expert_ranks * _MILLION
 
 
@@ -79,8 +79,8 @@ def busiest_rank(routing: str, expert_ranks: int) -> float:
     """Rows of the busiest expert rank over the mean. Raises DryRunError.
 
     routing: "balanced", a number from 1 on, or the path of a JSON file with recorded loads: a list
-             of layers, each a list with the number of rows of each expert. Experts lie on the ranks
-             in order. Each layer waits for its busiest rank, so layers count by their sum.
+             of layers, each a list with the number of rows of each expert. Experts are placed on
+             ranks in order. Each layer waits for its busiest rank, so the layers' times add up.
     """
     if routing == BALANCED:
         return 1.0

@@ -130,8 +130,8 @@ class PhantomGroup(dist.ProcessGroup):
         if tensor.device.type != "cpu":
             return self._on_device().allreduce(tensors, opts)
         # In a table with a column per rank, which each rank fills in, the phantoms' columns equal
-        # this rank's. Any other tensor is a maximum or minimum, or says that every rank is a node
-        # of its own: it stays as it is.
+        # this rank's. Any other tensor is a maximum or minimum, or says that every rank is its own
+        # node: it stays unchanged.
         if tensor.dim() == 2 and tensor.shape[1] == len(self._ranks):
             tensor[:] = tensor[:, :1].clone()
         return FakeWork()

@@ -1,4 +1,4 @@
-"""Runs a dry-run in a process of its own, for commands that compare several."""
+"""Runs a dry-run in a separate process, for commands that compare several."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ def report_of(
     engine_arguments: Sequence[str],
     shortened_by: str,
 ) -> dict[str, Any]:
-    """Dry-runs this model on this machine; the report. Raises DryRunError.
+    """Dry-runs this model on this machine and returns the report. Raises DryRunError.
 
     work:         options that describe the requests
     steps:        maximum number of their steps

@@ -106,7 +106,7 @@ class DryRun:
 
 
 def _brief(report: Report) -> dict[str, int]:
-    """The times for ratios."""
+    """The times from which ratios are computed."""
     return {
         "host_ps": report.host_ps,
         "communication_ps": report.communication_ps,

@@ -1,4 +1,4 @@
-"""A long prompt's time, from some of the chunks in which it is computed."""
+"""Estimates a long prompt's time from some of its chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SampledPrompt:
-    """A prompt in chunks of equal size, whose times change steadily with their place.
+    """A prompt in equal chunks, whose times change steadily with their position.
 
     tokens:   of the prompt
     chunks:   number of its chunks
@@ -32,7 +32,7 @@ class SampledPrompt:
     modelled: Mapping[int, tuple[Step, ...]]
 
     def total_ps(self, time: Callable[[Report], int]) -> float:
-        """Sum over all chunks, those between two modelled ones on the line through both."""
+        """Sums the times of all chunks, interpolating linearly between modelled ones."""
         times = {
             chunk: sum(time(step.modelled) for step in steps)
             for chunk, steps in self.modelled.items()
@@ -61,8 +61,9 @@ class SampledPrompt:
 
 
 def chunks_of(chunks: int, samples: int) -> list[int]:
-    """Numbers of at most `samples` chunks: the first, which has no tokens before it, the second,
-    the last, and others at even distances."""
+    """Indices of at most `samples` chunks: the first, which has no tokens before it, the second,
+    the last, and others at even distances.
+    """
     rest, later = min(samples, chunks) - 1, chunks - 2
     return sorted({0, *(1 + round(i * later / max(rest - 1, 1)) for i in range(rest))})
 
@@ -70,7 +71,7 @@ def chunks_of(chunks: int, samples: int) -> list[int]:
 def sample(
     engine: LLMEngine, executor: PhantomExecutor, tokens: int, samples: int, hides_host: bool | None
 ) -> SampledPrompt:
-    """Runs some chunks of a prompt, each as a request that has received the tokens before it.
+    """Runs some chunks of a prompt, each as a request whose earlier tokens are already cached.
 
     hides_host: as in RunningSteps
     Raises DryRunError if one does not fit.

@@ -1,4 +1,4 @@
-"""Tokens of a dry-run, in place of the counts that a computing device would return."""
+"""Tokens of a dry-run's steps; a computing device would return the counts."""
 
 from collections.abc import Mapping
 

@@ -28,7 +28,7 @@ class Move:
 
 
 def _is_without(name: str) -> bool:
-    """True for a variant without one of the model's mechanisms."""
+    """True for a variant that omits one of the model's mechanisms."""
     return name.startswith(f"{WITHOUT} ")
 
 

@@ -1,4 +1,4 @@
-"""Runs `vllm serve` in a dry-run: its answers take their modelled time on this host's clock."""
+"""Runs `vllm serve` in a dry-run: answers take their modelled time on this host's clock."""
 
 import argparse
 import json

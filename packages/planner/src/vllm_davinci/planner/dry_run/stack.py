@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Maximum period of a repeating pattern of layers.
 _LONGEST_PERIOD = 8
-# Settling layers and measured layers of a step that the host launches operator by operator: it
-# takes some layers until the slower of host and device sets the pace. With 6 and 6, steps of 10 and
+# Settling layers and measured layers of a step that the host launches operator by operator: only
+# after some layers does the slower of host and device set the pace. With 6 and 6, steps of 10 and
 # 16 of 94 layers of Qwen3-235B predicted all 94 within 0.6 %, with 0 and 3 within 8.2 %; all
 # modelled.
 _EAGER = (6, 6)
@@ -45,7 +45,7 @@ class StepTime:
     busy_ps: int
 
     def with_python(self, python_ps: int, hides_host: bool) -> int:
-        """Adds the time of vLLM's own Python.
+        """Adds the time of vLLM's own Python code.
 
         hides_host: Python runs while the host would wait for the device
         """
@@ -89,8 +89,8 @@ def repetition(
 
     kinds:       kind of each layer; layers of one kind take equally long
     num_bytes:   minimum bytes that each layer reads
-    cache_bytes: size of the device's cache, which the first layers have to fill: otherwise they
-                 would find in it what the whole model reads from memory
+    cache_bytes: size of the device's cache, which the sample must fill: otherwise it would find
+                 weights there that the whole model reads from memory
     is_replayed: True if the step is a replayed graph
     """
     total, (settling, added) = len(kinds), _REPLAYED if is_replayed else _EAGER
@@ -138,7 +138,7 @@ class LayerStack:
 
     @contextmanager
     def only(self, count: int) -> Iterator[None]:
-        """Limits the model to its first `count` layers inside the block."""
+        """Limits the model to its first `count` layers, inside the block."""
         self._run_to(self._first + count)
         try:
             yield

@@ -27,12 +27,12 @@ class Step:
 
     @property
     def time(self) -> StepTime:
-        """The step's time, if it ran without vLLM's own Python."""
+        """The step's time, which excludes vLLM's own Python."""
         return self.times[OWN]
 
     @property
     def times(self) -> dict[str, StepTime]:
-        """The same on every machine, by its name."""
+        """The step's time on every machine, by name."""
         return {
             name: StepTime(len(self.tokens), report.host_ps, report.host_ps - report.waited_ps)
             for name, report in ((OWN, self.modelled), *self.variants.items())

@@ -155,7 +155,7 @@ def _step(explored: Any, size: int) -> dict[str, Any]:
 
 
 def _step_on_each(explored: Any, size: int) -> dict[str, dict[str, Any]]:
-    """The same on each machine, by its name."""
+    """Times of a step of `size` tokens with each dispatch method, by machine."""
     from vllm_davinci.planner.dry_run.exploration import Schedule, named
 
     def measured(steps: str, is_split: bool) -> dict[str, dict[str, int]]:

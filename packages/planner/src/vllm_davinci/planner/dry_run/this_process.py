@@ -1,4 +1,4 @@
-"""Turns this process into one rank of a modelled machine."""
+"""Makes this process one rank of a modelled machine."""
 
 from __future__ import annotations
 

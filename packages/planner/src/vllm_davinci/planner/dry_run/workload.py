@@ -29,8 +29,8 @@ class Workload:
     """Requests, of which `concurrency` run at any time: when one ends, the next begins. Their
     lengths follow prompt_tokens and output_tokens in turn.
 
-    sampled_chunks: number of chunks that are modelled of one prompt; requests then begin with all
-                    but the last token of theirs; None: all prompts are run
+    sampled_chunks: number of chunks of the longest prompt to model; requests then begin with all
+                    but their prompt's last token cached; None: runs all prompts
     """
 
     requests: int
@@ -138,7 +138,7 @@ class RunningSteps:
         self._engine.add_request(name, prompt, params)
 
     def run(self) -> tuple[Step, list[Any]]:
-        """Runs one step of the engine; the step and vLLM's outputs."""
+        """Runs one engine step; returns the step and vLLM's outputs."""
         host = time.monotonic()
         self._executor.scheduled = {}
         outputs = list(self._engine.step())
@@ -156,7 +156,7 @@ class RunningSteps:
 def serve(
     engine: LLMEngine, executor: PhantomExecutor, workload: Workload, hides_host: bool | None = True
 ) -> tuple[list[Step], Served]:
-    """Runs the workload; the list of engine steps, and request times.
+    """Runs the workload; returns the engine's steps and the requests' times.
 
     hides_host: as in RunningSteps
     """

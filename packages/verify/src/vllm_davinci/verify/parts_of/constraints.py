@@ -1,8 +1,8 @@
-"""Checks that the device accepts and refuses the calls that we expect it to.
+"""Compares the device's answers to allowed and refused calls with the expected ones.
 
-`calls.json.xz` has calls that documents allow, also at the edges of rules, and calls that break one
-rule each, with the expected answer of each generation and release of CANN. Only first phases run:
-nothing is launched.
+`calls.json.xz` has calls that CANN's documents allow, including edge cases, and calls that each
+break one rule, with the expected answer for each chip generation and CANN release. Only aclnn's
+first phase runs; nothing is launched.
 """
 
 import json
@@ -24,7 +24,7 @@ MEMORY_BYTES = 1 << 30
 
 
 def cases(settings: Settings, directory: Path) -> Iterator[Case]:
-    """One case per call, so that a call that kills the process is identified."""
+    """Yields one case per call, so that a call that kills the process is identified."""
     data = json.loads(lzma.decompress(CALLS.read_bytes()))
     device = Device()
     place = place_of(device)

@@ -18,7 +18,7 @@ from vllm_davinci.verify.settings import Settings
 
 
 def cases(settings: Settings, directory: Path) -> Iterator[Case]:
-    """One case per call."""
+    """Yields one case per call."""
     Device()
     for name, call in calls_of(settings.models or tuple(MODELS)):
 

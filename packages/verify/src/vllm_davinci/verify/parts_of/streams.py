@@ -65,7 +65,9 @@ def _graph() -> Iterator[Finding]:
 
 
 def _side_by_side() -> Iterator[Finding]:
-    """Runs copies to the host beside products; their time over the serial time."""
+    """Runs copies to the host concurrently with products; reports their time relative to serial
+    time.
+    """
     device = Device()
     if not device.has_times:
         return

@@ -77,7 +77,7 @@ def _seconds(name: str, answer: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _run(run: EngineRun) -> dict[str, Any]:
-    """Runs one engine in processes of its own; its answer. Raises VerificationError."""
+    """Runs one engine in separate processes and returns its answer. Raises VerificationError."""
     module = "vllm_davinci.verify.engine_process"
     return answer_of_ranks([module, run.encoded()], run.ranks, LIMIT_S)
 

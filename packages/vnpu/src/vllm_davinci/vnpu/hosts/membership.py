@@ -16,12 +16,14 @@ _TAG = 7  # not the tag of any device message
 
 
 def signed(secret: bytes, label: str, content: bytes) -> bytes:
-    """Signs `content` as a member of the group."""
+    """Signs `content` as a member of the group; returns signature and content."""
     return _signature(secret, label, content) + content
 
 
 def content_of(secret: bytes, label: str, message: bytes) -> bytes:
-    """Checks a member's signature; the content. Raises ConnectionError if it is invalid."""
+    """Verifies a member's signature and returns the content. Raises ConnectionError if it is
+    invalid.
+    """
     size = hashlib.sha256().digest_size
     content = message[size:]
     if not hmac.compare_digest(message[:size], _signature(secret, label, content)):

@@ -25,7 +25,7 @@ class RankTable:
     """The address of the host of rank 0."""
     port: int
     secret: bytes
-    """Digest of the file, which only members know: a rank table has no other secret."""
+    """Digest of the file. It serves as the secret, since only members have the file."""
 
 
 def read_rank_table(path: str, environment: Mapping[str, str] = os.environ) -> RankTable:

@@ -40,7 +40,7 @@ def _events(profile: Profile) -> Iterator[Event]:
 
 
 def _host(process: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """Events of launches: an instant on the launching thread each."""
+    """Yields an instant event on the launching thread for each launch."""
     pid = _pid(process, _CANN, 0)
     yield from _process(pid, "CANN", "CPU", _CANN)
     for thread in sorted({task.thread for task in tasks}):
@@ -59,7 +59,7 @@ def _host(process: int, tasks: Sequence[Task]) -> Iterator[Event]:
 
 
 def _marks(process: int, marks: Sequence[Mark]) -> Iterator[Event]:
-    """Events of the program's marks, on the threads that began them."""
+    """Yields events for the program's marks, on the threads that began them."""
     pid = _pid(process, _MARKS, 0)
     yield from _process(pid, "MsprofTx", "CPU", _MARKS)
     for thread in sorted({mark.thread for mark in marks}):
@@ -71,7 +71,7 @@ def _marks(process: int, marks: Sequence[Mark]) -> Iterator[Event]:
 
 
 def _hardware(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """Events of tasks on their streams, with an arrow from their launch or replay."""
+    """Yields events for tasks on their streams, with an arrow from the launch or replay."""
     pid = _pid(process, _HARDWARE, device)
     yield from _process(pid, "Ascend Hardware", f"NPU {device}", _HARDWARE)
     for stream in sorted({task.stream for task in tasks}):
@@ -95,7 +95,7 @@ def _hardware(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Even
 
 
 def _communication(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """Events of collectives, by group."""
+    """Yields events for collectives, by group."""
     collectives = [task for task in tasks if task.kind == "collective"]
     if not collectives:
         return
@@ -117,7 +117,7 @@ def _communication(process: int, device: int, tasks: Sequence[Task]) -> Iterator
 
 
 def _overlap(process: int, device: int, tasks: Sequence[Task]) -> Iterator[Event]:
-    """Events of computing, communication, exposed communication and idle time."""
+    """Yields events for computing, communication, exposed communication and idle time."""
     computing = union((task.begin_ns, task.end_ns) for task in tasks if task.kind == "operator")
     communicating = union(
         (task.begin_ns, task.end_ns) for task in tasks if task.kind == "collective"

@@ -108,7 +108,7 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """For reports: names, version and hash."""
+        """Names, version and hash, for reports."""
         return f"{self.chip} in {self.topology} (model {FORMAT}, figures {self.hash})"
 
     def encoded(self) -> str:

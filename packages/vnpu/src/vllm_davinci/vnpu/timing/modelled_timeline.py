@@ -35,7 +35,7 @@ def merge(sources: Sequence[pathlib.Path], destination: pathlib.Path) -> int:
 
 
 def _events_of(file: pathlib.Path) -> list[str]:
-    """The lines with events, unparsed."""
+    """The lines that hold events, unparsed."""
     lines = lines_of(file, "timeline")
     return [line.rstrip(",") for line in lines if line.startswith("{")]
 

@@ -9,7 +9,7 @@ from typing import Any
 from vllm_davinci.vnpu import _C
 
 is_modelled = _C.is_modelled
-"""True if this process models time. Fixes this process's settings."""
+"""True if this process models time. Calling it freezes this process's vnpu settings."""
 set_routed_share = _C.set_routed_share
 """set_routed_share(numerator, denominator): share of the rows allocated by expert routing that this
 rank's experts compute."""
@@ -71,7 +71,7 @@ class Report:
 
 
 def read_report() -> Report:
-    """Waits in modelled time for the current device; its report.
+    """Waits, in modelled time, for the current device and returns its report.
 
     Raises RuntimeError if time is not modelled.
     """

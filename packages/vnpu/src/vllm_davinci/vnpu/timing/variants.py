@@ -82,7 +82,7 @@ def without_mechanisms(machine: Machine) -> dict[str, dict[str, int]]:
 
 
 def _tier(figure: str) -> str | None:
-    """The name of a tier's figure without the tier, or None."""
+    """The name of a tier's figure without the tier's prefix; None for other figures."""
     tier, _, name = figure.partition("_")
     return name if tier.startswith("tier") else None
 
@@ -96,11 +96,13 @@ def encode(variants: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def read_variants() -> dict[str, Report]:
-    """Waits as `read_report` does; each variant's report by name. Empty if there are none."""
+    """Waits as `read_report` does; returns each variant's report by name, empty if there are
+    none.
+    """
     return {name: Report(**fields) for name, fields in _C.variant_reports().items()}
 
 
 def _drawn(number: int, figure: str) -> int:
-    """A number from 0 to _MOST that depends on the draw and the figure's name alone."""
+    """A number from 0 to _MOST that depends only on the draw and the figure's name."""
     digest = hashlib.sha256(f"{number} {figure}".encode()).digest()
     return int.from_bytes(digest[:6], "big")

@@ -85,7 +85,7 @@ class VirtualBackend(BaseBackend):  # type: ignore[misc]
 
 
 def simplify(module: Any, metadata: dict[str, Any]) -> Any:
-    """Triton's passes that need no GPU. They change no floating-point operation."""
+    """Runs the passes of Triton that need no GPU. They change no floating-point operation."""
     from triton._C.libtriton import ir, passes
 
     manager = ir.pass_manager(module.context)

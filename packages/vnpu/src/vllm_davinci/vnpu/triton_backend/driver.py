@@ -31,7 +31,9 @@ def flattened(arguments: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def is_passed(signature: Any) -> Any:
-    """True if a parameter of this type reaches the lowered kernel; a tuple for a tuple."""
+    """True if a parameter of this type reaches the lowered kernel; for a tuple, a tuple of
+    answers.
+    """
     if isinstance(signature, tuple):
         return tuple(map(is_passed, signature))
     return signature != "constexpr"

@@ -9,7 +9,7 @@ ALIGNMENT = 64  # bytes
 
 
 class Frame:
-    """Room that is used again, by size."""
+    """Allocates space in the frame and reuses freed space of the same size."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = [-(-each // ALIGNMENT) * ALIGNMENT for each in sizes]
@@ -30,7 +30,7 @@ class Frame:
 
 
 def place_region(frame: Frame, blocks: list[LoweredBlock]) -> list[int]:
-    """Places what a region defines; returns what is still in use at its end.
+    """Places the values that a region defines; returns those still in use at its end.
 
     Block arguments keep their room throughout, as each iteration writes them at its end. So do
     values that one block defines and another uses.

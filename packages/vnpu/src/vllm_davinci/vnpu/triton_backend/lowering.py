@@ -89,7 +89,7 @@ class Cost:
 
 @cache
 def element_wise() -> frozenset[str]:
-    """Operations of which an element depends on the same elements of the operands only."""
+    """Operations whose result's elements each depend only on the same elements of the operands."""
     from vllm_davinci.vnpu import _C
 
     names = _C.triton_operations()
@@ -207,7 +207,7 @@ class Lowering:
     # --- operations -----------------------------------------------------------------------------
 
     def operation(self, operation: Operation) -> list[Instruction]:
-        """The instructions of an operation: mostly one."""
+        """The instructions for an operation, usually one."""
         name = operation.name
         for value in (*operation.operands, *operation.results):
             if value.type.element not in TYPES:
@@ -443,8 +443,8 @@ class Lowering:
         return [self.combination(operation, [axis, reverse], of.count // of.shape[axis])]
 
     def combination(self, operation: Operation, attributes: list[int], lanes: int) -> Instruction:
-        """In the region, a value is a tensor with a lane for each element that is combined at the
-        same time.
+        """Lowers a reduction or scan. In its region a value is a tensor with a lane for each
+        element that is combined at the same time.
         """
         (block,) = operation.regions[0]
         lowered = self.simple(operation, attributes=attributes)

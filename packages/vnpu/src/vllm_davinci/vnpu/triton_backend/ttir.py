@@ -82,7 +82,9 @@ class Module:
 
 
 def parse_type(text: str) -> Type:
-    """Raises UnsupportedOperationError for types without a meaning here, as descriptors."""
+    """Parses a type. Raises UnsupportedOperationError for types without a meaning here, such as
+    descriptors.
+    """
     text = text.strip()
     if match := TENSOR.match(text):
         inner = parse_type(match[2].split(", #")[0])
@@ -128,7 +130,9 @@ def bracketed(text: str, start: int) -> str:
 
 
 def without_location(line: str) -> tuple[str, str]:
-    """The line without its trailing `loc(...)`, and what is in these brackets."""
+    """Splits a line into the text before its trailing `loc(...)` and the content of these
+    brackets.
+    """
     start = line.rfind(" loc(")
     if start < 0 or not line.endswith(")"):
         return line, ""
@@ -184,7 +188,7 @@ class Parser:
         )
 
     def place(self, location: str) -> str:
-        """`file.py:12` of a location; of an inlined function, the line in it."""
+        """`file.py:12` for a location; for an inlined function, the line inside it."""
         for _ in range(32):
             if found := FILE.search(location):
                 return f"{found[1]}:{found[2]}"
@@ -233,7 +237,7 @@ class Parser:
             self.fail(line, str(error))
 
     def region(self, outer: dict[str, Value]) -> tuple[list[Block], str]:
-        """Blocks up to the closing brace, and the line that has it."""
+        """Parses blocks up to the closing brace; returns them and the line with the brace."""
         scope = dict(outer)
         blocks = [Block("", [])]
         while True:
@@ -308,7 +312,9 @@ class Parser:
         return location
 
     def bind(self, operation: Operation, text: str, inner: dict[str, Value]) -> list[Value]:
-        """Finds a loop's operands; its counter and what it carries become values of its region."""
+        """Finds a loop's operands; its counter and loop-carried values become values of its
+        region.
+        """
         bound = {}
         counter = re.match(r"(?:unsigned )?(%[\w$.-]+) = (\S+) to (\S+) step (\S+)", text)
         if counter is not None:
@@ -360,5 +366,5 @@ class Parser:
 
 
 def parse(text: str) -> Module:
-    """Raises UnsupportedOperationError naming kernel and line."""
+    """Parses a module. Raises UnsupportedOperationError naming kernel and line."""
     return Parser(text).module()
