@@ -34,8 +34,8 @@ IN_PARALLEL = (
     # Otherwise each uses one thread per core, and they wait for each other.
     {"OMP_NUM_THREADS": str(max(1, CORES // TEST_PROCESSES))},
 )
-# Tests that depend on the processor, on paths or on signals: what every change runs as on another
-# machine. `nightly` runs all tests so.
+# Tests that depend on the processor, on paths or on signals: `other_machine` runs these for every
+# change, `nightly` runs all tests there.
 ON_OTHER_MACHINES = (
     "tests/contract/test_rounding.py",
     "tests/contract/test_support.py",
@@ -43,8 +43,8 @@ ON_OTHER_MACHINES = (
     "packages/core/tests/graph",
     "packages/vnpu/tests/test_host_counts.py",
 )
-# torch of another supported release, and the tests that run with it: of the interfaces between
-# torch, torch_npu and ours, and of a third of what engines do.
+# Another supported torch release, and the tests that run with it: those of interfaces between
+# torch, torch_npu and our packages, and a third of the engine tests.
 OTHER_TORCH = "2.14.0"
 WITH_OTHER_TORCH = (
     "tests/contract",
@@ -161,7 +161,7 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests of what users do daily, in 11 to 20 minutes. `-- ARGUMENTS`: pytest's.
+    """Run the tests of daily use, in 11 to 20 minutes. `-- ARGUMENTS`: pytest's.
 
     `-- --all` runs every case, `-- --group GROUP` a group of those that run at night (`today`: one
     by date), `-- -m thorough` the grids. `-- --record-times` writes tests/times.json, by which
@@ -240,9 +240,9 @@ def isolated(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def conformance(session: nox.Session) -> None:
-    """Run other people's tools and suites against ours: `-- SUITE [--checkout DIR] [NAMES]`.
+    """Run other projects' tools and suites against ours: `-- SUITE [--checkout DIR] [NAMES]`.
 
-    Without a suite: those that need no checkout of other people's tests.
+    Without a suite: those that need no checkout of other projects' tests.
     """
     commands = prepare(session)
     suites = sorted(path.parent for path in (ROOT / "conformance").glob("*/run.py"))
@@ -259,7 +259,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def upstream(session: nox.Session) -> None:
-    """Try another vLLM without changing anything here, and report changes on which ours depends.
+    """Try another vLLM release without changing anything, and report the changes that affect ours.
 
     `-- VERSION` names one; the default is the newest release that installs. `--suite`: all tests.
     """

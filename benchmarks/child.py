@@ -1,4 +1,4 @@
-"""Runs parts of a benchmark in a process of their own: engines, other settings or packages."""
+"""Runs parts of a benchmark in separate processes: engines, other settings or packages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_child(
 
 
 class AskedChild:
-    """A process that answers questions in order and is idle in between.
+    """A child process that answers questions in order.
 
     Questions and answers are lines of JSON: questions on the child's standard input, answers on the
     file descriptor given by its last argument. Its first answer, before any question, means that it

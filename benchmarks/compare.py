@@ -14,7 +14,7 @@ from result_table import figure, figure_table, number
 
 
 class ResultFileError(Exception):
-    """A file is not a result, or two results cannot be compared."""
+    """A file is not a result, or two results are not comparable."""
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Result:
 
     ours, baseline: descriptions of the two sides, for the table's head
     device: the device under test and, on the virtual NPU, its execution policy
-    settings: what changes the figures; run.py adds the benchmark's options, and their seed
+    settings: settings that affect the figures; run.py adds the benchmark's options, and their seed
     benchmark: GROUP/NAME, from run.py
     """
 

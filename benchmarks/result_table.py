@@ -28,7 +28,7 @@ def print_result(result: Result, console: Console) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    """Only figures' names wrap; a column without values is left out."""
+    """Makes the table: only figures' names wrap, and columns without values are omitted."""
     columns = {
         "ours": [_ours(row) for row in rows],
         "baseline": [Text(number(row.baseline)) for row in rows],
@@ -45,7 +45,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def figure_table(*columns: str) -> Table:
-    """An empty table: a column for the figures' names, and narrow ones for numbers."""
+    """Makes an empty table: a column for the figures' names, and narrow ones for numbers."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1), leading=1)
     table.add_column("figure", overflow="fold")
     for name in columns:
@@ -54,12 +54,12 @@ def figure_table(*columns: str) -> Table:
 
 
 def figure(name: str, unit: str, kind: str) -> Text:
-    """A figure's name; below it, its unit and kind."""
+    """A figure's name, with its unit and kind below it."""
     return Text(name).append(f"\n[{unit}, {kind}]", style="dim")
 
 
 def number(value: float | None) -> str:
-    """A figure with four significant digits; integers whole."""
+    """Formats a figure with four significant digits; integers are not rounded."""
     if value is None:
         return ""
     if float(value).is_integer() and abs(value) < 1e15:

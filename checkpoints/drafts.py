@@ -47,7 +47,7 @@ class Draft(Protocol):
 
 
 def _causal_mask(tokens: int) -> Tensor:
-    """Additive mask, float32 [1, 1, tokens, tokens]."""
+    """An additive causal mask: float32 [1, 1, tokens, tokens]."""
     return torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
 
 
@@ -139,7 +139,8 @@ class MTPLayer(nn.Module):
 
 
 class StreamsMTPLayer(nn.Module):
-    """DeepSeek-V4's layer: reads the target's residual streams, begins as its last layer.
+    """DeepSeek-V4's MTP layer: reads the target's residual streams; initialised from its last
+    layer.
 
     Hidden states are streams, [rows, tokens, streams, hidden].
     """

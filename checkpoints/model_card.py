@@ -127,7 +127,9 @@ class DraftMeasurements:
     seed: int
     limit_minutes: float
     agreement: list[float]
-    """By position: share of held-out tokens whose drafts up to here all equal the target's."""
+    """By position: share of held-out tokens at which this draft and all earlier ones equal the
+    target's tokens.
+    """
 
 
 def write_draft_card(

@@ -26,7 +26,7 @@ class Recipe:
     warmup_steps: int = 100
     weight_decay: float = 0.1
     average_decay: float = 0.995
-    """Decay per step of the moving average of the weights; the average is saved."""
+    """Decay per step of the moving average of the weights, which is the saved model."""
     balance_ratio: float = 4.0
     """Step of the routers' correction bias, times the learning rate. The DeepSeek-V3 report
     (section 4.2) has 0.001 for a peak learning rate of 2.2e-4."""

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's released names: transformers writes its own configuration and some own names."""
+"""DeepSeek-V4's released names; transformers saves other names and its own configuration."""
 
 import json
 import re

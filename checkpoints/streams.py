@@ -32,7 +32,9 @@ class TokenStream:
 
 
 def code_streams(tokenizer: PreTrainedTokenizerFast) -> tuple[TokenStream, TokenStream]:
-    """The training files, started at top-level statements, and started at any line."""
+    """Two streams of the training files: one whose sequences start at top-level statements, one at
+    any line.
+    """
     tokens: list[int] = []
     top_level: list[int] = []
     lines: list[int] = []

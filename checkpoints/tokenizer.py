@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int, max_length: int
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer with exactly `vocab_size` tokens, special tokens first.
+    """Trains a tokenizer with exactly `vocab_size` tokens, special tokens first.
 
     Encoding puts `<s>` in front; nothing is appended. Decoding gives back every byte.
     """

@@ -31,7 +31,7 @@ SLICE_TOKENS = 8192  # held-out tokens on which agreement is measured
 def target_states(target: PreTrainedModel, tokens: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """The target's hidden states by layer, the last after the final norm, and its logits.
 
-    The last ones of a target with residual streams are these streams.
+    For a target with residual streams, the last entry is these streams.
     """
     seen: list[Tensor] = []
     collapse = getattr(target.model, "hc_head", None)
@@ -68,9 +68,10 @@ def divergence(drafted: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def agreement(draft: nn.Module, target: PreTrainedModel, windows: list[Tensor]) -> list[float]:
-    """Share of held-out positions at which draft token i is the target's choice, by i.
+    """Share of held-out positions at which draft token i, and all drafts before it, equal the
+    target's choice.
 
-    Token i counts only where all before it agreed, as in serving.
+    The list's index is i.
     """
     agreed, total = torch.zeros(DRAFT_TOKENS), 0
     for window in windows:

@@ -1,4 +1,4 @@
-"""Runs C++ builds and first imports while other steps download and install."""
+"""Runs C++ builds and first imports while other steps download and install packages."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +12,7 @@ IMPORT_LIMIT_S = 600.0
 
 
 class Builds:
-    """Builds wheels of compiled packages in turn, as one build keeps every core busy."""
+    """Builds wheels of compiled packages one after another, as one build keeps every core busy."""
 
     def __init__(self, packages: list[Path], python: Path, log_directory: Path) -> None:
         self.wheels: dict[str, Future[Path]] = {}
@@ -46,7 +46,7 @@ class Builds:
 
 @contextmanager
 def builds_beside(packages: Iterable[Path], python: Path, log_directory: Path) -> Iterator[Builds]:
-    """Builds beside the caller's steps; the caller's error stops the builds."""
+    """Builds in the background of the caller's steps; the caller's error stops the builds."""
     builds = Builds(list(packages), python, log_directory)
     try:
         yield builds
@@ -61,7 +61,7 @@ def builds_beside(packages: Iterable[Path], python: Path, log_directory: Path) -
 def run_beside(
     command: list[str | Path], environment: dict[str, str], log_directory: Path, is_wanted: bool
 ) -> Iterator[None]:
-    """Runs a command beside the caller's steps and ignores its failure."""
+    """Runs a command in the background of the caller's steps and ignores its failure."""
     steps = StepsBeside("imports", log_directory)
 
     def run(steps: Steps) -> None:

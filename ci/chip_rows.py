@@ -1,4 +1,4 @@
-"""Writes core's rows of chips from the virtual NPU's chip files, which state each figure once."""
+"""Writes core's rows of chips from the virtual NPU's chip files, which give each figure once."""
 
 import json
 from pathlib import Path

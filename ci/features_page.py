@@ -15,7 +15,7 @@ of which one excludes the other ends with their flags.
 def features_page(
     features: Collection[Any], architectures: Mapping[str, Any], always: object
 ) -> str:
-    """The page. always: the `is_asked` of rows that are no features"""
+    """Writes the page. always: the `is_asked` of rows that are not features"""
     text = "# What works with what\n\n" + GENERATED.format(
         source="packages/core/src/vllm_davinci/core/features and config/architectures.py"
     )

@@ -31,7 +31,7 @@ CONFIG = "vllm_davinci.core.config"
 
 
 def environment_variables_page(core: Any) -> str:
-    """The page of each package's `environment_variables.py`.
+    """Writes the page of environment variables from each package's `environment_variables.py`.
 
     Our variables are assignments with a docstring below. core has none; its rows describe variables
     of other Ascend plugins and of HCCL.
@@ -71,7 +71,7 @@ def _names_of_core(core: Any) -> Iterator[tuple[str, str]]:
 
 
 def configuration_page(table: Any, other_keys: tuple[Any, ...]) -> str:
-    """The page of options by section, and of other plugins' keys."""
+    """Writes the page of options by section, and of other plugins' keys."""
     text = "# Configuration\n\n" + GENERATED.format(
         source="packages/core/src/vllm_davinci/core/config/options.py and other_keys.py"
     )
@@ -105,7 +105,7 @@ def configuration_page(table: Any, other_keys: tuple[Any, ...]) -> str:
 
 
 def _option(table: Any, row: Any) -> str:
-    """The cells for type, default and meaning."""
+    """The table cells for an option's type, default and meaning."""
     default = "" if row.default is ... else f"`{json.dumps(row.default)}`"
     return f"{cell(table.type_name(row.type))} | {default} | {cell(row.meaning)}"
 
@@ -117,7 +117,7 @@ def _needs(row: Any) -> str:
 
 
 def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], reference: Any) -> str:
-    """The page of vllm-davinci-kernels' operators: arguments and launches."""
+    """Writes the page of vllm-davinci-kernels' operators: arguments and launches."""
     text = "# Compiled operators\n\n" + GENERATED.format(
         source="packages/kernels/csrc/op_table.inc and packages/operators"
     )
@@ -140,7 +140,7 @@ def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], refer
 
 
 def virtual_operators_page(rows: list[Any], constraints: list[Any]) -> str:
-    """The page of vnpu's operators: tier, arguments, number of rules."""
+    """Writes the page of vnpu's operators: tier, arguments, number of rules."""
     rules = Counter(row.operator for row in constraints)
     text = "# Operators of the virtual NPU\n\n" + GENERATED.format(
         source="the rows of packages/vnpu/csrc/ops"

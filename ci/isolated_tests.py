@@ -47,9 +47,9 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
 
 
 def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
-    """Constraints for pip: our packages come from this checkout's wheels.
+    """Constraints for pip, so that our packages come from this checkout's wheels.
 
-    Without the other two lines pip would take vLLM's wheel for CUDA, and the newest torch.
+    The other two lines keep pip from taking vLLM's wheel for CUDA and the newest torch.
     """
     ours = [
         f"{wheel.name.split('-')[0].replace('_', '-')} @ {wheel.as_uri()}"

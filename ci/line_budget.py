@@ -45,7 +45,9 @@ Sizes = dict[str, dict[str, Size]]  # by language and part
 
 
 def part_of(file: Path) -> str:
-    """`packages/core/src`, `tests/e2e`, `ci`: two folders, and three below packages/."""
+    """The part that a file belongs to: `packages/core/src`, `tests/e2e`, `ci` (two folders, three
+    below packages/).
+    """
     folders = file.parts[:-1]
     return "/".join(folders[: 3 if folders[:1] == ("packages",) else 2]) or "."
 
@@ -61,7 +63,7 @@ def size_of(path: Path) -> Size:
 
 
 def measured(root: Path = ROOT) -> Sizes:
-    """The present sizes of all files outside environments and builds."""
+    """The current sizes of all files outside environments and builds."""
     found: Sizes = {language: {} for language in LANGUAGES}
     for language, suffixes in LANGUAGES.items():
         for path in sorted(root.rglob("*")):

@@ -29,8 +29,8 @@ from versions import ROOT, read_toml
 RESULTS = ROOT / "results" / "nightly"
 LONG_LIMIT_S = 3 * 3600.0
 BENCHMARK_LIMIT_S = 3 * 3600.0
-# Sessions of the noxfile with their arguments. Those missing in this checkout's noxfile are left
-# out.
+# Sessions of the noxfile with their arguments; sessions that this checkout's noxfile lacks are
+# skipped.
 SESSIONS = (
     ("tests", "--all"),
     ("other_machine", "all"),
@@ -158,7 +158,7 @@ def run(part: Part, steps: Steps) -> Outcome:
 
 
 def goals_of(result: dict[str, Any], known: Mapping[str, float]) -> tuple[bool, str]:
-    """True if a benchmark met all machine-independent goals; and a text on all its goals.
+    """Returns whether a benchmark met all machine-independent goals, and a text on all its goals.
 
     result: result file of `benchmarks/run.py --json`
     known:  value of each row whose goal is known to be missed
@@ -198,7 +198,7 @@ def known_misses(benchmark: str) -> dict[str, float]:
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """A table of part, time and result; a result may have several lines."""
+    """Makes a table of part, time and result; a result may have several lines."""
     width = max(len(outcome.part.name) for outcome in outcomes)
     lines = [f"{'part':{width}}  {'time':>7}  result"]
     for outcome in outcomes:

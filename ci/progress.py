@@ -25,7 +25,7 @@ _COUNTED = re.compile(r"\[(\d+)/(\d+)\]")
 
 
 def exit_status(work: Callable[[], object]) -> int:
-    """Runs steps; 1 if one fails, which it prints."""
+    """Runs steps; returns 0, or prints the failed step and returns 1."""
     try:
         work()
     except StepFailedError as error:

@@ -1,4 +1,4 @@
-"""Tags compiled wheels with the oldest Linux that they run on. Run by `nox -s build`.
+"""Tags compiled wheels with the oldest Linux that they support. Run by `nox -s build`.
 
 A built wheel is tagged `linux_x86_64`, which no index accepts. auditwheel finds the policy (such as
 manylinux_2_34) that has all C and C++ symbols it uses. The libraries of torch and torch_npu come

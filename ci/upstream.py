@@ -82,7 +82,7 @@ def newer_releases(listed: str) -> list[str]:
 def newest_that_installs(
     releases: Sequence[str], install: Callable[[str], None]
 ) -> tuple[str | None, dict[str, str]]:
-    """The first release for which `install` succeeds, and why those before it fail."""
+    """The first release for which `install` succeeds, and why the releases before it fail."""
     refused: dict[str, str] = {}
     for version in releases[:MOST_TRIED]:
         try:
@@ -137,10 +137,7 @@ def write(report: Path, text: str) -> int:
 
 
 def run(version: str, report: Path | None, tests: Sequence[str], refused: str = "") -> int:
-    """
-    tests:   files and folders to run
-    refused: newer releases that do not install, with the reasons
-    """
+    """Runs the comparison and the tests, and writes the report."""
     report = report or ROOT / "results" / f"upstream-{version}.md"
     directory = environment_of(version)
     steps = Steps(2, directory.parent / f"{directory.name}-logs")
@@ -155,7 +152,9 @@ def run(version: str, report: Path | None, tests: Sequence[str], refused: str = 
 
 
 def compare(python: Path, version: str, steps: Steps) -> dict[str, Any]:
-    """Compares in the environment of the supported release, where the packages work."""
+    """Compares both vLLM releases, in the environment of the supported one, where the packages
+    work.
+    """
     wheels = [
         wheel_cache.vllm_wheel(python, steps, each) for each in (versions.VLLM_VERSION, version)
     ]
@@ -202,7 +201,7 @@ def failures_of(cases: list[ElementTree.Element]) -> Iterator[Failure]:
 
 
 def page(version: str, compared: dict[str, Any], tests: tuple[list[Failure], int] | None) -> str:
-    """tests: failed tests, and the number of all; None before they have run"""
+    """Writes the report."""
     changes = compared["changes"]
     failures, num_tests = tests or ([], 0)
     lines = [
@@ -224,7 +223,7 @@ def page(version: str, compared: dict[str, Any], tests: tuple[list[Failure], int
 
 
 def _moved(changes: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines on changes of one kind, by vLLM's file."""
+    """Yields lines on changes of one kind, by vLLM's file."""
     for file, own in groupby(changes, key=lambda change: change["file"]):
         yield from (f"`{file}`", "")
         for name, users in groupby(own, key=lambda change: (change["name"], change["what"])):

@@ -230,7 +230,7 @@ def parameters_changed(before: ast.AST | None, after: ast.AST | None) -> str | N
 
 
 def parameters(node: ast.AST | None) -> dict[str, str]:
-    """Parameters by name, as written, with their default."""
+    """A function's parameters by name, with their default, as written."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return {}
     arguments = node.args
@@ -246,7 +246,7 @@ def parameters(node: ast.AST | None) -> dict[str, str]:
 
 
 def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """The body without its docstring."""
+    """The statements of a function without its docstring."""
     statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [ast.dump(statement) for statement in statements]
 

@@ -28,7 +28,7 @@ TOO_LARGE = "507015"
 
 
 def written(value: Any) -> Any:
-    """A call's argument as JSON."""
+    """Converts a call's argument to JSON."""
     from vllm_davinci_testing.operators.aclnn import Number, Numbers
     from vllm_davinci_testing.operators.legal_calls import Operand
 
@@ -56,7 +56,7 @@ def written(value: Any) -> Any:
 
 
 def asks_a_group(arguments: Mapping[str, Any]) -> bool:
-    """True if a call needs a group of ranks, which the first phase looks up."""
+    """True if a call needs a group of ranks, which the operator's first phase looks up."""
     return "group" in arguments
 
 
@@ -64,7 +64,7 @@ Found = tuple[str, str, Mapping[str, Any]]  # operator, what is asked, changes o
 
 
 def chosen() -> Iterator[Found]:
-    """Calls that have their intended answer on this process's chip and release."""
+    """Yields the calls that get their intended answer on this process's chip and release."""
     from vllm_davinci.vnpu.operator_rows import constraints
     from vllm_davinci_testing.operators import (
         edge_calls,
@@ -106,7 +106,7 @@ def chosen() -> Iterator[Found]:
 
 
 def in_place(place: tuple[str, str], task: str, given: str = "") -> Any:
-    """Runs this program in a process with a chip and release."""
+    """Runs this program in another process, with the given chip and release."""
     soc, cann = place
     command = ["vnpu", "run", "--soc", soc, "--cann", cann, "--", sys.executable, __file__, task]
     done = subprocess.run(

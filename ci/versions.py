@@ -61,7 +61,7 @@ def commit() -> str:
 
 
 def stamp(*packages: str) -> str:
-    """The line of a page of figures with date, commit and versions.
+    """The line with date, commit and versions on a page of figures.
 
     packages: folders under packages/ whose code is measured tests/contract/test_measurements.py
     reads it.

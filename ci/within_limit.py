@@ -61,7 +61,7 @@ def processor() -> str:
 
 
 def verdict(seconds: float, core_seconds: float, limit_minutes: float) -> tuple[bool, str]:
-    """True if the limit is kept; and a text on the times."""
+    """Returns whether the limit is kept, and a text on the times."""
     text = (
         f"tests took {seconds / 60:.1f} min (goal: {GOAL_MINUTES} on two idle cores), "
         f"{core_seconds / 60:.1f} core-minutes (limit: {limit_minutes:g}), on "

@@ -45,7 +45,9 @@ def resolved(requirements: list[str]) -> list[dict[str, Any]]:
 
 
 def lines(files: list[dict[str, Any]]) -> list[str]:
-    """Lines of the file; without a hash a comment, because pip requires hashes for all or none."""
+    """Lines of the file. A file without a hash becomes a comment, because pip requires hashes for
+    all or none.
+    """
     found = []
     for file in files:
         name = file["metadata"]["name"].lower().replace("_", "-").replace(".", "-")

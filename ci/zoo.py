@@ -57,7 +57,7 @@ Families that vLLM and transformers both have, and that have no small model here
 
 
 def last_line(error: BaseException) -> str:
-    """The error in one line, for a table."""
+    """Shortens the error to one line, for a table."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     text = (named or lines or [repr(error)])[-1]
@@ -69,7 +69,7 @@ def last_line(error: BaseException) -> str:
 
 
 def served(family: str, work: Path) -> dict[str, Any]:
-    """Serves one family in a process of its own; the outcome."""
+    """Serves one family in a separate process; returns the outcome."""
     from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
 
     return served_with_media(family, work) if family in FAMILIES else served_text(family, work)
@@ -108,7 +108,7 @@ def served_text(model_type: str, work: Path) -> dict[str, Any]:
 
 
 def served_with_media(family: str, work: Path) -> dict[str, Any]:
-    """Like served_text, with the host's waits in a call of the encoder."""
+    """Like served_text, also with the host's waits in a call of the encoder."""
     from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
     from vllm_davinci_testing.engines.multimodal_serving import served_family
     from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
@@ -141,7 +141,7 @@ def greedy() -> Any:
 
 
 def without_tokens(error: Exception) -> dict[str, Any]:
-    """Outcome of a family whose engine raised."""
+    """The outcome of a family whose engine raised an error."""
     is_refused = any(each in str(error) for each in REFUSALS)
     return {"result": "refused" if is_refused else "fails", "reason": last_line(error)}
 
@@ -176,7 +176,7 @@ def summary(results: Iterable[dict[str, Any]]) -> str:
 def page(
     results: dict[str, dict[str, Any]], text: list[str], media: list[str], unmade: dict[str, str]
 ) -> str:
-    """The page. text, media: families of each kind; those without a result are omitted."""
+    """Writes the page. text, media: families of each kind; those without a result are omitted."""
     import transformers
     import vllm
 
@@ -203,7 +203,7 @@ def page(
 
 
 def earlier(results: dict[str, dict[str, Any]]) -> str:
-    """Sentences on rows from other commits."""
+    """Sentences on rows that come from other commits."""
     by_commit: dict[str, list[str]] = {}
     for name, each in sorted(results.items()):
         if each["commit"] != commit():

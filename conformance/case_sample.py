@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def sample(count: int, most: int) -> set[int]:
-    """Places of at most `most` of `count` cases."""
+    """Indices of at most `most` of `count` cases."""
     if count <= most:
         return set(range(count))
     return {place * (count - 1) // (most - 1) for place in range(most)}

@@ -12,7 +12,7 @@ GIT_LIMIT_S = 300
 
 
 def tests_of(checkout: Path, folder: str, scratch: Path) -> Path:
-    """A directory with only `folder` of the checkout: a copy in `scratch`.
+    """Makes a directory with only `folder` of the checkout: a copy in `scratch`.
 
     With the rest of the project beside them, tests would import it instead of the installed
     package.

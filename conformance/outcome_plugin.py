@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 SAMPLED = "sampled"
-"""In place of a test's outcome: how many of a function's cases run (case_sample.py)."""
+"""Marks, in place of an outcome, how many of a function's cases run (case_sample.py)."""
 _MESSAGE_LENGTH = 800
 _ERROR_OF_A_PROCESS = re.compile(r"^\w+Error: .*", re.MULTILINE)
 # Time in which a test may notice itself that one of its processes has ended.
@@ -79,7 +79,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Reason why a test was skipped, or the error's first line, without the traceback.
+    """The reason why a test was skipped, or the error's first line, without the traceback.
 
     For a test that passed, returns the kernels that it launched, if a plugin recorded them.
     """

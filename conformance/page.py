@@ -48,7 +48,7 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
 
 
 def _shares(record: dict[str, Any]) -> str:
-    """The line of a suite."""
+    """The table line of a suite."""
     able = record["passed"] + record["not_passed"]
     total = able + record["lacks_operator"] + record["skipped"]
     numbers = (record[key] for key in ("passed", "lacks_operator", "not_passed", "skipped"))
@@ -71,7 +71,9 @@ def _share(part: int, whole: int) -> str:
 
 
 def _short_names(tests: list[str]) -> list[str]:
-    """`test_stream.py::test_priority`; for several of one file, its name and their number."""
+    """Names such as `test_stream.py::test_priority`; for several tests of one file, its name and
+    their number.
+    """
     of_file: dict[str, list[str]] = {}
     for test in tests:
         path, *names = test.split("::")
@@ -85,6 +87,6 @@ def _short_names(tests: list[str]) -> list[str]:
 
 
 def _short_path(path: str) -> str:
-    """A file's name; with its folder, if the program's name does not say what it shows."""
+    """A file's name; with its folder if the program's name alone is not descriptive."""
     *_, folder, name = ("", *Path(path).parts)
     return name if "." in name or name.startswith("test_") else f"{folder}/{name}"

@@ -61,13 +61,13 @@ def is_explained(outcome: Outcome, reasons: list[Reason]) -> bool:
 
 
 def keep(directory: Path, outcomes: Iterable[Outcome]) -> None:
-    """Adds outcomes to those in `directory`."""
+    """Appends outcomes to those stored in `directory`."""
     with (directory / KEPT).open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(each)) + "\n" for each in outcomes)
 
 
 def kept(directory: Path) -> list[Outcome]:
-    """The last outcome of each test in `directory`."""
+    """The latest outcome of each test in `directory`."""
     path = directory / KEPT
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [Outcome(**json.loads(line)) for line in lines]
@@ -75,7 +75,7 @@ def kept(directory: Path) -> list[Outcome]:
 
 
 def settled(outcomes: list[Outcome], reasons: list[Reason]) -> list[Outcome]:
-    """Outcomes of files in which each test passed or has a reason."""
+    """Outcomes of the files in which every test passed or has a reason."""
     open_files = {each.file for each in outcomes if not is_explained(each, reasons)}
     return [each for each in outcomes if each.file not in open_files]
 
@@ -144,7 +144,7 @@ def not_passed(record: Mapping[str, Any]) -> set[str]:
 
 
 def worse_than(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
-    """Tests that do not pass and passed, or were absent, in an earlier record."""
+    """Tests that do not pass now but passed, or did not exist, in an earlier record."""
     return sorted(not_passed(record) - not_passed(earlier))
 
 

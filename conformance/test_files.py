@@ -96,7 +96,7 @@ class TestRun:
 
 
 def _outcomes(lines: Iterator[dict[str, str]], status: int | None) -> Iterator[Outcome]:
-    """The last outcome of each test; a test that only began is where the process ended."""
+    """The latest outcome of each test; a test that only began is where the process ended."""
     last: dict[str, Outcome] = {}
     for line in lines:
         before = last.get(line["test"])

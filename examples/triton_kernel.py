@@ -1,8 +1,9 @@
-"""Races and mends a Triton kernel: `vnpu run --triton --races report -- python triton_kernel.py`.
+"""Shows a race in a Triton kernel and its fix: `vnpu run --triton --races report -- python
+triton_kernel.py`.
 
-It divides a vector by its root mean square. In the first version each program of the grid adds its
-part of the sum and divides by what the sum is by then; the mended version sums in a launch of its
-own. `--mended` runs that one alone, for timing.
+The kernel divides a vector by its root mean square. In the first version each program of the grid
+adds its part to the sum and divides by the sum so far; the fixed version sums in a separate launch.
+`--mended` runs only the fixed version, for timing.
 """
 
 import sys

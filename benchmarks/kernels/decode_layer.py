@@ -213,7 +213,7 @@ def composed(layer: Layer) -> Stages:
 
 
 def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """`attend` in one call."""
+    """`attend` as one compiled call."""
     names = "kv_c_cache k_pe_cache block_table actual_seq_lengths_q seq_lens W_UV scale"
     decode = partial(
         vllm_davinci.kernels.load("mla_decode_attention"), mask=None, **layer.named(names)
@@ -224,7 +224,7 @@ def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch
 def preprocess_at_once(
     layer: Layer, operator: str, weights: str, **others: None
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """MLA preprocess in one call. hidden_scale: given if hidden_states are int8"""
+    """`preprocess` as one compiled call. hidden_scale: given if hidden_states are int8"""
     given = layer.named(f"{weights} q_a_norm kv_a_norm W_UK cos sin kv_c_cache k_pe_cache")
     return partial(
         vllm_davinci.kernels.load(operator),

@@ -45,7 +45,7 @@ def whole(layer: Layer, stages: Stages) -> torch.Tensor:
 
 
 def calls_and_launches(layer: Layer, stages: Stages) -> tuple[int, int]:
-    """Number of calls from Python, and of launches on the device."""
+    """Counts calls from Python, and launches on the device."""
     before = launch_count()
     with Calls() as counter:
         whole(layer, stages)

@@ -76,7 +76,9 @@ def _times_ms(action: Callable[[], object], repetitions: int) -> list[float]:
 
 
 def _captured(device: torch.device, action: Callable[[], object]) -> Callable[[], object] | None:
-    """A graph that replays an action, if torch's device module has graphs."""
+    """Captures an action; returns a function that replays it, or None if the device has no
+    graphs.
+    """
     module = torch.get_device_module(device)
     graph_class = getattr(module, "CUDAGraph", None) or getattr(module, "NPUGraph", None)
     if graph_class is None:

@@ -37,7 +37,8 @@ def collectives(step: StepTrace, label: str) -> list[Task]:
 
 
 def window(step: StepTrace, labels: list[str], layer: int) -> tuple[float, float]:
-    """From the layer's first operator under the first label to its last collective under the last.
+    """The interval from the layer's first operator under the first label to its last collective
+    under the last label.
 
     A part has one collective for the embedding, then two per layer.
     """
@@ -51,7 +52,7 @@ def window(step: StepTrace, labels: list[str], layer: int) -> tuple[float, float
 
 
 def bars(step: StepTrace, label: str) -> Iterator[tuple[str, float, float, str, int]]:
-    """Row, begin, end, name and layer of every task long enough to be visible."""
+    """Row, begin, end, name and layer of each task that is long enough to be visible."""
     reductions = products = 0
     for task in step.tasks:
         begin, end = task.busy
@@ -68,7 +69,7 @@ def bars(step: StepTrace, label: str) -> Iterator[tuple[str, float, float, str, 
 
 
 def draw(axes: Axes, step: StepTrace, parts: dict[str, str], layer: int) -> None:
-    """Bars from the begin of a layer. parts: label -> colour"""
+    """Draws a layer's tasks as bars, from its begin. parts: label -> colour"""
     begin, _ = window(step, list(parts), layer)
     end = begin + axes.get_xlim()[1] * 1000
     for label, colour in parts.items():
@@ -95,7 +96,7 @@ def draw(axes: Axes, step: StepTrace, parts: dict[str, str], layer: int) -> None
 
 
 def milliseconds_per_layer(step: StepTrace, parts: list[str], layer: int) -> float:
-    """From the begin of a layer to the begin of the next."""
+    """Milliseconds from the begin of a layer to the begin of the next layer."""
     return (window(step, parts, layer + 1)[0] - window(step, parts, layer)[0]) / 1000
 
 

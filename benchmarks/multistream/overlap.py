@@ -6,8 +6,8 @@ cores suffice for two ranks with a compute and a communication stream each. Trac
 communication was hidden; `--traces DIRECTORY` keeps them.
 
 The dense model's artificial times make its intervals between collectives equally long. If intervals
-differ, each half's interval still runs beside a collective of the other half, and the longer of the
-two counts.
+differ, each half's interval still overlaps with a collective of the other half, and the longer of
+the two counts.
 
 `dense` and `deepseek` are one DP rank of two TP ranks. `dp_ranks` is two DP ranks of one TP rank,
 which send tokens to experts and back by all-to-all. The routing is computed and differs between
@@ -174,7 +174,7 @@ def _prefills(
     is_split: bool,
     directory: Path,
 ) -> list[StepTrace]:
-    """Steps of one run on the first DP rank."""
+    """Runs the engine and returns its steps on the first DP rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

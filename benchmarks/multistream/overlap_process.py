@@ -14,7 +14,9 @@ from vllm import LLM, SamplingParams
 
 
 def measure(options: dict[str, Any]) -> list[tuple[float, float]]:
-    """Begin and end of each batch, in microseconds of the monotonic clock."""
+    """Prefills batches; returns each batch's begin and end in microseconds of the monotonic
+    clock.
+    """
     tokens, requests = options["tokens"], options["requests"]
     engine = LLM(
         options["model"],

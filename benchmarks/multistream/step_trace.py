@@ -39,9 +39,10 @@ class StepTrace:
         ]
 
     def layers(self) -> Interval:
-        """From the first to the last collective's end: the part of a step that a split divides.
+        """The interval from the first to the last collective's end: the part of a step that a split
+        divides.
 
-        The part before it ends with the embedding's collective, which follows one lookup.
+        The part before it is the embedding's lookup and collective.
         """
         intervals = self.communicating()
         return min(begin for begin, _ in intervals), max(end for _, end in intervals)

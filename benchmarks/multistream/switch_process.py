@@ -33,7 +33,9 @@ TOKENS = 64
 
 
 def _times_us(action: Callable[[], object], count: int, per: int) -> list[float]:
-    """Runs an action `count` times after a warm-up; microseconds per run, divided by `per`."""
+    """Runs an action `count` times after a warm-up; returns microseconds per run, divided by
+    `per`.
+    """
     action()
     times = []
     for _ in range(count):
@@ -52,7 +54,7 @@ def _at_depth(depth: int, call: Callable[[], None]) -> None:
 
 
 def _contexts() -> list[ForwardContext]:
-    """Contexts of a step's ubatches, one each."""
+    """Makes a forward context for each of a step's ubatches."""
     return [
         ForwardContext(no_compile_layers={}, attn_metadata={"half": index}, slot_mapping={})
         for index in range(2)
@@ -60,7 +62,7 @@ def _contexts() -> list[ForwardContext]:
 
 
 def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
-    """Runs as core runs a step: with the running ubatch's forward context in vLLM."""
+    """Runs forwards as core runs a step: vLLM sees the running ubatch's forward context."""
     contexts = _contexts()
     running = SwitchingContext.showing(contexts[0])
     with override_forward_context(running):
@@ -68,7 +70,7 @@ def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
 
 
 def hand_overs(count: int) -> list[float]:
-    """Two ubatches that only take turns."""
+    """Times hand-overs between two ubatches that only take turns."""
     run = Interleave(StreamPool())
     nothing = lambda: None  # noqa: E731
 
@@ -83,7 +85,7 @@ def hand_overs(count: int) -> list[float]:
 
 
 def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[float]:
-    """The same with vLLM's contexts: a thread per ubatch."""
+    """Times the same hand-overs with vLLM's contexts, a thread per ubatch."""
 
     def turns() -> None:
         for _ in range(count // 2):
@@ -96,7 +98,7 @@ def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[flo
 
 
 def beyond_collectives(count: int) -> tuple[list[float], list[float]]:
-    """Time per sum over ranks of two ubatches that do nothing else; and its excess over serial
+    """Time per sum over ranks of two ubatches that do nothing else, and its excess over serial
     sums.
     """
     run = Interleave(StreamPool())
@@ -223,7 +225,9 @@ def _all_reduce(partial: torch.Tensor) -> torch.Tensor:
 
 
 def steps(count: int, num_layers: int) -> dict[str, list[float]]:
-    """Host time of one step: whole, as two halves in series, as two interleaved halves."""
+    """Host time of one step: whole, as two halves one after the other, as two interleaved
+    halves.
+    """
     layers = [Layer() for _ in range(num_layers)]
 
     def forward(x: torch.Tensor) -> torch.Tensor:

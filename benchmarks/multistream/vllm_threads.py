@@ -13,13 +13,13 @@ LIMIT_S = 60
 
 
 def at_a_dispatch() -> None:
-    """vLLM's calls where a ubatch sends rows to experts, without the transfer."""
+    """Makes vLLM's calls where a ubatch sends rows to experts, without the transfer."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute_sync()
 
 
 def at_a_combine() -> None:
-    """vLLM's calls where a ubatch receives the results, without the transfer."""
+    """Makes vLLM's calls where a ubatch receives the results, without the transfer."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute()
     ubatching.dbo_switch_to_comm()
@@ -27,7 +27,7 @@ def at_a_combine() -> None:
 
 
 def at_both() -> None:
-    """Both calls of a layer."""
+    """Makes both calls of a layer."""
     at_a_dispatch()
     at_a_combine()
 
@@ -52,6 +52,8 @@ def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
 
 
 def set_stream(stream: torch.npu.Stream) -> None:
-    """vLLM's wrapper for CUDA: it stores the current stream, which vLLM's contexts compare with."""
+    """Like vLLM's wrapper for CUDA: stores the current stream, with which vLLM's contexts
+    compare.
+    """
     torch_utils._current_stream_tls.value = stream
     torch.npu.set_stream(stream)

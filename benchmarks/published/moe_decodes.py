@@ -1,4 +1,4 @@
-"""Host time of users' decodes of Qwen3-30B-A3B, beside the timing model's.
+"""Host time of published decode steps of Qwen3-30B-A3B, compared with the timing model's.
 
 Launches per layer are counted in the sources of the releases that were measured (vllm-project/
 vllm-ascend), not in ours. None of the commands distributes experts over ranks, so that each rank
@@ -16,7 +16,9 @@ LAYERS = 48
 
 @dataclass(frozen=True)
 class Launches:
-    """Calls of the host for one layer of a decode step; operators and collectives beside graphs."""
+    """The host's calls for one layer of a decode step; operators and collectives are those outside
+    graphs.
+    """
 
     told: str
     graphs: int = 0
@@ -25,7 +27,7 @@ class Launches:
     events: int = 0
 
     def host_ps(self, figures: Mapping[str, int]) -> int:
-        """Time of the host for a step."""
+        """Host time of a step."""
         per_layer = (
             self.graphs * figures["host_graph_launch"]
             + self.operators * figures["host_operator_launch"]
@@ -71,7 +73,7 @@ class Decode:
 
 
 def moe_page(decodes: Sequence[Decode], chip: str) -> str:
-    """The table of these steps, in Markdown."""
+    """The table of these steps in Markdown."""
     machine = load_machine(chip, "node-of-8")
     highest = {name: machine.ranges.get(name, (0, value))[1]
                for name, value in machine.figures.items()}  # fmt: skip

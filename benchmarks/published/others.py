@@ -1,9 +1,9 @@
 """Decode steps that users of Ascend chips have published, as options of dry-runs.
 
 Nothing is fitted to them. A figure counts as `held` if it was first compared after the model's code
-and figures had been settled. Sources state only a part of machine, release and load; the row has
-the assumptions for the rest. Intervals cover the ranges of assumed figures and everything that a
-source leaves open: the number of chips, the variant of a chip, how steps are launched. By default,
+and figures had been settled. Sources state machine, release and load only in part; the row has the
+assumptions for the rest. Intervals cover the ranges of assumed figures and everything that a source
+leaves open: the number of chips, the variant of a chip, how steps are launched. By default,
 releases of that time replay graphs in pieces and launch attention between them. The time of such a
 step lies between that of a graph of the whole step, as this engine replays it, and that of a step
 launched operator by operator.
@@ -36,7 +36,7 @@ class Figure:
     """
     published: ms of one decode step of `requests` requests behind prompts of `prompt_tokens`
     source:    number of the issue or pull request
-    taken:     assumptions where the source states nothing
+    taken:     assumptions about what the source does not state
     or_else:   fields of this figure with other values that the source allows
     is_held:   first compared after the model was settled
     """

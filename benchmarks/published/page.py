@@ -1,4 +1,5 @@
-"""The page of published figures, beside the timing model's, with intervals and errors by mechanism.
+"""Writes the page of published figures and the timing model's, with intervals and errors by
+mechanism.
 
 Every figure is modelled in one run of this program: on the stated machine, over the ranges
 of assumed figures and of what a source leaves open, and without each mechanism of the model that
@@ -72,7 +73,9 @@ Options = Callable[[Path], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a dry-run with options for a model in a directory; `taken` finds it."""
+    """A step of a dry-run. Its options are made for a model in a directory; `taken` finds the
+    step.
+    """
 
     options: Options
     taken: Callable[[dict[str, Any]], dict[str, Any]]
@@ -141,7 +144,7 @@ def steps_of_r1(slow: Callable[[], str]) -> dict[str, Step]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of steps.
+    """A published figure or a goal, computed from steps.
 
     published: None if only a goal is stated
     steps:     names, passed to `ours` for one machine at a time
@@ -225,27 +228,27 @@ def figures_of_r1() -> tuple[Figure, ...]:
 
 
 def _sharded(view: View, saved: View) -> float:
-    """Gain of a step whose exchanges save that many picoseconds per layer."""
+    """Gain of a step whose exchanges take that many picoseconds less per layer."""
     layers: int = deepseek_r1.MOE_LAYERS
     return view["host_ps"] / (view["host_ps"] - layers * saved["saved_ps"])
 
 
 def added_by_all_rows() -> int:
-    """Picoseconds that a step takes longer with work on all ranks' rows of experts."""
+    """Picoseconds by which a step takes longer if each rank processes all ranks' expert rows."""
     tokens = str(runs.REQUESTS * runs.PROMPT_TOKENS)
     printed = _printed("published.all_rows", tokens, options=("--no-compute", f"--chip={CHIP}"))
     return deepseek_r1.MOE_LAYERS * int(printed)
 
 
 def saved_by_shards(where: str) -> dict[str, int]:
-    """Picoseconds that the exchange on shards saves per layer, by machine."""
+    """Picoseconds saved per layer by exchanging shards, by machine."""
     sizes = map(str, SHARDED_LAYOUTS[where])
     saved: dict[str, int] = json.loads(_printed("published.sharded_pair", CHIP, TOPOLOGY, *sizes))
     return saved
 
 
 def _printed(program: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
-    """The last line of a program of this folder. options: of `vnpu run`"""
+    """Runs a program of this folder and returns its last output line. options: of `vnpu run`"""
     command = ("-m", "vllm_davinci.vnpu", "run", *options, "--", "python", "-m", program)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     return run_child([*command, *arguments], LIMIT_S, environment).splitlines()[-1]
@@ -317,7 +320,7 @@ call. A step takes the longer of host and device, plus vLLM's own Python."""  # 
 
 
 class Steps:
-    """Steps on their machine, on its variants and without each mechanism; each modelled once."""
+    """Models steps on their machine, on its variants and without each mechanism, each once."""
 
     def __init__(self, kept: Path, processes: int) -> None:
         self._kept, self._processes, self._context = kept, processes, prepared_processes()
@@ -325,7 +328,7 @@ class Steps:
         self._of_r1 = steps_of_r1(self._slow_topology)
 
     def model(self, figures: list[Figure], users: list[others.Figure]) -> None:
-        """Models all steps of these figures, some at a time."""
+        """Models all steps of these figures, several at a time."""
         needed = {name for figure in figures for name in figure.steps if name in self._of_r1}
         if any(name.endswith("-slow") for name in needed):
             needed |= {"serial", "sent"}
@@ -375,7 +378,7 @@ class Steps:
         return str(file)
 
     def _view(self, name: str) -> dict[str, View] | None:
-        """A step by machine: "" is its own."""
+        """The times of a step by machine; "" is its own machine."""
         if name in SHARDED_LAYOUTS:
             return self._saved(name)
         report = self._report(name)
@@ -392,7 +395,7 @@ class Steps:
         return {machine: {"saved_ps": ps} for machine, ps in saved.items()}
 
     def of_r1(self, figure: Figure) -> Compared | None:
-        """A figure of steps, beside ours."""
+        """Compares a figure of steps with ours; None if a step failed."""
         views = [self._view(name) for name in figure.steps]
         known = [view for view in views if view is not None]
         if len(known) < len(views):
@@ -405,7 +408,7 @@ class Steps:
         )  # fmt: skip
 
     def of_user(self, figure: others.Figure) -> Compared | None:
-        """A user's step, beside ours."""
+        """Compares a user's step with ours; None if a step failed."""
         found = [
             {machine: _ms(view) for machine, view in _views(step).items()}
             for step in self._user_steps(figure)
@@ -420,7 +423,7 @@ class Steps:
         )  # fmt: skip
 
     def moe_decode(self, figure: others.Figure) -> Decode:
-        """A user's step of a sparse model, for the table of launches."""
+        """The row of a user's step of a sparse model in the table of launches."""
         [step, *_] = self._user_steps(figure)
         modelled = step["modelled"]
         return Decode(figure.name, figure.source, figure.published, figure.requests,

@@ -11,7 +11,7 @@ _ABSOLUTE, _SMALL_RATIO, _LARGE_RATIO, _SMALL = 0.20, 0.05, 0.10, 1.15
 
 @dataclass(frozen=True)
 class Compared:
-    """A published figure, or a goal, and ours.
+    """A published figure or a goal, and our value.
 
     published: None for a figure with a goal only
     values:    ours by machine; "" is the stated machine
@@ -59,7 +59,7 @@ class Compared:
 
     @property
     def sign(self) -> str:
-        """Compares the side of 1 of our whole interval with that of the published ratio."""
+        """Tells whether our whole interval lies on the same side of 1 as the published ratio."""
         if not self.is_ratio or self.published is None:
             return ""
         ends = {(end > 1) == (self.published > 1) for end in self.interval}
@@ -83,7 +83,7 @@ class Compared:
 
 
 def page_of(compared: Sequence[Compared], machine: str) -> str:
-    """The tables. machine: title of the machine in the first row"""
+    """Writes the tables. machine: the machine's title, for the first row"""
     published = [each for each in compared if each.published is not None]
     goals = [each for each in compared if each.goal is not None]
     inside = sum(each.is_within for each in published)

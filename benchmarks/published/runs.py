@@ -34,7 +34,7 @@ SERIAL_ORDER = {**PUBLISHED, "dbo": NEVER}
 
 
 class Runs:
-    """Dry-runs on the modelled machine, each made once."""
+    """Runs dry-runs on the modelled machine, each once."""
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.chip, self.topology, self.routing = args.chip, args.topology, args.routing
@@ -59,7 +59,7 @@ class Runs:
 
 
 def slower_all_to_alls(sent: dict[str, float], serial: dict[str, float]) -> float:
-    """Factor of the time of all-to-alls with which the serial step has the published rate.
+    """Factor on the time of all-to-alls at which the serial step has the published rate.
 
     sent, serial: the serial step with all-to-alls, and without
     """

@@ -1,4 +1,4 @@
-"""The exchange of a decode layer that a published change replaces, before and after it.
+"""Compares the exchange of a decode layer before and after a published change.
 
 vllm-project/vllm-ascend, pull request 1194 (release 0.9.2rc1), in decodes from graphs whose experts
 are on other ranks: the all-reduce after attention becomes a reduce-scatter, each rank sends its
@@ -26,7 +26,9 @@ ATTENTION, EXPERTS = 20, 6
 
 
 class Layers:
-    """Layers of `tokens` rows on `ranks` ranks: their exchanges, and small tasks for the rest."""
+    """Layers of `tokens` rows on `ranks` ranks: their exchanges, and small tasks in place of the
+    rest.
+    """
 
     def __init__(self, ranks: int, tokens: int) -> None:
         def new(rows: int) -> torch.Tensor:

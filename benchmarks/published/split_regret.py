@@ -1,4 +1,4 @@
-"""Loss from deciding by step times whether a step of DeepSeek-R1 W8A8 on 16 chips is split."""
+"""Loss from letting step times decide whether DeepSeek-R1 W8A8's steps on 16 chips are split."""
 
 import random
 from typing import Any
@@ -9,8 +9,8 @@ from result import Kind, Row
 
 GOAL_REGRET = 0.01
 ALWAYS = {"min_total_tokens_to_split": 0, "min_prefill_tokens_to_split": 0}
-# Steps of one prompt, between and beyond the sizes of costs; the last two are chunks of longer
-# prompts. Then steps of four prompts of mixed lengths.
+# Steps of one prompt, at and beyond the sizes of the step-time table, the last two being chunks of
+# longer prompts; then steps of four prompts of mixed lengths.
 RANDOM, SEED = 200, 0  # steps of this many prompts of random lengths, three at a time
 SIZES = (128, 192, 384, 768, 1536, 3072, 6144, 12288, 16384, 32768, 65536)
 MIXED = (128, 1024, 64, 512, 2048, 256, 1024, 96, 8192, 2048, 1024, 512, 300, 40, 80, 60)
@@ -23,7 +23,7 @@ def host_ps(step: dict[str, Any]) -> int:
 
 
 def regret_rows(runs: Runs) -> list[Row]:
-    """Each step's time as decided by step times, over the faster of whole and split."""
+    """The time of each step as step times decide it, relative to the faster of whole and split."""
     costs = runs.directory / "costs.json"
     order = {**PUBLISHED, "dbo": {"split": "token"}}
     engine = ("--enforce-eager", EXPERT_PARALLEL, f"--max-num-batched-tokens={CHUNK}")

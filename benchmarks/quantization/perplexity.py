@@ -133,7 +133,7 @@ def _texts_of_ours() -> tuple[list[str], list[str]]:
 
 
 def _texts_of_others() -> tuple[list[str], list[str]]:
-    """Python's help in English: texts for calibration, and every fourth text for scoring."""
+    """Python's help in English: texts for calibration, and one in four texts for scoring."""
     named = sorted(topics.items())
     is_scored = [hashlib.sha256(name.encode()).digest()[0] % 4 == 0 for name, _ in named]
     return tuple(

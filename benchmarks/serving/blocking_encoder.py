@@ -1,4 +1,4 @@
-"""The baseline for encoders: lengths are read back from the device in every block."""
+"""The baseline for encoders: each block reads lengths back from the device."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def read_lengths_in_every_block(encoder: torch.nn.Module) -> list[Any]:
-    """Puts each block's attention lengths on the device only; returns removable hooks.
+    """Makes each block read its attention lengths from the device; returns removable hooks.
 
     encoder: one of Qwen3-VL's shape, whose blocks call `attn.attn`
     """

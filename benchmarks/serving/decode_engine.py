@@ -7,7 +7,7 @@ from vllm import LLM, SamplingParams
 
 
 def decode_engine(model: str, num_requests: int, **options: Any) -> LLM:
-    """options: additional or different options of vLLM's LLM"""
+    """Makes an engine for decode steps. options: further options of vLLM's LLM, or other values"""
     own: dict[str, Any] = {
         "dtype": "bfloat16",
         "max_model_len": 256,
@@ -31,7 +31,7 @@ def runner_of(llm: LLM) -> Any:
 
 
 def wrap_forwards(runner: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wraps what a step calls to run the model: its forward, or a graph's replay."""
+    """Wraps whatever runs the model in a step: its forward, or a graph's replay."""
     graphs = getattr(runner, "cudagraph_manager", None)  # vLLM's CPU backend has none
     for owner, name in ((runner.get_model(), "forward"), (graphs, "run_fullgraph")):
         if owner is not None:
@@ -39,12 +39,14 @@ def wrap_forwards(runner: Any, wrap: Callable[[Callable[..., Any]], Callable[...
 
 
 def replay_graphs(runner: Any, are_replayed: bool) -> None:
-    """Makes steps replay graphs, or eager: vLLM's manager then knows of none."""
+    """Makes steps replay graphs or run eagerly: for eager steps vLLM's manager knows of no
+    graph.
+    """
     runner.cudagraph_manager._graphs_captured = are_replayed
 
 
 def decode_requests(num_requests: int, num_steps: int) -> tuple[list[Any], SamplingParams]:
-    """Greedy continuations of four-token prompts, one token per step."""
+    """Requests for greedy continuations of four-token prompts, one token per step."""
     prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]
     sampling = SamplingParams(
         temperature=0, max_tokens=num_steps, ignore_eos=True, detokenize=False

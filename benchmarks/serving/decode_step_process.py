@@ -48,7 +48,7 @@ class StepTimer:
         return timed
 
     def take(self) -> dict[str, float]:
-        """Medians of the steps since the last call; times in seconds."""
+        """Medians over the steps since the last call; times in seconds."""
         lists = {"seconds": self.seconds, "elapsed": self.elapsed, "launches": self.launches}
         found = {name: statistics.median(values) for name, values in lists.items()}
         for values in lists.values():

@@ -1,4 +1,5 @@
-"""Seconds from a signal to the end of a server whose engine is in a step that exceeds every limit.
+"""Seconds from a signal until a server has ended whose engine is in a step that exceeds every
+limit.
 
 Each server has open requests, streams and others, and gets SIGINT as from a terminal, SIGTERM as
 from a supervisor, or SIGINT twice while requests have a minute to finish; a program that uses vLLM
@@ -169,7 +170,7 @@ def in_turn(names: Sequence[str]) -> Iterator[str]:
 
 
 def count_right(name: str, endings: list[Ending]) -> int:
-    """Endings of a kind that had the documented status and left nothing."""
+    """Counts the endings of a kind that had the documented status and left nothing behind."""
     return sum(each.status in KINDS[name][1] and each.is_clean for each in endings)
 
 

@@ -69,8 +69,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 def transfer_rates() -> dict[str, float]:
     """Bytes per second of loads, stores and one copy of the same size; medians of 9, in turn.
 
-    The connector loads blocks that are scattered on the device and adjacent on the host, where they
-    were stored in order.
+    The loaded blocks are scattered on the device and adjacent on the host.
     """
     num_bytes = REGIONS * BLOCKS * ROW_BYTES
     regions = [

@@ -76,7 +76,7 @@ def rows_of(carrier: str, found: dict[str, Any]) -> list[Row]:
 
 
 def measure(scratch: Path, carrier: str, prompt_tokens: int, rounds: int) -> dict[str, Any]:
-    """Asks both engines in turn; neither does other work."""
+    """Measures transfers between two engines by turns; neither engine does other work."""
     options = {
         "connector": CARRIERS[carrier],
         "model": str(scratch / "model"),
@@ -107,7 +107,9 @@ TIMES = ("come_s", "over_s", "computed_s", "socket_s", "copy_s")
 def ask_once(
     prefills: AskedChild, decodes: AskedChild, options: dict[str, Any], number: int
 ) -> dict[str, Any]:
-    """One prompt, computed in one engine and continued in the other; one copy through a socket."""
+    """Computes one prompt in one engine and continues it in the other; then copies once through a
+    socket.
+    """
     told = prefills.ask({"do": "prefill", "seed": number})
     over = decodes.ask({"do": "decode", "seed": number, "told": told})
     computed_s = decodes.ask({"do": "compute", "seed": 1000 + number})

@@ -130,7 +130,7 @@ class Engine:
         return {"come_s": come, "over_s": seconds, "tokens": tokens, "num_bytes": num_bytes}
 
     def _tokens_that_came(self) -> int:
-        """Counts of all requests so far."""
+        """Number of transferred tokens over all requests so far."""
         found = [each for each in self._llm.get_metrics() if each.name == CAME]
         return int(sum(getattr(each, "value", 0) for each in found))
 
@@ -149,7 +149,7 @@ class Engine:
         return port
 
     def _receive(self, listening: socket.socket) -> None:
-        """Receives bytes into memory that was written before, as blocks are."""
+        """Receives bytes into memory that has been written before, like the memory of blocks."""
         with listening, listening.accept()[0] as connection:
             connection.settimeout(60)
             size = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
@@ -177,7 +177,7 @@ class Engine:
         return self._received[1]
 
     def _copy(self, num_bytes: int) -> float:
-        """Seconds of one copy within memory."""
+        """Seconds for one copy within memory."""
         source = self._memory(num_bytes)
         target = torch.zeros_like(source)
         begin = time.perf_counter()

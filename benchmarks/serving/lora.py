@@ -131,7 +131,7 @@ def _linear_weights() -> dict[str, torch.Tensor]:
 
 
 def _write_adapter(directory: Path, rank: int, seed: int) -> Path:
-    """An adapter for all linear layers; alpha equals the rank."""
+    """Writes an adapter for all linear layers; its alpha equals the rank."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in _linear_weights().items():
@@ -149,7 +149,7 @@ def _write_adapter(directory: Path, rank: int, seed: int) -> Path:
 
 
 def _write_merged(directory: Path, adapter: Path) -> Path:
-    """The checkpoint with the adapter's deltas in its weights."""
+    """Writes the checkpoint with the adapter's deltas added to its weights."""
     pairs = load_file(adapter / "adapter_model.safetensors")
     directory.mkdir()
     for file in CHECKPOINT.iterdir():

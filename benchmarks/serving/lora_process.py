@@ -20,7 +20,7 @@ from vllm.lora.request import LoRARequest
 
 
 class WholeSteps:
-    """Processor time of the thread per step, inputs and outputs included."""
+    """Measures the thread's processor time per step, inputs and outputs included."""
 
     def __init__(self, runner: Any) -> None:
         self.seconds: list[float] = []
@@ -40,7 +40,7 @@ class WholeSteps:
         runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def take(self) -> float:
-        """Median since the last call."""
+        """Median over the steps since the last call."""
         found = statistics.median(self.seconds)
         self.seconds.clear()
         return found
@@ -57,7 +57,9 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     ]
 
     def generate(of_request: list[int]) -> dict[str, float]:
-        """Tokens per second, and per second of all threads' processor time."""
+        """Generates; returns tokens per second, and tokens per second of all threads' processor
+        time.
+        """
         asked = [of_request[row % len(of_request)] for row in range(num_requests)]
         chosen = [adapters[number - 1] if number else None for number in asked]
         begin, processor_begin = time.perf_counter(), time.process_time()

@@ -122,7 +122,7 @@ def run_process(
 def rate_rows(
     ours: list[dict[str, Any]], baseline: list[dict[str, Any]], least_median: float
 ) -> list[Row]:
-    """Tokens per second of both sides' processes; least_median: goal of the medians' ratio"""
+    """Rows on both sides' tokens per second. least_median: goal for the ratio of medians"""
     rates, baseline_rates = (
         [rate for process in side for rate in process["tokens_per_s"]] for side in (ours, baseline)
     )

@@ -3,7 +3,7 @@
 One process per engine, greedy text of the same prompts. Tokens per second are this machine's, whose
 processor does the arithmetic of a step's rows one after another: a chip that waits for weights
 verifies several rows in about the time of one. Launches and tokens per step are counted. The two
-engines run one after the other: their rates say something only on a machine that does nothing else.
+engines run one after the other: their rates are comparable only on an idle machine.
 """
 
 import argparse

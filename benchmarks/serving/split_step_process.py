@@ -23,16 +23,15 @@ SPLIT = {"enabled": True, "decode": True, "min_decode_tokens_to_split": 2}
 class StepTimingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls.
 
-    Times what the host does for a step, from its inputs to its sampled tokens: the processor time
-    of the thread that prepares, launches and samples. Launches are made on it
-    (TASK_QUEUE_ENABLE=0); the virtual device's threads, and waits for it or for the other rank, are
-    not in it.
+    Times the host's work for a step, from its inputs to its sampled tokens: processor time of the
+    thread that prepares, launches (TASK_QUEUE_ENABLE=0) and samples. Excludes the virtual device's
+    threads, and waits for the device or the other rank.
     """
 
     model_runner: Any
 
     def time_steps(self) -> None:
-        """From now on."""
+        """Starts timing steps."""
         runner = self.model_runner
         self.steps: list[float] = []
         self.forwards: list[float] = []
@@ -82,7 +81,7 @@ class StepTimingWorker:
         self.forwards.clear()  # captures are no steps
 
     def replay_steps(self, are_replayed: bool) -> None:
-        """Makes steps replay graphs, or eager."""
+        """Makes steps replay graphs or run eagerly."""
         replay_graphs(self.model_runner, are_replayed)
 
 

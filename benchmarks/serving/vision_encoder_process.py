@@ -85,7 +85,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def together(forward: Callable[[], None]) -> float:
-    """Seconds until the device has finished."""
+    """Seconds until host and device have finished a forward."""
     torch.npu.synchronize()
     begin = time.perf_counter()
     forward()
@@ -94,7 +94,9 @@ def together(forward: Callable[[], None]) -> float:
 
 
 def apart(forward: Callable[[], None], other: torch.npu.Stream) -> tuple[float, float]:
-    """Seconds of the host while the device is held up, and of the device after all launches."""
+    """Seconds of the host alone, with the device held up, and of the device alone, after all
+    launches.
+    """
     torch.npu.synchronize()
     gate = torch.npu.ExternalEvent()
     gate.wait(torch.npu.current_stream())

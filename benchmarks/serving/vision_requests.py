@@ -1,4 +1,4 @@
-"""Sends requests with images to a server, in both forms of its encoder.
+"""Sends requests with images to a server, with both forms of its encoder.
 
 One `vllm serve` of a small Qwen3-VL with an encoder of 27 blocks; its client is vLLM's own,
 `vllm bench serve --backend openai-chat --dataset-name random-mm`, once for each form and round.

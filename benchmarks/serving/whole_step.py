@@ -95,7 +95,7 @@ def _child(python: Path | str, options: dict[str, Any], environment: dict[str, s
 def _take_turns(
     sides: dict[str, AskedChild], batch: int, rounds: int
 ) -> dict[str, list[list[float]]]:
-    """Times of each side's rounds without the first. Other load affects both sides."""
+    """Times of each side's rounds, except the first round. Other load affects both sides."""
     times: dict[str, list[list[float]]] = {name: [] for name in sides}
     for _ in range(rounds + 1):
         for name, child in sides.items():
@@ -111,7 +111,7 @@ def _row(
     what: str,
     goal: float | None,
 ) -> Row:
-    """Medians; the note has the minima, which other programs disturb least."""
+    """Makes a row of medians; its note has the minima, which other programs disturb least."""
     ours, baseline = ([each[index] * 1e3 for each in times[name]] for name in (side, "CPU backend"))
     low, median, high = statistics.quantiles(ours, n=4) if len(ours) > 1 else ours * 3
     least, baseline_least = min(ours), min(baseline)

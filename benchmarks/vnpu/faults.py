@@ -1,4 +1,4 @@
-"""Cost of fault-injection points in operator calls.
+"""Cost of fault-injection points in calls of operators.
 
 One process has no plan; the other has a rule that never applies but that each point looks up. This
 costs more than the branch in a process without a plan, so it bounds that cost. The processes

@@ -78,7 +78,7 @@ def _in_turn(
     synchronize: Callable[[], None],
     batch_s: float,
 ) -> tuple[list[float], list[float]]:
-    """Microseconds per call of both sides, a value per batch."""
+    """Microseconds per call of both sides, one value per batch."""
     sides: list[tuple[Callable[[], object], list[float]]] = [(ours, []), (baseline, [])]
     calls = {}
     for call, _ in sides:

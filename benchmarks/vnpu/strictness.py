@@ -1,10 +1,9 @@
-"""Cost of checking every call against CANN's documents. Checks that no call is refused.
+"""Cost of checking every call against CANN's documents. Also checks that no call is refused.
 
-Two engines at a time, one over virtual NPUs that check calls and one over such that do not
-(VNPU_STRICT=0, which leaves workspaces out too), in processes of their own on one thread of torch,
-take turns batch by batch: what else the machine does meets both. All batches have the same steps;
-of each step, the batch that was disturbed least counts. Replayed graphs make few calls; eager steps
-make all of them.
+Two engines take turns batch by batch, so that other load affects both: one on virtual NPUs that
+check calls, one on virtual NPUs that do not (VNPU_STRICT=0, which also omits workspaces). Each has
+its own process and one thread of torch. All batches have the same steps; each step's shortest time
+counts. Replayed graphs make few calls; eager steps make all of them.
 """
 
 import argparse
@@ -29,7 +28,7 @@ STEPS: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"enforce_eager": Tru
 
 
 class Batches(NamedTuple):
-    """Engine of each side, as in `timed_steps_process.py`.
+    """An engine's batches, as from `timed_steps_process.py`.
 
     calls: number of calls checked meanwhile
     """

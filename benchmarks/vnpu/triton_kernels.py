@@ -1,7 +1,7 @@
 """Triton kernels on the virtual NPU.
 
-Cost of a launch beside torch's smallest operator, in one process; and vLLM's kernels at the size of
-a step (8 rows of 151,936 logits) beside Triton's interpreter, in a process each.
+Compares a launch with torch's smallest operator, in one process; and vLLM's kernels, at the size of
+a step (8 rows of 151,936 logits), with Triton's interpreter, in separate processes.
 """
 
 import argparse

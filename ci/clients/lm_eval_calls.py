@@ -74,8 +74,8 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
 
 @calls.add("multiple choice")
 def _(server: Server) -> str:
-    # The shipped checkpoints were trained on code: in transformers each line's own end is e^10
-    # times as likely as four signs and more.
+    # The shipped checkpoints were trained on code: in transformers each line's own ending is more
+    # likely than four signs, by a factor of e^10 and more.
     accuracy = evaluate(server, "local_choices", CHOICES)["acc,none"]
     assert accuracy == 1, f"accuracy {accuracy:.2f}"
     return f"accuracy {accuracy:.2f}"

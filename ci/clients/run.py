@@ -104,7 +104,7 @@ def served(each: Served, directory: Path) -> Iterator[tuple[ForkedServer, Server
 
 
 def called(python: Path, program: str, server: Server) -> dict[str, Outcome]:
-    """Outcomes by call."""
+    """Runs a client's program against the server; returns its outcomes by call."""
     done = subprocess.run(
         [python, HERE / program, json.dumps(asdict(server))],
         capture_output=True,
@@ -124,7 +124,7 @@ def called(python: Path, program: str, server: Server) -> dict[str, Outcome]:
 def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
     """Runs vLLM's own client under load, without a device; no request may fail.
 
-    Nor may its output end with a list of Triton's objects.
+    Its output may not end with a list of Triton's objects either.
     """
     environment = {name: value for name, value in os.environ.items() if name not in OF_DEVICE}
     done = subprocess.run(
@@ -211,7 +211,7 @@ def page(results: dict[str, Outcomes], clients: str) -> str:
 
 
 def answer(results: dict[str, Outcomes], checkpoint: str, client: str, call: str) -> str:
-    """The first right answer of a checkpoint's servers, as a cell of a table."""
+    """The first correct answer of a checkpoint's servers, as a table cell."""
     for each in SERVERS:
         outcome = results.get(each.name, {}).get(client, {}).get(call)
         if each.checkpoint == checkpoint and outcome and outcome.error is None:
@@ -220,7 +220,7 @@ def answer(results: dict[str, Outcomes], checkpoint: str, client: str, call: str
 
 
 def read_results(path: Path) -> dict[str, Outcomes]:
-    """Results of earlier runs, by server; none where there is no file."""
+    """Results of earlier runs, by server; empty without a file."""
     if not path.exists():
         return {}
     return {

@@ -121,7 +121,7 @@ class Memory:
         )
 
     def copy(self) -> list[torch.Tensor]:
-        """Their bytes on the CPU."""
+        """Copies the bytes of all storages to the CPU."""
         torch.npu.synchronize()
         return [
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu().clone()

@@ -21,7 +21,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def of_kernel(directory: Path, source: str) -> list[dict[str, Any]]:
-    """Runs the launches of one recorded module; a result for each launch."""
+    """Repeats the launches of one recorded module; returns a result for each."""
     import torch
 
     if not torch.cuda.is_available():
@@ -76,7 +76,9 @@ def repeat(record: dict[str, Any], module: Any, torch: Any) -> dict[str, Any]:
 
 
 def distance(found: Any, expected: Any, torch: Any) -> tuple[int, float]:
-    """Largest distance in units in the last place, and relative to the largest element."""
+    """Largest distance between two tensors, in units in the last place and relative to the largest
+    element.
+    """
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
     differ = found.view(bits) != expected.view(bits)
     differ &= ~(found.isnan() & expected.isnan())

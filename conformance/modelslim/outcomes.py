@@ -7,8 +7,8 @@ from recipes import Recipe
 
 from versions import stamp
 
-# Compared types, and the maximum perplexity relative to bf16 where the tool's own rounding costs
-# more than the goal.
+# Compared types, and the maximum perplexity relative to bf16 for types whose rounding by the tool
+# costs more than the goal.
 NUM_PROMPTS, NUM_TOKENS = 8, 16
 SCORED_TOKENS = 8192
 NEAR_DEFINITION = 0.002

@@ -124,7 +124,7 @@ class Suite:
         return made
 
     def _run_tool(self, *arguments: str | Path) -> None:
-        """ModelSlim's Python, run in our directory because it leaves files behind."""
+        """Runs ModelSlim's Python in our directory, because it leaves files behind."""
         command = ["env", "-C", self._directory, "vnpu", "run", "--", self._python, *arguments]
         self._steps.run(command, limit_s=QUANTIZE_LIMIT_S)
 
@@ -179,7 +179,7 @@ class Suite:
         return is_equal and ratio <= defined * (1 + NEAR_DEFINITION), text
 
     def _defined_perplexity(self, model: Path, definition: TransformersReference) -> float:
-        """Perplexity of the same windows, by definition."""
+        """Perplexity of the same windows, by transformers' definition."""
         import torch
 
         total, count = 0.0, 0

@@ -16,8 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 VOCABULARY = 4096  # of the trained checkpoints' tokenizer
-# ModelSlim reads the layer that predicts further tokens from this file, under this number, whatever
-# the model's depth.
+# ModelSlim reads the multi-token prediction layer from this file, under this number, whatever the
+# model's depth.
 MTP_FILE, MTP_LAYER = "model-00163-of-000163.safetensors", 61
 DEEPSEEK_CODE = "modeling_deepseek.py"
 
@@ -88,7 +88,7 @@ def main(checkpoints: Path, directory: Path) -> None:
 
 
 def widen(source: Path, target: Path) -> None:
-    """The same values in fp32, in which ModelSlim then rounds."""
+    """Converts a checkpoint to fp32, from which ModelSlim then rounds."""
     shutil.copytree(source, target)
     file = target / "model.safetensors"
     wide = {name: tensor.float() for name, tensor in load_file(file).items()}
@@ -99,7 +99,7 @@ def widen(source: Path, target: Path) -> None:
 
 
 def fill(network: torch.nn.Module) -> None:
-    """Weights as large as trained ones, so that values determine the tokens."""
+    """Sets weights as large as trained ones, so that values determine the tokens."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.dim() > 1:
@@ -109,7 +109,7 @@ def fill(network: torch.nn.Module) -> None:
 
 
 def finish(directory: Path, tokenizer: Path) -> None:
-    """Tokenizer and configuration in this transformers' format, and DeepSeek's shards."""
+    """Writes tokenizer and configuration in this transformers' format, and DeepSeek's shards."""
     shutil.copy(tokenizer / "tokenizer.json", directory)
     settings = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
     kept = {name: settings[name] for name in ("bos_token", "eos_token", "pad_token")}
@@ -130,7 +130,7 @@ def finish(directory: Path, tokenizer: Path) -> None:
 
 
 def split(directory: Path, config: dict[str, Any]) -> None:
-    """Two shards with an index; the second has an MTP layer."""
+    """Splits the checkpoint into two shards with an index; the second has an MTP layer."""
     first = directory / "model-00001-of-000163.safetensors"
     (directory / "model.safetensors").rename(first)
     tensors = load_file(first)

@@ -1,8 +1,8 @@
 """A pytest plugin that prepares a process as the worker does before it creates the runner.
 
-Tests construct runners without a worker. vLLM's runner asks for `torch.cuda.Stream`, and loads
-weights in a format that one of the plugins registers; its rejection sampler launches kernels, which
-have stand-ins there.
+Tests construct runners without a worker. vLLM's runner uses `torch.cuda.Stream` and loads weights
+in a format that one of the plugins registers; its rejection sampler launches kernels that have
+stand-ins.
 """
 
 from vllm.plugins import load_general_plugins

@@ -1,8 +1,8 @@
-"""A pytest plugin: tests for the devices that vLLM lists run on the NPU, too.
+"""A pytest plugin that also runs tests for devices in vLLM's lists on the NPU.
 
-Many of vLLM's tests choose their devices by the platform's kind while they are imported, and skip
-other kinds. While these files are imported, the platform claims to be one of the listed kinds (XPU,
-whose name has no other effect in them).
+Many of vLLM's tests choose their devices by the platform's kind at import, and skip other kinds.
+During their import the platform claims to be one of the listed kinds (XPU, whose name has no other
+effect in them).
 """
 
 from collections.abc import Generator
@@ -29,7 +29,7 @@ FILES = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Imports the modules in FILES with the NPU as one of vLLM's list."""
+    """Imports the modules in FILES while the NPU claims to be in vLLM's list."""
     if not isinstance(collector, pytest.Module) or collector.path.name not in FILES:
         return (yield)
     kind = type(current_platform)

@@ -1,7 +1,7 @@
-"""A pytest plugin for adapters' tests on the NPU, with layers as the platform's manager makes them.
+"""A pytest plugin for adapters' tests on the NPU: prepares layers as the platform's manager does.
 
-vLLM's tests know the class of each platform's products, and make layers without a manager, which
-gives each layer the matrices that its steps multiply with (core.lora.stacked_weights).
+vLLM's tests check the class of each platform's punica wrapper, and make layers without the manager,
+which gives each layer the matrices for its products (core.lora.stacked_weights).
 """
 
 from collections.abc import Generator
@@ -18,7 +18,7 @@ WITHOUT_A_MANAGER = "test_layers.py"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Gives modules the class of the NPU's products."""
+    """Gives test modules the class of the NPU's punica wrapper."""
     report = yield
     if isinstance(collector, pytest.Module) and hasattr(collector.obj, "check_punica_wrapper"):
         collector.obj.check_punica_wrapper = lambda wrapper: type(wrapper) is NPUPunicaWrapper
@@ -35,7 +35,7 @@ def _set_mapping_with_matrices(self: BaseLayerWithLoRA, punica_wrapper: Any) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Gives layers their matrices where vLLM's managers do, before they are used."""
+    """Gives layers their matrices at the point where vLLM's managers do."""
     if item.path.name == WITHOUT_A_MANAGER:
         BaseLayerWithLoRA.set_mapping = _set_mapping_with_matrices  # type: ignore[method-assign]
     try:

@@ -1,7 +1,7 @@
 """Stand-ins for hub adapters that vLLM's tests name: random, with the originals' layers.
 
-Those of models that have a stand-in (hub.py) fit it; of the others only names, ranks and shapes are
-read. Written once, in the layout of a hub's cache, beside the models.
+Adapters of models with a stand-in (hub.py) fit it; tests read only names, ranks and shapes of the
+others. Written once, in the layout of a hub's cache, beside the models.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Adapter:
 
 
 def _in_layers(prefix: str, of_layer: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """These layers in each of a stand-in's two decoder layers."""
+    """Shapes of these layers in each of a stand-in's two decoder layers."""
     return {f"{prefix}.{n}.{name}": sizes for n in range(2) for name, sizes in of_layer.items()}
 
 

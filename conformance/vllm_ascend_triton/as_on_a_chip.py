@@ -1,7 +1,7 @@
 """A pytest plugin that prepares a process as vllm-ascend's worker does before it launches kernels.
 
-The conftest files that do so also import tools of their end-to-end tests, and are not loaded. What
-a build of the package writes is absent: the kind of chip, here that of an Atlas A2.
+The conftest files that do so also import tools of end-to-end tests, so they are not loaded. A build
+of the package would write the kind of chip; here it is that of an Atlas A2.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Runs vLLM's tests of Triton kernels on `npu`: `run.py --checkout DIR`.
 
-DIR is vLLM's unpacked source distribution. `files.txt` has files that launch a kernel; those of
-`excluded.toml` do, too, but cannot run here.
+DIR is vLLM's unpacked source distribution. `files.txt` lists files that launch a kernel; those in
+`excluded.toml` do too, but cannot run here.
 """
 
 import sys
