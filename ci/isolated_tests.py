@@ -31,19 +31,15 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
         if wheel_cache.is_compiled(package):
             shutil.copy(wheel_cache.compiled_wheel(package, python, steps), directory)
         else:
-            steps.run(
-                [
-                    python,
-                    "-m",
-                    "pip",
-                    "wheel",
-                    "--no-deps",
-                    "--no-build-isolation",
-                    "-w",
-                    directory,
-                    package,
-                ]
-            )
+            pip: list[str | Path] = [
+                python,
+                "-m",
+                "pip",
+                "wheel",
+                "--no-deps",
+                "--no-build-isolation",
+            ]
+            steps.run([*pip, "-w", directory, package])
 
 
 def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
@@ -75,34 +71,15 @@ def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
     steps.start(f"packages/{package.name}: install")
     steps.run([sys.executable, "-m", "virtualenv", directory], limit_s=120)
     distribution, test_requirements = distribution_and_test_requirements(package)
-    steps.run(
-        [
-            directory / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--constraint",
-            constraints,
-            distribution,
-            *test_requirements,
-            *TEST_RUNNER,
-        ]
-    )
+    python = directory / "bin" / "python"
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--constraint", constraints]
+    steps.run([*pip, distribution, *test_requirements, *TEST_RUNNER])
     steps.start(f"packages/{package.name}: tests")
-    command: list[str | Path] = [
-        directory / "bin" / "python",
-        "-m",
-        "pytest",
-        "-c",
-        ROOT / "pyproject.toml",
-        f"--rootdir={ROOT}",
-        "-p",
-        "no:cacheprovider",
-        package / "tests",
-    ]
     vnpu = directory / "bin" / "vnpu"
-    launcher: list[str | Path] = [vnpu, "run", "--"] if vnpu.exists() else []
-    passed = run_outside_checkout([*launcher, *command], directory, TESTS_LIMIT_S)
+    command: list[str | Path] = [vnpu, "run", "--"] if vnpu.exists() else []
+    command += [python, "-m", "pytest", "-c", ROOT / "pyproject.toml", f"--rootdir={ROOT}"]
+    command += ["-p", "no:cacheprovider", package / "tests"]
+    passed = run_outside_checkout(command, directory, TESTS_LIMIT_S)
     shutil.rmtree(directory)
     return passed
 

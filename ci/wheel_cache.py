@@ -61,12 +61,8 @@ def is_compiled(package: Path) -> bool:
 def compiled_package_key(package: Path) -> str:
     """Hash of a compiled package's sources, its build requirements, and the Python."""
     digest = hashlib.sha256()
-    for fact in (
-        TORCH_VERSION,
-        TORCH_NPU_VERSION,
-        sys.implementation.cache_tag,
-        platform.machine(),
-    ):
+    place = sys.implementation.cache_tag, platform.machine()
+    for fact in (TORCH_VERSION, TORCH_NPU_VERSION, *place):
         digest.update(f"{fact}\0".encode())
     for path in sorted(package.rglob("*")):
         relative = path.relative_to(package)
@@ -76,23 +72,16 @@ def compiled_package_key(package: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def _wheel(python: Path) -> list[str | Path]:
+    return [python, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+
+
 def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
     """vLLM's wheel for the target `empty`, from the cache or built with `python`."""
     key = f"vllm-{version}-{sys.implementation.cache_tag}-{platform.machine()}"
     return _cached(
         key,
-        [
-            python,
-            "-m",
-            "pip",
-            "wheel",
-            "--no-cache-dir",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-binary",
-            "vllm",
-            f"vllm=={version}",
-        ],
+        [*_wheel(python), "--no-cache-dir", "--no-binary", "vllm", f"vllm=={version}"],
         {
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": version,
@@ -113,18 +102,7 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
     options = ["-Ccmake.define.WITHOUT_TORCH=OFF"] if has_part_without_torch(package) else []
     wheel = _cached(
         _key(package),
-        [
-            python,
-            "-m",
-            "pip",
-            "wheel",
-            "-v",
-            "--no-deps",
-            "--no-build-isolation",
-            f"-Cbuild-dir={build_directory(package)}",
-            *options,
-            package,
-        ],
+        [*_wheel(python), "-v", f"-Cbuild-dir={build_directory(package)}", *options, package],
         build_environment(python),
         steps,
     )

@@ -38,8 +38,6 @@ def run(args: argparse.Namespace) -> Result:
         check=True,
     )  # fmt: skip
     found = json.loads(child.stdout.splitlines()[-1])
-    found["beyond_both"] = [2 * time for time in found["beyond_collective"]]
-
     return Result(
         ours="greenlets (vllm_davinci.multistream)",
         baseline="vLLM's threads (UBatchContext); for steps: see the row",
@@ -52,8 +50,7 @@ def run(args: argparse.Namespace) -> Result:
         device="vnpu, policy eager, operators do no work",
         bounded_by=(
             "at a collective, the look for a torch operator on the stack and six calls of Python; "
-            "at other launches also two event records, two stream waits and two stream switches of "
-            "torch_npu; in a step, the launches of both halves: twice those of a whole step"
+            "in a step, the launches of both halves"
         ),
     )
 
@@ -88,23 +85,9 @@ def _rows(found: dict[str, Any], layers: int) -> list[Row]:
             0.1,
         ),
         row(
-            "hand-overs of a layer's routed experts: dispatch and combine",
-            "beyond_both",
-            "vllm_both",
-            0.1,
-        ),
-        row(
-            "hand-over at any other launch: events and streams of its own",
-            "hand_over",
-            "vllm_dispatch",
-            None,
-        ),
-        row("bare switch: greenlet.switch against threading.Event", "switch", "event", 0.02),
-        row(
             f"step of {layers} layers: halves in turn against one after the other",
             "interleaved",
             "halves",
             1.05,
         ),
-        row("the same step: halves in turn against whole", "interleaved", "whole", None),
     ]

@@ -3,16 +3,14 @@
 import json
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-import greenlet
 import torch
 import torch.distributed as dist
-import torch_npu
+import torch_npu  # noqa: F401
 import vllm_threads
 from vllm.forward_context import ForwardContext, override_forward_context
 
@@ -26,16 +24,13 @@ REPETITIONS = 15
 # Pairs of a round of interleaved sums and a round of bare sums. Rounds are short, so that the
 # machine has the same speed in both.
 ROUNDS, ROUNDS_PER_COUNT = 61, 10
-LIMIT_S = 60
 DEPTH = 20  # Python frames between a model's root and its collectives, as in vLLM's models
 HIDDEN = 512
 TOKENS = 64
 
 
 def _times_us(action: Callable[[], object], count: int, per: int) -> list[float]:
-    """Runs an action `count` times after a warm-up; returns microseconds per run, divided by
-    `per`.
-    """
+    """Runs an action `count` times after a warm-up; microseconds per run, divided by `per`."""
     action()
     times = []
     for _ in range(count):
@@ -66,26 +61,11 @@ def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
     contexts = _contexts()
     running = SwitchingContext.showing(contexts[0])
     with override_forward_context(running):
-        return run.run(forwards, lambda index: running.show(contexts[index]))
-
-
-def hand_overs(count: int) -> list[float]:
-    """Times hand-overs between two ubatches that only take turns."""
-    run = Interleave(StreamPool())
-    nothing = lambda: None  # noqa: E731
-
-    def turns() -> None:
-        for _ in range(count // 2):
-            communicate(nothing)
-
-    def body() -> None:
-        _at_depth(DEPTH, turns)
-
-    return _times_us(lambda: _in_turn(run, [body, body]), REPETITIONS, count)
+        return run.run(forwards, running.shower(contexts))
 
 
 def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[float]:
-    """Times the same hand-overs with vLLM's contexts, a thread per ubatch."""
+    """Times hand-overs between two ubatches with vLLM's contexts, a thread each."""
 
     def turns() -> None:
         for _ in range(count // 2):
@@ -97,10 +77,8 @@ def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[flo
     return _times_us(lambda: vllm_threads.run_two(body, _contexts()), REPETITIONS, count)
 
 
-def beyond_collectives(count: int) -> tuple[list[float], list[float]]:
-    """Time per sum over ranks of two ubatches that do nothing else, and its excess over serial
-    sums.
-    """
+def beyond_collectives(count: int) -> list[float]:
+    """Times sums over ranks of two ubatches that do nothing else, beyond serial sums."""
     run = Interleave(StreamPool())
     total = torch.zeros(1).npu()
     per_round = max(2, count // ROUNDS_PER_COUNT)
@@ -122,100 +100,27 @@ def beyond_collectives(count: int) -> tuple[list[float], list[float]]:
 
         return _times_us(sums, 1, per_round)[0]
 
-    taken, beyond = [], []
+    beyond = []
     for number in range(ROUNDS):
         first, second = (bare, in_turn) if number % 2 else (in_turn, bare)
         times = {first: first(), second: second()}
-        taken.append(times[in_turn])
         beyond.append(times[in_turn] - times[bare])
-    return taken, beyond
+    return beyond
 
 
-def bare_switches(count: int) -> list[float]:
-    """Time per switch of greenlet.switch there and back."""
-    root = greenlet.getcurrent()
-
-    def body() -> None:
-        while True:
-            root.switch()
-
-    other = greenlet.greenlet(body)
-
-    def turns() -> None:
-        for _ in range(count // 2):
-            other.switch()
-
-    times = _times_us(turns, REPETITIONS, count)
-    other.throw()
-    return times
+# Launches of a decoder layer of DeepSeek-V3: attention and its norm, then the experts'. With two
+# sums over ranks (a copy and a collective each) they are 29.
+LAUNCHES = (12, 13)
+LAUNCHES_PER_LAYER = sum(LAUNCHES) + 4
 
 
-def bare_events(count: int) -> list[float]:
-    """Time per switch of two threads that wake each other with threading.Event."""
-    mine, theirs, stop = threading.Event(), threading.Event(), False
-
-    def body() -> None:
-        while True:
-            theirs.wait()  # as vLLM does, without a limit, which costs; the process has one
-            theirs.clear()
-            if stop:
-                return
-            mine.set()
-
-    thread = threading.Thread(target=body)
-    thread.start()
-
-    def turns() -> None:
-        for _ in range(count // 2):
-            theirs.set()
-            mine.wait()
-            mine.clear()
-
-    times = _times_us(turns, REPETITIONS, count)
-    stop = True
-    theirs.set()
-    thread.join(LIMIT_S)
-    return times
-
-
-class Layer:
-    """Makes about as many launches as a decoder layer of DeepSeek-V3, and its two sums over ranks.
-
-    The operators stand for the layer's norms, projections, rotation, attention products, routing
-    and grouped products. None does any arithmetic here.
-    """
-
-    def __init__(self) -> None:
-        self.norm = torch.ones(HIDDEN, dtype=torch.bfloat16).npu()
-        self.weight = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16).npu()
-        self.gate = torch.zeros(HIDDEN, 64, dtype=torch.bfloat16).npu()
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        x, _, residual = torch_npu.npu_add_rms_norm(x, residual, self.norm)
-        return _all_reduce(self.experts(_all_reduce(self.attention(x)), residual))
-
-    def attention(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(2):  # down and up, each with a norm
-            x, _ = torch_npu.npu_rms_norm(torch.mm(x, self.weight), self.norm)
-        x = torch.cat([torch.neg(x), torch.mul(x, x)])[: x.shape[0]]  # rotation
-        for _ in range(4):  # absorbed query, scores, values, output
-            x = torch.mm(x, self.weight)
-        return x
-
-    def experts(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        x, _, residual = torch_npu.npu_add_rms_norm(x, residual, self.norm)
-        scores = torch.sigmoid(torch.mm(x, self.gate))
-        weights, _ = torch.topk(scores, 8)
-        weights = torch.div(weights, weights.sum(-1, keepdim=True))
-        outputs = []
-        for _ in range(2):  # routed and shared
-            hidden = torch.nn.functional.silu(torch.mm(x, self.weight))
-            outputs.append(torch.mm(hidden, self.weight))
-        return torch.add(*outputs)
-
-
-# Two sums (a copy and a collective each), 12 of attention and its norm, 13 of experts.
-LAUNCHES_PER_LAYER = 29
+def layer(x: torch.Tensor) -> torch.Tensor:
+    """Makes about as many launches as a decoder layer, none of which does any arithmetic here."""
+    for count in LAUNCHES:
+        for _ in range(count):
+            x = torch.neg(x)
+        x = _all_reduce(x)
+    return x
 
 
 def _all_reduce(partial: torch.Tensor) -> torch.Tensor:
@@ -225,24 +130,18 @@ def _all_reduce(partial: torch.Tensor) -> torch.Tensor:
 
 
 def steps(count: int, num_layers: int) -> dict[str, list[float]]:
-    """Host time of one step: whole, as two halves one after the other, as two interleaved
-    halves.
-    """
-    layers = [Layer() for _ in range(num_layers)]
+    """Host time of one step: as two halves one after the other, as two interleaved halves."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        residual = torch.zeros_like(x)
-        for layer in layers:
-            x = layer(x, residual)
+        for _ in range(num_layers):
+            x = layer(x)
         return x
 
-    batch = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16).npu()
-    halves = batch.chunk(2)
+    halves = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16).npu().chunk(2)
     run = Interleave(StreamPool())
-    found: dict[str, list[float]] = {"whole": [], "halves": [], "interleaved": []}
-    # In turn, so that changes of the machine's speed affect all three.
+    found: dict[str, list[float]] = {"halves": [], "interleaved": []}
+    # In turn, so that changes of the machine's speed affect both.
     for _ in range(count):
-        found["whole"] += _times_us(lambda: forward(batch), 1, 1)
         found["halves"] += _times_us(lambda: [forward(half) for half in halves], 1, 1)
         found["interleaved"] += _times_us(
             lambda: _in_turn(run, [lambda half=half: forward(half) for half in halves]), 1, 1
@@ -260,16 +159,10 @@ def main(count: int, num_steps: int, num_layers: int) -> None:
     dist.init_process_group(
         "hccl", f"tcp://127.0.0.1:{port}", timeout=timedelta(seconds=60), rank=0, world_size=1
     )
-    taken, beyond = beyond_collectives(count)
     found = {
-        "hand_over": hand_overs(count),
         "vllm_dispatch": vllm_hand_overs(count, vllm_threads.at_a_dispatch),
         "vllm_combine": vllm_hand_overs(count, vllm_threads.at_a_combine),
-        "vllm_both": vllm_hand_overs(count, vllm_threads.at_both),
-        "collective": taken,
-        "beyond_collective": beyond,
-        "switch": bare_switches(count),
-        "event": bare_events(count),
+        "beyond_collective": beyond_collectives(count),
         **steps(num_steps, num_layers),
         "launches_per_layer": LAUNCHES_PER_LAYER,
         "depth": DEPTH,

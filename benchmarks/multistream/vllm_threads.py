@@ -26,12 +26,6 @@ def at_a_combine() -> None:
     ubatching.dbo_yield_and_switch_from_comm_to_compute()
 
 
-def at_both() -> None:
-    """Makes both calls of a layer."""
-    at_a_dispatch()
-    at_a_combine()
-
-
 def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
     """Runs `turns` in two threads that alternate at each yield."""
     compute, communication = torch.npu.current_stream(), torch.npu.Stream()
@@ -52,8 +46,6 @@ def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
 
 
 def set_stream(stream: torch.npu.Stream) -> None:
-    """Like vLLM's wrapper for CUDA: stores the current stream, with which vLLM's contexts
-    compare.
-    """
+    """Like vLLM's wrapper for CUDA: stores the current stream, which vLLM's contexts compare."""
     torch_utils._current_stream_tls.value = stream
     torch.npu.set_stream(stream)

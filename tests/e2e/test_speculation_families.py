@@ -18,7 +18,7 @@ WAIT = {"ErnieMTPModel", "HYV3MTPModel"}
 
 
 def test_every_family_has_a_case():
-    # test_speculation_{models,sparse}.py, test_{compressed,pooled}_attention.py
+    # test_speculation_models.py, test_{compressed,pooled}_attention.py
     elsewhere = {"DeepSeekMTPModel", "DeepseekV32MTPModel", "DeepSeekV4MTPModel"}
     elsewhere |= {"Glm5NextMTPModel"}
     assert {*FAMILIES} | elsewhere == {*MTP_SERVED}

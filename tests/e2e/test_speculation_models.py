@@ -4,13 +4,30 @@ Scheduling is asynchronous, as it is by default: the host prepares a step before
 drafts were accepted.
 """
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
+from vllm_davinci_testing.engines.drafters import KNOWING, TEXTS, WRONG
 from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
 from vllm_davinci_testing.engines.mtp_checkpoint import with_copied_mtp, with_random_mtp
-from vllm_davinci_testing.engines.speculating import generate, speculation, told
+from vllm_davinci_testing.engines.rotated_checkpoint import rotated
+from vllm_davinci_testing.engines.speculating import (
+    RACES,
+    REQUESTS,
+    SMALL,
+    first_wrong,
+    generate,
+    speculation,
+    texts,
+    told,
+    with_logprobs,
+    write_texts,
+)
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 pytestmark = pytest.mark.nightly("layouts")
 
@@ -22,13 +39,32 @@ SIZES = {
 }
 SYNCHRONOUS = {"async_scheduling": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+CHUNKS = {"max_num_batched_tokens": 48}
 # Fewer than the requests need, so that some are preempted.
 FEW_BLOCKS = {"num_gpu_blocks_override": 8, "enable_prefix_caching": True}
 
 
+# Models with sparse attention.
+SPARSE, SHARED = "deepseek_v32", "glm_dsa_shared"
+
+
 @pytest.fixture(scope="module")
-def mtp(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_random_mtp(tiny_deepseek, tmp_path_factory.mktemp("mtp") / "checkpoint")
+def with_mtp(
+    tiny_deepseek: Path, zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A model of the zoo, or tiny_deepseek, with a random MTP layer."""
+
+    @cache
+    def write(name: str) -> Path:
+        source = tiny_deepseek if name == "tiny_deepseek" else zoo(name)
+        return with_random_mtp(source, tmp_path_factory.mktemp("mtp") / name)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def mtp(with_mtp: Callable[[str], Path]) -> Path:
+    return with_mtp("tiny_deepseek")
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +73,68 @@ def modules(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize(
-    ("count", "options"),
+    ("model", "count", "options"),
     [
-        pytest.param(1, {}, id="1", marks=pytest.mark.thorough),
-        pytest.param(2, SYNCHRONOUS, id="2_sync", marks=THOROUGH),
-        pytest.param(3, GRAPHS, id="3_graphs"),
-        pytest.param(4, {"max_num_batched_tokens": 48}, id="4_chunked", marks=THOROUGH),
-        pytest.param(3, FEW_BLOCKS, id="3_few_blocks", marks=THOROUGH),
-        pytest.param(2, {**TP2, **GRAPHS, **SIZES}, id="2_tp2_graphs", marks=THOROUGH),
-        pytest.param(2, {**TP2, "enable_expert_parallel": True}, id="2_ep2", marks=THOROUGH),
+        *(
+            pytest.param("tiny_deepseek", count, options, id=name, marks=THOROUGH)
+            for name, count, options in (
+                ("1", 1, {}),
+                ("2_sync", 2, SYNCHRONOUS),
+                ("4_chunked", 4, CHUNKS),
+                ("3_few_blocks", 3, FEW_BLOCKS),
+                ("2_tp2_graphs", 2, {**TP2, **GRAPHS, **SIZES}),
+                ("2_ep2", 2, {**TP2, "enable_expert_parallel": True}),
+            )
+        ),
+        pytest.param("tiny_deepseek", 3, GRAPHS, id="3_graphs"),
+        pytest.param(SHARED, 3, GRAPHS, id="shared_3_graphs"),
+        *(
+            pytest.param(SPARSE, count, options, id=f"sparse_{name}", marks=THOROUGH)
+            for name, count, options in (
+                ("1_graphs", 1, GRAPHS),
+                ("2_sync", 2, SYNCHRONOUS),
+                ("4_chunked", 4, CHUNKS),
+                ("3_few_blocks", 3, FEW_BLOCKS),
+                ("2_tp2_graphs", 2, {**TP2, **GRAPHS}),
+            )
+        ),
     ],
 )
-def test_mtp_changes_no_token(count, options, drafting_engine, mtp):
-    with drafting_engine(mtp, {**speculation("mtp", count), **options}) as engine:
+def test_mtp_changes_no_token(model, count, options, drafting_engine, with_mtp):
+    with drafting_engine(with_mtp(model), {**speculation("mtp", count), **options}) as engine:
         is_async = engine.scheduler_settings()["async_scheduling"]
         assert is_async == options.get("async_scheduling", True)
         drafted, accepted = told(engine)
         replays = engine.on_workers("graph_replays")[0]
         of_drafter = engine.on_workers("draft_replays")[0]
+    print(f"{model}: {accepted} of {drafted} drafts accepted")
     assert bool(of_drafter) == bool(replays)
     assert 0 < accepted < drafted
     assert bool(replays) == (not options.get("enforce_eager", True))
     assert all(tokens % (1 + count) == 0 for tokens in replays)
+
+
+@THOROUGH
+def test_drafts_of_one_who_knows_are_all_accepted_by_sparse_attention(
+    drafting_engine, undrafted, with_mtp, tmp_path
+):
+    known = write_texts(tmp_path / "texts.json", undrafted(with_mtp(SHARED)))
+    asked = {**speculation("custom_class", 3, model=KNOWING), **GRAPHS}
+    with drafting_engine(with_mtp(SHARED), asked, **{TEXTS: str(known)}) as engine:
+        drafted, accepted = told(engine)
+    assert drafted == accepted > 200
+
+
+@THOROUGH
+@pytest.mark.parametrize(
+    ("method", "options"), [("ngram", {"prompt_lookup_min": 1}), ("custom_class", {"model": WRONG})]
+)
+def test_drafts_out_of_the_text_change_no_token_of_sparse_attention(
+    method, options, drafting_engine, with_mtp
+):
+    asked = {**speculation(method, 3, **options), **GRAPHS}
+    with drafting_engine(with_mtp(SPARSE), asked) as engine:
+        assert told(engine)[0] > 30
 
 
 @pytest.mark.parametrize(
@@ -66,7 +142,7 @@ def test_mtp_changes_no_token(count, options, drafting_engine, mtp):
     [
         pytest.param(3, GRAPHS, id="3_graphs"),
         pytest.param(2, SYNCHRONOUS, id="2_sync", marks=THOROUGH),
-        pytest.param(3, {"max_num_batched_tokens": 48}, id="3_chunked", marks=THOROUGH),
+        pytest.param(3, CHUNKS, id="3_chunked", marks=THOROUGH),
         pytest.param(3, FEW_BLOCKS, id="3_few_blocks", marks=THOROUGH),
         pytest.param(2, {**TP2, **GRAPHS}, id="2_tp2_graphs", marks=THOROUGH),
     ],
@@ -162,3 +238,52 @@ def test_trained_drafters_are_accepted_as_often_as_measured(
     assert least < accepted / drafted < 1
     assert sum(by_place) == accepted
     assert all(rate > bound for rate, bound in zip(rates, bounds, strict=True))
+
+
+@THOROUGH
+def test_a_rotated_model_is_drafted_for_as_well_as_before(start_engine, tiny_deepseek, tmp_path):
+    """The drafter reverses the rotation of the hidden states (QuaRot)."""
+    plain = {"dtype": "bfloat16"}
+    described = {**plain, "quantization": "ascend"}
+    turned = rotated(tiny_deepseek, tmp_path / "turned")
+    with start_engine(turned, **SMALL, **described) as engine:
+        expected = with_logprobs(engine)
+    rates = []
+    for checkpoint, options in ((tiny_deepseek, plain), (turned, described)):
+        asked = {**speculation("mtp", 3), **options, "enforce_eager": False}
+        with start_engine(checkpoint, environment=RACES, **asked) as engine:
+            tokens = generate(engine)
+            drafted, accepted = told(engine)
+        print(f"{checkpoint.name}: {accepted} of {drafted} drafts accepted")
+        rates.append(accepted / drafted)
+    assert not first_wrong(expected, tokens)
+    assert rates[1] > rates[0] - 0.1
+
+
+@THOROUGH
+def test_in_16_bits_every_token_is_the_greatest_as_far_as_rounding_tells(
+    tiny_deepseek, start_engine
+):
+    """On a chip that accepts only documented calls.
+
+    Several rows of a request are summed in another order than one row, so text may differ where
+    16-bit rounding decides between two tokens.
+    """
+    options = {
+        "dtype": "bfloat16",
+        "enforce_eager": False,
+        "environment": {**RACES, "VNPU_SOC": "Ascend910B3"},
+    }
+    with start_engine(tiny_deepseek, **SMALL, **options) as engine:
+        plain = generate(engine)
+    with start_engine(tiny_deepseek, **speculation("mtp", 3), **options) as engine:
+        found = generate(engine)
+        drafted, accepted = told(engine)
+    others = sum(one != other for one, other in zip(plain, found, strict=True))
+    print(f"{others} of {REQUESTS} texts go on otherwise; {accepted} of {drafted} drafts")
+    assert 0 < accepted < drafted
+    reference = TransformersReference(tiny_deepseek)
+    for outputs in (plain, found):
+        for text, tokens in zip(texts(), outputs, strict=True):
+            prompt = text["prompt_token_ids"]
+            assert reference.first_difference(prompt, tokens, dtype=torch.bfloat16) is None

@@ -9,49 +9,43 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from vllm_davinci.core.config.row import Means, NoEffect, Row, Works
+from vllm_davinci.core.config.row import Fate, Means, NoEffect, Row, Works
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
 
 DUAL_BATCH = Means("dbo.enabled", True)
 NOT_PRESENT = NoEffect("this release does not have it")
 
+
+def _switch(key: str, meaning: str, fate: Fate) -> Row:
+    """A variable that is off by default."""
+    return Row(key, bool, "0", meaning, fate)
+
+
 # Source: vllm-ascend's envs.py, 0.7 to 0.13.
 OTHER_VARIABLES: tuple[Row, ...] = (
-    Row("VLLM_ASCEND_ENABLE_DBO", bool, "0", "Dual-batch overlap.", DUAL_BATCH),
-    Row("VLLM_ENABLE_DBO", bool, "0", "Dual-batch overlap, in its early spelling.", DUAL_BATCH),
-    Row(
+    _switch("VLLM_ASCEND_ENABLE_DBO", "Dual-batch overlap.", DUAL_BATCH),
+    _switch("VLLM_ENABLE_DBO", "Dual-batch overlap, in its early spelling.", DUAL_BATCH),
+    _switch(
         "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP",
-        bool,
-        "0",
         "All-gather expert parallelism.",
         Means("moe_communication", "all_gather"),
     ),
-    Row(
+    _switch(
         "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ",
-        bool,
-        "0",
         "The sequence all-to-all dispatcher.",
         Means("moe_communication", "all_to_all"),
     ),
-    Row(
-        "VLLM_ENABLE_MC2",
-        bool,
-        "0",
-        "Fused expert dispatch and combine.",
-        Means("moe_communication", "fused"),
+    _switch(
+        "VLLM_ENABLE_MC2", "Fused expert dispatch and combine.", Means("moe_communication", "fused")
     ),
-    Row(
+    _switch(
         "VLLM_ASCEND_TRACE_RECOMPILES",
-        bool,
-        "0",
         "A log of graph recompilations.",
         NoEffect("nothing is compiled"),
     ),
-    Row(
+    _switch(
         "VLLM_ASCEND_MODEL_EXECUTE_TIME_OBSERVE",
-        bool,
-        "0",
         "A log of the time of each stage.",
         NoEffect("profiles and timelines have these times"),
     ),
@@ -62,10 +56,8 @@ OTHER_VARIABLES: tuple[Row, ...] = (
         "Tolerance, in MB, for cached KV sizes of graph mode.",
         NoEffect("vLLM's startup plan compares them"),
     ),
-    Row(
+    _switch(
         "VLLM_ASCEND_ENABLE_TOPK_TOPP_OPTIMIZATION",
-        bool,
-        "0",
         "A faster top-k and top-p.",
         NoEffect("the sampler chooses its operators by itself"),
     ),
@@ -76,10 +68,8 @@ OTHER_VARIABLES: tuple[Row, ...] = (
         "One fused operator before the attention of MLA.",
         NoEffect("enable_compiled_operators decides which operators are used"),
     ),
-    Row(
+    _switch(
         "VLLM_ASCEND_MLA_PA",
-        bool,
-        "0",
         "Paged attention's operator for MLA.",
         NoEffect("MLA has one attention operator"),
     ),
@@ -90,10 +80,8 @@ OTHER_VARIABLES: tuple[Row, ...] = (
         "Which weights are cast to the NZ layout.",
         NoEffect("enable_weight_nz_layout decides it"),
     ),
-    Row(
+    _switch(
         "VLLM_ASCEND_ENABLE_FLASHCOMM1",
-        bool,
-        "0",
         "Reduce-scatters and all-gathers instead of all-reduces.",
         NoEffect("sequence_parallel decides it"),
     ),

@@ -7,7 +7,7 @@ Source: vllm-ascend's documentation of its additional configuration, 0.7 to 0.13
 from typing import Any, Literal
 
 from vllm_davinci.core.config.options import DYNAMIC, GRAPHS, NEEDS_GRAPHS
-from vllm_davinci.core.config.row import Means, Needs, NoEffect, Refused, Row
+from vllm_davinci.core.config.row import Fate, Means, Needs, NoEffect, Refused, Row
 
 CAPTURED_ONLY = "graphs are captured, and nothing is compiled"
 FULL_GRAPHS = "Use -cc.cudagraph_mode of vLLM"
@@ -26,14 +26,13 @@ def _elsewhere(key: str, today: str, type_: Any = bool) -> Row:
     )
 
 
+def _switch(key: str, meaning: str, fate: Fate, *needs: Needs) -> Row:
+    """A key that is off by default."""
+    return Row(key, bool, False, meaning, fate, needs)
+
+
 GRAPH_KEYS = (
-    Row(
-        "enable_graph_mode",
-        bool,
-        False,
-        "Capture decode steps and replay them.",
-        Means("torchair_graph_config.enabled"),
-    ),
+    _switch("enable_graph_mode", "Capture decode steps and replay them.", Means(GRAPHS)),
     Row(
         "init_torchair_graph_batch_sizes",
         bool,
@@ -42,23 +41,19 @@ GRAPH_KEYS = (
         # Published commands give it together with enable_graph_mode = false.
         Means("torchair_graph_config.graph_batch_sizes_init", only_with=GRAPHS),
     ),
-    Row(
+    _switch(
         "trace_recompiles",
-        bool,
-        False,
         "Log why graphs are compiled again.",
         NoEffect("nothing is compiled; the log lists graphs when they are captured"),
     ),
-    Row(
+    _switch(
         "torchair_graph_config.use_cached_graph",
-        bool,
-        False,
         "Reuse a graph that an earlier run stored.",
         NoEffect(
             "graphs are captured at every start, and none is stored; it only allows "
             "torchair_graph_config.use_cached_kv_cache_bytes"
         ),
-        (NEEDS_GRAPHS,),
+        NEEDS_GRAPHS,
     ),
     Row(
         "torchair_graph_config.enable_view_optimize",
@@ -67,16 +62,12 @@ GRAPH_KEYS = (
         "Fold views when compiling.",
         NoEffect("nothing is compiled"),
     ),
-    Row(
+    _switch(
         "torchair_graph_config.enable_super_kernel",
-        bool,
-        False,
         "Fuse consecutive kernels.",
         NoEffect("the host launches a captured step as a whole"),
-        (
-            NEEDS_GRAPHS,
-            Needs("torchair_graph_config.enable_multistream_moe", "needs enable_multistream_moe"),
-        ),
+        NEEDS_GRAPHS,
+        Needs("torchair_graph_config.enable_multistream_moe", "needs enable_multistream_moe"),
     ),
     *(
         Row(
@@ -109,10 +100,8 @@ GRAPH_KEYS = (
     _elsewhere("enable_multistream_mla", "torchair_graph_config.enable_multistream_mla"),
     _elsewhere("enable_multistream_moe", "torchair_graph_config.enable_multistream_moe"),
     _elsewhere("enable_multistream_shared_expert", "torchair_graph_config.enable_multistream_moe"),
-    Row(
+    _switch(
         "multistream_overlap_shared_expert",
-        bool,
-        False,
         "Overlap shared experts with routed ones.",
         Means("torchair_graph_config.enable_multistream_moe"),
     ),
@@ -135,10 +124,8 @@ GRAPH_KEYS = (
 )
 
 SCHEDULER_KEYS = (
-    Row(
+    _switch(
         "enable_inter_dp_scheduling",
-        bool,
-        False,
         "Schedule across DP ranks.",
         NoEffect("it never had an effect"),
     ),
@@ -181,10 +168,8 @@ SCHEDULER_KEYS = (
             ("scheduler_config", dict, "Choose one of several schedulers."),
         )
     ),
-    Row(
+    _switch(
         "recompute_scheduler_enable",
-        bool,
-        False,
         "Recompute preempted decodes on a prefill node.",
         NoEffect("the engine that preempts a request recomputes it"),
     ),
@@ -240,7 +225,7 @@ OVERLAP_KEYS = (
 )
 
 EXPERT_KEYS = (
-    Row("dynamic_eplb", bool, False, "Balance experts while serving.", Means(DYNAMIC)),
+    _switch("dynamic_eplb", "Balance experts while serving.", Means(DYNAMIC)),
     *(
         Row(key, int, 400, "Steps between two decisions.", Means("eplb_config.step_interval"))
         for key in ("num_iterations_eplb_update", "eplb_config.expert_heat_collection_interval")
@@ -255,10 +240,8 @@ EXPERT_KEYS = (
         )
         for key in ("num_wait_worker_iterations", "eplb_config.algorithm_execution_interval")
     ),
-    Row(
+    _switch(
         "gate_eplb",
-        bool,
-        False,
         "Balance experts once only.",
         Refused("they are balanced repeatedly", "Raise eplb_config.step_interval"),
     ),
@@ -294,10 +277,8 @@ EXPERT_KEYS = (
         "Fuse experts with their dispatch and combine.",
         Refused("this release does not fuse them", "Use moe_communication = 'fused'"),
     ),
-    Row(
+    _switch(
         "enable_mc2_hierarchy_comm",
-        bool,
-        False,
         "Send tokens between servers over RoCE.",
         Refused(NOT_PRESENT, "Use moe_communication"),
     ),
@@ -308,17 +289,13 @@ OTHER_KEYS: tuple[Row, ...] = (
     *SCHEDULER_KEYS,
     *OVERLAP_KEYS,
     *EXPERT_KEYS,
-    Row(
+    _switch(
         "chunked_prefill_for_mla",
-        bool,
-        False,
         "Use the fused operator for chunked prefills of MLA.",
         NoEffect("that operator is always used"),
     ),
-    Row(
+    _switch(
         "enable_prefill_optimizations",
-        bool,
-        False,
         "Use DeepSeek's prefill operators.",
         NoEffect("DeepSeek's prefill operators are always used"),
     ),
@@ -351,20 +328,16 @@ OTHER_KEYS: tuple[Row, ...] = (
         "Give single layers a tensor parallel size of their own.",
         Refused("all layers are divided among the same ranks", "Use --tensor-parallel-size"),
     ),
-    Row(
+    _switch(
         "enable_context_parallel",
-        bool,
-        False,
         "Divide a prompt's tokens among ranks.",
         Refused(
             "prompts are not divided among ranks",
             "Use --decode-context-parallel-size, which divides their KV cache",
         ),
     ),
-    Row(
+    _switch(
         "refresh",
-        bool,
-        False,
         "Read the options anew although an engine exists.",
         NoEffect("options are read anew for every engine"),
     ),

@@ -19,6 +19,7 @@ SINGLE_OUTPUT = 2  # split_item: one tensor holds all groups' rows
 COUNTS = 1  # group_list_type: entries are counts, not ends
 
 SWIGLU = GatedActivation()
+Product = Callable[[torch.Tensor], torch.Tensor]  # of rows with their experts' weights
 
 
 class RowDeltas(Protocol):
@@ -165,7 +166,39 @@ def _tensors_of(part: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class FloatExperts(Experts):
+class ExpertsOfFloats(Experts):
+    """Gated experts that read and return rows of floats."""
+
+    takes_adapters: ClassVar[bool] = True
+
+    @abstractmethod
+    def _products(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor
+    ) -> tuple[Product, Product]:
+        """The products with gate and up, and with down: functions of rows."""
+
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See Experts.__call__. Three launches."""
+        assert scales is None, "rows are floats here"
+        return self.compute_adapted(rows, tokens_per_expert, None)
+
+    def compute_adapted(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
+    ) -> torch.Tensor:
+        """See Experts.compute_adapted."""
+        with_gate_up, with_down = self._products(rows, tokens_per_expert)
+        gate_up = with_gate_up(rows)
+        if deltas is not None:
+            deltas.add_to_gate_up(gate_up, rows)
+        activated = self.activation(gate_up)
+        result = with_down(activated)
+        return result if deltas is None else deltas.add_to_down(result, activated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatExperts(ExpertsOfFloats):
     """Gated experts with unquantized weights.
 
     gate_up: [num_local, hidden_size, 2 * intermediate_size], gate before up
@@ -173,7 +206,6 @@ class FloatExperts(Experts):
     """
 
     fused_ops = (operators.experts, operators.routed_experts)
-    takes_adapters: ClassVar[bool] = True
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -182,22 +214,13 @@ class FloatExperts(Experts):
     def _weights(self) -> dict[str, torch.Tensor]:
         return {"gate_up": self.gate_up, "down": self.down}
 
-    def _compute(
-        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
-    ) -> torch.Tensor:
-        """See Experts.__call__. Three launches."""
-        return self.compute_adapted(rows, tokens_per_expert, None)
-
-    def compute_adapted(
-        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
-    ) -> torch.Tensor:
-        """See Experts.compute_adapted."""
-        gate_up = grouped_matmul(rows, self.gate_up, tokens_per_expert)
-        if deltas is not None:
-            deltas.add_to_gate_up(gate_up, rows)
-        activated = self.activation(gate_up)
-        result = grouped_matmul(activated, self.down, tokens_per_expert)
-        return result if deltas is None else deltas.add_to_down(result, activated)
+    def _products(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor
+    ) -> tuple[Product, Product]:
+        return (
+            lambda rows: grouped_matmul(rows, self.gate_up, tokens_per_expert),
+            lambda rows: grouped_matmul(rows, self.down, tokens_per_expert),
+        )
 
 
 def grouped_matmul(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch_npu
@@ -20,7 +20,8 @@ from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import (
     Experts,
-    RowDeltas,
+    ExpertsOfFloats,
+    Product,
     grouped_matmul,
 )
 from vllm_davinci.core.layers.quantized_activation import InputScale
@@ -162,36 +163,24 @@ class StaticProjection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticExperts(Experts):
-    """Gated experts with int8 weights and their own input scales."""
-
-    takes_adapters: ClassVar[bool] = True
+class StaticExperts(ExpertsOfFloats):
+    """Gated experts with int8 weights and their own input scales, which quantize the rows."""
 
     gate_up: StaticProjection
     down: StaticProjection
 
-    def _compute(
-        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
-    ) -> torch.Tensor:
-        """See Experts.__call__."""
-        assert scales is None, "rows are quantized here, with their expert's scale"
-        return self.compute_adapted(rows, tokens_per_expert, None)
-
-    def compute_adapted(
-        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
-    ) -> torch.Tensor:
-        """See Experts.compute_adapted."""
+    def _products(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor
+    ) -> tuple[Product, Product]:
         ends = tokens_per_expert.cumsum(0)
         number = torch.arange(len(rows), device=rows.device)
         # Number of experts with all rows before this row; padding rows use the last expert's
         # scales.
         expert_of_row = (number.unsqueeze(1) >= ends).sum(1).clamp_max(self.num_local - 1)
-        gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
-        if deltas is not None:
-            deltas.add_to_gate_up(gate_up, rows)
-        activated = self.activation(gate_up)
-        result = self.down(activated, expert_of_row, tokens_per_expert)
-        return result if deltas is None else deltas.add_to_down(result, activated)
+        return (
+            lambda rows: self.gate_up(rows, expert_of_row, tokens_per_expert),
+            lambda rows: self.down(rows, expert_of_row, tokens_per_expert),
+        )
 
 
 @SCHEMES.register

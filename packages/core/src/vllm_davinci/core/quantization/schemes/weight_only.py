@@ -12,7 +12,8 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import (
     Experts,
-    RowDeltas,
+    ExpertsOfFloats,
+    Product,
     grouped_matmul,
 )
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
@@ -124,31 +125,19 @@ class WeightOnlyProjection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightOnlyExperts(Experts):
+class WeightOnlyExperts(ExpertsOfFloats):
     """Gated experts with integer weights and rows of 16-bit floats."""
-
-    takes_adapters: ClassVar[bool] = True
 
     gate_up: WeightOnlyProjection
     down: WeightOnlyProjection
 
-    def _compute(
-        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
-    ) -> torch.Tensor:
-        """See Experts.__call__. Three launches."""
-        assert scales is None, "rows are floats here"
-        return self.compute_adapted(rows, tokens_per_expert, None)
-
-    def compute_adapted(
-        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
-    ) -> torch.Tensor:
-        """See Experts.compute_adapted."""
-        gate_up = self.gate_up(rows, tokens_per_expert)
-        if deltas is not None:
-            deltas.add_to_gate_up(gate_up, rows)
-        activated = self.activation(gate_up)
-        result = self.down(activated, tokens_per_expert)
-        return result if deltas is None else deltas.add_to_down(result, activated)
+    def _products(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor
+    ) -> tuple[Product, Product]:
+        return (
+            lambda rows: self.gate_up(rows, tokens_per_expert),
+            lambda rows: self.down(rows, tokens_per_expert),
+        )
 
 
 class WeightOnly(Scheme):
