@@ -85,7 +85,7 @@ def test_every_benchmark_has_arguments_and_a_docstring():
 
 
 def test_the_hidden_share_and_the_bound_of_a_step_come_from_its_trace():
-    """Two halves with two intervals each: 10 us of computation and 8 of communication."""
+    """Each of two halves has two times 10 us of computation and 8 us of communication."""
     step_trace = import_module("multistream.step_trace")
 
     def task(name: str, category: str, half: int, begin: float, end: float, waited: float = 0.0):

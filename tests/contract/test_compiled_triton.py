@@ -25,7 +25,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def replayed(directory: Path) -> dict[str, dict[str, Any]]:
-    """Results by kernel, from Triton's interpreter, because there is no GPU here."""
+    """Returns results by kernel, from Triton's interpreter, because there is no GPU here."""
     written = directory / "results.json"
     run(sys.executable, TOOLS / "replay.py", directory, "--json", written,
         TORCH_DEVICE_BACKEND_AUTOLOAD="0")  # fmt: skip

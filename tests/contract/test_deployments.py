@@ -12,7 +12,7 @@ SERVER = "vllm.entrypoints.openai.api_server"
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of each server command on a page."""
+    """Returns the words of each server command on a page."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     prompts = [

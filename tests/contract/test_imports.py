@@ -128,7 +128,7 @@ for package, forbidden in json.loads(sys.argv[1]).items():
 
 @cache
 def imports_of(source: Path) -> list[ast.Import | ast.ImportFrom]:
-    """A file's absolute imports, at any depth."""
+    """Returns a file's absolute imports, at any depth."""
     return [
         node
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
@@ -138,7 +138,7 @@ def imports_of(source: Path) -> list[ast.Import | ast.ImportFrom]:
 
 
 def imported_modules(source: Path) -> set[str]:
-    """Absolute names of the modules that a file imports, at any depth."""
+    """Returns absolute names of the modules that a file imports, at any depth."""
     found: set[str] = set()
     for node in imports_of(source):
         if isinstance(node, ast.Import):
@@ -151,7 +151,9 @@ def imported_modules(source: Path) -> set[str]:
 
 
 def concerned(module: str) -> str | None:
-    """The part of the table that a module belongs to: `vllm`, `vllm_davinci.core`, ..."""
+    """Returns the package that a module belongs to (`vllm`, `vllm_davinci.core`, ...), if the table
+    has it.
+    """
     parts = module.split(".")
     name = ".".join(parts[:2]) if parts[0] == "vllm_davinci" else parts[0]
     return name if name in THIRD_PARTY | OURS else None
@@ -206,7 +208,7 @@ def test_a_package_declares_its_imports(package: str):
 
 @cache
 def sources(package: str) -> dict[str, Path]:
-    """Module -> file for every module of a package; compiled ones have a .pyi file."""
+    """Maps every module of a package to its file; compiled ones have a .pyi file."""
     base = ROOT / "packages" / package / "src"
     modules = {}
     for source in sorted([*base.rglob("*.py"), *base.rglob("*.pyi")]):
@@ -218,7 +220,7 @@ def sources(package: str) -> dict[str, Path]:
 
 @cache
 def imports_within(package: str) -> dict[str, set[str]]:
-    """Module -> the package's own modules that it imports.
+    """Maps each module to the package's own modules that it imports.
 
     `from package import name` imports the module of that name, if it exists.
     """
@@ -237,7 +239,7 @@ def imports_within(package: str) -> dict[str, set[str]]:
 
 
 def folder(module: str, package: str) -> str:
-    """A module's folder within its package, as a path; a file at the root is its own folder."""
+    """Returns a module's folder within its package; a file at the root is its own folder."""
     source = sources(package)[module]
     inside = source.relative_to(ROOT / "packages" / package / "src" / "vllm_davinci" / package)
     if len(inside.parts) > 1:
@@ -246,7 +248,7 @@ def folder(module: str, package: str) -> str:
 
 
 def circles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
-    """Strongly connected components with more than one node."""
+    """Returns strongly connected components with more than one node."""
 
     def reachable(start: str) -> set[str]:
         seen: set[str] = set()

@@ -16,7 +16,7 @@ SOURCES = [ROOT / "packages" / name / "csrc" for name in ("vnpu", "kernels")]
 
 
 def units_of(csrc: Path) -> dict[str, set[str]]:
-    """Unit -> the units that it includes, both as paths without suffix."""
+    """Maps each unit to the units that it includes, as paths without suffix."""
     graph: dict[str, set[str]] = {}
     for path in sorted([*csrc.rglob("*.h"), *csrc.rglob("*.cpp")]):
         unit = path.relative_to(csrc).with_suffix("").as_posix()
@@ -31,7 +31,7 @@ def units_of(csrc: Path) -> dict[str, set[str]]:
 
 
 def circle_in(graph: dict[str, set[str]]) -> list[str]:
-    """An include cycle; empty if there is none."""
+    """Returns an include cycle; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -27,7 +27,7 @@ def releases_behind(changelog: str, version: str) -> int:
 
 
 def problems(page: str, vllm_minor: int, changelogs: dict[str, str]) -> list[str]:
-    """Problems of a page's stamp. changelogs: by package"""
+    """Returns the problems of a page's stamp. changelogs: text by package"""
     found = STAMP.search(page)
     if found is None:
         return ["it has no line 'Figures of DATE at commit ... ' (ci/versions.py: stamp)"]

@@ -19,7 +19,7 @@ VNPU = ROOT / "packages" / "vnpu"
 
 @pytest.fixture(scope="module")
 def shown() -> tuple[str, str]:
-    """The operator's name, and its code."""
+    """Returns the shown operator's name and code."""
     (code,) = re.findall(r"```cpp\n(.*?)```", GUIDE, re.DOTALL)
     (name,) = re.findall(r"^VNPU_OPERATOR\((\w+)", code, re.MULTILINE)
     return name, code

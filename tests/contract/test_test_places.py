@@ -20,7 +20,7 @@ TESTS = sorted(
 
 
 def named_sources(test: Path) -> list[Path]:
-    """The files and the folder that a test of this name may be about."""
+    """Returns the source files and folders that a test of this name may test."""
     package = ROOT / Path(*test.parts[:2])
     inner = Path(*test.parts[3:-1])
     name = test.stem.removeprefix("test_")

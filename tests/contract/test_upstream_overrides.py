@@ -56,7 +56,7 @@ def test_every_private_method_of_vllm_that_is_overridden_has_a_row():
 
 
 def test_overrides_of_methods_without_autograd_run_without_it():
-    """Otherwise autograd keeps each step's tensors allocated for a backward pass."""
+    """Without this, autograd would keep each step's tensors allocated for a backward pass."""
     exempt = {
         "core.runner.graphs:_OnNPU.capture",  # runs no model
         "core.worker:NPUWorker.determine_available_memory",  # its private half is decorated
@@ -91,8 +91,9 @@ def is_vllms(cls: type) -> bool:
 
 
 def test_every_module_that_reaches_into_others_has_a_row():
-    """Imports of vLLM's private names, assignments to foreign modules and to private attributes of
-    foreign objects, names of vLLM's modules and files in strings."""
+    """A row is needed for imports of vLLM's private names, for assignments to foreign modules and
+    to private attributes of foreign objects, and for vLLM's module and file names in strings.
+    """
     reaching = {
         name: why
         for name, tree in sources()

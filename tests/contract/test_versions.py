@@ -41,14 +41,14 @@ def read_toml() -> Any:
 
 @pytest.fixture(scope="module")
 def projects(packages: list[Path], read_toml: Any) -> dict[str, Any]:
-    """Each package's pyproject.toml, by the distribution's name."""
+    """Returns each package's pyproject.toml by distribution name."""
     files = [read_toml(package / "pyproject.toml") for package in packages]
     return {content["project"]["name"]: content for content in files}
 
 
 @pytest.fixture(scope="module")
 def pinned(projects: dict[str, Any]) -> dict[str, Requirement]:
-    """Core's requirements, by name."""
+    """Returns core's requirements by name."""
     found = map(Requirement, projects["vllm-davinci-core"]["project"]["dependencies"])
     return {requirement.name: requirement for requirement in found}
 
@@ -58,7 +58,7 @@ def oldest_of(requirement: Requirement) -> str:
 
 
 def requirements(content: dict[str, Any]) -> list[Requirement]:
-    """All requirements of a package: to run, build, test, and of its extras."""
+    """Returns all requirements of a package: to run, build and test it, and of its extras."""
     project = content["project"]
     texts = [
         *project["dependencies"],

@@ -64,7 +64,7 @@ LISTED = {
 
 
 def waits(path: Path) -> list[str]:
-    """Lines of a file that wait."""
+    """Returns the lines of a file that wait."""
     pattern = WAITS[path.suffix]
     return [line.strip() for line in path.read_text("utf-8").splitlines() if pattern.search(line)]
 

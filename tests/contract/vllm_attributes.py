@@ -52,7 +52,7 @@ class Recorder:
             module.__class__ = _watched_module(self)
 
     def replaced(self) -> list[str]:
-        """Differences from the record, without names that each module rebinds itself."""
+        """Lists differences from the record, without names that each module rebinds itself."""
         found = list(self.from_outside)
         for name, before in self.modules.items():
             own = names_it_rebinds(sys.modules[name])
@@ -142,7 +142,7 @@ def _described(name: str, attribute: str, before: dict[str, Any], now: dict[str,
 
 
 def _alter(path: str) -> None:
-    """Replaces the attribute MODULE:NAME or MODULE:CLASS.NAME."""
+    """Replaces the attribute that MODULE:NAME or MODULE:CLASS.NAME names."""
     module, _, names = path.partition(":")
     *holders, attribute = names.split(".")
     target: Any = sys.modules[module]

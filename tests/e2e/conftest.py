@@ -32,7 +32,7 @@ from vllm_davinci_testing.processes.hosts import Host, two_hosts  # noqa: E402
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Writes a checkpoint of model_zoo.ZOO at its first use; its directory."""
+    """Returns the directory of a checkpoint of model_zoo.ZOO, written at its first use."""
     directory = tmp_path_factory.mktemp("zoo")
 
     @cache
@@ -44,7 +44,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Writes a checkpoint of vision_zoo at its first use; its directory."""
+    """Returns the directory of a checkpoint of vision_zoo, written at its first use."""
     from vllm_davinci_testing.engines import vision_zoo  # imports transformers' processors
 
     directory = tmp_path_factory.mktemp("vision")
@@ -63,13 +63,13 @@ def tiny_deepseek(repository: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(zoo: Callable[[str], Path]) -> Callable[[str], TransformersReference]:
-    """A model of the zoo as transformers runs it."""
+    """Returns a model of the zoo as transformers runs it."""
     return cache(lambda name: TransformersReference(zoo(name)))
 
 
 @pytest.fixture(scope="module")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Starts engines in processes of their own; remaining ones end with the module."""
+    """Starts engines in separate processes; those that still run end with the module."""
     started: list[EngineProcess] = []
 
     def start(model: Path, **options: Any) -> EngineProcess:
@@ -89,7 +89,7 @@ def exact_engine(
     reference: Callable[[str], TransformersReference],
     start_engine: Callable[..., EngineProcess],
 ) -> Engines:
-    """An engine of a model of the zoo, after it continued the prompts as transformers does."""
+    """Starts an engine with a model of the zoo, and checks its tokens against transformers'."""
 
     @contextmanager
     def start(
@@ -104,7 +104,7 @@ def exact_engine(
 
 @pytest.fixture(scope="module")
 def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Any]:
-    """Answers of one engine, with which those of a disaggregated pair are compared."""
+    """Returns answers of a single engine, the reference of a disaggregated pair."""
     from vllm_davinci_testing.engines.disaggregated_checks import answers_of_one  # starts servers
 
     return answers_of_one(start_engine)
@@ -112,7 +112,9 @@ def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def undrafted(start_engine: Callable[..., EngineProcess]) -> Callable[[Path], list[list[int]]]:
-    """Tokens of `speculating`'s requests without drafts; once per checkpoint."""
+    """Returns the tokens of `speculating`'s requests without drafts, computed once per
+    checkpoint.
+    """
 
     @cache
     def tokens(checkpoint: Path) -> list[list[int]]:
@@ -126,7 +128,7 @@ def undrafted(start_engine: Callable[..., EngineProcess]) -> Callable[[Path], li
 def drafting_engine(
     start_engine: Callable[..., EngineProcess], undrafted: Callable[[Path], list[list[int]]]
 ) -> Engines:
-    """An engine with drafts, checked for races, which has generated the tokens of an engine without
+    """Starts an engine with drafts and race detection, and checks its tokens against those without
     drafts.
 
     plain: the checkpoint of the engine without drafts, if it is another one
@@ -155,7 +157,9 @@ def text(tiny_llama: Path) -> list[int]:
 
 @pytest.fixture(scope="session")
 def quantize(tmp_path_factory: pytest.TempPathFactory, text: list[int]) -> Callable[..., Path]:
-    """Writes an int8 checkpoint from a float one; its directory. Once per set of arguments."""
+    """Writes an int8 checkpoint from a float one, once per set of arguments; returns its
+    directory.
+    """
 
     @cache
     def write(

@@ -140,7 +140,7 @@ def test_tokens_equal_those_of_transformers(
 
 @THOROUGH
 def test_a_preempted_prompt_is_recomputed_whole(checkpoint, reference, start_engine):
-    """Tokens generated before preemption follow the prompt and attend causally."""
+    """After preemption, generated tokens follow the prompt and still attend causally."""
     image = pictures.image(60, 60, seed=3)
     asked = [
         {"prompt": f"{number}" * (70 + number), "multi_modal_data": {"image": [image]}}
@@ -175,7 +175,7 @@ def hrm_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_prompts_of_text_attend_bidirectionally(options, hrm_text, start_engine):
-    """Answers attend causally, those that a preempted request computes again too."""
+    """Generated tokens attend causally, also when a preempted request recomputes them."""
     prompts = random_prompts([100, 105, 110, 115, 120, 125, 1, 2, 17, 64, 150])
     few = {"num_gpu_blocks_override": 6, "kv_cache_memory_bytes": None}
     asked = {**few, "gpu_memory_utilization": 0.02, "disable_log_stats": False, **TEXT, **options}

@@ -87,7 +87,7 @@ def test_compiled_operators_change_no_probability(
 def test_a_trained_model_completes_text_as_transformers_does(
     repository: Path, start_engine: StartEngine
 ):
-    """Prompts of up to 300 rows of which 64 are chosen, and drafts of its MTP layer."""
+    """Prompts have up to 300 compressed rows, of which 64 are selected; an MTP layer drafts."""
     checkpoint = repository / "checkpoints" / "tiny_deepseek_v4"
     prompts = _text_prompts(checkpoint)
     asked = {**speculation("mtp", 3), **IN_PARTS, "max_model_len": 1024}
@@ -159,7 +159,9 @@ def test_drafts_equal_those_of_transformers_modules(
 
 
 def _drafted_and_accepted(drafts: list[int], text: list[int], newest: int) -> tuple[int, int]:
-    """newest: position of the token that was sampled last; the first draft is of the third token"""
+    """Returns numbers of drafted and accepted tokens. newest: position of the last sampled token;
+    the first draft is for the third token
+    """
     drafted = accepted = 0
     while newest + 1 < len(text):
         is_right = drafts[newest - 1] == text[newest + 1]

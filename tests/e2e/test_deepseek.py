@@ -37,7 +37,7 @@ ON_ONE_DEVICE_AND_TWO = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def batch(prompts: list[list[int]]) -> list[list[int]]:
-    """32 prompts of 1 to 150 tokens, among them the lengths around a cache block."""
+    """The first 32 prompts, of 1 to 150 tokens; six have lengths around a cache block."""
     return prompts[:32]
 
 
@@ -129,7 +129,7 @@ COUNTED: dict[str, Any] = {
 
 
 def with_calls(engine: EngineProcess, prompts: list[list[int]]) -> tuple[list[Any], list[Any]]:
-    """Outputs, and each worker's numbers of calls of compiled operators."""
+    """Returns the outputs, and each worker's number of calls per compiled operator."""
     engine.on_workers("count_compiled_calls")
     outputs = engine.generate(as_inputs(prompts), GREEDY)
     return outputs, engine.on_workers("compiled_calls")

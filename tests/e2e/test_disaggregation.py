@@ -39,7 +39,7 @@ TRANSFERS = "vllm:nixl_bytes_transferred_count"
 
 
 def usage(server: ForkedServer) -> float:
-    """Share of blocks held by requests."""
+    """Returns the share of KV cache blocks that requests hold."""
     return metric(server, "vllm:kv_cache_usage_perc")
 
 

@@ -32,7 +32,7 @@ def commands(request: pytest.FixtureRequest, repository: Path) -> list[str]:
 
 @pytest.fixture
 def links(repository: Path, tmp_path: Path) -> Path:
-    """A folder in which the commands find the checkpoints and leave their files."""
+    """A folder with the checkpoints that the commands name; they write their files there."""
     (tmp_path / "checkpoints").symlink_to(repository / "checkpoints")
     return tmp_path
 

@@ -62,7 +62,7 @@ def test_two_engines_give_the_tokens_of_one(pair, tiny_llama, alone):
 
 
 def came(pair: MooncakePair) -> float:
-    """Tokens whose keys and values came from the other engine."""
+    """Returns the number of tokens whose keys and values came from the other engine."""
     return metric(pair.decodes, "vllm:external_prefix_cache_hits_total")
 
 
@@ -157,5 +157,5 @@ def test_blocks_are_freed_after_their_transfer_or_its_time_limit(tiny_llama, sta
 
 
 def usage(pair: MooncakePair) -> float:
-    """Share of the prefill engine's blocks held by requests."""
+    """Returns the share of the prefill engine's blocks that requests hold."""
     return metric(pair.prefills, "vllm:kv_cache_usage_perc")

@@ -53,19 +53,19 @@ def arguments_of(model: Path, *options: str) -> list[str]:
 
 
 def dry_run(model: Path, *options: str) -> Ended:
-    """Runs in a fork of a process that has imported vLLM."""
+    """Runs a dry-run in a fork of a process that has imported vLLM."""
     return run_command(COMMAND, *arguments_of(model, *options), limit_s=LIMIT_S)
 
 
 def dry_run_of_its_own(model: Path, *options: str) -> Ended:
-    """Runs as users start it: in an interpreter without prior imports."""
+    """Runs a dry-run as users start it: in an interpreter without prior imports."""
     done = run_to_end([sys.executable, "-m", COMMAND, *arguments_of(model, *options)], LIMIT_S)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="module")
 def config_only(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small DeepSeek's directory without weights and tokenizer."""
+    """The directory of tiny_deepseek without weights and tokenizer."""
     directory = tmp_path_factory.mktemp("config")
     shutil.copy(repository / "checkpoints" / "tiny_deepseek" / "config.json", directory)
     return directory
@@ -73,7 +73,7 @@ def config_only(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def int8_config_only(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of its int8 export."""
+    """The directory of tiny_deepseek's int8 export without weights."""
     directory = tmp_path_factory.mktemp("int8_config")
     source = repository / "checkpoints" / "tiny_deepseek"
     Exporter(source, directory, "W8A8_DYNAMIC", torch.bfloat16, {}).run(lambda _: None)
@@ -89,7 +89,7 @@ def write_config(directory: Path, config: dict[str, Any]) -> Path:
 
 
 def modelled(report: dict[str, Any]) -> dict[str, Any]:
-    """The part of a report that does not depend on this host."""
+    """Returns the part of a report that does not depend on this host."""
     for step in report["steps"]:
         step.pop("wall_seconds")
         step.pop("variants")
@@ -198,7 +198,7 @@ def test_the_largest_steps_run_beside_the_captured_graphs(config_only: Path) -> 
 
 @pytest.mark.nightly("planning")
 def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path: Path) -> None:
-    """The usual layout of decodes: 64 data-parallel ranks, each with 128 heads."""
+    """64 data-parallel ranks, each with all 128 heads, as decode engines usually have."""
     config = json.loads((config_only / "config.json").read_text())
     heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 128)
     model = write_config(tmp_path / "model", {**config, **heads, "n_routed_experts": 64})
@@ -220,7 +220,7 @@ def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path
 
 @pytest.mark.nightly("planning")
 def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_path: Path) -> None:
-    """910B supports groups of 16 ranks and more: 8 of each data-parallel rank here."""
+    """On a 910B, fused launches need groups of at least 16 ranks: here 8 per data-parallel rank."""
     config = model_zoo.BY_NAME["qwen3_moe_hidden1024"].config()
     config.update({"num_attention_heads": 8, "num_key_value_heads": 8, "num_experts": 16})
     config.architectures = ["Qwen3MoeForCausalLM"]

@@ -15,7 +15,7 @@ LARGE = json.dumps({"hidden_size": 4096, "moe_intermediate_size": 2048})
 
 
 def products_ps(repository: Path, directory: Path, *options: str) -> float:
-    """Modelled time of a rank's products with expert weights."""
+    """Returns the modelled time of a rank's products with expert weights."""
     shutil.copy(repository / "checkpoints" / "tiny_deepseek" / "config.json", directory)
     timeline = directory / "timeline.json"
     done = run_command(
@@ -30,7 +30,7 @@ def products_ps(repository: Path, directory: Path, *options: str) -> float:
 
 
 def test_experts_that_ranks_share_out_have_their_part_of_the_rows(repository, tmp_path):
-    """Both options for whole experts give the same products."""
+    """Both options that keep experts whole give the same products."""
     ranks = "--tensor-parallel-size=4"
     flag = products_ps(repository, tmp_path, ranks, "--enable-expert-parallel")
     share = '--additional-config={"expert_tensor_parallel_size": 1}'
@@ -38,7 +38,7 @@ def test_experts_that_ranks_share_out_have_their_part_of_the_rows(repository, tm
 
 
 def test_halves_of_experts_take_the_rows_of_two_ranks(repository: Path, tmp_path: Path) -> None:
-    """Among data-parallel ranks: half of each product, and twice the rows of whole experts."""
+    """With data-parallel ranks, each product is half as large and has twice the rows."""
     ranks = ("--tensor-parallel-size=2", "--data-parallel-size=2")
     gathered = '--additional-config={"moe_communication": "all_gather"}'
     whole = products_ps(repository, tmp_path, *ranks, gathered, "--enable-expert-parallel")

@@ -14,7 +14,7 @@ WORK = ("--requests=3", "--prompt-tokens=128", "--output-tokens=4", "--enforce-e
 
 
 def communication_ps(repository: Path, directory: Path, ranks: int) -> int:
-    """Modelled time of all steps' collectives, with one expert per rank."""
+    """Returns the modelled time of all collectives, with one expert per rank."""
     directory.mkdir()
     source = repository / "checkpoints" / "tiny_deepseek" / "config.json"
     config = {**json.loads(source.read_text()), "n_routed_experts": ranks}
@@ -39,7 +39,7 @@ def communication_ps(repository: Path, directory: Path, ranks: int) -> int:
 
 
 def test_the_link_between_supernodes_shows(repository: Path, tmp_path: Path) -> None:
-    """384 ranks fit into one supernode; 768 reach each other by RDMA."""
+    """384 ranks fit into one supernode; 768 need RDMA between two."""
     within = communication_ps(repository, tmp_path / "within", 384)
     between = communication_ps(repository, tmp_path / "between", 768)
     print("MODELLED", within, between)

@@ -86,7 +86,7 @@ THOROUGH_CASES = {
 def checkpoint(
     zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The checkpoint of this name."""
+    """Returns the checkpoint of this name, written at its first use."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -106,7 +106,7 @@ Start = Callable[..., DPEngines]
 
 @pytest.fixture(scope="module")
 def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -> Start:
-    """Starts DP ranks of a model."""
+    """Starts DP ranks with a model."""
 
     def begin(model: str, additional: dict[str, Any], **options: Any) -> DPEngines:
         in_16_bits = model in (WIDE, *INT8)
@@ -116,7 +116,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
 
 
 def assert_close(found: list[Any], expected: list[Any]) -> None:
-    """The same tokens, with probabilities that differ only by fp32 rounding of sums."""
+    """Asserts equal tokens, and probabilities that differ only by fp32 rounding of sums."""
     for one, other in zip(found, expected, strict=True):
         for (token, likely), (wanted, as_likely) in zip(one, other, strict=True):
             assert token == wanted

@@ -25,7 +25,7 @@ THOROUGH = pytest.mark.thorough
 
 
 def map_file(path: Path, places: dict[int, list[list[int]]]) -> str:
-    """Writes a map: by layer, the experts of each rank. Returns its path."""
+    """Writes a map of the experts on each rank, by layer; returns its path."""
     layers = [
         {
             "layer_id": layer,

@@ -29,7 +29,7 @@ Refusal = Callable[..., str]
 
 @pytest.fixture
 def refusal(start_engine: Callable[..., EngineProcess]) -> Refusal:
-    """Starts an engine, which must refuse and end; returns its output."""
+    """Starts an engine that must refuse and end; returns its output."""
 
     def refused(model: Path, **options: Any) -> str:
         with pytest.raises(EngineError) as error:
@@ -73,7 +73,7 @@ def test_more_ranks_than_devices_are_refused(zoo: Zoo, tmp_path: Path):
 
 
 def changed(checkpoint: Path, directory: Path, **config: Any) -> Path:
-    """A copy of a checkpoint with changes in its configuration."""
+    """Copies a checkpoint and changes its configuration."""
     shutil.copytree(checkpoint, directory)
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))

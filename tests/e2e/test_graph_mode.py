@@ -157,7 +157,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
 
 
 def plain(options: dict[str, Any]) -> dict[str, Any]:
-    """additional_config without graph mode."""
+    """Returns the options without graph mode."""
     config = dict(options.get("additional_config", {}))
     if config.get("torchair_graph_config", {}).get("enabled"):
         del config["torchair_graph_config"]
@@ -165,7 +165,7 @@ def plain(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def generate(engines: DPEngines, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens of requests that end at different times."""
+    """Generates greedily for requests that end at different times."""
     chosen = [prompt[:40] for prompt in prompts[:14]]
     parameters = [
         SamplingParams(temperature=0, max_tokens=6 + 5 * (number % 4), ignore_eos=True)
@@ -185,14 +185,14 @@ def generate(engines: DPEngines, prompts: list[list[int]]) -> list[list[int]]:
     return found
 
 
-# The plan has at least what the capture took, and at most this much more. Memory: the allocator's
-# rounding per graph.
+# A plan has at least the resources that the capture took, and at most this factor more. Memory:
+# plus the allocator's rounding per graph.
 MOST_PLANNED = 1.5
 ROUNDED_BYTES = 2 << 20
 
 
 def check_plan(engines: DPEngines, is_split: bool) -> None:
-    """The plan, compared with graphs' real use by counters of torch_npu and the virtual device."""
+    """Compares the plan with graphs' real use, counted by torch_npu and the virtual device."""
     for planned, held in engines.on_workers("planned_and_held"):
         assert planned["graphs"] == held["graphs"] == len(SIZES)
         assert planned["updatable_tasks"] == held["updatable_tasks"]
@@ -230,7 +230,7 @@ FUZZED = {"dense": (DENSE, TP2), "mla": (MLA, {"additional_config": SIDE_STREAMS
 
 @pytest.fixture(scope="module")
 def eager_tokens() -> dict[str, list[list[int]]]:
-    """Eager answers by fuzzed model, computed for its first seed."""
+    """Tokens of eager engines by fuzzed model, filled by its first seed."""
     return {}
 
 

@@ -32,7 +32,7 @@ EXPERT = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def in_transformers(name: str) -> str:
-    """The name in transformers of Nemotron's or Kimi-Linear's tensor in a checkpoint."""
+    """Returns transformers' name of a tensor in a checkpoint of Nemotron or Kimi-Linear."""
     name = name.replace("backbone.", "model.").replace("block_sparse_moe.", "mlp.")
     name = re.sub(r"self_attn\.(f_[ab]_proj|dt_bias|A_log)", r"self_attn.forget_gate.\1", name)
     return re.sub(r"(experts\.\d+)\.(w[123])", lambda m: f"{m[1]}.{EXPERT[m[2]]}", name)
@@ -75,7 +75,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 def test_an_int8_export_gives_the_tokens_of_its_integers(
     model, options, zoo, reference, quantize, start_engine, prompts
 ):
-    """Projections of states are integers too, as in ModelSlim's Qwen3-Next.
+    """The projections of linear attention are integers too, as in ModelSlim's Qwen3-Next.
 
     A rounded input may round to another integer: the limit is what rounding to 16 bits between
     the layers changes in transformers with the same integers.

@@ -32,7 +32,7 @@ def root_mean_square(rows: Rows) -> float:
 
 
 def rows_of(logprobs: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
-    """[rows, vocabulary], from vLLM's dictionaries."""
+    """Returns logprobs as [rows, vocabulary] from vLLM's dictionaries."""
     values = [[each[token].logprob for token in range(vocabulary)] for each in logprobs]
     return torch.tensor(values).view(-1, vocabulary)
 

@@ -17,7 +17,7 @@ WORDS = 8
 
 
 def reference(tokens: torch.Tensor) -> SimpleNamespace:
-    """A model that chooses t + 1 after token t, with the logit of t + 2 lower by 0.25."""
+    """A model that predicts t + 1 after token t; the logit of t + 2 is lower by 0.25."""
     logits = torch.zeros(1, tokens.shape[1], WORDS)
     for row, token in enumerate(tokens[0].tolist()):
         logits[0, row, (token + 1) % WORDS] = 2.0

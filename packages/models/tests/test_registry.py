@@ -1,4 +1,4 @@
-"""Definitions by architecture: classes that otherwise equal vLLM's."""
+"""Definitions by architecture replace vLLM's classes and otherwise equal them."""
 
 from importlib.metadata import entry_points
 

@@ -29,7 +29,7 @@ class RecordingEvent(Recording):
 
 
 class RecordingDevice:
-    """log: events in order; `work` adds to it on the current stream"""
+    """log: events in order; `work` appends to it on the current stream"""
 
     def __init__(self) -> None:
         self.log: list[str] = []

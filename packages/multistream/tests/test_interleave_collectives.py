@@ -9,7 +9,7 @@ DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 class Handle:
-    """A collective in flight, which records its events."""
+    """A pending collective that records its events."""
 
     def __init__(self, seen: list[str], name: str) -> None:
         self.seen, self.name = seen, name

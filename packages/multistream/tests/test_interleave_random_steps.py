@@ -27,7 +27,7 @@ Operation = Callable[["Model", torch.Tensor], torch.Tensor]
 
 
 class Work:
-    """Stands for torch.distributed's handle of work on a library's own stream."""
+    """Stands for torch.distributed's handle of work on a stream of the library."""
 
     def __init__(self, model: Model, launch: Callable[[], None]) -> None:
         device, current = model.streams.device, model.streams.device.current_stream()

@@ -14,7 +14,7 @@ MS = 10**9
 
 
 def report(*steps: tuple[list[int], int], dp: int = 1, devices: int = 1) -> dict[str, Any]:
-    """A report with steps of these tokens and ms; its cache takes 100 bytes per token."""
+    """Makes a report of steps with these tokens and ms; its cache takes 100 bytes per token."""
     return {
         "modelled": True,
         "world_size": devices,

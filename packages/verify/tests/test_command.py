@@ -65,7 +65,7 @@ def cases(settings, directory):
 
 @pytest.fixture
 def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Part:
-    """A part in a folder beside the package's own parts."""
+    """Makes a part in a folder outside the package's parts."""
     package = tmp_path / "further_parts"
     package.mkdir()
     (package / "dying.py").write_text(DYING, encoding="utf-8")

@@ -55,7 +55,7 @@ def test_libraries_behind_a_symlink_are_not_taken_for_a_real_cann(tmp_path: path
 
 @pytest.mark.nightly("planning")
 def test_an_environment_started_through_a_link_is_active(tmp_path: pathlib.Path) -> None:
-    """`vnpu` runs from the environment itself, the command's Python from a link to it."""
+    """`vnpu` runs from the environment, and the command's Python from a link to it."""
     link = tmp_path / "environment"
     link.symlink_to(sys.prefix)
     assert sys.prefix != sys.base_prefix, "the tests run in a virtual environment"

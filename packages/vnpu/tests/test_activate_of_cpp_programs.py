@@ -39,7 +39,7 @@ def run_program(directory: Path, name: str, *options: str) -> str:
 
 
 def test_a_program_without_python_and_torch_runs_an_operator(tmp_path: Path) -> None:
-    """Its libraries find each other and libtorch without a given path."""
+    """CANN's libraries find each other and libtorch without a path."""
     printed = run_program(
         tmp_path, "add_tensors", "-std=c++17", "-lascendcl", "-lopapi", "-lnnopbase"
     )

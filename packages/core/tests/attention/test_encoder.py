@@ -101,7 +101,7 @@ def test_without_cu_seqlens_each_row_of_the_batch_is_a_sequence(device: torch.de
 
 
 class Encoder:
-    """Blocks that run in series, each with its own set of sequences."""
+    """An encoder of serial blocks, each with one of several sets of sequences."""
 
     def __init__(self, sets: list[str]) -> None:
         self.blocks = [(make(2, 64), name) for name in sets]
@@ -132,7 +132,7 @@ class LayerZeroCache(Encoder):
 @pytest.mark.parametrize("is_trap", [False, True], ids=["ours", "cache_of_layer_0"])
 @pytest.mark.parametrize("is_second", [False, True], ids=["windows_and_images", "second_encoder"])
 def test_lengths_belong_to_their_tensors_and_not_to_layers(is_second, is_trap, device, monkeypatch):
-    """Windows and whole images alternate, and the process has a second encoder."""
+    """Blocks alternate between windows and whole images; a second encoder may run first."""
     monkeypatch.setattr(LayerZeroCache, "kept", None)
     kind = LayerZeroCache if is_trap else Encoder
     sets = {"window": [4, 4, 2, 4], "full": [14], "other encoder": [5, 9]}

@@ -1,4 +1,4 @@
-"""Tokens that a rank keeps and those that it sends, compared with counting one by one."""
+"""Tokens that a rank stores and those it sends, compared with a loop over all tokens."""
 
 from itertools import product
 

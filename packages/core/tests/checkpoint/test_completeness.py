@@ -109,7 +109,9 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 def spoilt(
     stored: Stored,
 ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any] | None, set[str]]]:
-    """Each change, its tensors and description, and names of which the error has one."""
+    """Yields each change's name, its tensors and description, and names of which the error has
+    one.
+    """
     for name, tensor in stored.tensors.items():
 
         def types(**changes: Any) -> dict[str, Any] | None:
@@ -170,7 +172,7 @@ def listed(weights: Weights) -> Weights:
 
 
 def put_together(weights: Weights) -> Weights:
-    """Joined tensors, as Falcon joins queries, keys and values."""
+    """Joins tensors before loading, as Falcon joins queries, keys and values."""
     return ((name, torch.cat([tensor[:1], tensor[1:]])) for name, tensor in weights)
 
 

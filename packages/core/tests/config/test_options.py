@@ -212,7 +212,7 @@ def test_graph_sizes_that_are_not_integers_are_an_error(sizes: list[object]):
 
 
 def notes_of(options: dict[str, object]) -> dict[str, str]:
-    """Current key -> the rest of the sentence about it."""
+    """Returns, for each current key, the note's text after the key."""
     told = (note.rstrip(".").split("'") for note in given_options(options).notes())
     return {key: rest.strip() for _, key, rest in told}
 

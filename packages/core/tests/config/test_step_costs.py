@@ -93,7 +93,7 @@ FASTEST = {"dbo.enabled": True, "dbo.split": "token", "dbo.first_share": 0.53}
 
 
 class Files:
-    """A provider with given files, which can also make one."""
+    """A provider that finds and makes given files."""
 
     def __init__(self, found: Path | None, made: Path | None = None) -> None:
         self.found, self.made = found, made

@@ -1,4 +1,4 @@
-"""Vector cores of norms that run beside another ubatch's collective."""
+"""Limits on vector cores for norms that run during another ubatch's collective."""
 
 import ctypes
 

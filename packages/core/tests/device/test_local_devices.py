@@ -1,4 +1,4 @@
-"""The device of each worker, for every way DP ranks can share a host."""
+"""The device of each worker, for each way in which DP ranks can share a host."""
 
 import pytest
 from vllm.config import ParallelConfig

@@ -92,7 +92,7 @@ def test_segments_are_expandable_unless_the_user_says_otherwise():
     ],
 )
 def test_torchs_cached_memory_leaves_room_for_a_workspace(limit: str):
-    """Memory freed by tensors of other streams, beside a product that needs a workspace."""
+    """Tensors of other streams are freed before a product that needs a workspace."""
     ended = run_program(
         f"""
         import torch

@@ -26,7 +26,7 @@ def parallel(**changes: Any) -> Any:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """NPUs requested from a cluster that has 8, one of them in use."""
+    """Records how many NPUs are requested from a cluster of 8, of which 7 are free."""
     asked: list[int] = []
 
     def counts(needed: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def check_equal_parts(comm: NPUCommunicator, mine: list[torch.Tensor]) -> None:
-    """mine: (8, 5) on each rank"""
+    """mine: a tensor (8, 5) for each rank"""
     rank, world_size = comm.rank, comm.world_size
     here, total = mine[rank].to(comm.device), torch.stack(mine).sum(0)
     same(comm.all_reduce(here), total)
@@ -53,7 +53,7 @@ def check_unequal_parts(comm: NPUCommunicator, mine: list[torch.Tensor]) -> None
 
 
 def check_padding(cpu_group: dist.ProcessGroup, device: torch.device) -> None:
-    """DP ranks of one engine, on this server only and across servers."""
+    """Unequal parts are padded only if DP ranks are on several servers."""
     for local, pads in ((2, False), (1, True)):
         parallel = ParallelConfig(data_parallel_size=2, data_parallel_size_local=local)
         config = VllmConfig(device_config=DeviceConfig(device="npu"), parallel_config=parallel)
@@ -63,7 +63,7 @@ def check_padding(cpu_group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def check_one_way(comm: NPUCommunicator, mine: list[torch.Tensor]) -> None:
-    """Sends to or receives from one rank."""
+    """Gathers to one rank, broadcasts from one, and sends to one."""
     here = mine[comm.rank].to(comm.device)
     gathered = comm.gather(here, dst=0, dim=0)
     assert (gathered is None) == (comm.rank != 0)

@@ -19,7 +19,7 @@ def test_no_group_takes_memory_at_its_first_step():
 
 
 def test_groups_that_do_not_fit_end_the_start_with_their_size_and_advice():
-    """Two of the four fit."""
+    """Two of the four groups fit."""
     variables = {"VNPU_SOC": "Ascend910B3", "VNPU_MEMORY": "1GiB"}
     for ended in run_ranks(RANK_PROGRAM, 4, str(CHECKPOINT), **variables):
         assert ended.status != 0

@@ -1,4 +1,4 @@
-"""Connections to a silent host, without power or network, end if they request it."""
+"""Connections to a host that lost power or network end, if they request it."""
 
 import socket
 import time

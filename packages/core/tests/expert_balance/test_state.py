@@ -65,7 +65,7 @@ def state(one_rank: None, vllm_config: VllmConfig, device: torch.device) -> NPUE
 
 
 def tables(state: NPUEplbState) -> list[list[int]]:
-    """The slot of each expert, by layer, as the device looks it up."""
+    """Returns the slot of each expert for each layer, from the tables on the device."""
     return [table.numbers[:, 0].tolist() for table in state._tables]
 
 

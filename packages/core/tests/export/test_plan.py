@@ -45,7 +45,7 @@ def text(rows: int, columns: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the text below, with outliers in the inputs of its linear layers."""
+    """A model trained on `text`, with outliers in the inputs of its linear layers."""
     directory = tmp_path_factory.mktemp("outliers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

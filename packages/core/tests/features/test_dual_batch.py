@@ -23,7 +23,7 @@ ON = DualBatchConfig(enabled=True)
 
 
 def check_overlap(vllm_config: VllmConfig, options: DualBatchConfig) -> list[str]:
-    """Warnings of an engine with these options."""
+    """Returns the warnings of an engine with these options."""
     engine = Engine(vllm_config, DavinciConfig(dbo=options))
     for row in FEATURES:
         if row.settle is not None and row.is_asked(engine):

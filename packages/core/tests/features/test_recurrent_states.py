@@ -59,7 +59,7 @@ def refused(config: Any) -> str:
 
 
 def settle_states(config: Any) -> list[Setting]:
-    """Changes made by the feature row of recurrent states."""
+    """Returns the changes made by the feature row of recurrent states."""
     engine, row = Engine(config, DavinciConfig()), FEATURES[0]
     assert row.settle is not None
     if row.is_asked(engine):

@@ -1,4 +1,4 @@
-"""Speculative decoding: what the start refuses, by name."""
+"""Speculative decoding: settings that the start refuses by name."""
 
 import re
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from vllm_davinci_testing.engines.refusals import refused_by
 
 
 def check_speculation(vllm_config: Any) -> None:
-    """Raises ConfigurationError as the start does."""
+    """Raises the ConfigurationError that the start would raise."""
     engine = Engine(vllm_config, DavinciConfig())
     if said := refused_by(FEATURES, engine):
         raise ConfigurationError(said)
@@ -137,7 +137,7 @@ def test_options_that_are_not_served_are_refused(changes: dict[str, Any], said: 
 
 
 def of_vllm() -> list[str]:
-    """vLLM's classes for a model's MTP layers."""
+    """Returns the names of vLLM's classes for MTP layers."""
     known = ModelRegistry.get_supported_archs()
     return sorted(
         name for name in known if re.search(r"MTP(Model)?$", name) and name[:5] != "Eagle"

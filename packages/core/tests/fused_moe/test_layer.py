@@ -145,8 +145,8 @@ def test_chunks_fill_the_free_memory_and_change_no_bit(vllm_config: VllmConfig):
     assert forward.pieces.max_tokens == of_third // 4
 
 
-# 1 for the router, 3 for the shared experts, 6 from the choice of experts (with the routed scaling
-# factor in their weights) to their weighted sum, 1 for the addition of both.
+# Launches: 1 for the router, 3 for the shared experts, 6 from the choice of experts (whose weights
+# include the routed scaling factor) to the weighted sum, and 1 to add both results.
 LAUNCHES = 11
 
 

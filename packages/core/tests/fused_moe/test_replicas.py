@@ -1,4 +1,4 @@
-"""Replicas of experts: the rows that select each, and their counts."""
+"""Replicas of experts: which rows use which replica, and load counts per expert."""
 
 from collections.abc import Sequence
 

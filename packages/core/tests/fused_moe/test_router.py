@@ -25,7 +25,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def defined_choice(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and experts of each token, by definition."""
+    """Returns each token's expert weights and experts, computed in plain torch."""
     scores = logits.float().softmax(-1) if rule.scoring == "softmax" else logits.float().sigmoid()
     bias = rule.correction_bias
     choice = scores if bias is None else scores + bias

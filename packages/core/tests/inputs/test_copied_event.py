@@ -1,4 +1,4 @@
-"""The event of a step's inputs is waited for only if something is pending."""
+"""A wait for a step's input copies happens only if a copy is pending."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Digests of prefixes: equal for equal tokens, and only then."""
+"""Digests of prefixes are equal if and only if the tokens are equal."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -14,7 +14,7 @@ from vllm_davinci.core.layers.prefetch import Ahead, PrefetchLimit, WeightPrefet
 
 
 class Scheduler:
-    """Runs side work at once, and records it."""
+    """Runs side work immediately, and records the calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -32,7 +32,7 @@ class Scheduler:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each prefetch. decodes: number of tokens in a step of decodes"""
+    """Records the bytes of each prefetch."""
     found: list[int] = []
     monkeypatch.setattr(module, "prefetch", lambda weight, num_bytes: found.append(num_bytes))
     return found

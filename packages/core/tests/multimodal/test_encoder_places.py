@@ -1,4 +1,4 @@
-"""Tokens of a step that are an encoder's."""
+"""Positions of a step's tokens that get an encoder's output."""
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ STOPPED = Fault(1, "host", 4242)
 
 
 class Engine:
-    """An engine as the watch sees it; the watch's thread sleeps during the test."""
+    """An engine for a watch whose thread sleeps during the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(liveness, "LOOKS_EVERY_S", 3600.0)

@@ -192,7 +192,7 @@ LIMIT_S = 30.0
 
 
 class Resources:
-    """Status and output of a client whose engine has died, and which reports it if allowed."""
+    """Resources of a client whose engine died; they report this once the test allows it."""
 
     def __init__(self) -> None:
         self.asked, self.may_tell = threading.Event(), threading.Event()
@@ -205,7 +205,7 @@ class Resources:
 
 
 class Passing:
-    """An object that the program drops while the thread runs."""
+    """An object that the program drops while another thread runs."""
 
 
 def test_the_reporting_thread_references_only_the_clients():

@@ -51,7 +51,7 @@ class Weights:
         )
 
     def expert(self, number: int, integers: Tensor, scale: Tensor) -> Tensor:
-        """Passes quantized rows through one expert."""
+        """Returns one expert's output for quantized rows."""
         sums = (integers.long() @ self.gate_up[number].long().t()).float()
         values = sums * self.gate_up_scale[number].float() * scale[:, None]
         gate, up = values.chunk(2, -1)
@@ -184,7 +184,9 @@ def test_a_nan_scale_affects_only_its_experts_tokens():
 
 
 def static_projection(out: int, columns: int, seed: int) -> dict[str, Tensor]:
-    """One projection of all experts, [experts, out, in] and so on, on the host."""
+    """Makes one projection of all experts on the host: weight [experts, out, in], scales, and so
+    on.
+    """
     g = torch.Generator().manual_seed(seed)
     return {
         "weight": torch.randint(-128, 128, (NUM_EXPERTS, out, columns), generator=g).to(torch.int8),
@@ -225,8 +227,8 @@ def test_launches_per_stage_stay_in_the_budget():
     stages: list[tuple[Experts, int]] = [
         # Sort and quantize, product, activation with quantization, product, sum.
         (Weights(torch.bfloat16).on_device(), 5),
-        # Each row's expert in five, eight to quantize before each product, which have one each,
-        # four to scale after it, activation, sort and sum.
+        # Five for each row's expert; for each product, eight to quantize, one for the product, four
+        # to scale; then activation, sort and sum.
         (static_experts(gate_up, down), 34),
     ]
     for experts, budget in stages:

@@ -1,4 +1,4 @@
-"""Integer activations: the layers that produce them, decided once after loading."""
+"""Layers that return integer activations are chosen once, after loading."""
 
 from collections.abc import Callable
 

@@ -87,7 +87,7 @@ def quantized_layer(kind: str, export: Exported | None = None) -> LinearBase:
 
 
 def norm_and_values(norm: RMSNorm) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Inputs and residual; their norm and their sum."""
+    """Returns (inputs, residual) and (their norm, their sum)."""
     x = inputs(torch.bfloat16).npu()
     residual = x.flip(0)
     values, _, total = torch_npu.npu_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)

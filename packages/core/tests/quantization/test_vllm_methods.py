@@ -33,7 +33,7 @@ def registered(vllm_config: VllmConfig) -> None:
 
 
 def engine(model: Path, quantization: str | None = None) -> Any:
-    """The parts of an engine's configuration that the choice reads and writes."""
+    """Makes the parts of an engine's configuration that the choice reads and writes."""
     model_config = SimpleNamespace(
         model=str(model),
         revision=None,
@@ -108,7 +108,7 @@ def test_the_description_overrides_the_sources_configuration(tmp_path: Path):
 
 
 def integers_of(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight of 64 columns and its scales."""
+    """Makes an int8 weight of 64 columns and its scales."""
     weight = torch.randint(-127, 128, (rows, 64), generator=generator, dtype=torch.int8)
     return weight, torch.rand(rows, 1, generator=generator) * 1e-3
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 
 class Exported:
-    """A layer's tensors for its parameters. All products of `inputs` with it are exact."""
+    """A layer's exported tensors. All products of `inputs` with its weight are exact."""
 
     def __init__(
         self,

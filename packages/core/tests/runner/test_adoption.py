@@ -1,4 +1,4 @@
-"""Attributes of a runner that are replaced when vLLM assigns them."""
+"""Attributes of a runner that are replaced when vLLM sets them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Counts of computed tokens, which only the device knows at first if drafts are rejected."""
+"""Numbers of computed tokens: the device knows them before the host if drafts are rejected."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -17,7 +17,7 @@ from vllm_davinci_testing.engines.served_scheduler import BLOCK, Served
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def serve(request: pytest.FixtureRequest) -> Callable[..., Served]:
-    """Makes a scheduler; the test runs with both kinds."""
+    """Makes a scheduler. Tests run with and without asynchronous scheduling."""
 
     def make(blocks: int = 100, **options: Any) -> Served:
         return Served(blocks, async_scheduling=request.param, **options)

@@ -17,7 +17,7 @@ SEEDS = range(4)
 
 
 class Case(NamedTuple):
-    """A launch: positional arguments and options before it, and the arguments after it."""
+    """A launch: its positional arguments and options, and the arguments afterwards."""
 
     given: tuple[Any, ...]
     options: dict[str, Any]
@@ -403,7 +403,9 @@ BLOCK, BLOCKS = 1024, -(-VOCABULARY // 1024)
 
 
 def drafted(draw: Draw, logits: torch.Tensor) -> torch.Tensor:
-    """Tokens of rows: about half of the drafts are the greatest logit of the row before."""
+    """Returns a step's tokens; about half of the drafts are the argmax of the previous row's
+    logits.
+    """
     tokens = torch.where(
         draw.uniform(draw.num_rows) < 0.7,
         logits.argmax(dim=1).roll(1),
@@ -426,7 +428,7 @@ def local_logits_stats(draw: Draw) -> Iterator[Launch]:
 
 
 def rejection(draw: Draw) -> Iterator[Launch]:
-    """Requests are greedy: sampled results depend on noise of another kind."""
+    """Yields launches of greedy requests: the stand-in draws other noise than vLLM's kernel."""
     logits = draw.logits()
     padded = torch.nn.functional.pad(logits, (0, BLOCKS * BLOCK - VOCABULARY), value=-torch.inf)
     maxima, places = padded.view(-1, BLOCKS, BLOCK).max(dim=2)
@@ -469,7 +471,7 @@ def insert_resampled(draw: Draw) -> Iterator[Launch]:
 
 
 def rejected_by(draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """1 for requests that have sampled, and their rejected drafts: [num_reqs] each."""
+    """Returns 1 for each request that has sampled, and the number of its rejected drafts."""
     sampled = draw.ints(0, 2, draw.num_reqs)
     return sampled, torch.minimum(
         draw.ints(0, DRAFTS + 1, draw.num_reqs), draw.lengths - 1

@@ -38,13 +38,15 @@ def on_npu(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def drawn_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """vLLM's result from the maxima of blocks: the kernel returns more than vLLM reads."""
+    """Returns vLLM's sampled token: the kernel returns a candidate per block."""
     blocks, maxima = arguments[0].cpu(), arguments[2].cpu()
     return [blocks.gather(1, maxima.argmax(dim=1, keepdim=True))]
 
 
 def resampled_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """The same for requests that sample; greedy requests take the target's token instead."""
+    """Returns the token of each request that samples; greedy requests take the target's token
+    instead.
+    """
     kept, ends, slots = (each.cpu() for each in arguments[11:14])
     row = (ends[:-1] + kept).to(torch.int64)
     draws = (arguments[15].cpu()[slots[row]] != 0) | (row == ends[1:] - 1)
@@ -52,7 +54,7 @@ def resampled_tokens(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def kept_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """Number of accepted drafts, and the tokens that vLLM reads from this result."""
+    """Returns the numbers of accepted drafts, and the tokens that vLLM reads."""
     sampled, kept, ends = (arguments[place].cpu() for place in (0, 2, 21))
     place = torch.arange(sampled.shape[1])
     is_read = (place <= kept.unsqueeze(1)) & (place < (ends.diff() - 1).unsqueeze(1))
@@ -60,7 +62,7 @@ def kept_tokens(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def combined(arguments: list[Any]) -> list[torch.Tensor]:
-    """Combines blocks of the vocabulary, for rows that decide on a draft."""
+    """Combines the blocks' results, for rows that verify a draft."""
     blocks = [arguments[2 * number].cpu() for number in range(5)]
     slots, places, temperatures = (arguments[number].cpu() for number in (15, 16, 17))
     decides = places.roll(-1) != 0
@@ -80,12 +82,12 @@ def best_score(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def used_rows(arguments: list[Any]) -> list[torch.Tensor]:
-    """Rows of requests: the stand-in also shifts the rows after them."""
+    """Returns the rows of requests: the stand-in also shifts the rows after them."""
     return [arguments[0].cpu()[: int(arguments[2][-1])]]
 
 
 def used_tables(arguments: list[Any]) -> list[torch.Tensor]:
-    """Tables without the last row, which belongs to no request."""
+    """Returns the tables without the last row, which belongs to no request."""
     return [each.cpu()[:-1] for each in (arguments[5], arguments[10])]
 
 

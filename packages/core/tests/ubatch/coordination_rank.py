@@ -1,7 +1,6 @@
 """One DP rank of test_coordination.py: `coordination_rank.py CASES` with torchrun's variables.
 
-CASES: JSON, per case and rank [ubatch_sizes, prefills].
-Prints the answers as JSON.
+CASES: JSON: for each case and rank, [ubatch_sizes, prefills]. Prints the answers as JSON.
 """
 
 import json

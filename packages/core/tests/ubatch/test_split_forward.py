@@ -34,7 +34,7 @@ def scheduler() -> StreamScheduler:
 
 @pytest.fixture
 def split(scheduler: StreamScheduler) -> Split:
-    """12 tokens of three requests in three parts: 0-3, 4-7, 8-11."""
+    """Splits 12 tokens of three requests into three parts: 0-3, 4-7, 8-11."""
     policy = scheduler.split_policy(
         mode="token", num_ubatches=3, min_total_tokens=1, min_prefill_tokens=1
     )
@@ -120,7 +120,7 @@ def test_slices_cover_the_step_and_padding_belongs_to_the_last(split: Split):
 
 
 class Model:
-    """Takes turns at `communicate`, and records what it saw."""
+    """A model that switches ubatches at `communicate` and records its inputs."""
 
     def __init__(self, scheduler: StreamScheduler) -> None:
         self.scheduler = scheduler

@@ -75,7 +75,7 @@ LOGITS = pytest.mark.parametrize(
 def tokens(
     dtype: torch.dtype, are_logits_wide: bool, with_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Nine experts, their router logits, the correction bias."""
+    """Makes nine tokens, their router logits and the correction bias."""
     logits = normal(5, torch.float32 if are_logits_wide else dtype, 9, EXPERTS)
     bias = normal(6, torch.float32, EXPERTS) if with_bias else None
     return normal(0, dtype, 9, HIDDEN), logits, bias
@@ -98,7 +98,7 @@ def test_routing_and_experts_equal_their_definition(dtype, rule, are_logits_wide
 
 
 def int8_weights(dtype: torch.dtype, num_local: int) -> list[torch.Tensor]:
-    """gate_up, its scale, down, its scale."""
+    """Makes gate_up, its scale, down, and its scale."""
     generator = torch.Generator().manual_seed(num_local)
     gate_up, down = (
         torch.randint(-127, 128, (num_local, *sizes), dtype=torch.int8, generator=generator)

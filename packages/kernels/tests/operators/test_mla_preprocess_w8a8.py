@@ -93,7 +93,7 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
     expected = ops.mla_preprocess_w8a8(*block.arguments(), 2)
 
     def inside(tensor: Tensor) -> Tensor:
-        """The same values as every second column of a larger tensor."""
+        """Returns the same values as a view: every second column of a larger tensor."""
         wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
         wide[..., ::2] = tensor
         return wide[..., ::2]

@@ -1,4 +1,4 @@
-"""Rows that are found one by one: equal torch_npu's launches bit for bit, and their definition."""
+"""Operators on single rows equal torch_npu's launches bit for bit, and their definition."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

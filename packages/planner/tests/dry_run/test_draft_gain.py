@@ -29,7 +29,7 @@ def steps(rows: int, milliseconds: float) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Options of the compared dry-runs."""
+    """Records the options of the compared dry-runs."""
     seen: list[list[str]] = []
 
     def report(

@@ -44,8 +44,8 @@ class Explored:
 
 
 class Sharded(Explored):
-    """Sequence parallel steps take `lost` minus a quarter of their tokens longer, and `more` longer
-    still with figures at the unfavourable ends of their ranges.
+    """Sequence parallel steps take `lost - tokens / 4` longer, and another `more` with figures at
+    the unfavourable ends of their ranges.
     """
 
     can_split = False

@@ -24,7 +24,7 @@ print(json.dumps([finding.fields() for finding in found]))
 
 
 def asked(**variables: str) -> list[dict[str, Any]]:
-    """Findings of the part; the first names the chip whose answers are expected."""
+    """Returns the part's findings; the first names the chip whose answers are expected."""
     ended = run_alone(ASK, **variables)
     assert ended.status == 0, ended.output[-4000:]
     found: list[dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])

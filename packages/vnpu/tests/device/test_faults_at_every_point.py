@@ -91,20 +91,20 @@ POINTS_TOGETHER = 120
 
 
 def points_in(directory: Path) -> dict[int, int]:
-    """Points of a run, by rank."""
+    """Returns the number of fault points of each rank's run."""
     heads = [struct.unpack_from("=qQ", f.read_bytes()) for f in directory.glob("*.points")]
     return {int(rank): int(points) for rank, points in heads}
 
 
 def answers(ended: list[Ended]) -> set[str]:
-    """Lines with the answers of processes, whether or not they succeeded."""
+    """Returns all answers that processes printed, whether or not they succeeded."""
     return {
         line for each in ended for line in each.stdout.splitlines() if line.startswith("answer")
     }
 
 
 def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
-    """Checks what must hold after any fault."""
+    """Asserts what must hold after any fault: no wrong answer, and an answer or an error."""
     outputs = "\n".join(each.output[-3000:] for each in ended)
     assert answers(ended) <= expected, f"{plan}: a wrong answer\n{outputs}"
     if all(each.status == 0 for each in ended):
@@ -117,7 +117,7 @@ def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
 
 
 def counted(program: str, directory: Path) -> tuple[set[str], int]:
-    """The answer of a one-process program, and its points."""
+    """Runs a one-process program; returns its answer and its number of fault points."""
     ended = run_alone(program, VNPU_FAULTS=f"count:{directory}")
     assert ended.status == 0, ended.output
     return answers([ended]), points_in(directory)[0]
@@ -130,7 +130,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], dict[int, int]]:
-    """The answer of the two-rank program, and their points."""
+    """Runs the two-rank program; returns its answer and each rank's number of fault points."""
     directory = tmp_path_factory.mktemp("together")
     ended = run_ranks(TOGETHER, 2, VNPU_FAULTS=f"count:{directory}")
     assert [each.status for each in ended] == [0, 0], ended

@@ -30,7 +30,7 @@ host = ctypes.create_string_buffer(1 << 20)
 
 
 def printed(program: str, config: VirtualDeviceConfig | None = None) -> list[str]:
-    """The lines printed by a program with RUNTIME before it."""
+    """Returns the lines printed by RUNTIME and the program."""
     return output_of(RUNTIME + program, config)
 
 

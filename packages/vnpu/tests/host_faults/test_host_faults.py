@@ -140,7 +140,7 @@ def test_a_wall_clock_that_is_set_changes_nothing(source: str, answer: str, jump
 
 @pytest.fixture(scope="module")
 def calls_of_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Number of times that the program with a device reaches each point."""
+    """Returns how often the program with a device reaches each point."""
     counts = counts_of(DEVICE, tmp_path_factory.mktemp("device"))
     return {name: max(each[name] for each in counts) for name in NAMES}
 
@@ -152,8 +152,8 @@ def test_a_program_without_memory_or_descriptors_answers_rightly_or_fails(
     name: str, part: int, calls_of_device: dict[str, int]
 ) -> None:
     calls = calls_of_device[name]
-    # From one call on, as when the machine has no more; torch and the device make the later half of
-    # the calls.
+    # All calls from one on fail, as on a machine without free memory; torch and the device make the
+    # later half of the calls.
     first = max(1, calls - calls * part // PARTS // 2 - 1)
     ended = run(DEVICE, f"host:{name}@{first}+={'ENOMEM' if name == 'malloc' else 'EMFILE'}")
     if ended.returncode == 0:

@@ -1,4 +1,4 @@
-"""Meeting of ranks: missing ranks are named, and strangers are rejected."""
+"""Ranks meet: missing ranks are named, and unknown processes are rejected."""
 
 import threading
 import time

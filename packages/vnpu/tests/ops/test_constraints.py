@@ -64,7 +64,7 @@ def rules_of(operator: str) -> list[Constraint]:
 
 
 def has_case(row: Constraint) -> bool:
-    """True if a handwritten call breaks the rule."""
+    """True if a handwritten call breaks this rule."""
     return any(
         f"aclnn{case.operator}" == row.operator
         and case.argument.replace("_", "").lower() == row.argument.replace("_", "").lower()
@@ -178,7 +178,7 @@ WITHOUT_A_CALL = {("GroupedMatmulWeightNz", "weight"), ("QuantMatmulWeightNz", "
 
 
 def test_every_rule_has_a_call_of_its_own() -> None:
-    """A call that breaks the rule, or one at its edge."""
+    """Every rule has a call that breaks it or one at its edge."""
     bare = {
         (operator, row.argument)
         for row in constraints()

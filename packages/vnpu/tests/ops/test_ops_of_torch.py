@@ -91,7 +91,7 @@ def samples(function: Any, dtype: torch.dtype) -> Iterator[Any]:
 
 
 def sprinkled(value: Any) -> Any:
-    """A float tensor with infinities and NaN among its entries."""
+    """Returns a float tensor with some entries replaced by infinities and NaN."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     place = torch.arange(value.numel()).view(value.shape) % 11
@@ -101,7 +101,7 @@ def sprinkled(value: Any) -> Any:
 
 
 def is_defined(function: Any, sample: Any) -> bool:
-    """False for results that the CPU alone defines, and for numbers without a tensor."""
+    """False for results that only the CPU defines, and for numbers without a tensor."""
     if isinstance(sample.input, (bool, int, float)) and "device" not in sample.kwargs:
         return False
     if function.name in ("sort", "argsort"):
@@ -113,7 +113,7 @@ def is_defined(function: Any, sample: Any) -> bool:
 
 
 def outcome(call: Callable[..., Any], sample: Any) -> tuple[Any, list[torch.Tensor]]:
-    """The result, and the arguments after the call."""
+    """Returns the result, and the arguments after the call."""
     torch.manual_seed(0)
     result = call(sample.input, *sample.args, **sample.kwargs)
     held = [sample.input, *sample.args, *sample.kwargs.values()]
@@ -121,7 +121,7 @@ def outcome(call: Callable[..., Any], sample: Any) -> tuple[Any, list[torch.Tens
 
 
 def calls_of(function: Any, sample: Any) -> list[Callable[..., Any]]:
-    """The function, and its form that writes the input if all operands have the input's sizes."""
+    """Returns the function, and its in-place form if all operands have the input's sizes."""
     operands = [each for each in sample.args if isinstance(each, torch.Tensor)]
     is_plain = isinstance(sample.input, torch.Tensor) and all(
         each.shape == sample.input.shape for each in operands
@@ -147,7 +147,7 @@ def on_cpu(sample: Any, is_widened: bool) -> Any:
 
 
 def differs(call: Callable[..., Any], sample: Any, name: str, dtype: torch.dtype) -> bool | None:
-    """False if the device's result is the CPU's; None if one of both does not compute it."""
+    """False if both devices give the same result; None if one of them cannot compute it."""
     tolerance = TOLERANCE.get(dtype, 0.0)
     is_widened = name.endswith(ROUNDED) and dtype in (torch.float16, torch.bfloat16)
     try:

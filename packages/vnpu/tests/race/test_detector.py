@@ -20,7 +20,7 @@ def marked_lines(program: str) -> list[int]:
 
 
 def reported_lines(text: str) -> list[list[int]]:
-    """The lines of <program> that each report names."""
+    """Returns the lines of <program> that each report names."""
     reports = re.split(r"^vnpu: ", text, flags=re.MULTILINE)[1:]
     return [[int(n) for n in re.findall(r"<program>:(\d+)", report)] for report in reports]
 

@@ -36,7 +36,7 @@ print(float(z[0, 0]))
 
 
 def modelled(directory: pathlib.Path) -> tuple[str, bytes]:
-    """The program's output, and the bytes of its timeline."""
+    """Runs the program; returns its output and the bytes of its timeline."""
     directory.mkdir()
     config = VirtualDeviceConfig(chip="ascend910b2", timeline=str(directory))
     done = run_to_exit(PROGRAM, config)

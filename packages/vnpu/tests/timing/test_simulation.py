@@ -23,9 +23,9 @@ class Phase(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A task of a plan. `after`: positions of earlier tasks that must have ended. Tasks of one
-    `turn` other than 0 run in order, and wait for their ranks: the last rank is `lateness` late,
-    one task after they met.
+    """A task of a plan. `after`: positions of earlier tasks that must have ended. Tasks with the
+    same nonzero `turn` run in order and wait for all ranks: the last rank is `lateness` late one
+    task after they met.
     """
 
     stream: int
@@ -59,7 +59,9 @@ def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
 
 
 class Way(NamedTuple):
-    """A path to a point: the end of its newest task, and tasks since the ranks of a turn met."""
+    """State after a chain of tasks: the end of the newest, and by turn the number since its ranks
+    met.
+    """
 
     ready: Fraction = Fraction(0)
     tasks: dict[int, int] = {}  # noqa: RUF012  never written to
@@ -75,7 +77,7 @@ class Way(NamedTuple):
 
 
 class Ways:
-    """The path of each stream, as its tasks begin and end."""
+    """The state of each stream, updated as its tasks begin and end."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
@@ -83,7 +85,7 @@ class Ways:
         self.after_task: dict[int, Way] = {}
 
     def wait_for_ranks(self, i: int, now: Fraction) -> Fraction:
-        """Time that task `i`, which begins now, waits for the last rank."""
+        """Returns the time that task `i`, which begins now, waits for the last rank."""
         task = self.tasks[i]
         way = self.of_stream[task.stream]
         for earlier in task.after:
@@ -94,7 +96,7 @@ class Ways:
         return max(Fraction(0), apart - since)
 
     def leave(self, i: int, now: Fraction) -> None:
-        """Ends task `i` now."""
+        """Updates the stream's state at the end of task `i`."""
         task = self.tasks[i]
         way = self.of_stream[task.stream]
         way = way.after_meeting(now, task.turn) if task.turn else way.after_task(now)
@@ -102,8 +104,8 @@ class Ways:
 
 
 class Queues:
-    """The hardware queues. A stream without a queue takes a new one, or at a cost the queue of the
-    stream whose newest task ended first.
+    """The hardware queues. A stream without a queue takes a free one; if none is free, it takes, at
+    a cost, that of the stream whose newest task ended first.
     """
 
     def __init__(self, most: int) -> None:
@@ -112,7 +114,7 @@ class Queues:
         self.at_work: set[int] = set()
 
     def price(self, stream: int) -> Fraction | None:
-        """Time that a begin on this stream costs; None: all queues are busy."""
+        """Returns the cost of beginning a task on this stream; None if all queues are busy."""
         if self.most == 0 or stream in self.ended or len(self.ended) < self.most:
             return Fraction(0)
         return Fraction(CHANGE) if self.ended.keys() - self.at_work else None

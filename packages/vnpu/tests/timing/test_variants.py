@@ -52,7 +52,7 @@ CHIP = "ascend910b2"
 
 @pytest.fixture(scope="module")
 def times() -> list[dict[str, int]]:
-    """Device time with 2 side streams, with 61, and again; by variant, "" the machine itself."""
+    """Device times with 2 side streams, with 61, and with 61 again; by variant, "" for none."""
     done = run_to_exit(PROGRAM, VirtualDeviceConfig(chip=CHIP, variants=True))
     assert done.status == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)

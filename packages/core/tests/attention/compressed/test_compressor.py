@@ -47,7 +47,7 @@ CUTS = {
 
 
 class Projection(nn.Module):
-    """Values, then gates, in the layout that vLLM's layer returns."""
+    """Returns values and gates as one tensor, as vLLM's layer does."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -107,9 +107,9 @@ class Harness:
     def step(
         self, lengths: Sequence[int], ends: Sequence[int], in_graph: bool = False
     ) -> tuple[StepTokens, Any]:
-        """The step, and the context in which layers find its metadata.
+        """Returns the step and the context from which layers read its metadata.
 
-        in_graph: with a request of padding, at a position that completes groups
+        in_graph: adds a padding request at a position that completes groups
         """
         starts = [0, lengths[0], sum(lengths)]
         slots = torch.tensor([0, 0, -1], device=self._device)

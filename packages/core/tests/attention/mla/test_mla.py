@@ -137,7 +137,7 @@ def test_a_profile_run_and_an_idle_step_give_zeros(vllm_config: VllmConfig, devi
 def test_a_profile_run_takes_as_much_memory_as_the_largest_prefill(
     is_compressed: bool, vllm_config: VllmConfig, device: torch.device
 ):
-    """Peak memory is the same for all calls of a block: vLLM gives the rest to the cache."""
+    """Every call of a block has the same peak memory: vLLM gives the rest to the cache."""
     block = Block(vllm_config, device, q_lora_rank=48)
     block.common([("a", 9)])
     block.wrapper.mla_attn.kv_cache = None

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 
 class StreamTrace(TorchDispatchMode):
-    """Stream of each launched operator, without views."""
+    """Records the stream of each launched operator, without views."""
 
     def __init__(self) -> None:
         super().__init__()

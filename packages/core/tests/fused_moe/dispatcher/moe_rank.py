@@ -63,7 +63,8 @@ from vllm_davinci_testing.operators.routed_layer import (
 
 
 class SharedExpert(torch.nn.Module):
-    """A projection divided by its input over the TP ranks of a DP rank: each holds a part of a sum.
+    """A projection divided along its input over the TP ranks of a DP rank: outputs are partial
+    sums.
 
     whole: True: every rank has the whole projection
     """
@@ -85,7 +86,7 @@ class SharedExpert(torch.nn.Module):
 
 
 def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
-    """A layer with loaded weights, created as by a model and vLLM's loader."""
+    """Makes a layer with loaded weights, created as by a model and vLLM's loader."""
     dtype = getattr(torch, variant.get("dtype", "float32"))
     prefix = f"model.layers.{number}.mlp.experts"
     kind = variant.get("quantized")
@@ -130,7 +131,7 @@ def run_step(
     config: VllmConfig,
     is_for_graph: bool = False,
 ) -> torch.Tensor:
-    """The layer's output. sizes: tokens of each DP rank's step"""
+    """Returns the layer's output. sizes: number of tokens of each DP rank"""
     own = sizes[get_dp_group().rank_in_group]
     with (
         set_forward_context(
@@ -192,7 +193,7 @@ def run_steps(
 
 
 def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig) -> None:
-    """A product and the layer for each ubatch in turn, as in a split step; twice."""
+    """Runs two steps of ubatches in turn; each ubatch is a product and the layer."""
     scheduler = components.stream_scheduler()
     assert scheduler is not None
     let_experts_switch(layer, scheduler)

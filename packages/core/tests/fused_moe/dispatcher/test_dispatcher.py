@@ -85,7 +85,7 @@ def test_every_rank_sends_as_many_chunks_as_the_one_with_most_tokens(own, most, 
 
 
 class Noted(LocalDispatcher):
-    """Dispatches each half separately, and records the order of all calls."""
+    """A dispatcher that runs each half separately and records the order of all calls."""
 
     def __init__(self, gathers: bool, called: list[str]) -> None:
         self.gathers = gathers  # type: ignore[misc]  # of the class elsewhere

@@ -23,7 +23,9 @@ Launched = Callable[..., list[list[dict[str, int]]]]
 
 @pytest.fixture
 def launched() -> Launched:
-    """Rank 0's launches between ranks, per variant and step. Every rank compares its outputs."""
+    """Runs ranks; returns rank 0's launches between ranks, by variant and step. Every rank checks
+    its outputs.
+    """
 
     def run(
         tensor: int,
@@ -44,12 +46,12 @@ def launched() -> Launched:
 
 
 def sent_each_to_its_rank(group: str) -> dict[str, int]:
-    """All-to-all within a group: the only method that needs counts on the host."""
+    """Launches of all-to-all in a group: the only method that copies counts to the host."""
     return {f"{group} all_to_all": 3, "synchronizations": 1, "copies_to_host": 1}
 
 
 def in_equal_parts(group: str) -> dict[str, int]:
-    """The same in a graph: no rank waits for counts."""
+    """Launches of all-to-all in a graph: no rank waits for counts."""
     return {f"{group} all_to_all": 3}
 
 
@@ -185,7 +187,7 @@ def test_decodes_of_dp_ranks_use_fused_launches_where_the_chip_has_them(launched
 
 @pytest.mark.thorough
 def test_the_group_of_fused_launches_has_a_buffer_for_the_largest(launched: Launched):
-    """Independent of other groups: the limit is 1 MiB here, and a launch takes 26."""
+    """HCCL_BUFFSIZE is 1 MiB here, and a fused launch takes 26 MiB."""
     options = {"moe_communication": "fused"}
     variant = {"steps": [[512, 3]], "options": options, **IN_BF16}
     (steps,) = launched(1, 2, [variant], soc="Ascend910_9391", HCCL_BUFFSIZE="1")

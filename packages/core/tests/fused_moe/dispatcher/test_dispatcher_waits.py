@@ -58,6 +58,6 @@ def test_rows_travel_while_the_other_ubatch_computes(tmp_path: Path):
             max(0, min(end, product_end) - max(begin, product_begin))
             for product_begin, product_end in products
         )
-        # The host had the counts before the device finished those products, and the rows waited
+        # The counts reached the host before the device finished those products, and the rows waited
         # neither for them nor for the other ubatch's counts.
         assert beside > 0.8 * (end - begin) > 100_000

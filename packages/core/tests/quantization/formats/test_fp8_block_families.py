@@ -66,13 +66,13 @@ def _compressed(ignored: list[str], strategy: str = "channel") -> dict[str, Any]
 @dataclass(frozen=True)
 class Family:
     """
-    model_type: of transformers' class
+    model_type: model type of transformers' class
     section:    quantization_config of config.json
     scale:      dtype of scales
     quantized:  regular expression: names of weights in fp8
-    wide:       likewise of tensors in float32
+    wide:       regular expression: names of tensors in float32
     is_fused:   True: all experts of a layer are in one tensor
-    changes:    of config.json beside that
+    changes:    further changes of config.json
     """
 
     model_type: str
@@ -219,7 +219,7 @@ def in_one_tensor(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Two directories: the fp8 checkpoint, and its float equivalent."""
+    """Writes an fp8 checkpoint and its float equivalent; returns both directories."""
 
     # vLLM gives the class the type of all models that share it, such as kimi_k2.
     monkeypatch.setattr(transformers.DeepseekV3Config, "model_type", "deepseek_v3")

@@ -28,7 +28,7 @@ class Paged:
         self.cache = [values((count, block, heads, size), dtype, seed) for seed in (5, 6)]
 
     def sequence(self, which: int, request: int) -> torch.Tensor:
-        """[heads, tokens, size]: keys (0) or values (1) of a request."""
+        """Returns keys (0) or values (1) of a request: [heads, tokens, size]."""
         blocks = self.cache[which][self.table[request].long()]
         rows = blocks.reshape(-1, self.heads, self.size)[: self.lengths[request]]
         return rows.transpose(0, 1)

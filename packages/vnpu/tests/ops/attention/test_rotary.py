@@ -11,7 +11,7 @@ from vllm_davinci_testing.operators.strategies import FLOATS, values
 
 
 def rotated(x: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors of cos and of sin."""
+    """Returns the factor of cos and the factor of sin."""
     if mode == "half":
         a, b = x.chunk(2, -1)
         return x, torch.cat([-b, a], -1)

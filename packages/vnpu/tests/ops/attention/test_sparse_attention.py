@@ -10,7 +10,7 @@ NUM_BLOCKS = 40
 
 
 def paged(lengths: list[int], generator: torch.Generator) -> torch.Tensor:
-    """A block table with blocks in any order, each once."""
+    """Returns a block table with distinct blocks in random order."""
     widest = max(-(-length // BLOCK) for length in lengths)
     numbers = torch.randperm(NUM_BLOCKS, generator=generator)[: len(lengths) * widest]
     return numbers.view(len(lengths), widest).int()
@@ -23,7 +23,9 @@ def rows_of(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tens
 def chosen_tokens(
     query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: int, count: int
 ) -> list[int]:
-    """query: [heads, size]; keys: [length, size]; weights: [heads]. Sorted by descending score."""
+    """Returns tokens by descending score. query: [heads, size]; keys: [length, size]; weights:
+    [heads]
+    """
     scores = (torch.relu(query.double() @ keys.double().T) * weights.double()[:, None]).sum(0)
     return scores[:seen].argsort(descending=True, stable=True)[:count].tolist()
 
@@ -97,7 +99,7 @@ def test_a_token_is_chosen_alike_alone_and_beside_others():
 def attend(
     query: torch.Tensor, rope: torch.Tensor, latent: torch.Tensor, key_rope: torch.Tensor, scale
 ) -> torch.Tensor:
-    """query: [heads, latent size], latent: [length, latent size]. In fp64."""
+    """Attends in fp64. query: [heads, latent size]; latent: [length, latent size]"""
     scores = query.double() @ latent.double().T + rope.double() @ key_rope.double().T
     return (scores * scale).softmax(-1) @ latent.double()
 

@@ -24,7 +24,7 @@ def tiled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def matrix(seed: int, *sizes: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """Partial tiles, at either end."""
+    """Makes a matrix whose last tiles are partial in both dimensions."""
     return values(sizes or (35, 50), dtype, seed, low=0.25)
 
 

@@ -93,7 +93,7 @@ def is_kept(weight: Weight) -> bool:
 
 
 def use_twice(x: torch.Tensor, weight: Weight) -> None:
-    """After this the weight is kept."""
+    """Uses the weight until the library keeps a blocked copy of it."""
     first = product(x, weight).cpu()
     for _ in range(2):
         assert torch.equal(product(x, weight).cpu(), first)

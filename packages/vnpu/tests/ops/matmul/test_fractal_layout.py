@@ -25,7 +25,7 @@ def library() -> ctypes.CDLL:
 
 
 def integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    """A C array of int64."""
+    """Makes a C array of int64."""
     return (ctypes.c_int64 * len(values))(*values)
 
 
@@ -37,7 +37,7 @@ def handle(
     offset: int = 0,
     layout: int = FRACTAL_NZ,
 ) -> ctypes.c_void_p:
-    """An aclTensor of a matrix whose tiles `memory` holds."""
+    """Makes an aclTensor of a matrix whose tiles `memory` holds."""
     if strides is None:
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     return ctypes.c_void_p(
@@ -56,7 +56,9 @@ def handle(
 
 
 def sizes_in(layout: int, matrix: torch.Tensor) -> tuple[int, ...] | None:
-    """Bytes that the library requests for a device matrix; None if it refuses the layout."""
+    """Returns the sizes of tiles that the library computes for a device matrix; None if it refuses
+    the layout.
+    """
     sizes, dims, actual = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_uint64(), ctypes.c_int()
     status = library().aclnnNpuFormatCastCalculateSizeAndFormat(
         handle(matrix, matrix.shape, layout=ND),
@@ -73,7 +75,7 @@ def sizes_in(layout: int, matrix: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def tiles_of(matrix: torch.Tensor) -> torch.Tensor:
-    """A device matrix's tiles, allocated and filled by the library."""
+    """Returns a device matrix's tiles, allocated here and filled by the library."""
     sizes = sizes_in(FRACTAL_NZ, matrix)
     assert sizes is not None
     tiles = torch.full(sizes, 7, dtype=matrix.dtype).npu()

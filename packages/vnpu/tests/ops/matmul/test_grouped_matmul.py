@@ -113,7 +113,7 @@ def test_int8_rows_and_weights(out: torch.dtype, per_token: bool) -> None:
 
 
 def halves_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """An 8-bit integer as 16 a + b + 8: a and b, of 4 bits each."""
+    """Splits 8-bit integers into 4-bit a and b, so that each is 16 a + b + 8."""
     high = torch.div(rows.int(), 16, rounding_mode="floor")
     return high, rows.int() - 16 * high - 8
 

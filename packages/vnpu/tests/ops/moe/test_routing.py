@@ -16,7 +16,7 @@ def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assignments(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sorted experts of all assignments, and the assignment at each position."""
+    """Returns the experts of all assignments, sorted, and the assignment at each position."""
     return experts.flatten().sort(stable=True)
 
 

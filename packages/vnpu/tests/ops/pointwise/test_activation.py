@@ -47,7 +47,7 @@ def test_swiglu_of_an_odd_dimension_is_refused() -> None:
 
 
 def clipped(gate: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The clipped variant with limit 7, alpha 1.702, bias 1."""
+    """Computes clipped SwiGLU with limit 7, alpha 1.702 and bias 1."""
     gate, value = gate.clamp_max(7.0), value.clamp(-7.0, 7.0)
     return gate * torch.sigmoid(1.702 * gate) * (value + 1.0)
 
