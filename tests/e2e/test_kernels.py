@@ -37,7 +37,7 @@ COUNTING = "vllm_davinci_testing.engines.counting_worker.CallCountingWorker"
 
 
 def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
-    """Tokens of each prompt with the exact probabilities of the likeliest ones."""
+    """Returns each prompt's tokens, with the exact probabilities of the likeliest ones."""
     return tokens_and_logprobs(engine.generate(as_inputs(prompts), GREEDY))
 
 
@@ -59,9 +59,9 @@ def case(
     quantized: str | None = None,
     always: str | None = None,
 ) -> Any:
-    """A model, its operators in addition to EVERYWHERE, and a setting.
+    """Makes a parameter set: a model, options, and the operators called in addition to EVERYWHERE.
 
-    `always`: names of daily cases; the others are thorough.
+    always: name of a daily case; None: the case is thorough
     """
     name = always or "_".join([model, quantized or options.get("dtype", "float32")])
     if options.get("tensor_parallel_size", 1) > 1:

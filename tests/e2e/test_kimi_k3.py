@@ -88,7 +88,7 @@ def test_logprobs_of_integers_are_as_close_to_the_equations_as_16_bits_allow(
     quantize: Callable[..., Path],
     start_engine: StartEngine,
 ):
-    """The limit is what rounding to 16 bits between the layers changes."""
+    """The tolerance is the effect of rounding to 16 bits between the layers."""
     directory = quantize(checkpoint, "W8A8_DYNAMIC")
     if kind != "W8A8_DYNAMIC":
         directory = as_type(quantize, checkpoint, kind, ".experts.")

@@ -30,7 +30,7 @@ RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}}
 
 
 def prompts() -> list[list[int]]:
-    """Six prompts of five blocks; each shares its first two with another."""
+    """Six prompts of five blocks; two prompts share the same first two blocks."""
     prefixes = [[3 + (i * 7 + n) % 97 for i in range(2 * BLOCK_TOKENS)] for n in range(3)]
     return [
         [*prefixes[n % 3], *(3 + (i * 11 + n) % 89 for i in range(3 * BLOCK_TOKENS + 9))]
@@ -39,18 +39,18 @@ def prompts() -> list[list[int]]:
 
 
 def answers(engine: EngineProcess, asked: list[list[int]]) -> list[tuple[list[int], Any]]:
-    """Tokens, and the logprobs of the three best at each position."""
+    """Returns tokens, and the logprobs of the three likeliest at each position."""
     return tokens_and_logprobs(engine.generate(as_inputs(asked), SAMPLING))
 
 
 def loaded_tokens(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Tokens of prompts that were loaded from host memory."""
+    """Returns the number of prompt tokens loaded from host memory."""
     name = "vllm:external_prefix_cache_hits"
     return after[name] - before[name]
 
 
 def assert_near(answers: list[Any], expected: list[Any]) -> None:
-    """The tokens, and their logprobs except for rounding.
+    """Asserts equal tokens, and logprobs that differ only by rounding.
 
     MLA sums a prompt's cached and new parts separately. The cut depends on evictions, and on some
     processors it affects the last bits.

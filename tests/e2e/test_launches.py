@@ -75,7 +75,7 @@ def launches(
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ) -> tuple[list[str], int, list[str]]:
-    """A layer's calls in a decode, launches of compiled operators, and calls without them."""
+    """Returns a layer's calls in a decode: names, compiled launches, and names without them."""
     found = {}
     with start_engine(
         checkpoint,

@@ -51,7 +51,7 @@ CLOSE = {"W8A8": 0.3, "W8A8_DYNAMIC": 0.3, "float": 1e-3, "fp8": 1e-3}
 
 
 class Case(NamedTuple):
-    """ranks: data-parallel, tensor-parallel, pipeline stages"""
+    """ranks: numbers of data-parallel ranks, tensor-parallel ranks and pipeline stages"""
 
     ranks: tuple[int, int, int]
     has_expert_ranks: bool
@@ -81,7 +81,7 @@ CASES = [
 
 
 def of_a_day(date: str) -> Case:
-    """One of the short cases, another one each day."""
+    """Selects one of the two-rank cases by date."""
     short = [case for case in CASES if math.prod(case.ranks) == 2]
     return random.Random(datetime.date.fromisoformat(date).toordinal()).choice(short)
 
@@ -109,7 +109,7 @@ PROMPTS = prompts()
 def checkpoint(
     tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The shipped DeepSeek in floats and int8; another of its shape in fp8 blocks."""
+    """Returns tiny_deepseek in floats or int8, or a model of its shape in fp8 blocks."""
 
     @cache
     def write(kind: str) -> Path:
@@ -138,7 +138,7 @@ def checkpoint(
 
 @pytest.fixture(scope="module")
 def outputs_of(checkpoint: Callable[[str], Path], start_engine: Callable[..., Any]) -> Any:
-    """Outputs of the model's requests on these ranks, with the likeliest tokens of each."""
+    """Returns the outputs for a case's ranks, with the likeliest tokens at each position."""
 
     @cache
     def outputs(case: Case) -> list[Any]:

@@ -34,7 +34,7 @@ GRAPHS = decode_graphs(2, 8, 16)
 def written(
     reference: Callable[[str], TransformersReference], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """One adapter per rank, of every layer, and one with zero deltas; by name."""
+    """Writes an adapter of every layer per LoRA rank, and one with zero deltas, by name."""
     directory = tmp_path_factory.mktemp("adapters")
     network = reference(MODEL).network
     made = {
@@ -59,8 +59,8 @@ def requests(written: dict[str, Path]) -> dict[str, LoRARequest]:
 def differences(
     written: dict[str, Path], requests: dict[str, LoRARequest], reference: Reference
 ) -> Callable[..., Any]:
-    """Generates with an adapter (or None) per prompt; returns where tokens differ from
-    transformers'.
+    """Generates with an adapter (or None) per prompt; describes differences from transformers'
+    tokens.
     """
 
     def found(engine: EngineProcess, names: list[str | None], prompts: Prompts) -> Any:
@@ -74,12 +74,12 @@ def differences(
 
 @pytest.fixture(scope="module")
 def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
-    """Captured graphs, asynchronous scheduling, prefix cache, chunked prefill."""
+    """An engine with captured graphs, asynchronous scheduling, prefix cache and chunked prefill."""
     return start_engine(zoo(MODEL), disable_log_stats=False, **LORA, **GRAPHS)
 
 
 def numbers(output: Any) -> list[tuple[int, dict[int, float]]]:
-    """A request's tokens, and the logprobs of the five likeliest, bit for bit."""
+    """Returns a request's tokens, and the exact logprobs of the five likeliest."""
     completion = output.outputs[0]
     return [
         (token, {each: value.logprob for each, value in of_token.items()})

@@ -45,24 +45,24 @@ UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "request"}}}
 
 
 def divided(ranks: int) -> dict[str, Any]:
-    """Options of context parallelism, in runs of 16 tokens."""
+    """Returns options of context parallelism with an interleave size of 16 tokens."""
     return {"decode_context_parallel_size": ranks, "cp_kv_cache_interleave_size": 16}
 
 
 def numbers(output: Any) -> list[Any]:
-    """A request's tokens and logprobs, bit for bit."""
+    """Returns a request's tokens and exact logprobs."""
     completion = output.outputs[0]
     of_tokens = [{t: p.logprob for t, p in each.items()} for each in completion.logprobs]
     return list(zip(completion.token_ids, of_tokens, strict=True))
 
 
 def assert_all_in_slots(answers: list[list[str]], path: Path) -> None:
-    """The ranks' slots hold every tensor of the adapter, and no other."""
+    """Asserts that the ranks' slots hold every tensor of the adapter, and no others."""
     assert set().union(*map(set, answers)) == adapters.layer_names(path)
 
 
 def of_expert(directory: Path, rows: int = 96) -> Path:
-    """An adapter of one expert of EXPERTS, which has 96 rows."""
+    """Writes an adapter for one expert of EXPERTS, which has 96 rows."""
     name = "base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_{}.weight"
     pair = {name.format("A"): torch.ones(8, 128), name.format("B"): torch.ones(rows, 8)}
     adapters.write_files(directory, pair, {"r": 8, "target_modules": ["up_proj"]})

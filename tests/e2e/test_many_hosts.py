@@ -51,7 +51,7 @@ def test_tokens_equal_those_of_one_host(model, ranks, zoo, start_engine, prompts
 def _tokens_over_hosts(
     model: Path, ranks: dict[str, int], prompts: list[list[int]], directory: Path
 ) -> list[list[int]]:
-    """Tokens of an engine, half of whose ranks are on another host."""
+    """Returns the tokens of an engine whose ranks run half on one host, half on another."""
     nodes = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29501}
     options = OPTIONS | ranks | nodes
     headless = [

@@ -29,8 +29,8 @@ EACH_END = pytest.mark.parametrize(
 V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
 DENSE = "llama_head64_gqa4"
 MAX_TOKENS = 16
-# Time from a host's end until the others name it, and from then until their processes have ended,
-# which takes vLLM long on a busy machine.
+# Limits: from a host's end until the others name it, and from then until their processes have
+# ended, which takes vLLM long on a busy machine.
 NAMED_S, ENDED_S = 30, 120
 EXPERTS = ["--enable-expert-parallel", "--api-server-count=1"]
 MEETING = ["--data-parallel-address=10.77.0.1", "--data-parallel-rpc-port=13345"]
@@ -53,9 +53,9 @@ HYBRID = (
     ["--data-parallel-start-rank=0"],
     ["--data-parallel-start-rank=2"],
 )
-# Several API servers, vLLM's default here, are processes beside the engine's. A single one is its
-# parent, and a fork shares the descriptor through which signals wake Python's loop: SIGTERM to one
-# would look like SIGTERM to the other.
+# Several API servers, vLLM's default here, run outside the engine's process tree. A single one is
+# its parent, and a fork shares the descriptor through which signals wake Python's loop: SIGTERM to
+# one would look like SIGTERM to the other.
 APART = (INTERNAL[0], ["--enable-expert-parallel"], INTERNAL[2])
 # Engines of a dense model share only their front end.
 UNLINKED = (INTERNAL[0], [], ["--headless", "--data-parallel-start-rank=1"])
@@ -125,7 +125,7 @@ def test_bits_equal_those_of_the_same_ranks_on_one_host(
 def on_one_host(
     model: Path, folder: Path, prompts: list[list[int]], *options: str
 ) -> list[dict[str, Any]]:
-    """Answers of a server with all of its ranks on one host."""
+    """Returns the answers of a server with all ranks on one host."""
     with two_hosts() as (host, _):
         server = serve_on(host, model, folder, *options)
         client = ask(server, prompts, MAX_TOKENS)
@@ -136,7 +136,7 @@ def on_one_host(
 def ask_until_it_has_begun(
     server: HostServer, servers: Sequence[HostServer], prompts: list[list[int]], max_tokens: int
 ) -> HostClient:
-    """A client of one of the servers that has received parts of its answers."""
+    """Starts a client of one of the servers; returns it when each of its requests has a token."""
     client = ask(server, prompts, max_tokens)
     assert becomes_true(client.has_begun, START_LIMIT_S), "\n".join(s.tail() for s in servers)
     return client
@@ -145,8 +145,8 @@ def ask_until_it_has_begun(
 def names_and_ends(left: HostServer, dead: int, ranks: str = "") -> re.Pattern[str]:
     """Checks that the log names the dead rank, and that the server ends. Returns the rank's name.
 
-    dead:  number of the host, and of its rank where no other is given
-    ranks: of that host, as a pattern
+    dead:  number of the dead host, and of its rank unless `ranks` is given
+    ranks: pattern for the ranks of that host
     """
     named = re.compile(rf"rank {ranks or dead} \(pid \d+ on host host{dead + 1}\)")
     assert becomes_true(lambda: named.search(left.log_text()), NAMED_S), left.tail()

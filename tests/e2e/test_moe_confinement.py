@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 def beside_poisons(
     prompts: list[list[int]], poisons: tuple[int, ...] = POISONS
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The prompts without poison, each followed by the same prompt with one."""
+    """Returns the prompts without poison, each followed by the same prompt with one."""
     clean = [[token for token in prompt if token not in POISONS] for prompt in prompts]
     clean = [prompt for prompt in clean if prompt]
     # Each poison at the end, in the middle and at the start, between the others.

@@ -35,7 +35,7 @@ MEETING_LIMIT = 20
 
 @pytest.fixture(scope="module")
 def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
-    """Overlap requested by vLLM's own flag, with default thresholds."""
+    """An engine with overlap from vLLM's own flag and default thresholds."""
     return start_engine(
         zoo(MODEL), environment={"VLLM_LOG_STATS_INTERVAL": "0.1"}, **TWO_RANKS, enable_dbo=True
     )
@@ -107,7 +107,7 @@ def test_the_log_tells_why(engine: EngineProcess):
 
 
 def split_steps(server: ServerProcess) -> dict[str, int]:
-    """DP rank -> number of split steps."""
+    """Returns the number of split steps by DP rank."""
     counts = decision_counts(metrics_text(server.url))
     return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
 

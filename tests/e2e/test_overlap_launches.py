@@ -1,4 +1,4 @@
-"""Split steps launch the schedule's number of collectives, beside the other half's work."""
+"""Split steps launch the expected collectives, concurrently with the other half's work."""
 
 import pytest
 

@@ -55,7 +55,7 @@ MLAS = (MLA, "int8_deepseek")
 
 
 def merged(*parts: dict[str, Any]) -> dict[str, Any]:
-    """additional_config with the options of all these features."""
+    """Merges the options of these features into one additional_config."""
     together: dict[str, Any] = {}
     for part in parts:
         for section, options in part.items():
@@ -65,7 +65,7 @@ def merged(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def of(*names: str) -> dict[str, Any]:
-    """additional_config with these features and no others."""
+    """Returns an additional_config with these features and no others."""
     parts = [FEATURES[name] for name in names]
     if "sp" not in names:
         parts.append({"sequence_parallel": {"enabled": False}})
@@ -73,7 +73,7 @@ def of(*names: str) -> dict[str, Any]:
 
 
 def scheduled(name: str) -> dict[str, Any]:
-    """additional_config with a schedule, with thresholds that split every divisible step."""
+    """Returns an additional_config with a schedule that splits every divisible step."""
     thresholds = {key: value for key, value in DUAL_BATCH.items() if key != "enabled"}
     return {"overlap": name, "dbo": thresholds, "sequence_parallel": {"min_tokens": 1}}
 
@@ -158,7 +158,7 @@ CASES = [
 def checkpoint(
     zoo: Callable[[str], Path], repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The checkpoint of this name."""
+    """Returns the checkpoint of this name, written at its first use."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -180,7 +180,7 @@ Start = Callable[..., DPEngines]
 
 @pytest.fixture(scope="module")
 def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -> Start:
-    """Starts DP ranks of a model in a layout."""
+    """Starts DP ranks with a model in a layout."""
 
     def begin(layout: str, model: str, config: dict[str, Any], **environment: str) -> DPEngines:
         ranks = dict(LAYOUTS[layout])
@@ -207,7 +207,7 @@ Expected = Callable[..., Answers]
 
 @pytest.fixture(scope="module")
 def without_overlap(start: Start) -> Expected:
-    """Answers of an engine without these features, or with some, by layout and model."""
+    """Returns answers of an engine without overlap, or with some features, by layout and model."""
     known: dict[tuple[str, ...], Answers] = {}
 
     def answers(layout: str, model: str, *features: str) -> Answers:
@@ -253,12 +253,12 @@ def test_answers_are_equal_with_and_without_overlap(
 
 
 def runs_sequence_parallel(layout: str, name: str) -> bool:
-    """True if an engine must run sequence parallel: DP ranks that share experts do not."""
+    """True if an engine must run sequence parallel, which DP ranks that share experts do not."""
     return ("sp" in name or name in ("lean", "auto")) and not layout.startswith("dp")
 
 
 def side_streams(layout: str, model: str, name: str, is_split: bool) -> set[str]:
-    """Roles of the side streams that an engine must have used."""
+    """Returns the roles of the side streams that an engine must have used."""
     is_mla = model in MLAS
     # In every step here each rank's shard leaves nothing to run beside attention.
     is_sequence_parallel = runs_sequence_parallel(layout, name)

@@ -103,7 +103,7 @@ def test_two_dp_ranks_give_the_tokens_of_one(ranks, zoo, reference, prompts, tmp
 
 
 def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(exact_engine, reference):
-    """Only the last stage waits for its device; runs with a schedule in which copies are late."""
+    """A stage must not overwrite inputs that are still being copied; copies are late here."""
     model = "qwen3_moe_softmax_top2_of_8"
     generator = random.Random(2)
     lengths = (5, 80, 150, 31, 1, 64, 129, 17)

@@ -34,7 +34,7 @@ NIGHTLY = pytest.mark.nightly("planning")
 
 @pytest.fixture(scope="module")
 def texts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path]:
-    """Held-out files, and a part of the training text for calibration."""
+    """Returns held-out files, and a part of the training text for calibration."""
     directory = tmp_path_factory.mktemp("texts")
     program = (
         "import sys, pathlib, corpus; out = pathlib.Path(sys.argv[1]);"
@@ -69,7 +69,7 @@ def checkpoint(
 
 
 def bound(repository: Path, name: str) -> float:
-    """The README's figure for the part that is scored here."""
+    """Returns the README's perplexity of the slice that is scored here."""
     card = (repository / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
     found = re.search(r"^\| perplexity, slice of 16384 tokens \| ([\d.]+) \|$", card, re.MULTILINE)
     assert found is not None

@@ -54,7 +54,7 @@ def test_stages_with_three_steps_in_flight_give_the_tokens_of_one_device(
 
 @pytest.mark.thorough
 def test_structured_output_of_stages_equals_one_device(zoo, start_engine, prompts):
-    """The grammar's mask of a step needs the tokens of the step before."""
+    """A step's grammar mask needs the previous step's tokens."""
     constrained = SamplingParams(
         temperature=0,
         max_tokens=MAX_TOKENS,

@@ -53,7 +53,7 @@ LENGTHS = [
 
 
 def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    """Random prompts with two ends of text: n-grams cross none of them."""
+    """Makes random prompts with two end-of-text tokens, across which no n-gram reaches."""
     prompts = random_prompts(lengths, seed)
     for prompt in prompts:
         prompt[-2:-1] = prompt[len(prompt) // 3 : len(prompt) // 3 + 1] = [EOS_ID]

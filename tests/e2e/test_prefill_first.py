@@ -29,7 +29,7 @@ CASES = [
 
 
 def generate(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens of requests that end at different times; half of them share a prefix."""
+    """Generates greedily for requests that end at different times; some share a prefix."""
     chosen = [prompt[:100] for prompt in prompts[:14]]
     chosen += [[*prompts[5][:128], *prompt[:20]] for prompt in prompts[6:12]]
     parameters = [

@@ -89,7 +89,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 
 def bench(server: ServerProcess, tokenizer: Path, prompts: int, options: tuple[str, ...]) -> Any:
-    """The result file of `vllm bench serve`."""
+    """Runs `vllm bench serve`; returns its result file."""
     directory = server.log.parent
     ended = run_command(
         VLLM_MODULE, "bench", "serve", "--backend=vllm", f"--base-url={server.url}", "--model=auto",

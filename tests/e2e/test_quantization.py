@@ -32,7 +32,7 @@ def of_floats(likelihood_of: Callable[..., float]) -> Callable[[Path], float]:
 def assert_close(
     of_floats: Callable[[Path], float], likelihood_of: Callable[..., float]
 ) -> Callable[..., None]:
-    """Compares a model's likelihood of the text with that of its float source."""
+    """Returns a function that compares a model's likelihood of the text with its float source's."""
 
     def compare(model: Path, source: Path, **options: Any) -> None:
         assert abs(likelihood_of(model, **options) - of_floats(source)) < CLOSE

@@ -70,7 +70,7 @@ def test_biases_of_norms_equal_transformers(model, kind, request, quantize, text
 
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """DeepSeek-V3's shape with fp8 weights in blocks, and the equivalent floats."""
+    """Writes a small DeepSeek-V3 with fp8 weights in blocks, and the equivalent floats."""
     config = deepseek_of_blocks(vocab_size=512, scoring_func="sigmoid", max_position_embeddings=512)
     directory = tmp_path_factory.mktemp("fp8")
     with torch.random.fork_rng(devices=[]):

@@ -65,7 +65,7 @@ def test_mixed_layers_of_an_engine_that_only_decodes_are_static_ones(
 
 
 def in_eight_bits(directory: Path, target: Path) -> Path:
-    """The same integers as a W8A8_DYNAMIC export."""
+    """Writes the same integers as a W8A8_DYNAMIC export."""
     shutil.copytree(directory, target)
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())

@@ -48,7 +48,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
-    """Requests with and without the feature, of different lengths."""
+    """Generates for requests of different lengths; three of four use the feature."""
     parameters = [
         SamplingParams(
             **{

@@ -65,7 +65,7 @@ def complete(client: openai.OpenAI, prompt: str, max_tokens: int = 16) -> str:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """The sum of a metric's series."""
+    """Returns the sum of a metric's series."""
     lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
     values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith((name + "{", name + " "))]
     assert values, f"/metrics has no {name}"

@@ -52,7 +52,7 @@ def url(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def server(url: str) -> Callable[..., httpx.Response]:
-    """Posts to a path of the server."""
+    """Returns a function that posts to a path of the server."""
     return lambda path, **body: httpx.post(f"{url}{path}", json=body or None, timeout=120)
 
 
@@ -111,7 +111,7 @@ def test_an_adapter_that_does_not_fit_is_answered_with_its_layer(server, tmp_pat
 
 
 def stream(url: str, prompt: list[int], max_tokens: int, has_begun: Event) -> list[int]:
-    """The tokens of one request as they arrive. has_begun: set with the first"""
+    """Streams one request's tokens; sets has_begun with the first and returns them all."""
     body = {
         "model": BASE,
         "prompt": prompt,

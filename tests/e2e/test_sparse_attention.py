@@ -105,7 +105,7 @@ def int8(floats: Path, scheme: str, place: Path, prompts: list[list[int]]) -> Pa
 
 
 def as_dense(sparse: Path, directory: Path) -> Path:
-    """The same checkpoint as DeepSeek-V3, without the indexer's tensors."""
+    """Copies a checkpoint as DeepSeek-V3, without the indexer's tensors."""
 
     def without_indexer(entries: dict[str, Any]) -> dict[str, Any]:
         return {name: each for name, each in entries.items() if ".indexer." not in name}

@@ -49,7 +49,7 @@ def mtp(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate_on(engines: DPEngines, counts: list[int]) -> list[list[list[int]]]:
-    """Each DP rank's tokens of its first requests: counts[rank] of those of `texts`."""
+    """Returns each DP rank's tokens; DP rank r gets the first counts[r] requests of `texts`."""
 
     def of_rank(rank: int, engine: EngineProcess) -> list[list[int]]:
         first = range(counts[rank])
@@ -71,7 +71,7 @@ def generate_on(engines: DPEngines, counts: list[int]) -> list[list[list[int]]]:
     ],
 )
 def test_ranks_without_requests_draft_along(count, options, start_engine, mtp, undrafted):
-    """Both ranks are busy, then one ends after its first token and joins all passes as idle."""
+    """Both ranks are busy; then one finishes after its first token and joins all passes idle."""
     asked = {**speculation("mtp", count), **options}
     with DPEngines(start_engine, mtp, 2, RACES, **asked) as engines:
         for counts in ([REQUESTS, REQUESTS], [1, REQUESTS]):
@@ -167,7 +167,7 @@ def test_drafters_sleep_and_wake_with_their_model(drafting_engine, undrafted, mt
 def test_adapters_change_the_same_tokens_with_drafts(
     method, options, start_engine, tiny_llama, mtp, tmp_path
 ):
-    """Each step has requests with two adapters of all layers, embeddings and heads, and without."""
+    """Each step has requests with two adapters (all layers, embeddings, heads), and without one."""
     target = mtp if method == "mtp" else tiny_llama
     network = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     where = adapters.LINEAR if method == "mtp" else adapters.EVERYWHERE

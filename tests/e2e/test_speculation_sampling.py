@@ -38,7 +38,7 @@ PATTERN = r"[0-9]{4}-(a|bc){3,6}\."
 
 
 def generate(engine: EngineProcess, **options: Any) -> list[Any]:
-    """Requests with and without the options."""
+    """Generates for requests with and without the options."""
     parameters = [
         SamplingParams(
             **{"temperature": 0.0, "max_tokens": 24 + n, "ignore_eos": True}
@@ -116,7 +116,7 @@ def test_requests_that_vllm_does_not_support_with_drafts_are_refused(speculating
 
 
 def test_the_host_waits_no_more_often_than_without_drafts(speculating: EngineProcess):
-    """Once per step: for the tokens, whose number the drafter and the next step need."""
+    """The host waits once per step, for tokens whose number drafter and next step need."""
     speculating.on_workers("count_waits_of_steps")
     generate(speculating)
     (steps,) = speculating.on_workers("waits_of_steps")

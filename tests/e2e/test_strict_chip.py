@@ -67,7 +67,7 @@ def options_of(dtype: torch.dtype, soc: str) -> dict[str, Any]:
 
 
 def logprobs_of(output: Any, vocabulary: int) -> torch.Tensor:
-    """[prompt - 1, vocabulary]: row i is of token i + 1."""
+    """Returns [prompt - 1, vocabulary]: row i has the logprobs of token i + 1."""
     rows = [
         [each[token].logprob for token in range(vocabulary)] for each in output.prompt_logprobs[1:]
     ]

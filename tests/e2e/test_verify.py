@@ -123,7 +123,7 @@ def test_ten_planted_differences_are_found_and_named(tmp_path: Path) -> None:
 
 
 def _found(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Difference]:
-    """Differences by name, after editing in a wrong result and wrong tokens."""
+    """Edits a wrong result and wrong tokens into the reports; returns their differences by name."""
     wrong = findings_of(other)[f"operators/npu_rms_norm/{MODEL}/16 tokens, bfloat16"]
     wrong.update(value=0.31, passed=False)
     for report, tokens in ((one, [[5, 6], [7, 8]]), (other, [[5, 6], [7, 9]])):
@@ -141,7 +141,7 @@ def _constraints_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fitted_is_planted(report: dict[str, Any], planted: Path, fitted: Path) -> None:
-    """A chip's file fitted to the second report has the planted chip's figures."""
+    """Asserts that a chip's file fitted to the second report has the planted chip's figures."""
     write_chip(fit(report, "ascend910b3"), fitted)
     one, other = (load_machine(str(path), "node-of-8").figures for path in (planted, fitted))
 

@@ -64,7 +64,7 @@ def start(start_engine: Callable[..., EngineProcess]) -> Callable[..., EnginePro
 
 
 def requests(family: str = "qwen2_5_vl") -> list[Request]:
-    """Requests in vLLM's form: images of several sizes, none, and videos if the family has them."""
+    """Makes requests with images of several sizes, none, and videos if the family has them."""
     cases: list[Any] = [(sizes, []) for sizes in SIZES]
     if vision_zoo.MODELS[family].takes_videos:
         cases += VIDEOS
@@ -92,7 +92,7 @@ def reference(vision: Callable[[str], Path]) -> Callable[[str], Reference]:
 
 
 def generated(engine: EngineProcess, asked: list[Request]) -> list[tuple[list[int], list[int]]]:
-    """Prompt with places for images and videos, and tokens, of each request."""
+    """Returns each request's prompt, with placeholders for images and videos, and tokens."""
     return [
         (list(output.prompt_token_ids), list(output.outputs[0].token_ids))
         for output in engine.generate(asked, GREEDY)
@@ -137,7 +137,7 @@ def test_tokens_and_features_equal_those_of_transformers_and_the_encoder_waits_f
 
 
 def places_of(features: torch.Tensor, rows: torch.Tensor) -> list[int]:
-    """Positions of rows that equal these features, to fp32's accuracy."""
+    """Returns where `features` occur in `rows`, to fp32's accuracy."""
     windows = rows.unfold(0, len(features), 1).transpose(1, 2)  # [starts, tokens, hidden_size]
     errors = (windows - features).norm(dim=2) / features.norm(dim=1)
     return (errors.amax(dim=1) < 1e-4).nonzero().flatten().tolist()
@@ -179,7 +179,7 @@ assert functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
 
 @pytest.mark.nightly("planning")
 def test_torchvision_for_cuda_can_be_imported_before_vllm():
-    """torchvision built for CUDA beside a CPU torch, imported by transformers before vLLM."""
+    """transformers may import torchvision built for CUDA, beside a CPU torch, before vLLM."""
     subprocess.run([sys.executable, "-c", TORCHVISION_FIRST], check=True, timeout=240)
 
 
@@ -220,7 +220,7 @@ def test_tokens_are_the_same_under(setting, vision, start, reference):
 
 @pytest.fixture(scope="module")
 def int8(vision: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The text model in int8, the encoder in bf16."""
+    """Writes a checkpoint with the text model in int8 and the encoder in bf16."""
     directory = tmp_path_factory.mktemp("int8") / "qwen2_5_vl"
     kind = "W8A8_DYNAMIC"
     Exporter(vision("qwen2_5_vl"), directory, kind, torch.bfloat16, {}).run(lambda _: None)

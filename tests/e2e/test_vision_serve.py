@@ -74,7 +74,7 @@ def chat(client: openai.OpenAI, urls: Sequence[str]) -> Any:
 
 
 def answer(client: openai.OpenAI, *urls: str) -> tuple[list[int], list[int]]:
-    """Prompt with places for images and videos, and tokens."""
+    """Returns the prompt, with placeholders for images and videos, and the tokens."""
     completion = chat(client, urls)
     return completion.prompt_token_ids, completion.choices[0].token_ids
 
@@ -89,7 +89,7 @@ def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(client, se
 
 
 def videos(directory: Path) -> dict[str, tuple[np.ndarray, str]]:
-    """Decoded frames, and the address of each form in which they can be sent."""
+    """Returns each video's decoded frames and the address by which it can be sent."""
     frames = pictures.video(8, 196, 56, seed=3)
     file = directory / "video.mp4"
     content = pictures.mp4(file, frames, fps=VIDEO_FPS)
@@ -121,7 +121,7 @@ NO_PIXELS = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + struct.pack(">II
 
 
 def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
-    """Addresses of images and videos, and the answer's text; `seed` varies them."""
+    """Returns URLs of invalid inputs, and a word of each one's error; `seed` varies them."""
     image = encoded(pictures.image(56, 56, seed))
     video = pictures.mp4(directory / "whole.mp4", pictures.video(4, 56, 56, seed), fps=2.0)
     large = pictures.mp4(directory / "large.mp4", np.zeros((2, 600, 600, 3), np.uint8), fps=2.0)
@@ -166,7 +166,7 @@ def test_a_bad_image_or_video_is_a_client_error_and_the_server_continues(case, c
      pytest.param(200, 1000, id="1000", marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_bad_requests_leave_no_memory_behind(first, requests, client, server, tmp_path):
-    """The server's processes hold no more memory after all requests than after the `first`."""
+    """The server's processes hold no more memory after all requests than after `first` ones."""
 
     def resident() -> int:
         return sum(process.memory_info().rss for process in server.processes())

@@ -69,7 +69,7 @@ class CheckpointSource(WeightSource):
 
 
 def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[str]) -> None:
-    """Gives the engine the weights of a checkpoint. way: of the guide's table"""
+    """Gives the engine the weights of a checkpoint. way: a row of the guide's table"""
     if way == "reload":
         engine.on_workers("reload_from", str(checkpoint))
     elif way == "npu_ipc":

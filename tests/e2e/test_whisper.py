@@ -57,7 +57,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, request: dict[str, Any], tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: the logits behind each token, given those before it."""
+        """Returns [tokens, vocabulary]: the logits from which each token is chosen."""
         waves, rate = request["encoder_prompt"]["multi_modal_data"]["audio"]
         features = self._extractor(waves, sampling_rate=rate, return_tensors="pt").input_features
         prompt = request["decoder_prompt"]["prompt_token_ids"]
@@ -127,7 +127,7 @@ def test_tokens_equal_those_of_transformers(options, environment, whisper, refer
 
 @THOROUGH
 def test_a_preempted_request_answers_as_one_that_was_not(whisper, reference, start_engine):
-    """Its encoder runs again, beside those of new requests, in any order."""
+    """The encoder of a preempted request runs again, among those of new requests."""
     asked = [request(number, 3.0, 100 + 5 * (number % 6)) for number in range(12)]
     few_blocks = {"kv_cache_memory_bytes": 24 * (256 << 10), "disable_log_stats": False}
     with start_engine(whisper, environment=FUZZED, **OPTIONS, **few_blocks) as engine:
@@ -181,7 +181,7 @@ def test_what_an_encoder_decoder_does_not_do_is_turned_off_or_refused(whisper, t
 
 
 def test_another_model_of_this_kind_is_refused_by_name(tmp_path: Path) -> None:
-    """Its configuration is minimal here: nothing else is read before the refusal."""
+    """The configuration is minimal: the engine reads nothing else before it refuses."""
     architecture = "NemotronParseForConditionalGeneration"
     transformers.BartConfig(architectures=[architecture]).save_pretrained(tmp_path / "model")
     write_tokenizer(tmp_path / "model")

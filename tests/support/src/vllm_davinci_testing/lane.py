@@ -20,7 +20,7 @@ from vllm_davinci_testing.times import Clock
 
 
 def relative(path: Path, config: pytest.Config) -> str:
-    """A file in the form of node ids."""
+    """Returns a file's path as node ids have it."""
     return os.path.relpath(path, config.rootpath)
 
 
@@ -86,7 +86,7 @@ class _Sender:
         self._folders: dict[Path, pytest.Collector] = {}
 
     def items(self, session: pytest.Session) -> Iterator[pytest.Item]:
-        """Tests of one file after another; requests the next file when one is done."""
+        """Yields the tests of one file after another; requests the next file when one is done."""
         selection = self._config.pluginmanager.get_plugin("davinci-selection")
         while file := self._ask():
             path, arguments, done = file
@@ -119,7 +119,7 @@ class _Sender:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """All files share the nodes of folders, which hold the fixtures of conftests."""
+        """Returns one node per folder for all files: it holds the fixtures of conftests."""
         node = yield
         return node if node is None else self._folders.setdefault(path, node)
 

@@ -33,7 +33,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def test_files(config: pytest.Config) -> dict[Path, list[str]]:
-    """The files that a run's arguments name or contain, each with these arguments."""
+    """Maps the files that a run's arguments name or contain to these arguments."""
     files: dict[Path, list[str]] = {}
     for argument in config.args:
         path = Path(os.path.abspath(config.invocation_params.dir / argument.split("::")[0]))
@@ -161,7 +161,7 @@ class Lanes:
             reporter.write(place, flush=True)
 
     def _ended(self, session: pytest.Session, lane: _Lane) -> None:
-        """Handles the end of a lane's process: no file is left, or a test ended it."""
+        """Handles the end of a lane's process: after its last file, or because a test ended it."""
         del self._lanes[lane.connection]
         lane.process.join(END_LIMIT_S)
         lane.connection.close()
@@ -203,9 +203,9 @@ class Lanes:
 class _Lane:
     """A lane as seen by the started process.
 
-    files:    those that it has taken, with their arguments and the cases of them that are done
-    reports:  what their tests reported, by file
-    running:  the node id and place of the test that it is at
+    files:    files that it has taken, with their arguments and finished cases
+    reports:  reports of their tests, by file
+    running:  node id and location of the current test
     finished: node ids of its tests that have ended
     """
 

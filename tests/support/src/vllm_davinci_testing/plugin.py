@@ -111,7 +111,7 @@ def use_virtual_npus_without_a_chip() -> None:
 
 
 def repeat_property_tests(examples: int) -> None:
-    """Makes properties deterministic: one that fails on one machine fails on all."""
+    """Makes property tests deterministic: one that fails on one machine fails on all."""
     if find_spec("hypothesis") is None:
         return
     from hypothesis import HealthCheck, settings
@@ -223,13 +223,13 @@ def forget_last_error() -> None:
 
 
 def group_of(node_id: str) -> str:
-    """`packages/core`, `tests/e2e`, `checkpoints`: the key by which times are summed."""
+    """Returns the key by which times are summed: `packages/core`, `tests/e2e`, `checkpoints`."""
     parts = PurePosixPath(node_id.split("::")[0]).parts
     return "/".join(parts[: 2 if parts[0] in ("packages", "tests") else 1])
 
 
 class Summary:
-    """Last lines of a run: what was left out, the slowest files, and each group's time.
+    """Prints the last lines of a run: what was left out, the slowest files, and each group's time.
 
     times: of the files whose tests have run
     """

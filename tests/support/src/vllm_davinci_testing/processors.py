@@ -30,7 +30,7 @@ CHOICES = (*PROCESSORS, OLDER)
 
 
 def facts() -> tuple[str, frozenset[str]]:
-    """This machine's processor: its name and the features in /proc/cpuinfo."""
+    """Returns this processor's name and its features from /proc/cpuinfo."""
     found: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
@@ -39,14 +39,14 @@ def facts() -> tuple[str, frozenset[str]]:
 
 
 def resolved(choice: str) -> str:
-    """The selected row of PROCESSORS."""
+    """Returns the selected row of PROCESSORS."""
     if choice != OLDER:
         return choice
     return "avx2" if "avx512f" in facts()[1] else "sse4"
 
 
 def use(choice: str) -> None:
-    """Limits this process and those it starts to a processor's instructions, before torch."""
+    """Limits this process and its children to a processor's instructions, before torch."""
     os.environ.update(PROCESSORS[resolved(choice)])
 
 

@@ -14,8 +14,7 @@ THOROUGH = "thorough"
 NIGHTLY = "nightly"
 TODAY = "today"
 ALL, DAILY = "all", "daily"
-# Groups of cases, and their subject. Continuous integration runs one group after the daily cases,
-# on its days.
+# Groups of cases, and their subject. On certain days, continuous integration also runs one group.
 GROUPS = {
     "planning": "dry-runs, verify, perplexity, published commands, examples, tools",
     "hosts": "several hosts, disaggregated serving, Ray",
@@ -43,7 +42,7 @@ def group_of_the_day(day: datetime.date) -> str:
 
 
 class Selection:
-    """Removes cases that are not selected. left_out: the number of them, by group or THOROUGH"""
+    """Removes cases that are not selected. left_out: number of them, by group or THOROUGH"""
 
     def __init__(self, config: pytest.Config) -> None:
         self.left_out: Counter[str] = Counter()
@@ -62,7 +61,7 @@ class Selection:
 
     @property
     def name(self) -> str:
-        """The selection in a word: `daily`, `all`, a group, or `marked`."""
+        """Returns the selection in a word: `daily`, `all`, a group, or `marked`."""
         if self._is_all:
             return ALL
         return self._group or ("marked" if self._is_by_marks else DAILY)
@@ -79,7 +78,7 @@ class Selection:
         items[:] = [item for item in items if item not in gone]
 
     def _reason_against(self, item: pytest.Item) -> str | None:
-        """The group for which a case is left out; None: it runs."""
+        """Returns the group for which a case is left out; None if it runs."""
         group = group_of(item)
         if self._is_all or self._is_by_marks:
             return None
@@ -89,7 +88,7 @@ class Selection:
         return None if is_named else group
 
     def lines(self) -> list[str]:
-        """A line for each group that was left out: its cases and how to run them."""
+        """Returns a line for each group that was left out: its cases and how to run them."""
         text = {THOROUGH: "grids of shapes and paths", DAILY: "what users do daily", **GROUPS}
         how = {THOROUGH: f"-m {THOROUGH}", DAILY: "without --group"}
         return [
@@ -99,7 +98,7 @@ class Selection:
 
 
 def group_of(item: pytest.Item) -> str | None:
-    """THOROUGH, a group of GROUPS, or None for a daily case."""
+    """Returns THOROUGH, a group of GROUPS, or None for a daily case."""
     if item.get_closest_marker(THOROUGH):
         return THOROUGH
     mark = item.get_closest_marker(NIGHTLY)

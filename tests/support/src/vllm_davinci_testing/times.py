@@ -29,7 +29,7 @@ class Seconds:
 
 
 class Clock:
-    """Times from one reading to the next."""
+    """Measures times from one reading to the next."""
 
     def __init__(self) -> None:
         self._wall, self._processor = monotonic(), _processor_seconds()
@@ -56,7 +56,7 @@ def _processor_seconds() -> float:
 
 @dataclass
 class FileTimes:
-    """The time of one file's tests, with their collection."""
+    """The time of one file's tests, including their collection."""
 
     cases: int = 0
     wall_s: float = 0.0
@@ -65,7 +65,7 @@ class FileTimes:
 
 @dataclass
 class Times:
-    """The times of a run. files: by path below the root; cases: processor seconds by test"""
+    """Times of a run. files: by path below the root; cases: processor seconds by test"""
 
     files: dict[str, FileTimes] = field(default_factory=dict)
     cases: dict[str, float] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Times:
         return sorted(self.files.items(), key=lambda item: -item[1].processor_s)[:count]
 
     def by_group(self, group_of: Callable[[str], str]) -> list[tuple[str, FileTimes]]:
-        """Sums, the largest first. group_of: a file's group"""
+        """Returns sums by group, the largest first. group_of: maps a file to its group"""
         sums: dict[str, FileTimes] = {}
         for file, times in self.files.items():
             total = sums.setdefault(group_of(file), FileTimes())
@@ -128,7 +128,7 @@ class Times:
 
 
 def expected_seconds(config: pytest.Config) -> Callable[[str], float]:
-    """Expected processor time of a file, from recorded runs."""
+    """Returns a function that estimates a file's processor time from recorded runs."""
     recorded = _read(config.rootpath / RECORDED)
     rows = {**recorded.get("daily", {})}
     if config.getoption("all"):
@@ -142,7 +142,7 @@ def expected_seconds(config: pytest.Config) -> Callable[[str], float]:
 
 
 def processor() -> str:
-    """This machine's processor, with the number of cores that tests may use."""
+    """Returns this machine's processor, with the number of cores that tests may use."""
     name = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Methods of a worker about its adapters; vLLM makes the class a base of the worker."""
+"""Worker methods for tests of adapters; vLLM makes the class a base of the worker."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ class AdapterWorker:
     model_runner: Any
 
     def layers_with(self, adapter_id: int) -> list[str]:
-        """Checkpoint names of the layers for which the adapter's slot holds a delta."""
+        """Returns checkpoint names of the layers for which the adapter's slot holds a delta."""
         manager = self.model_runner.lora_manager._adapter_manager
         slot = manager.lora_index_to_id.index(adapter_id)
         found = []
@@ -30,10 +30,10 @@ class AdapterWorker:
         return found
 
     def wrapped_layers(self) -> dict[str, str]:
-        """Name of each layer with adapters -> class of the wrapped layer."""
+        """Maps each layer with adapters to the class of the wrapped layer."""
         manager = self.model_runner.lora_manager._adapter_manager
         return {name: type(each.base_layer).__name__ for name, each in manager.modules.items()}
 
     def slots(self) -> list[int | None]:
-        """The adapter in each slot."""
+        """Returns the adapter in each slot."""
         return list(self.model_runner.lora_manager._adapter_manager.lora_index_to_id)

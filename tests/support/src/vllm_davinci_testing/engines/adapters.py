@@ -44,8 +44,8 @@ def write_adapter(
         size_in, size_out = weight.shape if is_embedding else weight.shape[::-1]
         a = torch.randn(rank, size_in, generator=generator)
         b = torch.randn(size_out, rank, generator=generator)
-        # Rows of a product with random inputs of standard deviation 1, as from norms and
-        # embeddings.
+        # Relative to the layer's outputs for inputs of standard deviation 1, which norms and
+        # embeddings give.
         b *= strength * float(weight.detach().std()) * math.sqrt(1 if is_embedding else size_in)
         b /= math.sqrt(rank) * 2  # alpha is twice the rank
         prefix = f"base_model.model.{name}"
@@ -60,7 +60,7 @@ def write_adapter(
 
 
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Name, weight, and True for an embedding, of all layers and each routed expert."""
+    """Yields name, weight, and True for an embedding, of all layers and each routed expert."""
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear | nn.Embedding):
             yield name, layer.weight, isinstance(layer, nn.Embedding)
@@ -72,19 +72,19 @@ def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 
 
 def _is_experts(layer: nn.Module) -> bool:
-    """transformers' routed experts, stored in one tensor per projection."""
+    """True for transformers' routed experts, stored in one tensor per projection."""
     return isinstance(getattr(layer, "gate_up_proj", None), nn.Parameter)
 
 
 def _of_expert(layer: Any, number: int, projection: str) -> torch.Tensor:
-    """One expert's weight, [out, in]: a view."""
+    """Returns a view of one expert's weight, [out, in]."""
     if projection == "down_proj":
         return layer.down_proj.data[number]
     return layer.gate_up_proj.data[number].chunk(2)[projection == "up_proj"]
 
 
 def write_files(directory: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """The two files of an adapter; `config` needs r and target_modules."""
+    """Writes the two files of an adapter; `config` needs r and target_modules."""
     directory.mkdir(parents=True, exist_ok=True)
     save_file({name: each.contiguous() for name, each in tensors.items()}, directory / WEIGHTS)
     complete = {"peft_type": "LORA", "lora_alpha": 2 * config["r"], **config}
@@ -95,7 +95,7 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def layer_names(directory: Path) -> set[str]:
-    """The layers that an adapter changes, as its checkpoint names them."""
+    """Returns the layers that an adapter changes, as the checkpoint names them."""
     suffixes = r"\.lora_([AB]\.weight|embedding_[AB])$"
     return {
         re.sub(suffixes, "", name).removeprefix("base_model.model.")
@@ -105,7 +105,7 @@ def layer_names(directory: Path) -> set[str]:
 
 @contextmanager
 def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
-    """Inside, `network` computes as with peft's adapter: y + B(A(x)) * alpha / r, unmerged.
+    """Inside, `network` computes as with peft's adapter, unmerged: y + B(A(x)) * alpha / r.
 
     For routed experts it is merged into the weights, because transformers has no layers for their
     products.
@@ -151,7 +151,7 @@ def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
 
 @contextmanager
 def through_peft(network: Any, directory: Path | None) -> Iterator[None]:
-    """Inside, `network` computes as peft does with its adapter, unmerged."""
+    """Inside the block, peft runs `network` with its adapter, unmerged."""
     if directory is None:
         yield
         return

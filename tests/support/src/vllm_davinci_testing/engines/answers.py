@@ -51,7 +51,7 @@ def tokens_of(answers: Answers) -> dict[str, list[list[int]]]:
 
 
 def assert_near(answers: Answers, expected: Answers) -> None:
-    """In 16 bits: the same tokens, up to one that rounding makes equally likely.
+    """Asserts equal tokens in 16 bits, up to one that rounding makes equally likely.
 
     After such a token the texts are unrelated.
     """

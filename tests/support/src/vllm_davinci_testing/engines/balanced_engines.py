@@ -1,4 +1,4 @@
-"""Engines with other or moving placements of experts, and their answers."""
+"""Engines with other or changing expert placements, and their answers."""
 
 import random
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def started(
     in_16_bits: bool = False,
     **options: Any,
 ) -> DPEngines:
-    """DP ranks of a model. additional: additional_config"""
+    """Starts DP ranks with a model. additional: additional_config"""
     return DPEngines(
         start_engine,
         checkpoint,
@@ -52,7 +52,7 @@ def started(
 
 
 def skewed(seed: int, num_prompts: int) -> list[list[int]]:
-    """Prompts with few distinct tokens, which few experts receive."""
+    """Makes prompts with few distinct tokens, which the router sends to few experts."""
     generator = random.Random(seed)
     few = [generator.randrange(model_zoo.NUM_BYTES) for _ in range(2)]
     return [
@@ -62,7 +62,7 @@ def skewed(seed: int, num_prompts: int) -> list[list[int]]:
 
 
 def answers(engine: DPEngines) -> list[Any]:
-    """Tokens with their logprobs, for prompts after which the experts have moved."""
+    """Returns tokens with their logprobs, for prompts after which the experts have moved."""
     found = []
     for seed in (1, 2):
         outputs = engine.generate(
@@ -85,7 +85,7 @@ Slots = list[list[list[tuple[int, str]]]]  # by rank, layer, slot: expert and di
 
 
 def experts_of(slots: Slots) -> dict[tuple[int, int], str]:
-    """The digest of each layer's experts; all slots of an expert must be equal."""
+    """Returns the digest of each layer's experts; asserts that all slots of an expert are equal."""
     found: dict[tuple[int, int], str] = {}
     for of_rank in slots:
         for layer, of_layer in enumerate(of_rank):

@@ -15,7 +15,7 @@ class BalancingWorker(NPUWorker):
     """Tests name it as an engine's worker class."""
 
     def expert_digests(self) -> list[list[tuple[int, str]]]:
-        """By layer, for each slot of this rank: its expert and the digest of its tensors."""
+        """Returns the expert in each slot of this rank, and the digest of its tensors, by layer."""
         state = self.model_runner.eplb_state
         answer = []
         for index, layer in enumerate(self._expert_layers()):
@@ -36,7 +36,7 @@ class BalancingWorker(NPUWorker):
         return answer
 
     def weight_addresses(self) -> list[int]:
-        """Addresses of all tensors that experts' forwards read."""
+        """Returns the addresses of all tensors that experts' forwards read."""
         return [
             each.data_ptr()
             for layer in self._expert_layers()
@@ -44,7 +44,7 @@ class BalancingWorker(NPUWorker):
         ]
 
     def balance(self) -> dict[str, Any]:
-        """Applied decisions, changed slots, and the newest imbalance."""
+        """Returns applied decisions, changed slots, and the newest imbalance."""
         state = self.model_runner.eplb_state
         assert isinstance(state, NPUEplbState)
         return {

@@ -12,7 +12,7 @@ class CacheWorker:
     model_runner: Any
 
     def cached_rows(self, num_blocks: int) -> list[list[np.ndarray]]:
-        """The rows in the newest request's blocks, in order; the request ran alone.
+        """Reads the newest request's rows from its blocks; it must have run alone.
 
         Returns uint8 [num_blocks * block_size, bytes of a row] per layer and part of its cache.
         """
@@ -25,6 +25,6 @@ class CacheWorker:
 
 
 def _rows(blocks: torch.Tensor) -> np.ndarray:
-    """[blocks, block_size, heads, size] as bytes [blocks * block_size, bytes]."""
+    """Converts [blocks, block_size, heads, size] into bytes [blocks * block_size, bytes]."""
     rows: np.ndarray = blocks.cpu().flatten(0, 1).flatten(1).contiguous().view(torch.uint8).numpy()
     return rows

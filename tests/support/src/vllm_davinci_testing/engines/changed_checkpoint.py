@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 
 def changed(checkpoint: Path, directory: Path, seed: int) -> Path:
-    """The checkpoint with slightly different float tensors."""
+    """Copies the checkpoint and changes its float tensors slightly."""
     shutil.copytree(checkpoint, directory)
     generator = torch.Generator().manual_seed(seed)
     tensors = load_file(directory / "model.safetensors")

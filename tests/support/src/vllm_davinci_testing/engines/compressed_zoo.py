@@ -107,7 +107,7 @@ _EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def in_transformers(name: str, model_type: str = "deepseek_v4") -> str:
-    """The name, in transformers' model, of a tensor with a released name."""
+    """Returns the name in transformers' model of a tensor with a released name."""
     renamings = [
         each
         for each in get_checkpoint_conversion_mapping(model_type) or ()
@@ -131,7 +131,7 @@ MTP_FILE = "mtp.safetensors"
 
 
 def with_mtp(source: Path, destination: Path) -> Path:
-    """A copy with an MTP layer after the last layer.
+    """Copies a checkpoint and adds an MTP layer after the last layer.
 
     It is a copy of the last layer that reads the model's streams and a little of the next token:
     its drafts are sometimes right.
@@ -169,7 +169,7 @@ _FP4_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 def write_native(source: Path, native: Path, floats: Path) -> None:
     """Rounds a checkpoint to DeepSeek's own types: fp8 in blocks, experts in MXFP4.
 
-    floats: takes the rounded numbers in fp32
+    native, floats: get the rounded weights in these types, and in fp32
     """
     for directory in (native, floats):
         shutil.copytree(source, directory)
@@ -215,7 +215,7 @@ NATIVE = {
 def _powers_of_two(
     tensor: torch.Tensor, block: tuple[int, int], largest: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale of each block, and of each entry."""
+    """Returns power-of-two scales per block, and the same repeated for each entry."""
     padding = (0, -tensor.shape[1] % block[1], 0, -tensor.shape[0] % block[0])
     padded = nn.functional.pad(tensor, padding).unflatten(1, (-1, block[1]))
     peaks = padded.unflatten(0, (-1, block[0])).abs().amax(dim=(1, 3))
@@ -228,7 +228,7 @@ class PredictingReference:
     """transformers' modules in the order of a checkpoint's MTP layer, in fp32."""
 
     def __init__(self, checkpoint: Path, directory: Path) -> None:
-        """directory: takes a checkpoint whose last layer, head and norm are the MTP layer's"""
+        """directory: gets a checkpoint whose last layer, head and norm are the MTP layer's"""
         self._model = TransformersReference(checkpoint).network
         own = load_file(checkpoint / MTP_FILE)
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -248,7 +248,7 @@ class PredictingReference:
 
     @torch.inference_mode()
     def drafts(self, token_ids: list[int]) -> list[int]:
-        """Drafts of the tokens from the third one on, each from all tokens before it."""
+        """Returns drafts for the third and later tokens, each from all tokens before it."""
         tokens = torch.tensor([token_ids])
         seen: list[torch.Tensor] = []
         hook = self._model.model.hc_head.register_forward_pre_hook(

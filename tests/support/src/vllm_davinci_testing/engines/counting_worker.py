@@ -38,11 +38,11 @@ class CountingWorker:
         communicator._collective = hook  # only for this object
 
     def collectives(self) -> dict[str, int]:
-        """Number of launches of each."""
+        """Returns the number of launches of each collective."""
         return dict(self.counted)
 
     def host_waits(self) -> dict[str, int]:
-        """Number of the host's waits for the device, and of its copies from it, since counting
+        """Returns how often the host has waited for the device, and copied from it, since counting
         began.
         """
         now = _C.host_counts()
@@ -55,7 +55,7 @@ class CountingWorker:
 class CallCountingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls.
 
-    Calls that run on a side stream too count as "NAME beside".
+    Calls that also use a side stream count as "NAME beside".
     """
 
     def count_compiled_calls(self) -> None:
@@ -73,7 +73,7 @@ class CallCountingWorker:
         return counting
 
     def compiled_calls(self) -> dict[str, int]:
-        """Number of calls of each."""
+        """Returns the number of calls of each operator."""
         return dict(self.called)
 
 
@@ -87,7 +87,7 @@ class TritonCountingWorker:
         hook.add(lambda metadata: self.launched.update([metadata.get()["name"]]))
 
     def triton_launches(self) -> dict[str, int]:
-        """Number of launches of each kernel."""
+        """Returns the number of launches of each kernel."""
         return dict(self.launched)
 
 
@@ -128,7 +128,7 @@ class LaunchCountingWorker:
         layer.register_forward_hook(end)
 
     def launches(self) -> dict[int, tuple[list[str], int]]:
-        """By layer of the newest step: the host's calls, and launches of compiled operators."""
+        """Returns calls by layer of the newest step: the host's, and compiled launches."""
         return self.launched
 
 
@@ -142,7 +142,7 @@ class StepCountingWorker:
     model_runner: Any
 
     def count_waits_of_steps(self) -> None:
-        """Starts counting."""
+        """Starts counting the waits of each step."""
         runner = self.model_runner
         self._counted_steps: list[tuple[int, int, int, int]] = []
         self._waits_in_forward = self._launches_of_inputs = 0
@@ -181,7 +181,7 @@ class StepCountingWorker:
             setattr(runner, name, counting(getattr(runner, name)))
 
     def waits_of_steps(self) -> list[StepWaits]:
-        """Waits of each step but the last."""
+        """Returns the waits of each step but the last."""
         steps = self._counted_steps
         found = [
             StepWaits(
@@ -196,9 +196,9 @@ class StepCountingWorker:
 class StepWaits(NamedTuple):
     """Number of waits of the process for the device in a step with these tokens.
 
-    all:             outputs that are taken on another thread included
-    in_forward:      during the model's forward
-    input_launches:  no waits: copies and operators that prepared the step's inputs
+    all:             all waits, including those for outputs on another thread
+    in_forward:      waits during the model's forward
+    input_launches:  number of copies and operators that prepared the step's inputs
     """
 
     tokens: int

@@ -8,7 +8,7 @@ from vllm_davinci_testing.engines.zoo_model import ZooModel
 
 
 def deepseek(name: str, model_type: str, heads: int = 4, **options: Any) -> ZooModel:
-    """Multi-head MLA in dense layers, with sizes that the operators support."""
+    """Describes a dense model with multi-head MLA, in sizes that the operators support."""
     return ZooModel(
         name,
         model_type,

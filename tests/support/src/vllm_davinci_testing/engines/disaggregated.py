@@ -27,9 +27,9 @@ class Answer(NamedTuple):
 class Pair:
     """Two servers, each of which can be stopped, killed and restarted separately.
 
-    options:     of both servers
-    of_prefills: additional ones of the prefill engine
-    extra:       kv_connector_extra_config of both
+    options:     options of both servers
+    of_prefills: additional options of the prefill engine
+    extra:       both servers' kv_connector_extra_config
     policy:      kv_load_failure_policy
     """
 
@@ -62,7 +62,7 @@ class Pair:
         return answers(self.prefills.port) and answers(self.decodes.port)
 
     def restart_prefills(self) -> None:
-        """Starts a prefill engine at the killed one's addresses, except for its HTTP port."""
+        """Starts a prefill engine in place of the killed one: same addresses, new HTTP port."""
         self.prefills = self._start("kv_producer")
         self.prefills.wait_until_ready()
 
@@ -89,20 +89,20 @@ class Pair:
 
     @staticmethod
     def _channel(port: str) -> dict[str, str]:
-        """Variables of a server: where the other one requests its blocks."""
+        """Returns variables with the address where the other server requests blocks."""
         return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
 
     # --- actions of a proxy ----------------------------------------------------------------------
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """Computes a prompt. Returns the address of its blocks."""
+        """Computes a prompt; returns the address of its blocks."""
         asked = {"do_remote_decode": True, "do_remote_prefill": False}
         answer = self._ask(self.prefills, prompt, 1, asked)
         told: dict[str, Any] = answer["kv_transfer_params"]
         return told
 
     def decode(self, prompt: list[int], told: dict[str, Any], max_tokens: int) -> Answer:
-        """The greedy continuation of a prompt whose blocks exist."""
+        """Continues a prompt greedily from its existing blocks."""
         return answer_of(self._ask(self.decodes, prompt, max_tokens, told))
 
     def complete(self, prompt: list[int], max_tokens: int) -> Answer:
@@ -116,7 +116,7 @@ class Pair:
     # --- observations of a test ------------------------------------------------------------------
 
     def stop_prefills(self) -> None:
-        """Suspends its processes, like a host that is cut off."""
+        """Suspends the prefill engine's processes: to the other engine, its host is cut off."""
         self._signal_prefills(signal.SIGSTOP)
 
     def continue_prefills(self) -> None:
@@ -141,7 +141,7 @@ class MooncakePair(Pair):
         return {"VLLM_HOST_IP": "127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": port}
 
     def transfer(self) -> dict[str, Any]:
-        """Names a new transfer; the proxy passes this to the decode engine."""
+        """Names a new transfer; the proxy passes the result to the decode engine."""
         address = f"http://127.0.0.1:{self._side_channels['kv_producer']}"
         (engine,) = httpx.get(f"{address}/query", timeout=30).json().values()
         return {
@@ -165,7 +165,7 @@ class MooncakePair(Pair):
 def ask(
     url: str, model: str, prompt: list[int], max_tokens: int, told: dict[str, Any]
 ) -> dict[str, Any]:
-    """A server's answer to a greedy request. told: kv_transfer_params"""
+    """Returns a server's answer to a greedy request. told: kv_transfer_params"""
     answer = httpx.post(
         f"{url}/v1/completions",
         json={
@@ -191,6 +191,6 @@ def answer_of(answer: dict[str, Any]) -> Answer:
 
 
 def metric(server: ForkedServer, name: str) -> float:
-    """The sum of a metric's series; 0 if it has none yet."""
+    """Returns the sum of a metric's series; 0 if it has none yet."""
     lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))

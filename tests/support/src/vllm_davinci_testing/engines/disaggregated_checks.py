@@ -37,14 +37,14 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def prompts_that_share_blocks() -> list[list[int]]:
-    """The second half of prompts begins with blocks of the first in both engines' prefix caches."""
+    """Returns prompts of which the second half begins with blocks that both engines have cached."""
     prompts = [prompt_of(140 + n, seed=n % 2) for n in range(4)]
     return prompts + [[*prompt[:BLOCK_TOKENS], *prompt_of(90, seed=9)] for prompt in prompts]
 
 
 @contextmanager
 def pairs_of(kind: type[P], new_folder: Callable[[str], Path]) -> Iterator[Callable[..., P]]:
-    """A function that starts pairs, which end with the context."""
+    """Yields a function that starts pairs; they end with the context."""
     started: list[P] = []
 
     def start(model: Path, *options: str, **settings: Any) -> P:
@@ -61,7 +61,7 @@ def pairs_of(kind: type[P], new_folder: Callable[[str], Path]) -> Iterator[Calla
 
 
 def answers_of_one(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
-    """Answers of a single engine, stored per model and options."""
+    """Returns a function that gets answers from a single engine per model and options."""
     engines: dict[str, EngineProcess] = {}
 
     def answer(model: Path, prompt: list[int], **options: Any) -> Answer:
@@ -89,7 +89,7 @@ def assert_bits_of_one_engine(pair: Pair, alone: Callable[[list[int]], Answer]) 
 
 
 def assert_shares_blocks(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
-    """Prompts of which a decode engine has the first blocks, but not all kinds of their rows."""
+    """Checks prompts whose first blocks are cached, but not in every cache group."""
     prompts = [prompt_of(length) for length in (1, 5, 131)] + prompts_that_share_blocks()
     answers = [pair.complete(prompt, NUM_TOKENS).tokens for prompt in prompts]
     assert answers == [alone(prompt).tokens for prompt in prompts]
@@ -103,7 +103,7 @@ def pair_with_bits_of_one_engine(
     ranks: int = 1,
     **of_one: Any,
 ) -> P:
-    """Starts a pair that passes `assert_bits_of_one_engine`. of_one: its options"""
+    """Starts a pair that passes `assert_bits_of_one_engine`. of_one: options of that engine"""
     environment = {**RACES, **chip_for(of_one.get("dtype", "float32"))}
     pair = start_pair(model, f"-tp={ranks}", *options, environment=environment)
     of_one = {"tensor_parallel_size": ranks, **of_one}
@@ -120,8 +120,8 @@ def assert_computed_again(
 ) -> None:
     """Suspends, resumes, kills and restarts a prefill engine: tokens stay a single engine's.
 
-    come:    reads the amount received from the other engine
-    counts:  that amount for a prompt
+    come:    returns the amount received from the other engine so far
+    counts:  returns that amount for one prompt
     limit_s: time after which a transfer is given up
     """
     prompts = [prompt_of(length, seed=40) for length in (300, 301, 302, 303)]
@@ -147,7 +147,7 @@ def assert_computed_again(
 
 
 def assert_ends_with_an_error(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
-    """A request whose blocks do not arrive, with the policy to fail; closes the pair."""
+    """Checks a request whose blocks do not arrive, under the policy "fail"; closes the pair."""
     prompt = prompt_of(300)
     told = pair.prefill(prompt)
     pair.prefills.kill()
@@ -160,7 +160,7 @@ def assert_ends_with_an_error(pair: Pair, alone: Callable[[list[int]], Answer]) 
 
 
 def assert_sizes_are_refused(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
-    """A prefill engine of two ranks with a decode engine of one; closes the pair."""
+    """Checks a prefill engine of two ranks with a decode engine of one; closes the pair."""
     prompt = prompt_of(200)
     assert pair.complete(prompt, NUM_TOKENS).tokens == alone(prompt).tokens
     assert "has --tensor-parallel-size 2, and this one 1" in pair.decodes.log_text()

@@ -33,7 +33,7 @@ class ProxiedPair(Pair):
         self.start_proxy()
 
     def _start(self, role: str) -> ForkedServer:
-        """Tells the proxy the new port of a restarted engine."""
+        """Starts a server; gives the proxy the new port of a restarted engine."""
         server = super()._start(role)
         self._engines[role] = server.url
         written = self._engines_file.with_suffix(".new")
@@ -56,7 +56,7 @@ class ProxiedPair(Pair):
         return self._proxy_answers() and super().is_ready()
 
     def complete(self, prompt: list[int], max_tokens: int) -> Answer:
-        """Asks as a client, which knows only the proxy."""
+        """Sends a request as a client, which knows only the proxy."""
         answered = httpx.post(
             f"http://127.0.0.1:{self._port}",
             json={"prompt": prompt, "max_tokens": max_tokens},
@@ -81,7 +81,7 @@ def _serve(port: int, engines: Path) -> None:
 
 
 class _Proxy(BaseHTTPRequestHandler):
-    """One request of a client: {"prompt": [...], "max_tokens": n}, answered with an Answer."""
+    """Handles a client's request {"prompt": [...], "max_tokens": n} and returns an Answer."""
 
     engines: Path
 
@@ -112,4 +112,4 @@ class _Proxy(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Logs nothing: a test needs no line per request."""
+        """Logs nothing."""

@@ -48,9 +48,9 @@ class DPEngines:
     def generate(
         self, prompts: list[list[int]], *arguments: Any, adapters: list[Any] | None = None
     ) -> list[Any]:
-        """Outputs in the order of the prompts; DP rank r has prompts r, r + count, ...
+        """Returns outputs in the order of the prompts; DP rank r gets prompts r, r + count, ...
 
-        adapters: the LoRARequest, or None, of each prompt
+        adapters: a LoRARequest or None for each prompt
         """
         count = len(self.engines)
         found = self._on_all(
@@ -66,7 +66,7 @@ class DPEngines:
         return outputs
 
     def on_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """A worker method's answers, by DP rank and rank."""
+        """Calls a worker method; returns its results by DP rank and rank."""
         found = self._on_all(lambda _, engine: engine.on_workers(method, *arguments))
         return [answer for answers in found for answer in answers]
 

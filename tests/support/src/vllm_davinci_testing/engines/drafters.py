@@ -45,7 +45,7 @@ class WrongDrafter:
         return [self._draw.randrange(self._vocabulary) for _ in range(count)]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Has none."""
+        """Loads nothing: this drafter has no model."""
 
 
 class KnowingDrafter(WrongDrafter):

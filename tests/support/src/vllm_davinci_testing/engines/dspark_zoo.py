@@ -30,7 +30,7 @@ class DraftsWorker:
     model_runner: Any
 
     def record_drafts(self) -> None:
-        """Starts recording steps that verify drafts; for one request at a time, without graphs."""
+        """Starts recording steps with drafts; one request at a time, without graphs."""
         self._drafts: list[tuple[int, list[int]]] = []
         speculator = self.model_runner.speculator
 
@@ -42,7 +42,7 @@ class DraftsWorker:
         self.model_runner.get_model().register_forward_pre_hook(record, with_kwargs=True)
 
     def recorded_drafts(self) -> list[tuple[int, list[int]]]:
-        """For each step: the number of tokens before the newest one, and its drafts."""
+        """Returns, for each step, the number of tokens before the newest one, and its drafts."""
         taken, self._drafts = self._drafts, []
         return taken
 
@@ -51,7 +51,7 @@ DRAFTS_TOLD = {"worker_extension_cls": f"{__name__}.{DraftsWorker.__name__}"}
 
 
 def with_dspark(source: Path, destination: Path) -> Path:
-    """A copy with draft layers: disturbed copies of the last layer, and random heads.
+    """Copies a checkpoint and adds draft layers: disturbed copies of the last, random heads.
 
     A large bias by the token before makes drafts depend on it.
     """
@@ -92,7 +92,7 @@ class DSparkReference:
     """The equations of DSpark, with transformers' modules and no cache, in fp32."""
 
     def __init__(self, checkpoint: Path, directory: Path) -> None:
-        """directory: takes a checkpoint whose last layers, head and norm are the drafter's"""
+        """directory: gets a checkpoint whose last layers, head and norm are the drafter's"""
         self._model = TransformersReference(checkpoint).network
         self._own = load_file(checkpoint / FILE)
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ class DSparkReference:
 
     @torch.inference_mode()
     def drafts(self, text: list[int], count: int) -> list[int]:
-        """Drafts after a text, whose last token the model has not read."""
+        """Returns drafts for a text whose last token the model has not read."""
         context, base = len(text) - 1, self._drafter.model
         seen: list[Tensor] = []
         hooks = [

@@ -22,7 +22,7 @@ def random_eagle3(
 ) -> Path:
     """Writes an EAGLE-3 head, which drafts the first tokens of the target's vocabulary.
 
-    layers: of the target, whose hidden states the head reads
+    layers: layers of the target whose hidden states the head reads
     """
     config, draw = _config(target), _drawn_by(4)
     width = config["hidden_size"]

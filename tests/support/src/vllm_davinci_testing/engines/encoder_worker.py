@@ -1,4 +1,4 @@
-"""A worker that reports its multimodal encoder's runs, and their steps."""
+"""A worker that counts its multimodal encoder's runs, and their steps."""
 
 from typing import Any
 
@@ -61,13 +61,13 @@ class EncoderWorker:
         model.embed_multimodal = counted
 
     def encoder_calls(self) -> list[HostCounts]:
-        """Counts of each call since counting began."""
+        """Returns the counts of each call since counting began."""
         return self._calls
 
     def encoder_forwards(self) -> list[tuple[torch.Tensor, HostCounts]]:
-        """Output, [tokens, hidden_size], and counts of each since counting began."""
+        """Returns each forward's output, [tokens, hidden_size], and counts since counting began."""
         return [(output.cpu(), counts) for output, counts in self._forwards]
 
     def steps_of_encoder(self) -> list[HostCounts]:
-        """Counts of each step with new encoder input since counting began."""
+        """Returns the counts of each step with new encoder input since counting began."""
         return self._steps

@@ -43,7 +43,7 @@ def run_server_to_its_end(
 
 
 def _ended(process: Any, command: Iterable[str | Path], log: Path) -> Ended:
-    """process: begins a session; pid, poll(), wait(limit_s) and returncode of subprocess.Popen"""
+    """Waits until a session's first process ends. process: Popen, or an object like it"""
     try:
         ended = becomes_true(lambda: process.poll() is not None, START_LIMIT_S)
         assert ended, f"{command} did not end in {START_LIMIT_S} s.\n{_tail(log)}"
@@ -58,7 +58,7 @@ def _ended(process: Any, command: Iterable[str | Path], log: Path) -> Ended:
 
 
 def assert_explained(ended: Ended, *words: str) -> None:
-    """A failure with an exit status, no signal, whose output contains each of these."""
+    """Asserts that a process failed, without a signal, and that its output has these words."""
     assert ended.status > 0, f"status {ended.status}\n{ended.output[-6000:]}"
     missing = [word for word in words if word not in ended.output]
     assert not missing, f"The output does not say {missing}:\n{ended.output[-6000:]}"
@@ -69,14 +69,14 @@ def _tail(log: Path) -> str:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """An ended process is a zombie until its status is fetched."""
+    """True if a process has ended; until its status is fetched it is a zombie."""
     with suppress(psutil.NoSuchProcess):
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     return True
 
 
 def assert_ended(processes: Iterable[psutil.Process]) -> None:
-    """The processes end within END_LIMIT_S."""
+    """Asserts that the processes end within END_LIMIT_S."""
     end = time.monotonic() + END_LIMIT_S
     while not all(map(has_ended, processes)):
         assert time.monotonic() < end, processes

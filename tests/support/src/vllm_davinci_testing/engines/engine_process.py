@@ -103,12 +103,12 @@ class EngineProcess:
         return self._call("encode", args, kwargs)
 
     def metrics(self) -> dict[str, float]:
-        """The engine's counters and gauges by name."""
+        """Returns the engine's counters and gauges by name."""
         metrics = self._call("get_metrics", (), {})
         return {metric.name: metric.value for metric in metrics if hasattr(metric, "value")}
 
     def metric_vectors(self) -> dict[str, list[int]]:
-        """The engine's counters with a value per position, by name."""
+        """Returns the engine's counters with a value per position, by name."""
         metrics = self._call("get_metrics", (), {})
         return {metric.name: metric.values for metric in metrics if hasattr(metric, "values")}
 
@@ -132,22 +132,22 @@ class EngineProcess:
         self._call(method, args, {})
 
     def on_workers(self, method: str, *args: Any) -> list[Any]:
-        """Calls a method of every worker; their answers by rank."""
+        """Calls a method of every worker; returns the results by rank."""
         return self._call("collective_rpc", (method,), {"args": args})
 
     def scheduler_settings(self) -> dict[str, Any]:
-        """vLLM's effective scheduler configuration, and the number of steps in flight."""
+        """Returns vLLM's effective scheduler configuration, and the number of steps in flight."""
         return self._call("scheduler_settings", (), {})
 
     def schedule(self) -> str:
-        """The execution policy of the virtual device."""
+        """Returns the execution policy of the virtual device."""
         return self._call("schedule", (), {})
 
     def log_text(self) -> str:
         return self._log.read_text(errors="replace")
 
     def processes(self) -> list[psutil.Process]:
-        """The engine's process and its workers."""
+        """Returns the engine's process and its workers."""
         engine = psutil.Process(self._process.pid)
         return [engine, *engine.children(recursive=True)]
 

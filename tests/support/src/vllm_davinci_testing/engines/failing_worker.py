@@ -14,9 +14,9 @@ class FailingWorker:
     rank: int
 
     def fail_once_in(self, ubatch: int, layer: int, rank: int | None = None) -> None:
-        """The next ubatch that reaches a layer's MLP raises there.
+        """Makes this ubatch raise once at a layer's MLP.
 
-        rank: on this rank only; None: on each
+        rank: the only rank that fails; None: all
         """
         if rank not in (None, self.rank):
             return
@@ -32,11 +32,11 @@ class FailingWorker:
     def fail_once_in_step(
         self, part: str, calls_before: int = 0, rank: int | None = None, error: str = "planted"
     ) -> None:
-        """A later step raises once, in one part.
+        """Makes a later step raise once, in one part.
 
         part:         "model", "sampling", "encoder" or "drafter"
-        calls_before: steps that pass first
-        rank:         on this rank only; None: on each
+        calls_before: number of steps that pass first
+        rank:         the only rank that fails; None: all
         """
         if rank not in (None, self.rank):
             return
@@ -57,7 +57,7 @@ class FailingWorker:
             setattr(*method, partial(failing, each))
 
     def _methods(self, part: str) -> list[tuple[Any, str]]:
-        """Methods of which a step calls one."""
+        """Returns a part's methods; a step calls one of them."""
         runner = self.model_runner
         methods = {
             "sampling": (runner, "sample"),

@@ -82,7 +82,7 @@ OF_REFERENCE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def text_families() -> list[str]:
-    """Model types whose class for text generation vLLM has under the same name, sorted."""
+    """Returns model types whose text generation class vLLM has under the same name, sorted."""
     from vllm.model_executor.models import registry
 
     by_class = {
@@ -94,7 +94,7 @@ def text_families() -> list[str]:
 
 
 def small_config(model_type: str) -> transformers.PretrainedConfig:
-    """The family's configuration with small sizes. Raises what transformers raises."""
+    """Returns the family's configuration with small sizes. Raises what transformers raises."""
     default = transformers.AutoConfig.for_model(model_type)
     known = default.to_dict()
     sizes = {name: size for name, size in SIZES.items() if name in known}
@@ -110,13 +110,13 @@ def small_config(model_type: str) -> transformers.PretrainedConfig:
 
 
 def _ends_of(kinds: Iterable[str]) -> list[str]:
-    """As many kinds of layers as there are layers, if the family has several."""
+    """Repeats a family's distinct kinds of layers up to the number of layers."""
     different = list(dict.fromkeys(kinds))
     return (different * NUM_LAYERS)[:NUM_LAYERS]
 
 
 def write_family(model_type: str, directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights and tokenizer; the directory."""
+    """Writes configuration, fp32 weights and tokenizer; returns the directory."""
     if model_type in BY_NAME and BY_NAME[model_type] in COMPRESSED:  # released names of tensors
         return write_checkpoint(BY_NAME[model_type], directory)
     with torch.random.fork_rng(devices=[]):

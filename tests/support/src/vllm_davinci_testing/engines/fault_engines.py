@@ -61,7 +61,7 @@ class Engine:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def program(self, log: Path) -> str:
-        """The source of a program that logs to that file."""
+        """Returns the source of a program that logs to that file."""
         has_images = self.model is None
         options = {"max_model_len": 256 if has_images else 64, **self.options}
         return PROGRAM.format(
@@ -72,7 +72,7 @@ class Engine:
         )
 
     def places(self) -> list[dict[str, str]]:
-        """Variables of each program: the index of its data-parallel engine."""
+        """Returns variables of each program: the index of its data-parallel engine."""
         port = free_port()
         if self.engines == 1:
             return [{}]

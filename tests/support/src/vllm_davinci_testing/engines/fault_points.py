@@ -87,7 +87,7 @@ class Run:
 
 
 def run(engine: Engine, faults: str) -> Run:
-    """Runs an engine under a plan, and checks what it leaves."""
+    """Runs an engine under a plan, and records what it leaves."""
     with tempfile.TemporaryDirectory() as directory:
         places = engine.places()
         logs = [Path(directory) / f"log{number}" for number in range(len(places))]
@@ -133,7 +133,7 @@ def run(engine: Engine, faults: str) -> Run:
 def run_forks(
     programs: Sequence[str], variables: Sequence[Mapping[str, str]], limit_s: float
 ) -> list[tuple[int, str]]:
-    """Statuses and output of programs in forks of a process with all imports."""
+    """Runs programs in forks of a process with all imports; returns statuses and outputs."""
     return [(each.status, each.output) for each in run_together(programs, variables, limit_s)]
 
 
@@ -146,7 +146,7 @@ class Watch:
         self.held: set[Path] = set()
 
     def look(self) -> str:
-        """All output of the programs."""
+        """Returns all output of the programs, and notes the time of a fault."""
         text = "".join(log.read_text(errors="replace") for log in self._logs if log.exists())
         if self.fault_at is None and "VNPU_FAULTS: " in text:
             self.fault_at = time.monotonic()
@@ -160,7 +160,7 @@ class Watch:
 
 
 def outcome(result: Run, expected: list[str], rule: str) -> str:
-    """One of GOOD, or the violated condition."""
+    """Returns one of GOOD, or the violated condition."""
     if result.status == -1:
         return "HANGS"
     if result.left:
@@ -180,7 +180,7 @@ def outcome(result: Run, expected: list[str], rule: str) -> str:
 
 
 def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
-    """The right answer, and the number of points per kind and rank."""
+    """Returns the right answers, and the number of points by kind and rank."""
     with tempfile.TemporaryDirectory() as directory:
         result = run(engine, f"count:{directory}")
         if result.status != 0 or len(result.answers) != 3 * engine.engines:
@@ -200,7 +200,7 @@ def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
 
 
 def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[tuple[str, str]]:
-    """Kind and rule of each point due on this date; every point is due once in `one_in` days."""
+    """Yields each point's kind and rule if due on this date, as once in `one_in` days."""
     day = datetime.date.fromisoformat(date).toordinal()
     for rank, kinds in sorted(points.items()):
         for kind, count in sorted(kinds.items()):
@@ -216,7 +216,7 @@ def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[
 
 
 def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str]]:
-    """The rules in an order that depends on the date and alternates kinds."""
+    """Returns the rules in an order that depends on the date and alternates kinds."""
     mixed = sorted(rules, key=lambda each: hashlib.sha256(f"{date} {each[1]}".encode()).digest())
     seen: Counter[str] = Counter()
     turns = []

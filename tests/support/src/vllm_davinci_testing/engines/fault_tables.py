@@ -16,7 +16,7 @@ GOOD = ("bit-equal", "error with its cause", "not reached")
 
 @dataclass
 class Tally:
-    """Outcomes of one kind's points."""
+    """Counts of outcomes at the points of one kind."""
 
     points: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -28,7 +28,7 @@ class Tally:
         )
 
     def cells(self) -> str:
-        """Its columns of a table."""
+        """Returns the tally's columns of a table."""
         good = [str(self.outcomes[name]) for name in GOOD]
         bad = ", ".join(f"{n} {name}" for name, n in self.outcomes.items() if name not in GOOD)
         times = (
@@ -41,7 +41,7 @@ class Tally:
 
 
 def page(tallies: dict[tuple[str, str], Tally], one_in: int, stamp: str) -> str:
-    """The table in Markdown. stamp: date and commit of the figures"""
+    """Returns the page in Markdown. stamp: date and commit of the figures"""
     lines = [
         "# Faults at the points of an engine",
         "",
@@ -61,7 +61,7 @@ def page(tallies: dict[tuple[str, str], Tally], one_in: int, stamp: str) -> str:
 
 
 def by_kind(tallies: dict[tuple[str, str], Tally]) -> dict[str, Tally]:
-    """Outcomes of all engines together."""
+    """Sums the tallies of all engines by kind."""
     sums: dict[str, Tally] = {}
     for (_, kind), tally in sorted(tallies.items(), key=lambda each: each[0][1]):
         sums[kind] = sums.get(kind, Tally()) + tally
@@ -69,7 +69,7 @@ def by_kind(tallies: dict[tuple[str, str], Tally]) -> dict[str, Tally]:
 
 
 def table(tallies: Mapping[tuple[str, ...], Tally], *names: str) -> list[str]:
-    """A Markdown table with a line for each. names: of the columns of the keys"""
+    """Returns a Markdown table with a line per tally. names: titles of the keys' columns"""
     rules = ["---"] * len(names) + ["--:"] * 5 + ["---"] + ["--:"] * 2
     return [
         f"| {' | '.join((*names, *COLUMNS))} |",

@@ -17,7 +17,7 @@ BLOCK = (128, 128)
 
 
 def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
-    """A small DeepSeek-V3 whose matrices mostly divide into blocks. fields: values to change"""
+    """Makes a small DeepSeek-V3; most matrices divide into blocks. fields: values to change"""
     sizes = {
         "hidden_size": 256,
         "intermediate_size": 384,
@@ -30,7 +30,7 @@ def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
 
 
 def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:
-    """source: a float checkpoint in one file. Projections with sizes divisible by 128 become fp8.
+    """Rounds projections with sizes divisible by 128 to fp8. source: a float checkpoint in one file
 
     A weight may lie in another shard than its scales.
     """
@@ -64,7 +64,7 @@ def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:
 
 
 def dequantized(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of such a checkpoint, dequantized to fp32 by transformers' own operation."""
+    """Dequantizes all tensors to fp32 by transformers' own operation."""
     stored: dict[str, torch.Tensor] = {}
     for path in sorted(directory.glob("*.safetensors")):
         stored |= load_file(path)

@@ -62,7 +62,7 @@ def gemma3_config() -> transformers.Gemma3Config:
 
 
 def write_gemma3(directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights, tokenizer and processor; the directory."""
+    """Writes configuration, fp32 weights, tokenizer and processor; returns the directory."""
     write_network(gemma3_config(), directory, seed, _fill_projector)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,
@@ -89,5 +89,5 @@ def _fill_projector(network: Any) -> None:
 
 
 def gemma3_prompt(*words: str) -> str:
-    """Words with an image between each two."""
+    """Joins words with an image between every two."""
     return VISION_START.join(words)

@@ -28,7 +28,7 @@ IN_PARTS = {
 def paths(
     thorough: Mapping[str, Mapping[str, Any]], nightly: Mapping[str, Any] = IN_PARTS
 ) -> list[Any]:
-    """Parameters: options of a path that runs nightly, and of thorough ones by name."""
+    """Returns test parameters: a path's options for nightly runs, and thorough ones by name."""
     return [
         pytest.param(nightly, id="in_parts", marks=pytest.mark.nightly("layouts")),
         *(
@@ -50,7 +50,7 @@ EVERY_PATH = paths(
 
 
 def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Prompts of these lengths, of 256 tokens."""
+    """Makes prompts of these lengths from 256 distinct tokens."""
     generator = random.Random(seed)
     return [[generator.randrange(256) for _ in range(length)] for length in lengths]
 
@@ -69,14 +69,14 @@ def assert_same_on_every_path(
 
 
 def tokens_of(outputs: Sequence[Any]) -> list[list[int]]:
-    """Token ids of every completion of every request."""
+    """Returns the token ids of every completion of every request."""
     return [list(completion.token_ids) for output in outputs for completion in output.outputs]
 
 
 def greedy_tokens(
     engine: EngineProcess, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """The likeliest tokens after each prompt, an end of text among them."""
+    """Returns the likeliest tokens after each prompt, and does not stop at an end of text."""
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     return tokens_of(engine.generate(as_inputs(prompts), greedy))
 
@@ -91,7 +91,7 @@ def assert_generates(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
 ) -> None:
-    """The engine continues all prompts as transformers does."""
+    """Asserts that the engine continues all prompts as transformers does."""
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     outputs = engine.generate(as_inputs(prompts), greedy)
     assert_greedy(reference, prompts, outputs, max_tokens)
@@ -100,14 +100,14 @@ def assert_generates(
 def bits(
     engine: EngineProcess, prompts: Sequence[Sequence[int]], adapter: LoRARequest | None = None
 ) -> list[Any]:
-    """16 greedy tokens per prompt and their logprobs; every other request has the adapter."""
+    """Generates 16 greedy tokens per prompt, with logprobs; every other request has the adapter."""
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
     asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
     return tokens_and_logprobs(engine.generate(as_inputs(prompts), greedy, **asked))
 
 
 def tokens_and_logprobs(outputs: Sequence[Any]) -> list[Any]:
-    """Each output's tokens, and the logprobs of the likeliest at each position."""
+    """Returns each output's tokens, and the logprobs of the likeliest at each position."""
     return [
         (
             list(output.outputs[0].token_ids),

@@ -12,7 +12,7 @@ TOKENS_OF_VIDEOS = ("<|begin_of_video|>", "<|end_of_video|>", "<|video|>")
 def glm4v_config(
     text: Callable[..., dict[str, Any]], kind: str, **tokens: int
 ) -> transformers.PretrainedConfig:
-    """text: gives the text model's fields; kind: its model type; tokens: numbers of special ones"""
+    """text: makes the text model's fields; kind: its model type; tokens: ids of special tokens"""
     has_whole_heads = kind == "glm_ocr"
     rope = {
         "rope_type": "default",
@@ -57,7 +57,7 @@ def glm4v_config(
 def glm4v_processor(
     tokenizer: Any, patch: int, smallest: int, largest: int
 ) -> transformers.ProcessorMixin:
-    """smallest, largest: pixels of an image"""
+    """smallest, largest: number of pixels of an image"""
     size = {"shortest_edge": 2 * smallest, "longest_edge": 2 * largest}  # an image is two frames
     return transformers.Glm4vProcessor(
         image_processor=transformers.Glm4vImageProcessor(patch_size=patch, size=size),

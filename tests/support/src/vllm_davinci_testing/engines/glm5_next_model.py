@@ -46,7 +46,7 @@ TEXT: dict[str, Any] = {
 def glm5_next_config(
     text: Callable[..., dict[str, Any]], **tokens: int
 ) -> transformers.PretrainedConfig:
-    """text: gives the text model's fields; tokens: numbers of the special ones"""
+    """text: makes the text model's fields; tokens: ids of special tokens"""
     return transformers.Glm5NextConfig(
         text_config=text(vocab_size=max(tokens.values()) + 1, **TEXT),
         vision_config={
@@ -67,7 +67,7 @@ def glm5_next_config(
 def glm5_next_processor(
     tokenizer: Any, patch: int, smallest: int, largest: int
 ) -> transformers.ProcessorMixin:
-    """smallest, largest: pixels of an image"""
+    """smallest, largest: number of pixels of an image"""
     size = {"shortest_edge": 2 * smallest, "longest_edge": 2 * largest}  # an image is two frames
     return transformers.Glm5NextProcessor(
         image_processor=transformers.Glm5NextImageProcessor(patch_size=patch, size=size),
@@ -94,7 +94,7 @@ def fill_streams_and_pools(network: nn.Module) -> None:
 
 
 def with_mtp(source: Path, destination: Path) -> Path:
-    """A copy with an MTP layer after the last layer.
+    """Copies a checkpoint and adds an MTP layer after the last layer.
 
     It is a copy of the last layer that reads the model's hidden state and a little of the next
     token: its drafts are sometimes right.

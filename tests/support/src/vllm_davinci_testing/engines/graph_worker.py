@@ -23,7 +23,7 @@ class GraphWorker:
     rank: int
 
     def planned_and_held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The planned figures of all graphs, and the real ones. Memory in bytes."""
+        """Returns the planned figures of all graphs, and the real ones. Memory in bytes."""
         runner = self.model_runner
         held = {**_C.graph_holdings(), "memory": runner.graphs.captured_bytes}
         return runner.graphs.plan.totals(), held
@@ -83,7 +83,7 @@ def _taken_memory(spare_bytes: int) -> Iterator[None]:
 def _taken(
     create: Callable[[Any], int], destroy: Callable[[Any], int], spare: int
 ) -> Iterator[None]:
-    """Takes all handles of the device except `spare`."""
+    """Allocates all handles of the device except `spare`."""
     handles = []
     while not create(ctypes.byref(handle := ctypes.c_void_p())):
         handles.append(handle)

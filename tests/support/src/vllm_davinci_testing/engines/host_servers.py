@@ -87,7 +87,7 @@ class HostServer:
 
 @dataclass
 class HostClient:
-    """A client of the server on its own host, which asks for all continuations at once."""
+    """A client on the server's host that sends all requests at once."""
 
     server: HostServer
     output: Path
@@ -101,12 +101,12 @@ class HostClient:
         return self.process.poll() is not None
 
     def answers(self) -> list[dict[str, Any]]:
-        """Each request's tokens, their logprobs, and the error or ""."""
+        """Returns each request's tokens, their logprobs, and the error or ""."""
         answers: list[dict[str, Any]] = self._printed("ANSWERS")
         return answers
 
     def served(self) -> dict[str, int]:
-        """Number of requests that each DP rank has served."""
+        """Returns the number of requests that each DP rank has served."""
         counter = r'vllm:request_success_total\{engine="(\d+)",[^\n]*\} ([\d.]+)'
         counts: dict[str, int] = {}
         for engine, count in re.findall(counter, self._printed("METRICS")):
@@ -131,7 +131,7 @@ def serve_on(
 
 
 def ask(server: HostServer, prompts: Sequence[list[int]], max_tokens: int) -> HostClient:
-    """Starts a client that asks for the greedy continuation of every prompt."""
+    """Starts a client that requests the greedy continuation of every prompt."""
     output = server.log.with_suffix(".client.txt")
     url = f"http://{server.host.address}:{PORT}"
     asked = json.dumps([url, str(server.model), list(prompts), max_tokens, START_LIMIT_S])

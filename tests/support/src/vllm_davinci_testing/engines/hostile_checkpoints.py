@@ -45,7 +45,7 @@ Mutation = Callable[[Path], None]
 
 
 def write_whole_checkpoint(directory: Path) -> None:
-    """A checkpoint of one layer in two files."""
+    """Writes a checkpoint of one layer in two files."""
     config = transformers.Qwen2Config(
         num_hidden_layers=1, num_key_value_heads=1, vocab_size=64, hidden_size=64,
         intermediate_size=96, num_attention_heads=2, max_position_embeddings=64,
@@ -60,7 +60,7 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def read(path: Path) -> tuple[Any, bytes]:
-    """Header and content of a file."""
+    """Returns the header and content of a file."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     return json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -91,7 +91,7 @@ def replace_by(make: Callable[[Path], None], name: str, directory: Path) -> None
 
 
 def spoilt(content: Any) -> Iterator[Any]:
-    """The value with an odd one in each position, without each entry, and with entries swapped."""
+    """Yields the value with an invalid one in each position, entries missing, or swapped."""
     for key in list(content if isinstance(content, dict) else range(len(content))):
         for odd in ODD:
             yield (
@@ -123,7 +123,7 @@ REPLACEMENTS: dict[str, Callable[[Path], None]] = {
 
 
 def mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
-    """Kind of each mutation, and the function that applies it to a copy."""
+    """Yields the kind of each mutation, and the function that applies it to a copy."""
     file = files_of(whole)[-1]
     header, content = read(file)
     for changed in spoilt(header):
@@ -151,7 +151,7 @@ def mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
 
 
 def config_mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
-    """Mutations of the configuration, which an engine reads before it loads."""
+    """Yields mutations of the configuration, which an engine reads before it loads."""
     config = json.loads((whole / CONFIG_NAME).read_text())
     for changed in spoilt(config):
         yield "configuration", partial(write_json, CONFIG_NAME, changed)
@@ -171,7 +171,7 @@ def config_mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
 def copies(
     whole: Path, mutations: Iterator[tuple[str, Mutation]], part: int, room: Path
 ) -> Iterator[tuple[str, Path]]:
-    """Kind and directory of each mutated copy, which is deleted after its turn."""
+    """Yields kind and directory of each mutated copy, which is deleted afterwards."""
     for number, (kind, mutate) in enumerate(mutations):
         if number % PARTS != part:
             continue

@@ -25,7 +25,7 @@ _INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
 def compressed_int8(is_static: bool = False) -> dict[str, Any]:
-    """compressed-tensors' section of config.json. is_static: one input scale per layer"""
+    """Returns compressed-tensors' section of config.json. is_static: one input scale per layer"""
     dynamic = {**_INT8, "strategy": "token", "dynamic": True}
     static = {**_INT8, "strategy": "tensor", "dynamic": False, "symmetric": False}
     return {
@@ -43,7 +43,7 @@ def compressed_int8(is_static: bool = False) -> dict[str, Any]:
 
 
 def input_ranges(source: Path, windows: list[torch.Tensor]) -> dict[str, InputRange]:
-    """Linear layer -> the range of its input, without smoothing. windows: each int64 [1, tokens]"""
+    """Returns linear layers' input ranges, without smoothing. windows: each int64 [1, tokens]"""
     model, static = load_model(source), find_scheme("W8A8", "all layers")
     names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     products = observe(model, names, windows, lambda count: None)
@@ -61,7 +61,7 @@ def write_int8(
     calibration: Sequence[int],
     dtype: torch.dtype = torch.bfloat16,
 ) -> Path:
-    """Exports a float checkpoint; its directory. Static layers' ranges come from the tokens."""
+    """Exports a float checkpoint; the tokens give static layers' ranges. Returns the directory."""
     ranges = {}
     if kind == "W8A8":
         ranges = input_ranges(source, [torch.tensor([[*calibration]])])
@@ -70,7 +70,7 @@ def write_int8(
 
 
 def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of an exported checkpoint."""
+    """Returns all tensors of an exported checkpoint."""
     found: dict[str, torch.Tensor] = {}
     for file in sorted(directory.glob(WRITTEN)):
         found |= load_file(file)
@@ -90,14 +90,14 @@ def rewrite(
 
 
 def mixed(weight: Tensor) -> dict[str, Tensor]:
-    """A layer for engines that prefill and engines that decode: scales per token, and one scale."""
+    """Quantizes a layer for prefill engines (scales per token) and decode engines (one scale)."""
     layer = FloatLayer(weight, torch.bfloat16, inputs=InputRange(-6, 6))
     made = [find_scheme(kind, "p").rounded(layer) for kind in ("W8A8", "W8A8_DYNAMIC")]
     return made[0] | made[1]
 
 
 def of_four_bits(weight: Tensor) -> dict[str, Tensor]:
-    """Bytes with integers of two rows, and the part that products of int8 halves omit."""
+    """Packs two rows' integers into each byte, with the term that products of int8 halves omit."""
     wide = weight.float()
     scale = (wide.abs().amax(1, keepdim=True) / 7).clamp_min(1e-8)
     integers = (wide / scale).round().to(torch.int8)
@@ -116,7 +116,7 @@ WRITERS: Mapping[str, Callable[[Tensor], dict[str, Tensor]]] = {
 
 
 def as_type(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
-    """The export of a float checkpoint; layers whose names have `only` get another type."""
+    """Exports a float checkpoint; layers whose names contain `only` get another type."""
     directory = quantize(source, "W8A8_DYNAMIC", name=f"{source.name}-{kind}-{only}")
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())

@@ -25,9 +25,9 @@ Product = Callable[[Tensor], Tensor]
 
 
 def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
-    """The product of one layer: [..., in] to [..., out], both fp32.
+    """Returns the product of one layer, from [..., in] to [..., out], both fp32.
 
-    tensors: those of the layer in the checkpoint, by their last name
+    tensors: the layer's tensors in the checkpoint, by the last part of their names
     """
     if kind == "W4A8_DYNAMIC":  # a byte has two rows, the first in its low half
         packed = tensors["weight"]
@@ -65,7 +65,7 @@ def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
 
 
 def weight_only_floats(tensors: dict[str, Tensor], kind: str) -> Tensor:
-    """[out, in] bf16, rounded as in the product of a bf16 engine."""
+    """Returns floats [out, in], rounded as in the product of a bf16 engine."""
     weight, scale, offset = (tensors[f"weight{part}"] for part in ("", "_scale", "_offset"))
     scale, offset = (each.float().reshape(len(each), -1) for each in (scale, offset))
     if kind == "W4A16" and bool((weight.abs().int() > 8).any()):  # two in a byte
@@ -89,11 +89,11 @@ class IntegerLinear(nn.Module):
 
 
 class IntegerExperts(nn.Module):
-    """Routed experts, one by one.
+    """Routed experts that run one after the other.
 
-    products:    per expert gate, up and down
-    limit:       of gate and up, as DeepSeek-V4's swiglu_limit
-    alpha, beta: as MiniMax-M3's
+    products:    products with gate, up and down of each expert
+    limit:       bound of gate and up: DeepSeek-V4's swiglu_limit
+    alpha, beta: parameters of MiniMax-M3's SwiGLU
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class IntegerExperts(nn.Module):
 
 
 def added(bias: Tensor) -> Callable[..., Tensor]:
-    """A hook that adds to a module's output."""
+    """Returns a hook that adds a bias to a module's output."""
     return lambda module, inputs, output: output + bias
 
 
@@ -142,8 +142,8 @@ class IntegerReference(TransformersReference):
         joined: Mapping[str, Sequence[str]] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """auto_class: transformers' class for this kind of model
-        prefixes:   how names begin in the checkpoint -> in transformers, where that differs
+        """auto_class: transformers' class for this kind of model prefixes: how names begin in the
+        checkpoint -> in transformers, where that differs
         named:      a tensor's name in the checkpoint -> in transformers, instead of prefixes
         joined:     a float layer of transformers -> the checkpoint's layers that it joins
         dtype:      between the layers

@@ -11,7 +11,7 @@ PATCH = 14
 def internvl_config(
     text: Callable[..., dict[str, Any]], image_token_id: int
 ) -> transformers.PretrainedConfig:
-    """An encoder without windows and rotary positions. text: gives the text model's fields"""
+    """An encoder without windows and rotary positions. text: makes the text model's fields"""
     return transformers.InternVLConfig(
         vision_config={
             "hidden_size": 144,  # heads of 72

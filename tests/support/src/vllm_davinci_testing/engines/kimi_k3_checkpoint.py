@@ -105,7 +105,7 @@ def norm(size: int) -> nn.RMSNorm:
 
 
 class Situ(nn.Module):
-    """A gated MLP under three names of its matrices."""
+    """A gated MLP with SiTU; `names` are those of its three matrices."""
 
     def __init__(self, size: int, inner: int, names: Sequence[str]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class KimiRouter(nn.Module):
 
 
 class LatentExperts(nn.Module):
-    """Experts compute on a narrow copy of each token; the norm applies to their complete sum."""
+    """Experts compute on a narrow copy of each token; a norm applies to their complete sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ class KimiK3Reference(TransformersReference):
 
 
 def write_kimi_k3(directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights and tokenizer; the directory."""
+    """Writes configuration, fp32 weights and tokenizer; returns the directory."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         network = Network()

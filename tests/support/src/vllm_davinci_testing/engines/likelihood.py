@@ -12,7 +12,7 @@ CLOSE = 0.05
 
 
 def likelihood(engine: EngineProcess, text: list[int]) -> float:
-    """Mean log-likelihood per token; also generates, so that decoding runs."""
+    """Returns the mean log-likelihood per token; also generates, so that decoding runs."""
     (output,) = engine.generate(
         [{"prompt_token_ids": text}],
         SamplingParams(max_tokens=16, temperature=0, prompt_logprobs=0, ignore_eos=True),

@@ -40,12 +40,12 @@ class LoadedModel:
             loader.load_weights(self.network, model_config)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """All of them, on the host."""
+        """Returns all parameters, on the host."""
         return {name: value.detach().cpu() for name, value in self.network.named_parameters()}
 
 
 def loads_as(checkpoint: Path, meant: Path) -> LoadedModel:
-    """The model of a complete checkpoint, with the parameters of another one."""
+    """Loads a checkpoint and asserts that all parameters equal those of another."""
     report = check_checkpoint(checkpoint)
     assert report.can_load, report.problems()
     model, other = LoadedModel(checkpoint), LoadedModel(meant)

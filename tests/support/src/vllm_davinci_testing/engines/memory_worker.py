@@ -1,4 +1,4 @@
-"""Methods of a worker about its device memory; vLLM makes the class a base of the worker."""
+"""Worker methods about device memory; vLLM makes the class a base of the worker."""
 
 import torch
 
@@ -7,6 +7,6 @@ class MemoryWorker:
     """vLLM's HTTP server passes numbers on as text."""
 
     def device_memory_bytes(self) -> int:
-        """Device memory in use by all processes."""
+        """Returns the bytes of device memory in use by all processes."""
         free_bytes, total_bytes = torch.accelerator.get_memory_info()
         return total_bytes - free_bytes

@@ -88,7 +88,7 @@ def minimax_config() -> transformers.PretrainedConfig:
 
 
 def write_minimax(directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights, tokenizer and processor; the directory."""
+    """Writes configuration, fp32 weights, tokenizer and processor; returns the directory."""
     write_network(minimax_config(), directory, seed)
     _name_dense_layers(directory / "model.safetensors")
     path = directory / "config.json"

@@ -92,7 +92,7 @@ POISONED_EXPERT = 3
 
 @torch.no_grad()
 def write_poisoned(source: Path, directory: Path) -> Path:
-    """A mixture of experts with POISONS and POISONED_EXPERT, made from another checkpoint."""
+    """Adds POISONS and POISONED_EXPERT to another checkpoint's mixture of experts."""
     network = transformers.AutoModelForCausalLM.from_pretrained(source)
     layer = network.model.layers[0]
     embeddings = network.model.embed_tokens.weight
@@ -114,7 +114,7 @@ def write_poisoned(source: Path, directory: Path) -> Path:
 
 @torch.no_grad()
 def fill_with_normal_weights(network: nn.Module) -> None:
-    """Matrices with a gain of 1.2, norms and biases that differ between channels."""
+    """Fills matrices with a gain of 1.2; norms and biases differ between channels."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             # An embedding's row has the scale of a projection's input.
@@ -139,7 +139,7 @@ def fill_with_normal_weights(network: nn.Module) -> None:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A token per byte, so that text and tokens map to each other."""
+    """Writes a tokenizer with a token per byte, so that text and tokens map to each other."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {byte: index for index, byte in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -32,7 +32,7 @@ TOKENS_OF_SPEECH = ("<|audio_start|>", "<|audio_end|>", "<|audio_pad|>")
 
 
 def _id(more: tuple[str, ...], token: str) -> int:
-    """A token's number, of those after the common ones."""
+    """Returns the id of a family's own token, which follows the common ones."""
     return VOCAB_SIZE + more.index(token)
 
 

@@ -66,7 +66,7 @@ def with_copied_mtp(source: Path, destination: Path, count: int) -> Path:
 
 
 def _layer_to_copy(target: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
-    """The last layer's tensors, with the indexer of the last layer that has its own.
+    """Returns the last layer's tensors, with the indexer of the last layer that has one.
 
     MTP layers have their own in every model with sparse attention.
     """

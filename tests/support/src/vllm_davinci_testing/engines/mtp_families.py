@@ -19,7 +19,7 @@ from vllm_davinci_testing.engines.family_zoo import NUM_LAYERS, write_family
 class MTPFamily:
     """One family's names.
 
-    model_type:  of the model in transformers
+    model_type:  model type in transformers
     copied:      number of the model's layer that the MTP layer copies
     layer:       prefix of the MTP layer's tensors
     norms:       names of norms' weights, which are 1 after `norm_bias`

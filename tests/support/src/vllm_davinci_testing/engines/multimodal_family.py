@@ -36,12 +36,12 @@ class MultimodalFamily:
     """One family.
 
     write:      writes its checkpoint into a directory
-    place:      placeholder of an image, or of audio, in a prompt
+    place:      placeholder for an image or audio in a prompt
     modality:   "image" or "audio"
-    auto_class: of transformers
+    auto_class: name of transformers' class
     engine:     arguments of vllm.LLM
-    waits_for:  the host's waits in each call of the encoder, by its definition
-    changed:    what is changed in transformers' network, and why; then `change` changes it
+    waits_for:  host's waits that the definition has in each call of the encoder
+    changed:    what `change` changes in transformers' network, and why
     """
 
     write: Callable[[Path], Path]
@@ -54,7 +54,7 @@ class MultimodalFamily:
     change: Callable[[Any], None] = lambda network: None
 
     def requests(self) -> list[Request]:
-        """Requests in vLLM's form: one image or audio each, and one of text only."""
+        """Makes requests in vLLM's form: one image or audio each, and one of text only."""
         every: list[Request] = []
         for number, sizes in enumerate(SIZES):
             request: Request = {"prompt": self.place * len(sizes) + f"case {number} of it"}
@@ -107,10 +107,10 @@ def written(
     tokens: dict[str, str] | None = None,
     more_tokens: tuple[str, ...] = (),
 ) -> Callable[[Path], Path]:
-    """Writes a family's checkpoint.
+    """Returns a function that writes a family's checkpoint.
 
     tokens:      names that its processor requests from the tokenizer
-    more_tokens: special ones after those of all families
+    more_tokens: special tokens after those of all families
     """
 
     def write(directory: Path) -> Path:

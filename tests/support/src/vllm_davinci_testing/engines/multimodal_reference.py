@@ -14,8 +14,8 @@ from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 class MultimodalReference:
     """transformers' results on the CPU in fp32.
 
-    auto_class: of transformers, by its name
-    change:     what is otherwise in vLLM's definition, changed in the network
+    auto_class: name of transformers' class
+    change:     adapts the network where vLLM's definition differs
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class MultimodalReference:
 
     @torch.inference_mode()
     def logits(self, request: Request, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: logits at each token, given all tokens before.
+        """Returns [tokens, vocabulary]: the logits that predict each token, given all before it.
 
         prompt: vLLM's token ids. Raises ValueError if transformers' differ.
         """
@@ -70,6 +70,6 @@ class MultimodalReference:
         return rows[-len(tokens) - 1 : -1]
 
     def _kind_of_answers(self, name: str) -> int:
-        """PaliGemma's answers have type 1, its prompts 0."""
+        """Returns the token type of answers: 1 for PaliGemma, whose prompts have 0."""
         is_prefix_lm = self.network.config.model_type == "paligemma"
         return int(is_prefix_lm and name == "token_type_ids")

@@ -18,9 +18,9 @@ from vllm_davinci_testing.engines.rounding import first_wrong_token
 class ServedFamily:
     """Answers to a family's requests.
 
-    differences: of each request, where its tokens are not transformers', in words; None: nowhere
-    waits:       of each call of the encoder, how often the host waited for the device or copied
-                 from it
+    differences: for each request, a description of its first difference from transformers, or None
+    waits:       for each call of the encoder, how often the host waited for or copied from the
+                 device
     """
 
     differences: list[str | None]

@@ -38,7 +38,7 @@ SECONDS_OF_SOUND = 30  # Qwen2-Audio's inputs are padded to it: vLLM accepts no 
 
 
 def _llava(kind: str, **grid: Any) -> MultimodalFamily:
-    """grid: grids of tiles into which images are cut; empty for the first LLaVA"""
+    """Describes a LLaVA. grid: tile grids into which images are cut; empty for the first LLaVA"""
 
     def config() -> transformers.PretrainedConfig:
         return getattr(transformers, f"{kind}Config")(
@@ -277,8 +277,7 @@ UNMADE = {
 
 
 def unmade_families() -> dict[str, str]:
-    """Multimodal model types that vLLM and transformers both have and this module lacks, each with
-    the reason; sorted."""
+    """Returns sorted multimodal types of both libraries that this module lacks, and reasons."""
     from vllm.model_executor.models import registry
 
     by_class = {

@@ -46,15 +46,15 @@ class Integers:
         return cls(values.clamp(0, most).long().flatten(1), zeros, scale, bits)
 
     def floats(self, dtype: torch.dtype) -> Tensor:
-        """[out, in], each value rounded to `dtype` as the product rounds it."""
+        """Returns [out, in], each value rounded to `dtype` as in the product."""
         wide = self.values.unflatten(1, (self.zeros.shape[1], -1)) - self.zeros.unsqueeze(2)
         return (wide * self.scale.to(dtype).float().unsqueeze(2)).to(dtype).flatten(1)
 
 
 def packed(values: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
-    """Unsigned integers [rows, columns] as int32 [rows, columns * bits / 32], element by element.
+    """Packs unsigned integers [rows, columns] into int32 [rows, columns * bits / 32].
 
-    places: order of the neighbours from the lowest bits
+    places: order of an int32's elements, from the lowest bits
     """
     each = 32 // bits
     order = places or tuple(range(each))
@@ -65,7 +65,7 @@ def packed(values: Tensor, bits: int, places: tuple[int, ...] | None = None) -> 
 
 
 def tensors_of(method: str, made: Integers, prefix: str) -> dict[str, Tensor]:
-    """The tensors of a layer in a format, ModelSlim's under "ascend"."""
+    """Returns the tensors of a layer in a format; "ascend" is ModelSlim's."""
     bits, half = made.bits, 2 ** (made.bits - 1)
     if method == "awq":
         own = {
@@ -107,7 +107,7 @@ def tensors_of(method: str, made: Integers, prefix: str) -> dict[str, Tensor]:
 
 
 def settings_of(method: str, bits: int, group_size: int, is_symmetric: bool) -> dict[str, Any]:
-    """`quantization_config` of config.json."""
+    """Returns `quantization_config` of config.json."""
     if method == "awq":
         return {
             "quant_method": "awq", "bits": bits, "group_size": group_size or -1,

@@ -37,7 +37,7 @@ def paligemma_config() -> transformers.PaliGemmaConfig:
 
 
 def write_paligemma(directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights, tokenizer and processor; the directory."""
+    """Writes configuration, fp32 weights, tokenizer and processor; returns the directory."""
     write_network(paligemma_config(), directory, seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory, model_specific_special_tokens={"image_token": IMAGE}

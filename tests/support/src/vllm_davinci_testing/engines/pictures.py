@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def image(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Noise over a gradient, so that every patch differs."""
+    """Makes noise over a gradient, so that every patch differs."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(0, 128, (height, width, 3), generator=generator, dtype=torch.uint8)
     ramp = torch.linspace(0, 127, width).to(torch.uint8)[None, :, None]
@@ -18,12 +18,12 @@ def image(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def video(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
-    """[frames, height, width, 3] uint8, all frames different."""
+    """Makes [frames, height, width, 3] uint8 with all frames different."""
     return np.stack([np.asarray(image(width, height, 100 * seed + n)) for n in range(frames)])
 
 
 def video_metadata(frames: np.ndarray, fps: float) -> dict[str, Any]:
-    """Metadata that video loaders return with frames, without sampling."""
+    """Returns the metadata that video loaders return with frames, without sampling."""
     return {
         "total_num_frames": len(frames),
         "fps": fps,
@@ -35,7 +35,7 @@ def video_metadata(frames: np.ndarray, fps: float) -> dict[str, Any]:
 
 
 def mp4(path: Path, frames: np.ndarray, fps: float) -> bytes:
-    """The frames as a file of MPEG-4; lossy. Its content."""
+    """Writes the frames as a lossy MPEG-4 file; returns its content."""
     height, width = frames.shape[1:3]
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
     assert writer.isOpened(), "OpenCV was built without an encoder of MPEG-4"
@@ -46,7 +46,7 @@ def mp4(path: Path, frames: np.ndarray, fps: float) -> bytes:
 
 
 def decoded(path: Path) -> np.ndarray:
-    """All frames of a file: [frames, height, width, 3] uint8."""
+    """Reads all frames of a file: [frames, height, width, 3] uint8."""
     capture = cv2.VideoCapture(str(path))
     frames = []
     while (read := capture.read())[0]:

@@ -40,11 +40,11 @@ _SIZES: dict[str, Any] = {
 class PoolingModel:
     """One checkpoint.
 
-    auto_class: of transformers, by its name
+    auto_class: name of transformers' class
     task:       a method of vllm.LLM
-    expected:   its result, from transformers' network and a prompt's tokens: [n]
-    fields:     of its configuration, in addition to the common ones
-    modules:    of sentence-transformers, by whose files vLLM knows how to pool
+    expected:   computes the result [n] from transformers' network and a prompt's tokens
+    fields:     fields of its configuration in addition to the common ones
+    modules:    sentence-transformers modules; their files tell vLLM how to pool
     engine:     arguments of vllm.LLM
     """
 
@@ -148,7 +148,7 @@ BY_NAME = {model.name: model for model in MODELS}
 
 
 def write_pooling(model: PoolingModel, directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights, tokenizer and modules; the directory."""
+    """Writes configuration, fp32 weights, tokenizer and modules; returns the directory."""
     config = transformers.AutoConfig.for_model(model.model_type, **{**_SIZES, **model.fields})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -199,5 +199,5 @@ class PoolingReference:
 
     @torch.inference_mode()
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
-        """[tokens, hidden_size], each of unit length, as token-wise embeddings are."""
+        """Returns token-wise embeddings [tokens, hidden_size] of unit length."""
         return normalize(_state(self._network, torch.tensor([list(tokens)])), dim=-1)

@@ -9,7 +9,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 
 def few_blocks(count: int) -> dict[str, Any]:
-    """Options of an engine that has `count` blocks and counts preemptions."""
+    """Returns options of an engine that has `count` blocks and counts preemptions."""
     return {
         "num_gpu_blocks_override": count,
         "kv_cache_memory_bytes": None,
@@ -30,7 +30,7 @@ def assert_no_layer_waits(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
 ) -> list[Any]:
-    """Compares tokens, some of them after a preemption. Returns the counts of all steps."""
+    """Compares tokens, some of them after a preemption; returns the counts of all steps."""
     engine.on_workers("count_waits_of_steps")
     assert_generates(engine, reference, prompts, max_tokens)
     (steps,) = engine.on_workers("waits_of_steps")

@@ -11,7 +11,7 @@ from vllm_davinci_testing.engines.hybrid_zoo import EXPERTS_OF_QWEN, GATED_DELTA
 def qwen3_5_config(
     text: Callable[..., dict[str, Any]], patch: int, has_experts: bool, **tokens: int
 ) -> transformers.PretrainedConfig:
-    """text: gives the text model's fields; tokens: numbers of the special ones"""
+    """text: makes the text model's fields; tokens: ids of special tokens"""
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,

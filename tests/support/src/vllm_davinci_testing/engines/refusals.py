@@ -34,7 +34,7 @@ def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engi
 
 
 def refused_by(rows: Collection[Feature], engine: Engine) -> str:
-    """The feature rows' refusals of an engine; its configuration needs only what they read."""
+    """Returns the rows' refusals of an engine, whose configuration needs only what they read."""
     keys = {key for row in rows for key in (row.key, *row.excludes)}
     asked = {key: features()[key] for key in keys if features()[key].is_asked(engine)}
     found = [each for row in rows if row.key in asked for each in refusals(row, asked, engine)]

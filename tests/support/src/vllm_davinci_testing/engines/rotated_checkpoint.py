@@ -1,11 +1,11 @@
 """A DeepSeek checkpoint with rotated hidden states, as ModelSlim's QuaRot exports them.
 
-The residual stream is multiplied by an orthogonal matrix Q, which the layers' weights take back,
-and the weights of norms are folded into the layers after them. In exact arithmetic the model is
-the same one.
+The residual stream is multiplied by an orthogonal matrix Q, whose inverse the layers' weights
+contain, and norms' weights are folded into the next layers. In exact arithmetic the model is
+unchanged.
 
 A small model's last norm has weights of similar size, so a drafter without them would still work.
-Here some change sign, and the following weights reverse it: again the same model.
+Here some change sign, and the next weights reverse this: the model is again unchanged.
 """
 
 import json
@@ -54,7 +54,7 @@ def rotated(source: Path, destination: Path) -> Path:
 def _turned(
     name: str, tensor: torch.Tensor, tensors: dict[str, torch.Tensor], turn: torch.Tensor
 ) -> torch.Tensor:
-    """One tensor of the rotated checkpoint."""
+    """Returns one tensor of the rotated checkpoint."""
     weight = tensor.double()
     layer = LAYER.match(name)
     if name == "model.norm.weight" or re.search(

@@ -68,7 +68,7 @@ def rounded_otherwise(
 def explained_by_rounding(
     network: nn.Module, logits: Logits, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """[tokens]: the largest distance of two logits whose order rounding may decide."""
+    """Returns [tokens]: the largest difference of two logits whose order rounding may decide."""
     expected = logits()
     most = torch.zeros(len(expected))
     for seed in range(NUM_TRIES):
@@ -84,7 +84,7 @@ def first_wrong_token(
     """Describes the first of `tokens` that `network` would not choose under any rounding, or None.
 
     One pass over a prompt and its tokens gives the choice at every position, so a text is compared
-    beyond a token whose choice was close. dtype: of the engine whose tokens they are
+    beyond a token whose choice was close. dtype: of the engine that generated the tokens
     """
     rows = logits()
     chosen = rows.gather(1, torch.tensor([list(tokens)]).T)[:, 0]

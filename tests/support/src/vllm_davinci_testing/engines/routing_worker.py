@@ -38,7 +38,7 @@ class RoutingWorker:
         return keep
 
     def router_answers(self, tokens: int) -> list[torch.Tensor]:
-        """[tokens, experts] fp32 of each router in the model's order, from the first recorded step.
+        """Returns each router's scores in the first recorded step, [tokens, experts] fp32.
 
         Raises ValueError where that step had fewer tokens.
         """
@@ -51,7 +51,7 @@ class RoutingWorker:
 
 @contextmanager
 def routed_by(network: torch.nn.Module, answers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """transformers' routers choose by these scores instead of their own.
+    """Inside the block, transformers' routers choose by these scores instead of their own.
 
     A router multiplies its input by its weight: the scores replace the input, and an identity
     replaces the weight.

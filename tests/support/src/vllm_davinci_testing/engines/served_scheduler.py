@@ -1,4 +1,4 @@
-"""A prefill-first scheduler, with a model that always answers the same."""
+"""A prefill-first scheduler with a model whose answer is always the same token."""
 
 from collections import deque
 from pathlib import Path
@@ -25,7 +25,7 @@ TOKEN = 7
 class Served:
     """A scheduler, and a model that answers each request with the same token.
 
-    steps: what was scheduled: request -> tokens, by step
+    steps: number of scheduled tokens by request, for each step
     """
 
     def __init__(self, blocks: int, **options: Any) -> None:

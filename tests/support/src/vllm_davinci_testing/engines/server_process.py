@@ -58,7 +58,7 @@ class ServerProcess:
         self.process = self._start(arguments, {"OMP_NUM_THREADS": "1", **(environment or {})})
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
-        """The server's process, which begins a session: pid, poll(), wait(limit_s), returncode."""
+        """Starts the server in a new session; returns a Popen, or an object like it."""
         with self.log.open("wb") as file:
             return subprocess.Popen(
                 self._command(arguments),
@@ -85,7 +85,7 @@ class ServerProcess:
         raise TimeoutError(f"vllm serve did not answer within {START_LIMIT_S} s.\n{self.tail()}")
 
     def complete(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """The greedy continuation of a prompt; thread-safe."""
+        """Continues a prompt greedily; thread-safe."""
         answer = httpx.post(
             f"{self.url}/v1/completions",
             json={
@@ -103,16 +103,16 @@ class ServerProcess:
         return tokens
 
     def processes(self) -> list[psutil.Process]:
-        """The server's processes: itself, engine cores and workers."""
+        """Returns the server's processes: itself, engine cores and workers."""
         server = psutil.Process(self.process.pid)
         return [server, *server.children(recursive=True)]
 
     def interrupt(self) -> None:
-        """Sends a signal to the whole group, like Ctrl-C in a terminal."""
+        """Sends SIGINT to the whole group, like Ctrl-C in a terminal."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait_for_end(self) -> int:
-        """The exit status; TimeoutError if processes are left after END_LIMIT_S."""
+        """Returns the exit status; raises TimeoutError if processes are left after END_LIMIT_S."""
         session = self.process.pid
         if not becomes_true(
             lambda: self.process.poll() is not None and not processes_of_session(session),
@@ -204,7 +204,7 @@ def answers(port: int, path: str = "/health") -> bool:
 
 
 def processes_of_session(session: int) -> list[psutil.Process]:
-    """All running processes of a session started with start_new_session."""
+    """Returns all running processes of a session started with start_new_session."""
     found = []
     for process in psutil.process_iter(["status"]):
         try:
@@ -217,7 +217,7 @@ def processes_of_session(session: int) -> list[psutil.Process]:
 
 
 def shared_memory(processes: Iterable[psutil.Process]) -> set[Path]:
-    """Files in /dev/shm that these processes currently hold."""
+    """Returns the files in /dev/shm that these processes currently hold."""
     held: set[Path] = set()
     for process in processes:
         maps = Path(f"/proc/{process.pid}/maps").read_text()

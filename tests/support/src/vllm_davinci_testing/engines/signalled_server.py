@@ -51,7 +51,7 @@ class OpenRequest:
 
 @dataclass
 class SignalledServer:
-    """server: it answers; sockets: where vLLM puts the files of its sockets."""
+    """server: the server, which answers; sockets: directory of vLLM's sockets"""
 
     server: ServerProcess
     model: Path
@@ -86,7 +86,7 @@ class SignalledServer:
 def signalled_server(
     kind: type[ServerProcess], model: Path, folder: Path, *options: str
 ) -> Iterator[SignalledServer]:
-    """A small server, with its log in a folder, that is killed at the end."""
+    """Starts a small server, with its log in a folder; kills it at the end."""
     with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # their names must be short
         environment = {**LONG_STEP, "VLLM_RPC_BASE_PATH": sockets}
         server = kind(model, folder / "log.txt", *SMALL, *options, environment=environment)

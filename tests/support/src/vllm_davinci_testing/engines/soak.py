@@ -42,7 +42,7 @@ WORKER = "vllm_davinci_testing.engines.memory_worker.MemoryWorker"
 
 @dataclass(frozen=True)
 class Held:
-    """Resources that all processes of the servers hold together."""
+    """Sums of the resources that the servers' processes hold."""
 
     device: int
     host: int
@@ -50,7 +50,7 @@ class Held:
     descriptors: int
 
     def problems(self, before: Held) -> list[str]:
-        """Resources that have grown by more than their limit."""
+        """Describes resources that have grown by more than their limit."""
         told = [
             f"{name} memory has grown from {old} to {new} bytes"
             for name, old, new in (
@@ -72,7 +72,7 @@ class Held:
 
 
 def held(servers: list[ServerProcess]) -> Held:
-    """Private host memory; pages shared by processes count once, in `shared`."""
+    """Sums private host memory; pages shared by processes count once, in `shared`."""
     device = host = descriptors = 0
     files: set[Path] = set()
     for server in servers:

@@ -76,7 +76,7 @@ class Clients:
         ]
 
     def learn(self) -> None:
-        """The right answers: each request alone, in series."""
+        """Gets the right answers: each request alone, in series."""
         with httpx.Client(timeout=LIMIT_S) as client:
             for name in range(NUM_TEXTS):
                 self._of_text(client, name)

@@ -15,7 +15,7 @@ SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "disable_log_stats": 
 
 
 def texts() -> list[dict[str, Any]]:
-    """Prompts of 1 to 140 tokens; some repeat themselves."""
+    """Returns prompts of 1 to 140 tokens; some repeat themselves."""
     lengths = [1, 2, 127, 128, 129, 140, *range(10, 10 + REQUESTS - 6)]
     return [
         {"prompt_token_ids": [3 + (token * (7 + number)) % (20 + number) for token in range(n)]}
@@ -31,7 +31,7 @@ def write_texts(path: Path, tokens: list[list[int]]) -> Path:
 
 
 def greedy(number: int, **options: Any) -> SamplingParams:
-    """Parameters of one of the requests, which end at different times."""
+    """Returns parameters of one of the requests, which end at different times."""
     return SamplingParams(
         **{"temperature": 0, "max_tokens": 24 + 5 * (number % 5), "ignore_eos": True} | options
     )
@@ -40,7 +40,7 @@ def greedy(number: int, **options: Any) -> SamplingParams:
 def generate(
     engine: EngineProcess, adapters: list[Any] | None = None, **options: Any
 ) -> list[list[int]]:
-    """Tokens of all requests. adapters: the LoRARequest, or None, of each"""
+    """Returns the tokens of all requests. adapters: a LoRARequest or None for each"""
     parameters = [greedy(n, **options) for n in range(REQUESTS)]
     given = {} if adapters is None else {"lora_request": adapters}
     outputs = engine.generate(texts(), parameters, **given)
@@ -53,13 +53,13 @@ CLOSE = 0.25
 
 
 def with_logprobs(engine: EngineProcess) -> list[Any]:
-    """The same requests' completions, with the likeliest tokens' logprobs at each position."""
+    """Returns the requests' completions with the likeliest tokens' logprobs at each position."""
     outputs = engine.generate(texts(), [greedy(n, logprobs=5) for n in range(REQUESTS)])
     return [output.outputs[0] for output in outputs]
 
 
 def first_wrong(expected: list[Any], found: list[list[int]]) -> list[tuple[int, int, float]]:
-    """Texts that diverge at a token that rounding does not explain: text, position, distance.
+    """Returns (text, position, distance) of texts that diverge where rounding does not explain it.
 
     expected: completions of `with_logprobs`; texts may diverge after a token that was close
     """
@@ -79,7 +79,7 @@ def first_wrong(expected: list[Any], found: list[list[int]]) -> list[tuple[int, 
 
 
 def told(engine: EngineProcess) -> tuple[int, int]:
-    """Draft tokens so far, and the number of accepted ones."""
+    """Returns the numbers of drafted and accepted tokens so far."""
     metrics = engine.metrics()
     return (
         int(metrics["vllm:spec_decode_num_draft_tokens"]),
@@ -88,7 +88,7 @@ def told(engine: EngineProcess) -> tuple[int, int]:
 
 
 def speculation(method: str, count: int, **options: Any) -> dict[str, Any]:
-    """Arguments of an engine that speculates."""
+    """Returns arguments of an engine that speculates."""
     return {
         "speculative_config": {"method": method, "num_speculative_tokens": count, **options},
         **SMALL,

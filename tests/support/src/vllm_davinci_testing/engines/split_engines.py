@@ -20,7 +20,7 @@ def overlapped(**options: Any) -> dict[str, Any]:
 
 
 def decisions(engine: EngineProcess) -> Counter[str]:
-    """Reason -> number of steps; all ranks decide alike."""
+    """Returns the number of steps by reason; asserts that all ranks decide alike."""
     first, *others = engine.on_workers("overlap_decisions")
     # A stage of a pipeline warms up on its own.
     assert all({**other, "not_a_step": 0} == {**first, "not_a_step": 0} for other in others)

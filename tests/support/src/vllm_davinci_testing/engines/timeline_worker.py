@@ -1,4 +1,4 @@
-"""A worker that reports the work its device was given."""
+"""A worker that reports the work launched on its device."""
 
 import json
 import os
@@ -21,14 +21,14 @@ class TimelineWorker:
         restart_timeline()
 
     def launched(self) -> list[str]:
-        """Operators and collectives since `begin_timeline`, in the order of their launch."""
+        """Returns operators and collectives since `begin_timeline`, in launch order."""
         torch.npu.synchronize()
         write_timeline()
         return launched_tasks(Path(os.environ[VNPU_TIMELINE]) / f"{os.getpid()}.timeline.json")
 
 
 def launched_tasks(timeline: Path) -> list[str]:
-    """Names of the operators and collectives of a timeline, in the order of their launch."""
+    """Returns names of a timeline's operators and collectives, in launch order."""
     events = json.loads(timeline.read_text(encoding="utf-8"))
     tasks = [event for event in events if event["ph"] == "X" and event["cat"] in _TASKS]
     return [task["name"] for task in sorted(tasks, key=lambda task: task["args"]["launched"])]

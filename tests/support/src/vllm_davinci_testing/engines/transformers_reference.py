@@ -31,23 +31,23 @@ class TransformersReference:
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], **inputs: torch.Tensor) -> torch.Tensor:
-        """[len(token_ids), vocabulary]: row i predicts token i + 1."""
+        """Returns [len(token_ids), vocabulary]: row i predicts token i + 1."""
         return self.network(torch.tensor([list(token_ids)]), **inputs).logits[0].float()
 
     def continuation_logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """[len(tokens), vocabulary]: row i predicts tokens[i]."""
+        """Returns [len(tokens), vocabulary]: row i predicts tokens[i]."""
         kinds = {}
         if getattr(self.network.config, "prefix_lm", False):  # bidirectional in the prompt
             kinds["token_type_ids"] = torch.tensor([[1] * len(prompt) + [0] * len(tokens)])
         return self.logits([*prompt, *tokens], **kinds)[len(prompt) - 1 : -1]
 
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[len(token_ids), vocabulary]: row i is of token i + 1."""
+        """Returns [len(token_ids), vocabulary]: row i is for token i + 1."""
         return self.logits(token_ids).log_softmax(dim=-1)
 
     @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
-        """Token by token, with transformers' own cache."""
+        """Generates greedily with transformers' own cache."""
         output = self.network.generate(
             torch.tensor([list(prompt)]),
             max_new_tokens=max_tokens,
@@ -65,7 +65,7 @@ class TransformersReference:
         """Describes where `tokens` is not the greedy continuation of `prompt`, or None.
 
         adjust: changes the logits of one position, given the tokens generated before it
-        dtype:  of the engine whose tokens they are
+        dtype:  dtype of the engine that generated the tokens
         """
 
         def logits() -> torch.Tensor:
@@ -82,7 +82,7 @@ class TransformersReference:
     def differing_tokens(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
     ) -> tuple[int, int]:
-        """Numbers of tokens that are not the greedy choice: close ones, others."""
+        """Counts tokens that are not the greedy choice: those with close logits, and the others."""
         close = wrong = 0
         for prompt, tokens in zip(prompts, outputs, strict=True):
             rows = self.continuation_logits(prompt, tokens)
@@ -99,7 +99,7 @@ def assert_greedy(
     outputs: Sequence[Any],
     max_tokens: int,
 ) -> None:
-    """All of vLLM's outputs are the greedy continuations of their prompts."""
+    """Asserts that all outputs are the greedy continuations of their prompts."""
     generated = [list(output.outputs[0].token_ids) for output in outputs]
     assert [len(tokens) for tokens in generated] == [max_tokens] * len(prompts)
     differences = [

@@ -1,4 +1,4 @@
-"""Adapters that a model cannot take, and the error for each."""
+"""Adapters that do not fit a model, and the error for each."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -24,13 +24,13 @@ class UpdatingWorker:
             self.model_runner.model.load_weights(tensors)
 
     def allocated_bytes(self) -> int:
-        """Bytes of device memory in tensors."""
+        """Returns the bytes of device memory in tensors."""
         gc.collect()
         torch.accelerator.synchronize()
         return torch.accelerator.memory_allocated()
 
     def addresses(self) -> dict[str, int]:
-        """Addresses of parameters and derived tensors."""
+        """Returns the addresses of parameters and derived tensors."""
         model = self.model_runner.get_model()
         found = {name: each.data_ptr() for name, each in model.named_parameters()}
         for name, layer in model.named_modules():

@@ -1,4 +1,4 @@
-"""Answers of transformers to requests with images and videos, on the CPU in fp32."""
+"""Results of transformers for requests with images and videos, on the CPU in fp32."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: the logits behind each token, given those before it."""
+        """Returns [tokens, vocabulary]: the logits from which each token is chosen."""
         inputs = self._inputs(request)
         prompt = inputs["input_ids"].shape[1]
         following = torch.tensor([tokens])
@@ -67,7 +67,7 @@ class Reference:
         assert wrong is None, wrong
 
     def gaps(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """[tokens]: distance of each one's logit from the best, in standard deviations of all."""
+        """Returns [tokens]: distance from the best logit, in standard deviations of its row."""
         rows = self.logits(request, tokens)
         chosen = rows.gather(1, torch.tensor([tokens]).T)[:, 0]
         gaps: torch.Tensor = (rows.max(dim=1).values - chosen) / rows.std(dim=1)
@@ -75,7 +75,7 @@ class Reference:
 
     @torch.inference_mode()
     def features(self, request: Request) -> list[torch.Tensor]:
-        """[tokens, hidden_size] of each image, then of each video."""
+        """Returns [tokens, hidden_size] for each image, then for each video."""
         inputs = self._inputs(request)
         found: list[torch.Tensor] = []
         if "pixel_values" in inputs:

@@ -50,8 +50,8 @@ SMALLEST, LARGEST = 28 * 28, 280 * 280  # pixels of an image
 class VisionModel:
     """One checkpoint.
 
-    make_config:    gives its transformers configuration
-    make_processor: gives its processor of text, images and videos, from a tokenizer
+    make_config:    makes its transformers configuration
+    make_processor: makes its processor of text, images and videos from a tokenizer
     takes_videos:   True if it supports videos
     more_tokens:    tokens that vLLM looks up by name, after the special ones
     needs_metadata: True if its processor needs the times of a video's frames
@@ -289,9 +289,9 @@ MODELS = {
 def write_vision_checkpoint(
     name: str, directory: Path, seed: int = 0, encoder_blocks: int | None = None
 ) -> Path:
-    """Writes configuration, fp32 weights, tokenizer and processors; the directory.
+    """Writes configuration, fp32 weights, tokenizer and processors; returns the directory.
 
-    encoder_blocks: of a Qwen's encoder, in place of the model's own few
+    encoder_blocks: number of blocks of a Qwen's encoder; None: the model's own few
     """
     model = MODELS[name]
     config = model.make_config()
@@ -330,7 +330,7 @@ def write_vision_checkpoint(
 
 
 def prompt(images: int, words: str = "what is this", videos: int = 0) -> str:
-    """A prompt with placeholders for images, then for videos."""
+    """Returns a prompt with placeholders for images, then for videos."""
     places = [IMAGE_PAD] * images + [VIDEO_PAD] * videos
     return "".join(VISION_START + place + VISION_END for place in places) + words
 

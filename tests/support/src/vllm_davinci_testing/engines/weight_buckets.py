@@ -36,7 +36,7 @@ def tensors_of(checkpoint: Path) -> list[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def sending(addresses: Sequence[str], tensors: Tensors, shared_on: str) -> Iterator[None]:
-    """Inside, workers that listen at the addresses receive the tensors. shared_on: npu or cpu"""
+    """Sends the tensors to workers at the addresses. shared_on: npu or cpu"""
     assert all(each.nbytes <= BUCKET_BYTES for _, each in tensors)
     end = Event()
     senders = [
@@ -80,7 +80,7 @@ def _send(address: str, rank: int, tensors: Tensors, shared_on: str, end: Event)
 
 @contextmanager
 def _bucket(shared_on: str) -> Iterator[tuple[torch.Tensor, Any]]:
-    """The bucket, and the handle by which the worker opens it."""
+    """Yields the bucket, and the handle by which the worker opens it."""
     if shared_on == "npu":
         bucket = torch.empty(BUCKET_BYTES, dtype=torch.uint8, device="npu")
         yield bucket, reduce_tensor(bucket)
@@ -96,7 +96,7 @@ def _bucket(shared_on: str) -> Iterator[tuple[torch.Tensor, Any]]:
 
 
 def receive(address: str, device: torch.device) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """The tensors of each bucket; their memory is reused when the next is requested."""
+    """Yields the tensors of each bucket; their memory is reused when the next is requested."""
     with zmq.Context() as context, _socket(context, zmq.REP) as socket:
         socket.connect(address)
         place = _receive(socket, socket.recv_pyobj, lambda: False)

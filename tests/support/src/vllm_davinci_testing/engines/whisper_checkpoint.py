@@ -54,7 +54,7 @@ def whisper_config() -> transformers.WhisperConfig:
 
 @torch.no_grad()
 def _listen(network: transformers.WhisperForConditionalGeneration) -> None:
-    """Makes tokens depend on audio and prompt: equal biases everywhere would dominate."""
+    """Scales weights so that tokens depend on audio and prompt: equal biases would dominate."""
     for module in network.modules():
         if isinstance(getattr(module, "bias", None), torch.Tensor):
             module.bias.mul_(0.1)
@@ -69,7 +69,7 @@ def _listen(network: transformers.WhisperForConditionalGeneration) -> None:
 
 
 def write_whisper(directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights, tokenizer and processor; the directory."""
+    """Writes configuration, fp32 weights, tokenizer and processor; returns the directory."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = transformers.WhisperForConditionalGeneration(whisper_config())
@@ -91,7 +91,7 @@ def write_whisper(directory: Path, seed: int = 0) -> Path:
 
 
 def sound(seed: int, seconds: float = SECONDS) -> np.ndarray:
-    """[samples] float32: a chord of four tones with noise; the pitch depends on the seed."""
+    """Makes a noisy chord of four tones, [samples] float32; the pitch depends on the seed."""
     generator = np.random.default_rng(seed)
     time = np.arange(int(seconds * SAMPLING_RATE)) / SAMPLING_RATE
     tones = np.sin(2 * np.pi * generator.uniform(100, 4000, (4, 1)) * time).sum(0)

@@ -18,9 +18,9 @@ def computed_in_chunks(
     lengths: list[int],
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of all tokens, and the final states, both in the order of requests.
+    """Returns outputs of all tokens and final states, both in the order of requests.
 
-    compute: (tensors, states, written in place, plan) to outputs
+    compute: maps (tensors, states, plan) to outputs, and writes the states in place
     """
     plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
     padded = type(tensors)(
@@ -43,7 +43,7 @@ def assert_chunks_are_defined(
     device: torch.device,
     atol: float,
 ) -> None:
-    """Compares each request with the definition: (its tensors, its state) to output and state."""
+    """Compares requests with `defined`, which maps tensors and state to output and new state."""
     outputs, after = in_chunks(tensors, states, lengths, device)
     ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     for request, (begin, end) in enumerate(pairwise(ends)):
@@ -63,10 +63,10 @@ def assert_steps_are_a_chunk(
 ) -> None:
     """Checks that chunks give several requests the results of single tokens.
 
-    each:      a named tuple per request, of tensors [num_tokens, ...], as many in all requests
+    each:      a named tuple of tensors [num_tokens, ...] per request, all of the same num_tokens
     states:    [num_requests, ...]
-    in_chunks: (tensors of all requests, states, lengths, device) to outputs and new states
-    step:      (tensors [num_requests, ...], states, written in place) to outputs
+    in_chunks: maps (tensors of all requests, states, lengths, device) to outputs and new states
+    step:      maps (tensors [num_requests, ...], states) to outputs, and writes the states in place
     """
     kind, num_tokens = type(each[0]), len(each[0][0])
     together = kind(*(torch.cat(parts) for parts in zip(*each, strict=True)))

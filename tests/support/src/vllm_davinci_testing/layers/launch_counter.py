@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Names of the computing operators that a block calls, without views and allocations."""
+    """Records the computing operators that a block calls, without views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()

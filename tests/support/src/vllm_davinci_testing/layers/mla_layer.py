@@ -101,7 +101,7 @@ class Block:
         self.blocks: dict[str, list[int]] = {}
 
     def initial(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Random values of a parameter, by its name in the model."""
+        """Returns random values of a parameter, by its name in the model."""
         bound = 0.1 if "norm" in name else 1 / math.sqrt(parameter.shape[-1])
         random = torch.randn(parameter.shape, generator=self.generator) * bound
         return random + 1 if "norm" in name else random
@@ -156,12 +156,12 @@ class Block:
         return output.cpu()
 
     def run(self, step: Step) -> list[torch.Tensor]:
-        """Output of the step's new tokens, per request."""
+        """Returns the output of the step's new tokens, per request."""
         output = self.forward(self.metadata(step))
         return list(output.split([count for _, count in step]))
 
     def expected(self, name: str, scale_correction: float) -> torch.Tensor:
-        """[tokens, HIDDEN] of a request, in fp64, from all its hidden states."""
+        """Returns a request's output [tokens, HIDDEN] in fp64, from all its hidden states."""
         weights = {
             key: value.detach().cpu().double() for key, value in self.module.named_parameters()
         }

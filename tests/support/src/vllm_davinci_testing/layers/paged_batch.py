@@ -43,7 +43,7 @@ def reference(
 
 
 def visible(num_queries: int, num_keys: int, window: int | None) -> torch.Tensor:
-    """Keys visible to each query if the last query is the last key."""
+    """Returns the keys visible to each query if the last query is the last key."""
     distance = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)

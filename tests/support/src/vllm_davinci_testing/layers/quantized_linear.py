@@ -67,7 +67,7 @@ class Exported:
         return self.scaled(integers, scale, bias).to(x.dtype)
 
     def scaled(self, integers: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        """fp32, before rounding to the model's dtype."""
+        """Returns fp32 values before rounding to the model's dtype."""
         values = self.sums(integers).float() * self["weight_scale"].float().flatten()
         values = values * scale[:, None]
         return values if bias is None else values + bias.float()

@@ -28,7 +28,7 @@ class Edge(NamedTuple):
 
 
 def edges(row: Constraint, legal: Mapping[str, Any]) -> list[Edge]:
-    """The edges of a rule that the legal call does not cover."""
+    """Returns the edges of a rule that the legal call does not cover."""
     if row.form is None:
         return []
     kind, *bounds = row.form
@@ -113,7 +113,7 @@ _OF_OPERANDS: dict[str, Callable[..., Iterator[tuple[str, Change]]]] = {
 
 
 def _alone_and_together(legal: Mapping[str, Any], name: str, change: Change) -> Iterator[Changes]:
-    """The argument alone; with each similar operand; with all of them."""
+    """Yields changes of the argument alone, with each similar operand, and with all of them."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, list):
@@ -142,7 +142,7 @@ def _alone_and_together(legal: Mapping[str, Any], name: str, change: Change) -> 
 def answers_at_edges(
     row: Constraint, legal: Mapping[str, Any], answer: Callable[[str, Changes], str]
 ) -> dict[str, str]:
-    """Answers by edge: bytes of workspace, or the refusal of the argument alone.
+    """Returns answers by edge: bytes of workspace, or the refusal of the argument alone.
 
     A refusal by the rule itself takes precedence.
     """

@@ -51,7 +51,7 @@ def argument_of(value: Any) -> aclnn.Argument:
 
 
 def answer(operator: str, arguments: dict[str, Any]) -> str:
-    """The refusal, or the bytes of workspace."""
+    """Returns the refusal, or the bytes of workspace."""
     try:
         return str(aclnn.workspace_size(operator, *map(argument_of, arguments.values())))
     except RuntimeError as error:

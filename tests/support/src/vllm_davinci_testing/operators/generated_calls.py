@@ -29,12 +29,12 @@ Changes = dict[str, Any]
 
 
 def plain(name: str) -> str:
-    """An argument's name in the form that rows use."""
+    """Returns an argument's name in the form that rows use."""
     return name.replace("_", "").lower()
 
 
 def place_of(row: Constraint) -> tuple[str, str]:
-    """A chip and a release of CANN for which the rule holds: most tests' if possible."""
+    """Returns a chip and CANN release that have the rule: those of most tests if possible."""
     soc = next(soc for chip, soc in _SOCS.items() if chip in row.chips.split(", "))
     return soc, "8.5" if row.since <= "8.5" <= row.until else row.since
 
@@ -141,7 +141,7 @@ _SUPPLIED = (Operand((7,), "float32"), Operand((64,)), Operand((64,), "int32"))
 
 
 def _broken(value: Any, kind: str, bounds: list[Any]) -> Iterator[Any]:
-    """Replacements for a value that keeps a rule."""
+    """Yields replacements for a valid value that break the rule."""
     if isinstance(value, Operand) and value.is_tiled:
         return  # tiles have sizes and a dtype of their own
     if kind == "absent":
@@ -163,7 +163,7 @@ def _broken(value: Any, kind: str, bounds: list[Any]) -> Iterator[Any]:
 
 
 def _in_float16(legal: Mapping[str, Any]) -> Changes:
-    """The operands of a call in the other 16-bit format, for older chips."""
+    """Changes a call's bf16 operands to fp16, for older chips."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, list):
@@ -175,7 +175,7 @@ def _in_float16(legal: Mapping[str, Any]) -> Changes:
 
 
 def breaking(row: Constraint, legal: Mapping[str, Any]) -> list[Changes]:
-    """Replacements for the legal call's arguments, each of which breaks the rule."""
+    """Returns replacements for the legal call's arguments, each of which breaks the rule."""
     if row.form is None:
         return []
     kind, *bounds = row.form
@@ -190,13 +190,13 @@ def breaking(row: Constraint, legal: Mapping[str, Any]) -> list[Changes]:
 
 
 def key_of(row: Constraint) -> str:
-    """Text that identifies a rule."""
+    """Returns text that identifies a rule."""
     parts = (row.operator, row.argument, row.rule, row.chips, row.since, row.until, row.source)
     return " | ".join(parts)
 
 
 def names(row: Constraint, said: str) -> bool:
-    """True if a refusal is the rule's."""
+    """True if the rule made this refusal."""
     return (
         f"returned {row.status}: {row.operator}: {row.argument} (argument " in said
         and f"but must {row.rule} on " in said
@@ -206,7 +206,7 @@ def names(row: Constraint, said: str) -> bool:
 def answers_to_breaking(
     row: Constraint, legal: Mapping[str, Any], answer: Callable[[str, Changes], str]
 ) -> list[str]:
-    """Answers of the first phase to calls that break the rule, up to the first refusal by it."""
+    """Returns answers to calls that break the rule, up to the first refusal by it."""
     said: list[str] = []
     for changes in breaking(row, legal):
         said.append(answer(row.operator.removeprefix("aclnn"), {**legal, **changes}))

@@ -36,11 +36,11 @@ TILING = 561002
 @dataclass(frozen=True)
 class Case:
     """
-    operator: without aclnn
+    operator: name without aclnn
     argument: argument that the refusal names
     rule:     part of the rule in the refusal
     changes:  replacements for the legal call's arguments
-    code:     status of CANN
+    code:     CANN's status
     """
 
     operator: str
@@ -84,7 +84,7 @@ MLA_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _blocks_of(tokens: int) -> dict[str, Any]:
-    """Compressed rows in blocks of this size; a table of 16 blocks for each of two requests."""
+    """Makes compressed rows in blocks of this size; two requests have tables of 16 blocks."""
     return {
         "key": [t(16, tokens, 512)],
         "value": [t(16, tokens, 512)],
@@ -675,12 +675,12 @@ ELEMENTS = [
 
 
 def _of_sister(case: Case, operator: str) -> Case:
-    """The same call of an operator that shares the case's rows."""
+    """Returns the same call of an operator that shares the case's rules."""
     return replace(case, operator=operator)
 
 
 def _tiled(case: Case, operator: str) -> Case:
-    """The same call of the operator that takes the case's weight in tiles."""
+    """Returns the same call of an operator that takes the weight in tiles."""
 
     def in_tiles(value: Any) -> Any:
         if isinstance(value, list):

@@ -575,7 +575,7 @@ LEGAL |= {
 
 
 def _inserted(operator: str, after: str, **more: Any) -> dict[str, Any]:
-    """A legal call with additional arguments after one of them."""
+    """Returns a legal call with additional arguments after one of them."""
     made: dict[str, Any] = {}
     for name, value in LEGAL[operator].items():
         made[name] = value

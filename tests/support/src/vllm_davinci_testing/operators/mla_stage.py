@@ -120,7 +120,7 @@ class IntegerBlock(Block):
 
 
 def assert_repeats(make: Callable[[], Block], stage: Callable[..., Any], turns: int) -> None:
-    """Runs the stage with three decodes beside a stream: every turn gives the same bits."""
+    """Repeats the stage with three decodes and a side stream: every turn gives the same bits."""
     expected, side = None, torch.npu.Stream()
     for _ in range(turns):
         block = make()

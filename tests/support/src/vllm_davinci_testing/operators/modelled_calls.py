@@ -47,7 +47,7 @@ Work = Callable[[], object]
 
 
 def calls(group: str) -> Iterator[tuple[str, list[Work]]]:
-    """The name of each operator's calls, and the calls: the first that is legal counts."""
+    """Yields each operator's name and calls; the first legal one is measured."""
     for name, arguments in (LEGAL | ALSO_LEGAL).items():
         named = {**arguments, "group": group} if "group" in arguments else arguments
         yield name, [partial(_launch, name.split()[0], list(named.values()))]
@@ -104,7 +104,7 @@ def _side() -> Any:
 
 
 def _beside(one: Work, other: Work, *, by_turns: int = 1) -> None:
-    """`one` on the current stream, `other` on the side stream."""
+    """Runs `one` on the current stream and `other` concurrently on the side stream."""
     side, main = _side(), torch.npu.current_stream()
     side.wait_stream(main)
     for _ in range(by_turns):
@@ -120,7 +120,7 @@ def _negate(of: Any) -> Any:
 
 
 def mechanisms(group: dist.ProcessGroup) -> Iterator[tuple[str, Work]]:
-    """Work that uses each mechanism of the model."""
+    """Yields work that uses each mechanism of the model."""
     x, weight, rows = _tensor(4096, 4096), _tensor(4096, 4096), _tensor(16384, 4096)
 
     def product(of: Any = x) -> Any:
@@ -153,7 +153,7 @@ def mechanisms(group: dist.ProcessGroup) -> Iterator[tuple[str, Work]]:
 
 
 def _streams(product: Work, negate: Work, x: torch.Tensor) -> Iterator[tuple[str, Work]]:
-    """Work on limited cores, many streams, graphs, and copies."""
+    """Yields work on limited cores, many streams, graphs, and copies."""
     streams = [torch.npu.Stream() for _ in range(32)]
     on_host, there = _tensor(8 * _MIB, where="cpu"), _tensor(8 * _MIB)
 
@@ -210,7 +210,7 @@ def times() -> dict[str, int]:
 
 
 def measured(work: Work, flushed: torch.Tensor) -> dict[str, int]:
-    """The work's figures, with nothing of its operands in L2, and right after the ranks met."""
+    """Returns the work's figures, without its operands in L2, right after the ranks met."""
     dist.all_reduce(flushed[:1])
     torch.neg(flushed, out=flushed)
     torch.npu.synchronize()
@@ -221,7 +221,7 @@ def measured(work: Work, flushed: torch.Tensor) -> dict[str, int]:
 
 
 def sample(machine: str) -> dict[str, Any]:
-    """The figures by name; None for an operator of which no call is legal."""
+    """Returns the figures by name; None for an operator without a legal call."""
     os.environ.update(CONFIG.environment(), VNPU_TIMING=machine)  # read when the device opens
     torch.npu.set_device(0)
     dist.init_process_group("hccl", rank=0, world_size=RANKS, store=dist.HashStore())

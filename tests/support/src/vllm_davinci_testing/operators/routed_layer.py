@@ -33,7 +33,7 @@ class IntegerWeights:
         self.integers = to_int8(weight / self.scale.float())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By name in the checkpoint."""
+        """Returns the tensors by their names in the checkpoint."""
         return {
             "weight": self.integers,
             "weight_scale": self.scale,
@@ -50,13 +50,13 @@ GATE_UP_INT8, DOWN_INT8 = IntegerWeights(torch.cat((GATE, UP), 1)), IntegerWeigh
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers and scales of rows, rounded as in fused launches."""
+    """Returns integers and scales of rows, rounded as in fused launches."""
     integers, scale = dynamic_quant_in_launch(x)
     return integers, scale[:, None]
 
 
 def defined_in_integers(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The routed sum alone."""
+    """Returns the routed sum alone."""
     best, ids = logits.topk(TOP_K, -1)
     weights = best.softmax(-1).bfloat16().float()
     total = torch.zeros_like(x)

@@ -63,12 +63,12 @@ class Pair:
 
     @property
     def cpu(self) -> torch.Tensor:
-        """A fresh copy on the CPU."""
+        """Returns a fresh copy on the CPU."""
         return self.view(self.base.clone())
 
     @property
     def npu(self) -> torch.Tensor:
-        """A fresh copy on the device."""
+        """Returns a fresh copy on the device."""
         return self.view(self.base.to("npu"))
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ def values(
     high: float = 4.0,
     special: bool = False,
 ) -> torch.Tensor:
-    """A CPU tensor of uniformly distributed values in [low, high), reproducible from the seed.
+    """Makes a CPU tensor of values uniform in [low, high), reproducible from the seed.
 
     special: sprinkles NaN, infinities, signed zeros and small values over a float tensor.
     """
@@ -106,7 +106,7 @@ def values(
 
 
 def shuffled(count: int, seed: int = 0) -> torch.Tensor:
-    """A permutation of 0 to count - 1 by seed, int64."""
+    """Returns a seeded permutation of 0 to count - 1, int64."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
@@ -120,7 +120,7 @@ def tensors(
     high: float = 4.0,
     special: bool = False,
 ) -> Pair:
-    """A tensor of one dtype and shape: contiguous, transposed, strided, offset or expanded."""
+    """Draws a tensor and its view: contiguous, transposed, strided, offset or expanded."""
     shape = draw(st.sampled_from(shapes))
     dtype = draw(st.sampled_from(dtypes))
     seed = draw(st.integers(0, 2**31))
@@ -152,7 +152,7 @@ def operands(
     high: float = 4.0,
     special: bool = False,
 ) -> tuple[Pair, Pair]:
-    """Two tensors of one dtype whose shapes broadcast together."""
+    """Draws two tensors of one dtype whose shapes broadcast together."""
     first, second = draw(st.sampled_from(BROADCASTS))
     dtype = (draw(st.sampled_from(dtypes)),)
     return (

@@ -35,7 +35,7 @@ def fork_context() -> multiprocessing.context.ForkServerContext:
 
 
 def process_id() -> int | None:
-    """The fork server's process id, if it has been started."""
+    """Returns the fork server's process id, if it has been started."""
     return forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
 
 

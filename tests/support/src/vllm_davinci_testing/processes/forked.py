@@ -31,9 +31,9 @@ LIMIT_S = 240.0
 class Ended:
     """Outcome of a process.
 
-    status: its exit status, negative for a signal
-    stdout: what it printed, and standard errors too where both go to one log
-    stderr: standard errors
+    status: exit status, negative for a signal
+    stdout: standard output, and standard error too if both go to one log
+    stderr: standard error
     """
 
     status: int
@@ -68,7 +68,7 @@ def run_together(
 
 
 def run_alone(source: str, **variables: str) -> Ended:
-    """Runs one program. variables: of its environment"""
+    """Runs one program. variables: additional environment variables"""
     [ended] = run_together([textwrap.dedent(source)], [variables])
     return ended
 
@@ -76,9 +76,9 @@ def run_alone(source: str, **variables: str) -> Ended:
 def run_command(
     module: str, *arguments: str | Path, limit_s: float = LIMIT_S, **variables: str
 ) -> Ended:
-    """Like `python -m module arguments` of a module whose imports are done.
+    """Runs `python -m module arguments` for a module whose imports are done.
 
-    variables: of its environment
+    variables: additional environment variables
     """
     argv = [module, *map(str, arguments)]
     source = (
@@ -104,7 +104,7 @@ def run_to_exit(source: str, config: VirtualDeviceConfig | None = None, **variab
 def output_of(
     source: str, config: VirtualDeviceConfig | None = None, **variables: str
 ) -> list[str]:
-    """The lines printed by a program, which must succeed.
+    """Returns the lines printed by a program, which must succeed.
 
     config, variables: its virtual devices, and further environment variables
     """

@@ -63,7 +63,7 @@ class Host:
     name: str
     address: str
     process: int
-    """Number, on this machine, of the process whose end ends the host."""
+    """Number on this machine of the process whose end ends the host."""
 
     def start(
         self, command: Sequence[str], variables: dict[str, str], output: Path
@@ -107,7 +107,7 @@ def _skip_without_namespaces() -> None:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts, host1 (10.77.0.1) and host2 (10.77.0.2), until the block ends."""
+    """Makes two hosts, host1 (10.77.0.1) and host2 (10.77.0.2), until the block ends."""
     _skip_without_namespaces()
     script = _SETUP.format(numbers="1 2")
     flags = ["--user", "--map-root-user", "--net", "--pid", "--mount-proc", "--fork"]
@@ -141,7 +141,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 def ended_well(
     processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path], limit_s: float
 ) -> list[str]:
-    """Output of the processes; fails if one does not end with status 0 within the limit."""
+    """Returns the processes' outputs; fails if one does not end with status 0 within the limit."""
 
     def is_over() -> bool:
         ended = [each.poll() for each in processes]
@@ -189,7 +189,7 @@ def start_ranks(
 
 
 def _processes_under(process: int) -> dict[int, int]:
-    """Number in the second-innermost namespace -> number here, for all children of a process."""
+    """Maps process numbers in the second-innermost namespace to numbers here."""
     found = {}
     waiting = [process]
     while waiting:

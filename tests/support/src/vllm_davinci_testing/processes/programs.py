@@ -18,14 +18,14 @@ from vllm_davinci.vnpu.activate import prepare_environment
 
 
 def is_of_virtual_devices(variable: str) -> bool:
-    """True if a variable is a setting of this process that programs do not inherit."""
+    """True if a variable is a setting of virtual devices, which programs must not inherit."""
     return variable.startswith("VNPU_") and variable != env.VNPU_REFUSALS  # every run counts these
 
 
 def run_to_end(
     command: Sequence[str | Path], limit_s: float = 120.0, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command; stderr and stdout are text. options: of `subprocess.run`"""
+    """Runs a command; stderr and stdout are text. options: arguments of `subprocess.run`"""
     return subprocess.run(
         command, capture_output=True, text=True, timeout=limit_s, check=False, **options
     )
@@ -46,14 +46,14 @@ def run_program(
 def output_of(
     source: str, config: VirtualDeviceConfig | None = None, **variables: str
 ) -> list[str]:
-    """The lines a program printed; fails with its errors if it failed."""
+    """Returns the lines that a program printed; fails with its errors if it failed."""
     done = run_program(source, config, **variables)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split("\n")[:-1]
 
 
 def copied(package: Path, folder: Path) -> Path:
-    """A copy of a package's sources, `folder`/vllm_davinci/NAME, for `said_in`."""
+    """Copies a package's sources to `folder`/vllm_davinci/NAME, for `said_in`."""
     ignored = shutil.ignore_patterns("__pycache__")
     return shutil.copytree(package, folder / "vllm_davinci" / package.name, ignore=ignored)
 
@@ -65,7 +65,7 @@ def insert(path: Path, after: str, text: str) -> None:
 
 
 def said_in(folder: Path, source: str, *arguments: str) -> Any:
-    """The last line, JSON, printed by Python source that imports the copies in `folder`."""
+    """Runs Python source that imports the copies in `folder`; returns its last line, from JSON."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = run_to_end([sys.executable, "-c", source, *arguments], 300, env=environment)
     assert done.returncode == 0, done.stderr
@@ -79,9 +79,8 @@ def run_programs_together(
 ) -> list[tuple[int, str]]:
     """Runs each program in its own interpreter, with this process's settings.
 
-    variables: of each program's environment
-    Returns their statuses and what they printed, both outputs together. Raises TimeoutError if one
-    does not end in time, and kills them.
+    variables: additional environment variables of each program Returns their statuses and what they
+    printed, both outputs together. Raises TimeoutError if one does not end in time, and kills them.
     """
     processes = []
     with tempfile.TemporaryDirectory() as directory:

@@ -25,7 +25,7 @@ dist.init_process_group("hccl")
 
 
 def free_port() -> int:
-    """A TCP port of this host that is free and will not be assigned for a while.
+    """Returns a TCP port of this host that is free and will not be assigned for a while.
 
     It is below those that Linux assigns to connections (32768 and up), which may be taken before
     the caller listens.
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def program_of(source: str) -> str:
-    """The complete program that a rank runs for a source text, for its line numbers."""
+    """Returns the complete program that a rank runs; tests need its line numbers."""
     return _PRELUDE + textwrap.dedent(source)
 
 
@@ -48,8 +48,8 @@ def run_ranks(program: str | Path, count: int, *arguments: str, **variables: str
     program:   source text, which finds torch, dist (with the process group made), os, time, rank
                and world; or a file, which makes its groups itself
     arguments: in sys.argv of a file
-    variables: of the environment, beside RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
-               which have torchrun's meaning
+    variables: environment variables in addition to RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+               MASTER_PORT, which have torchrun's meaning
 
     Raises TimeoutError with what the ranks printed if one does not end within LIMIT_S.
     """
