@@ -222,7 +222,6 @@ def _other(checkpoint: str, changed: dict[str, Any], message: str, **options: An
         ),
         _other("qwen4_exp", {f"indexer_{name}": None for name in INDEXER}, "indexer_n_heads"),
         _other("qwen4_exp", {"heads_per_ngram": 1}, "tensor-parallel-size 4", **FOUR_RANKS),
-        _other("qwen4_exp", {}, "images of Qwen3.8", limit_mm_per_prompt={"image": 1, "video": 0}),
     ],
     indirect=["checkpoint"],
 )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.fusion.mm_input_norm import build_mm_input_norm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -24,6 +25,7 @@ from vllm.model_executor.models.qwen3_vl import Qwen3_VisionTransformer
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.models.qwen4_exp.amd.model import Qwen4ExpProcessingInfo
 from vllm.sequence import IntermediateTensors
+from vllm.tokenizers.registry import cached_tokenizer_from_config
 
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.attention.compressed.token_rows import TokenRows
@@ -123,6 +125,8 @@ PACKED_MODULES = {
 class Qwen4ExpModel(nn.Module):
     """Embedding, layers, and the gates that collapse the last streams."""
 
+    hf_to_vllm_mapper = LAYER_NAMES
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_text_config
@@ -167,7 +171,7 @@ class Qwen4ExpModel(nn.Module):
     ) -> torch.Tensor:
         embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         streams = embedded.unsqueeze(1).repeat(1, self._rule.num_streams, 1)
-        step = self.tokens.step(positions if positions.ndim == 1 else positions[0])
+        step = self.tokens.step(positions)
         ids = self._ngrams(input_ids, positions, step)
         for layer in self.layers:
             streams = layer(positions, streams, ids, step)
@@ -188,7 +192,7 @@ class Qwen4ExpModel(nn.Module):
         return nn.functional.pad(ids, (0, 0, 0, num_rows - step.num_tokens))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=LAYER_NAMES)
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
 
 def _refuse_other_kinds(config: Any) -> None:
@@ -240,13 +244,15 @@ class NPUQwen4ExpForConditionalGeneration(Qwen3_5MoeForConditionalGeneration):
         self.config, self.model_config = model.hf_config, model
         self.multimodal_config = model.get_multimodal_config()
         self.use_data_parallel = self.multimodal_config.mm_encoder_tp_mode == "data"
-        self.use_deepstack, self.is_multimodal_pruning_enabled = False, False
-        self.video_pruning_rate = None
+        self.use_deepstack = False
+        self._init_video_pruning(self.multimodal_config)
+        self._tokenizer = cached_tokenizer_from_config(model)
         with self._mark_tower_model(vllm_config, {"image", "video"}):
             self.visual = Qwen3_VisionTransformer(
                 self.config.vision_config,
                 norm_eps=self.config.text_config.rms_norm_eps,
                 quant_config=vllm_config.quant_config,
+                input_norm=build_mm_input_norm(model),
                 prefix=maybe_prefix(prefix, "visual"),
             )
         with self._mark_language_model(vllm_config):

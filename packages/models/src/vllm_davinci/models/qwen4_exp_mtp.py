@@ -19,6 +19,8 @@ from vllm_davinci.models.qwen4_exp import LAYER_NAMES, PACKED_MODULES, Qwen4ExpD
 class Qwen4ExpPredictor(Predictor):
     """A decoder layer, without n-grams, of the next token's embedding and the streams before it."""
 
+    hf_to_vllm_mapper = LAYER_NAMES
+
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         config = vllm_config.model_config.hf_text_config
         super().__init__(config)
@@ -78,7 +80,7 @@ class Qwen4ExpPredictor(Predictor):
         return hidden
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=LAYER_NAMES)
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
 
 class NPUQwen4ExpMTP(MTPDrafter):

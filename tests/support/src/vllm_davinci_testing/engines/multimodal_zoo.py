@@ -261,7 +261,6 @@ FAMILIES: dict[str, MultimodalFamily] = {
 }
 
 
-_OF_VENDORS = "refused: vLLM's definition has kernels of CUDA and ROCm"
 # Reasons why families are not here. Others wait for a small configuration and a processor.
 UNMADE = {
     "aria": "vLLM's encoder sees the padding of images of other shapes, which transformers masks",
@@ -270,7 +269,6 @@ UNMADE = {
     "gemma3n": "its encoder of images is in the package timm",
     "lfm2_vl": "refused: the states of its text model have not been tried beside images",
     "llava_next_video": "its file has image_newline, which vLLM's definition lacks",
-    "qwen4_exp": _OF_VENDORS,
     "shieldgemma2": "classifies images and writes no text",
     "voxtral": "vLLM reads its prompts with mistral_common's tokenizers, and all of them are large",
 }

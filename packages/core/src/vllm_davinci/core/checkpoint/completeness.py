@@ -104,7 +104,7 @@ def _left_over(
     model_config: ModelConfig,
 ) -> Iterator[str]:
     mappers = list(_mappers(model))
-    absent = tuple(_absent_parts(model))
+    skipped = (*_absent_parts(model), *_shards(model))
     # Layers after a model's last (multi-token prediction) are in its files but belong to another
     # model.
     is_after_last = (
@@ -140,24 +140,31 @@ def _left_over(
             continue
         if _is_folded_bias(name, format):
             continue
-        mapped = [
-            (prefix, mapper.map_name(name.removeprefix(prefix))) for prefix, mapper in mappers
-        ]
-        if any(own is None for _, own in mapped):
-            continue  # the model declares that it does not need them
-        if absent and f"{name}.".startswith(absent):
-            continue
-        if absent and any(f"{prefix}{own}".startswith(absent) for prefix, own in mapped):
+        own = _name_in_model(name, mappers)
+        if own is None:
+            continue  # the model declares that it does not need it
+        if f"{name}.".startswith(skipped) or own.startswith(skipped):
             continue
         yield name
 
 
 def _mappers(model: torch.nn.Module) -> Iterator[tuple[str, WeightsMapper]]:
-    """The models' declared mappings of checkpoint names, each with its prefix."""
+    """The models' declared mappings of checkpoint names, each with its prefix, outer ones first."""
     for prefix, module in model.named_modules():
         mapper = getattr(module, "hf_to_vllm_mapper", None)
         if isinstance(mapper, WeightsMapper):
             yield f"{prefix}." if prefix else "", mapper
+
+
+def _name_in_model(name: str, mappers: list[tuple[str, WeightsMapper]]) -> str | None:
+    """Returns the vLLM name that all models around a parameter map a name to; None: not needed."""
+    for prefix, mapper in mappers:
+        if name.startswith(prefix):
+            mapped = mapper.map_name(name.removeprefix(prefix))
+            if mapped is None:
+                return None
+            name = f"{prefix}{mapped}"
+    return name
 
 
 def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
@@ -171,6 +178,13 @@ def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
         if isinstance(layers, torch.nn.ModuleList) and isinstance(depth, int):
             for number in range(len(layers), depth):
                 yield f"{name}.encoder.layers.{number}."
+
+
+def _shards(model: torch.nn.Module) -> Iterator[str]:
+    """Name prefixes of tensors of which ranks read those that hold their rows, or none."""
+    for name, module in model.named_modules():
+        if getattr(module, "loads_shards", False):
+            yield f"{name}."
 
 
 def _is_folded_bias(name: str, format: Format | None) -> bool:

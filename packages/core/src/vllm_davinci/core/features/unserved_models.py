@@ -27,10 +27,7 @@ def _needs(title: str, is_needed: Any) -> Feature:
 
 
 # Models whose images or videos have not been tried: architecture, name, inputs.
-_UNTRIED = (
-    ("KimiK3ForConditionalGeneration", "Kimi-K3", ("image",)),
-    ("Qwen4ExpForConditionalGeneration", "Qwen3.8-Flash-Next", ("image", "video")),
-)
+_UNTRIED = (("KimiK3ForConditionalGeneration", "Kimi-K3", ("image",)),)
 
 
 def _takes(architecture: str, inputs: tuple[str, ...]) -> Any:

@@ -102,6 +102,7 @@ class RowCacheMetadata(AttentionMetadata):
     starts:       first row of the step of each request, then the number of all rows
     seq_lens:     total tokens of each request
     slot_mapping: [num_tokens], int64, negative for padding
+    on_device:    [num_reqs], int32, the lengths that graphs read
     host_lengths: set while a graph is captured; no launch here uses lengths from the host
     """
 
@@ -109,17 +110,24 @@ class RowCacheMetadata(AttentionMetadata):
     starts: list[int]
     seq_lens: list[int]
     slot_mapping: torch.Tensor
+    on_device: torch.Tensor | None = None
     host_lengths: HostLengths | None = None
 
     def tokens(self, positions: torch.Tensor) -> StepTokens:
         """The step's tokens, the same for all groups, so a model may ask any group.
 
         positions: [num_tokens], int64. Read in graphs only: outside, the lengths give them.
+                   Rotary ones, [3, num_tokens], are never read, as those of images are no numbers.
         """
-        if self.host_lengths is not None:
-            slots = self.slot_mapping[: len(positions)]
-            return StepTokens.of_graph(positions, slots, len(self.seq_lens))
-        return self._tokens
+        if self.host_lengths is None:
+            return self._tokens
+        count, num_tokens = len(self.seq_lens), positions.shape[-1]
+        if positions.ndim == 2:
+            assert self.on_device is not None
+            newest = torch.arange(-num_tokens // count, 0, device=positions.device)
+            # A request of padding has no tokens.
+            positions = (self.on_device.unsqueeze(1) + newest).flatten().clamp(min=0)
+        return StepTokens.of_graph(positions, self.slot_mapping[:num_tokens], count)
 
     @cached_property
     def _tokens(self) -> StepTokens:
@@ -300,6 +308,7 @@ class RowCacheMetadataBuilder(MetadataBuilderBase[RowCacheMetadata]):
             starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
             seq_lens=host_seq_lens(common),
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
+            on_device=common.seq_lens[: common.num_reqs],
         )
 
 

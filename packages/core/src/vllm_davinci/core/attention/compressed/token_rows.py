@@ -20,7 +20,7 @@ class TokenRows(nn.Module):
     def step(self, positions: torch.Tensor) -> StepTokens | None:
         """The step's tokens; None if the step serves no requests.
 
-        positions: [num_tokens], int64, padding included
+        positions: [num_tokens], or [3, num_tokens] of rotary ones, int64, padding included
         """
         metadata = self.rows.metadata
         return None if metadata is None else metadata.tokens(positions)
