@@ -42,9 +42,9 @@ def with_options(result: Result, name: str, given: argparse.Namespace) -> Result
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
     parser.add_argument("name", nargs="?", metavar="GROUP/NAME")
-    parser.add_argument("--list", action="store_true", help="name the benchmarks")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    parser.add_argument("--check", action="store_true", help="status 1 if a goal is missed")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     parser.add_argument("-h", "--help", action="store_true")
     options, rest = parser.parse_known_args(arguments)
     benchmarks = available()

@@ -142,9 +142,9 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("name", choices=sorted(RECIPES))
-    parser.add_argument("--output", type=Path, help="default: beside this file, under its name")
-    parser.add_argument("--steps", type=int, help="default: the recipe's")
-    parser.add_argument("--minutes", type=float, default=40, help="time limit; default: 40")
+    parser.add_argument("--output", type=Path, help="directory (default: next to this file, NAME)")
+    parser.add_argument("--steps", type=int, help="(default: the recipe's)")
+    parser.add_argument("--minutes", type=float, default=40, help="time limit (default: 40)")
     parser.add_argument("--evaluations", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--minutes", type=float, default=40, help="time limit; default: 40")
+    parser.add_argument("--minutes", type=float, default=40, help="time limit (default: 40)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

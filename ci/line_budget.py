@@ -126,8 +126,8 @@ def record(now: Sizes, reason: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", action="store_true", help="write the present sizes")
-    parser.add_argument("--for", dest="reason", default="", help="reason for a growth")
+    parser.add_argument("--record", action="store_true", help="record the current sizes")
+    parser.add_argument("--for", dest="reason", default="", help="reason for growth")
     options = parser.parse_args()
     now = measured()
     before = recorded() if RECORD.is_file() else now

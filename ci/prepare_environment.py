@@ -288,8 +288,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--group", action="append", default=[], help="dependency group to add")
-    parser.add_argument("--editable", action="store_true", help="compiled packages editable too")
-    parser.add_argument("--vllm", default=versions.VLLM_VERSION, help="another version of vLLM")
+    parser.add_argument("--editable", action="store_true", help="also compiled packages editable")
+    parser.add_argument("--vllm", default=versions.VLLM_VERSION, help="version of vLLM")
     arguments = parser.parse_args()
     oldest, newest = versions.OLDEST_PYTHON, versions.NEWEST_PYTHON
     if not oldest <= sys.version_info[:2] <= newest:

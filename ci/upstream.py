@@ -237,7 +237,7 @@ def main() -> int:
     parser.add_argument(
         "version", nargs="?", help="version of vLLM (default: the newest that installs)"
     )
-    parser.add_argument("--report", type=Path, help="default: results/upstream-VERSION.md")
+    parser.add_argument("--report", type=Path, help="(default: results/upstream-VERSION.md)")
     parser.add_argument(
         "--suite", action="store_true", help="run all tests instead of a short part"
     )

@@ -103,14 +103,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--requests", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=512, help="of each request")
-    parser.add_argument("--repetitions", type=int, default=3, help="number of counted prefills")
+    parser.add_argument("--tokens", type=int, default=512, help="prompt tokens of each request")
+    parser.add_argument("--repetitions", type=int, default=3, help="number of measured prefills")
     parser.add_argument(
         "--all-reduce",
         action="store_true",
         help="without sequence parallelism: every rank has all tokens",
     )
-    parser.add_argument("--pace", help="VNPU_PACE for all cases")
+    parser.add_argument("--pace", help="value of VNPU_PACE for all cases")
     parser.add_argument("--traces", type=Path, help="keep the traces in this directory")
     parser.add_argument("--seed", type=int, default=0)
 

@@ -22,7 +22,7 @@ LIMIT_S = 600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hand-overs", type=int, default=2000, help="per repetition")
+    parser.add_argument("--hand-overs", type=int, default=2000, help="number per repetition")
     parser.add_argument("--steps", type=int, default=20, help="repetitions of each kind of step")
     parser.add_argument("--layers", type=int, default=61)
 

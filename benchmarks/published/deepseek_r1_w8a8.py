@@ -39,13 +39,13 @@ ROWS: dict[str, Callable[[Runs], list[Row]]] = {"regret": regret_rows, "cost": c
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chip", default="ascend910b2", help="chip of `vnpu machines`")
+    parser.add_argument("--chip", default="ascend910b2", help="a chip that `vnpu machines` lists")
     parser.add_argument("--topology", default="two-meshes-of-8")
     parser.add_argument(
-        "--routing", default="balanced", help="rows of the busiest expert rank over the mean"
+        "--routing", default="balanced", help="load of the busiest expert rank over the mean"
     )
     parser.add_argument(
-        "--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="default: both"
+        "--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="(default: all)"
     )
 
 

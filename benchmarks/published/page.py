@@ -256,11 +256,11 @@ def _printed(program: str, *arguments: str, options: tuple[str, ...] = ()) -> st
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--only", nargs="+", default=[], help="only figures with these parts of names"
+        "--only", nargs="+", default=[], help="figures whose names contain one of these"
     )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="the page as Markdown")
-    parser.add_argument("--processes", type=int, default=2, help="steps modelled at a time")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="folder for modelled steps")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page as Markdown")
+    parser.add_argument("--processes", type=int, default=2, help="steps modelled concurrently")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="store modelled steps here")
 
 
 def run(args: argparse.Namespace) -> Result:

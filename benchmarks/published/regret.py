@@ -31,11 +31,11 @@ Work = tuple[Sequence[int], Sequence[int]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--deployment", default=DEPLOYMENT, help="the model's row (default: %(default)s)"
+        "--deployment", default=DEPLOYMENT, help="the deployment's row (default: %(default)s)"
     )
     parser.add_argument("--layers", type=int, default=4, help="model layers (default: %(default)s)")
     parser.add_argument(
-        "--workloads", type=int, default=200, help="for each of two seeds (default: %(default)s)"
+        "--workloads", type=int, default=200, help="number per seed (default: %(default)s)"
     )
 
 

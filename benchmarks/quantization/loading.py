@@ -31,8 +31,8 @@ PLACES = DISK, MEMORY = "disk", "the cache of files"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--experts", type=int, default=16, help="of each of two layers")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the quickest counts")
+    parser.add_argument("--experts", type=int, default=16, help="number in each of two layers")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the fastest counts")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -33,12 +33,12 @@ SIDE_STREAMS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=24, help="tokens of each request")
+    parser.add_argument("--steps", type=int, default=24, help="generated tokens per request")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=61, help="layers of the larger model")
-    parser.add_argument("--side-streams", action="store_true", help="multistream MLA and experts")
+    parser.add_argument("--side-streams", action="store_true", help="for MLA and shared experts")
     parser.add_argument(
-        "--split", action="store_true", help="add steps as two ubatches, on two ranks"
+        "--split", action="store_true", help="also measure two ubatches, on two ranks"
     )
 
 

@@ -157,10 +157,10 @@ KINDS: dict[str, tuple[End, tuple[int, ...], float]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=CHECKPOINT)
-    parser.add_argument("--ends", type=int, default=50, help="number of endings, over all kinds")
+    parser.add_argument("--ends", type=int, default=50, help="number of shutdowns of all kinds")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--at-once", type=int, default=2, help="servers that end concurrently")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the endings as Markdown")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the results as Markdown")
 
 
 def in_turn(names: Sequence[str]) -> Iterator[str]:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=32, help="generated tokens per request")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--slots", type=int, default=4, help="--max-loras")
+    parser.add_argument("--slots", type=int, default=4, help="value of --max-loras")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--repetitions", type=int, default=3, help="counted batches per process")
+    parser.add_argument("--repetitions", type=int, default=3, help="measured batches per process")
     parser.add_argument("--rounds", type=int, default=2, help="number of processes per side")
     parser.add_argument("--seed", type=int, default=0)
 

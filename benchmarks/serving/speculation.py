@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--tokens", type=int, default=64, help="of each request")
+    parser.add_argument("--tokens", type=int, default=64, help="generated tokens per request")
     parser.add_argument("--rounds", type=int, default=3)
 
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--side", type=int, default=16, help="size of an image, in patches")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--pace", type=int, default=1, help="microseconds an operator sleeps, without its wake-up"
+        "--pace", type=int, default=1, help="microseconds per operator, without wake-up"
     )
 
 

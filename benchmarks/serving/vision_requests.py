@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=100, help="requests per form and round")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=27, help="of the encoder")
+    parser.add_argument("--blocks", type=int, default=27, help="number of encoder blocks")
     parser.add_argument("--side", type=int, default=112, help="size of an image, in pixels")
     parser.add_argument("--output-tokens", type=int, default=16)
     parser.add_argument(
-        "--pace", type=int, default=1, help="microseconds an operator sleeps; a timer adds 60"
+        "--pace", type=int, default=1, help="microseconds per operator; a timer adds 60"
     )
     parser.add_argument("--seed", type=int, default=0)
 

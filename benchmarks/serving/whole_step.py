@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sampling", choices=SAMPLING, default="greedy")
-    parser.add_argument("--profile", action="store_true", help="print functions by their own time")
+    parser.add_argument("--profile", action="store_true", help="print functions by exclusive time")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -28,7 +28,7 @@ MOST_OF_THE_LIBRARY = 1.1  # measured times of two equal sides differ by about a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--batch-ms", type=float, default=10.0, help="length of a batch of calls")
+    parser.add_argument("--batch-ms", type=float, default=10.0, help="duration of a batch of calls")
     parser.add_argument("--seed", type=int, default=0)
 
 

@@ -234,7 +234,7 @@ def read_results(path: Path) -> dict[str, Outcomes]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", type=Path, required=True, help="of the clients' environment")
+    parser.add_argument("--python", type=Path, required=True, help="the clients' Python")
     parser.add_argument("names", nargs="*", help="prefixes of server names (default: all)")
     options = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kernel", help=argparse.SUPPRESS)  # set in child processes
-    parser.add_argument("--json", type=Path, help="write versions and results")
+    parser.add_argument("--json", type=Path, help="file for versions and results")
     parser.add_argument("--processes", type=int, default=8)
     options = parser.parse_args()
     if options.kernel:

@@ -17,8 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Limit of the wait at process exit, until the last messages have arrived and no rank of this host
-// needs what this process receives for it.
+// Time limit at process exit until the last messages have arrived and no rank of this host needs
+// what this process receives for it.
 constexpr std::chrono::seconds kExitLimit{10};
 constexpr milliseconds kPollInterval{5};
 

@@ -33,8 +33,8 @@ class Bridge : public std::enable_shared_from_this<Bridge> {
   // Sends the remaining writes and the end of this rank to all hosts; returns when they have them,
   // or after `limit`.
   void leave(std::chrono::milliseconds limit);
-  // The reason why waiting for a rank of another host is pointless, to follow its name: " has ...";
-  // empty if there is none.
+  // Why waiting for a rank of another host is pointless, as text that follows the rank's name: "
+  // has ..."; empty if it is not.
   std::string loss_of(uint32_t rank) const;
 
  private:

@@ -48,8 +48,8 @@ struct FirstOfCollective {
 using Receipt = uint32_t;
 
 constexpr std::chrono::seconds kAliveInterval{2};
-// Longest wait for one message, longer than a rank is ever silent. Then the connection ends, which
-// the other side notices.
+// Longest wait for one message, longer than any rank is silent. Then the connection ends, which the
+// other side notices.
 constexpr std::chrono::hours kMessageLimit{1};
 
 }  // namespace vnpu

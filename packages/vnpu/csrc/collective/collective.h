@@ -28,9 +28,9 @@ enum class Operation : uint32_t {
 const char* name_of(Operation operation);
 
 // A collective as a sequence of rounds. In each round every rank puts data into its slot and
-// announces it; when all ranks have, it gets what it needs from the slots. Two buffers per rank and
-// one wait per round are enough: a rank that puts round n + 1 has seen all ranks put round n, so
-// all have got round n - 1.
+// announces it; once all ranks have done so, each reads what it needs from the slots. Two buffers
+// per rank and one wait per round are enough: a rank that writes round n + 1 has seen all ranks
+// write round n, so all have read round n - 1.
 class Collective : public GroupTask {
  public:
   ~Collective() override;

@@ -91,7 +91,7 @@ class Group {
   // not wait for this one. Allocates no memory.
   void fail_with_current(const char* task, uint64_t sequence);
   // For watchdogs, which end the process at once: like throw_if_failed(), but only after the
-  // program has had time to run into the failure and report it.
+  // program has had time to meet the failure itself and report it.
   void throw_if_failed_for_long();
 
   // True if it was made by derive(), and so is no global group.

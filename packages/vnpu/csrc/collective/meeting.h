@@ -46,8 +46,8 @@ class MeetingRoom {
   virtual std::vector<std::string> exchange(const MeetingPoint& point, uint32_t ranks,
                                             uint32_t rank, const std::string& own,
                                             std::chrono::seconds limit) = 0;
-  // Connects all ranks, and lets each of `peers`, the ranks of other hosts, show that it knows the
-  // point's secret.
+  // Connects all ranks; each of `peers`, the ranks of other hosts, proves that it knows the point's
+  // secret.
   virtual std::shared_ptr<Carrier> connect(const MeetingPoint& point, uint32_t ranks, uint32_t rank,
                                            const std::vector<uint32_t>& peers,
                                            std::chrono::seconds limit) = 0;

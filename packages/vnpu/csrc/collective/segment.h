@@ -26,8 +26,8 @@ struct Announcement {
 // Size of a launch's Python lines, which ranks exchange if races are checked; else they are empty.
 constexpr size_t kCallSite = 320;  // bytes
 
-// The reason why a rank does not join a group's next collective: a collective of another group
-// precedes it and waits for other ranks.
+// Why a rank does not join a group's next collective: a collective of another group comes first and
+// waits for other ranks.
 struct Obstacle {
   std::atomic<uint32_t> state;    // 0 none, 1 being written, 2 valid
   uint64_t sequence;              // of the collective that waits, in its group
@@ -72,8 +72,8 @@ struct Invitation {
 // kLost: a rank of another host to which the connection has ended.
 enum class RankState : uint32_t { kAbsent, kArriving, kJoined, kLeft, kLost };
 
-// The bytes of its slot that a rank has written: the first `bytes`, or up to `bytes` from each
-// multiple of `stride` on, for the rank with that number.
+// Bytes of its slot that a rank has written: the first `bytes`, or up to `bytes` from each multiple
+// of `stride` on, one part per rank.
 struct SlotUse {
   uint32_t stride = 0;  // 0: one part, for all
   uint32_t bytes = 0;

@@ -9,9 +9,9 @@ namespace vnpu {
 // The free parts of an address range. Adjacent free parts are merged.
 class AddressGaps {
  public:
-  // Takes `bytes` out of a gap; the address is null if no gap has that many. Next fit, from `start`
-  // on: freed room is used again as late as possible, so that a stale address stays stale.
-  // alignment: of the address, bytes
+  // Takes `bytes` out of a gap; returns null if no gap is large enough. Next fit, from `start` on:
+  // freed addresses are reused as late as possible, so that a stale address stays stale. alignment:
+  // of the address, in bytes
   void* carve(uintptr_t start, size_t bytes, size_t alignment);
   void give_back(uintptr_t begin, size_t bytes);
 

@@ -91,8 +91,8 @@ class Executor {
     std::thread::id thread = std::this_thread::get_id();
   };
   // The tasks and host threads that cannot proceed before `head`, a stream's first task, has ended:
-  // tasks behind it on its stream and, through events, on others; host threads that wait for one of
-  // them. Host threads are known only if an observer needs deadlocks.
+  // tasks behind it on its stream and, through events, on other streams; host threads that wait for
+  // one of these. Host threads are known only if an observer asks for deadlocks.
   struct Held {
     std::vector<TaskPtr> tasks;
     std::vector<HostWait> hosts;

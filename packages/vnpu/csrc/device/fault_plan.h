@@ -79,8 +79,8 @@ struct Plan {
   std::string count_directory;  // empty: nothing is counted
   std::vector<Rule> rules;
 
-  // Throws Failure, with line and column, and what would be right. `text` that begins with @ names
-  // a file that holds the plan.
+  // Throws Failure with line, column and what was expected. A `text` that begins with @ names a
+  // file with the plan.
   static Plan parse(const std::string& text);
 
   // True if a rule is for the host's own calls.

@@ -104,8 +104,8 @@ class GraphReplay final : public Task {
   bool ended_ = false;
 };
 
-// Replaces the tasks of a group's nodes when its stream reaches it. If nothing orders it after a
-// replay, it changes the replay while it runs.
+// Replaces the tasks of a group's nodes when its stream reaches the update. If nothing orders the
+// update after a replay, it changes the running replay.
 class GraphUpdate final : public Task {
  public:
   GraphUpdate(std::shared_ptr<Graph::TaskGroup> group, std::vector<TaskPtr> tasks);

@@ -45,7 +45,7 @@ class Memory {
   void* allocate(int device, size_t bytes);
   void release(void* address);
   // The two steps of release(): after withdraw() the memory counts as free and may not be used;
-  // after reclaim() its address range is used again.
+  // after reclaim() its address range may be reused.
   Allocation withdraw(void* address);
   void reclaim(const Allocation& allocation);
   // Gives an allocation this file as its backing, with the bytes that are in it, until it is freed;
@@ -97,8 +97,8 @@ class Memory {
   size_t bytes_at(const void* begin) const;
   // True if the range lies within one live allocation.
   bool is_live(const void* address, size_t bytes) const;
-  // True if the range lies within one live allocation, and only through these addresses of this
-  // process can it be written.
+  // True if the range lies within one live allocation that can be written only through these
+  // addresses of this process.
   bool is_exclusive(const void* address, size_t bytes) const;
   // Fills with zero bytes; large private ranges give their pages back instead.
   void zero(void* address, size_t bytes);

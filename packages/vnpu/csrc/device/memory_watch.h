@@ -49,8 +49,8 @@ class MemoryWatch {
   void release(const WatchedPtr& watched);
   // Device memory was written or given back; any other address is ignored.
   void changed(MemoryRange range) {
-    // Orders the caller's writes before the look at the counts, as watch() orders its counting
-    // before the reads that follow: one of the two sees the other.
+    // Orders the caller's writes before its reads of the counts, as watch() orders counting before
+    // the reads that follow: one of the two sees the other.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (count_.load(std::memory_order_relaxed) != 0 && any_counted(range)) forget(range);
   }

@@ -24,7 +24,7 @@ struct FileDescriptor {
 uint64_t new_identity();
 
 // Maps a file of a directory that an environment variable names, for this process and others, until
-// the process ends. anew: what the file held is dropped. Throws kInvalidArgument.
+// the process ends. anew: discards the file's earlier content. Throws kInvalidArgument.
 void* mapped_in(const char* variable, const std::string& directory, const std::string& name,
                 size_t bytes, bool anew = false);
 [[noreturn]] void refuse_directory(const char* variable, const std::string& directory);

@@ -20,8 +20,8 @@ class SharedMemory {
 
   static SharedMemory& instance();
 
-  // Exports the first bytes of an allocation; again: the same key. to_all: to processes that
-  // `allow` does not name, too. No task may run meanwhile.
+  // Exports the first bytes of an allocation; exporting it again returns the same key. to_all: also
+  // to processes that `allow` does not name. No task may run meanwhile.
   std::string export_key(const void* begin, size_t bytes, bool to_all);
   // Names processes that may import; those named before stay.
   void allow(const std::string& key, const std::vector<pid_t>& processes);

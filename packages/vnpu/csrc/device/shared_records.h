@@ -10,8 +10,8 @@ class SharedRecords {
  public:
   // Creates the records of a new event. Throws kOutOfMemory.
   static std::shared_ptr<SharedRecords> create();
-  // Opens the records of another process's event. Throws kInvalidHandle if it has none of this
-  // identity.
+  // Opens the records of another process's event. Throws kInvalidHandle if that process has none of
+  // this identity.
   static std::shared_ptr<SharedRecords> open(uint64_t identity);
   ~SharedRecords();
   SharedRecords(const SharedRecords&) = delete;

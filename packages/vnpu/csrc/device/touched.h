@@ -49,8 +49,8 @@ class Touched {
     }
     ++written_;
   }
-  // Memory that only the task uses while it runs; it is none of the task's operands. Each
-  // repetition of a launch has a new one.
+  // Memory that only this task uses while it runs, in addition to its operands. Each repetition of
+  // a launch has new memory.
   void set_workspace(const MemoryRange& range) { workspace_ = {range.begin, range.end, true}; }
   // A graph's nodes report their writes themselves.
   void add_accesses_of(const Touched& other) {

@@ -12,8 +12,8 @@ namespace vnpu::host_faults {
 enum class Call : uint8_t { kMalloc, kOpen, kWrite, kFsync, kMonotonic, kRealtime };
 constexpr size_t kCalls = 6;
 
-// Applies the plan to this call. Returns the errno with which it has to fail; 0: it continues.
-// Leaves errno alone.
+// Applies the plan to this call. Returns the errno with which the call must fail, or 0 to continue.
+// Does not change errno.
 int reach(Call call);
 
 // Offset to add to the host's clock. call: kMonotonic or kRealtime

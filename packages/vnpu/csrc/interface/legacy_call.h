@@ -33,7 +33,7 @@ struct LegacyCall {
 };
 
 // `vnpuRunLegacy` of libopapi: launches the call on a stream. Returns an aclError, or
-// kNoSuchOperator where there is none of the call's type.
+// kNoSuchOperator if no operator has the call's type.
 using RunLegacy = int(const LegacyCall& call, void* stream);
 inline constexpr int kNoSuchOperator = -1;
 

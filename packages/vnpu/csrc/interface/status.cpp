@@ -33,8 +33,8 @@ struct Handles {
     Pointer target;
   };
   std::mutex mutex;
-  // The oldest is reused first, so that a handle does not return at once: torch_npu's threads
-  // remove an event from their list after they have destroyed it.
+  // Reuses the oldest handle first, so that a handle does not return soon: torch_npu's threads
+  // remove an event from their list only after destroying it.
   std::deque<Handle*> unused;
   static constexpr size_t kResting = 256;
 

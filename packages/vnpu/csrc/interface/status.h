@@ -18,8 +18,8 @@ int status_of(FailureKind kind);
 int report(FailureKind kind, const std::string& message);
 // For catch (...): reports the exception in flight. `where` is the C function's name.
 int report_exception(const char* where);
-// The newest status of the runtime, other than 0, that a call of this thread has returned since it
-// was last taken. An operator's refusals (aclnn) are none of the runtime's.
+// The newest nonzero status that a runtime call of this thread has returned since it was last
+// taken. Refusals by operators (aclnn) do not count.
 int peek_at_last_status();
 int take_last_status();
 // The text that aclGetRecentErrMsg returns; never null.

@@ -213,8 +213,8 @@ struct Argument<float> : ValueArgument<float> {};
 template <>
 struct Argument<double> : ValueArgument<double> {};
 
-// How an argument of one type is kept between the two phases, independent of the type: shared by
-// all operators with such an argument.
+// How an argument of one type is stored between the two phases; all operators with such an argument
+// share it.
 struct ArgumentType {
   size_t bytes;  // of what is kept
   void (*keep)(std::byte* place, const void* argument,

@@ -64,8 +64,7 @@ struct WithRoom {
   size_t room;
 };
 
-// A call of any operator, followed in memory by its arguments, in order and in the form of their
-// types.
+// A call of any operator; its arguments follow in memory, in order and in the form of their types.
 class alignas(16) CallTask final : public OperatorTask {
  public:
   CallTask(const Operator& op, const Parameters& parameters, const void* const* arguments)

@@ -95,8 +95,8 @@ template <auto kBody, const Operator* kOperator>
 struct FirstPhase;
 template <class... P, void (*kBody)(P...), const Operator* kOperator>
 struct FirstPhase<kBody, kOperator> {
-  // A constructor, as braces fix the order of evaluation: arguments become tensors from left to
-  // right.
+  // A constructor, because braces fix the order of evaluation: arguments become tensors from left
+  // to right.
   struct Run {
     explicit Run(P... p) { kBody(std::forward<P>(p)...); }
   };

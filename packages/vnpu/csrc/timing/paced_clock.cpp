@@ -11,8 +11,8 @@ using std::chrono::duration;
 using std::chrono::steady_clock;
 
 constexpr double kPicoseconds = 1e12;
-// A wait is late beyond this: a share of the modelled time since the previous wait, plus the usual
-// error of a sleep.
+// A wait counts as late beyond this error: a share of the modelled time since the previous wait,
+// plus the usual error of a sleep.
 constexpr Time kShare = 50;  // that share is 1 / kShare
 constexpr Time kSleepError = 200'000'000;
 // Minimum time between warnings; a warning also needs one late wait in kOneOf.

@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--processor",
         choices=processors.CHOICES,
-        help="use the instruction sets of an older processor; `older`: than this machine's",
+        help="use an older processor's instruction sets; `older`: one older than this machine's",
     )
 
 

@@ -33,7 +33,7 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addoption(
         "--group",
         choices=[*GROUPS, TODAY],
-        help=f"run the nightly cases of a group, and no others; {TODAY}: of one chosen by date",
+        help=f"run the nightly cases of a group, and no others; {TODAY}: the group of this date",
     )
 
 

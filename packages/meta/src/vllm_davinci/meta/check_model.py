@@ -22,8 +22,8 @@ _STYLES = {"problem": "bold red", "note": "yellow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", help="config.json, *.safetensors, ...")
-    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    parser.add_argument("directory", help="a checkpoint's directory")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help=f"a difference of two logits at most X apart is a tie (default: {TIES})",
     )
-    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:

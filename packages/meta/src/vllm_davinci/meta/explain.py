@@ -40,15 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=int, nargs="+", metavar="N", help="new tokens of each prefilled request"
     )
     step.add_argument(
-        "--requests", type=int, metavar="N", help="number of requests with the one --tokens"
+        "--requests", type=int, metavar="N", help="number of requests if --tokens is one number"
     )
-    step.add_argument("--decodes", type=int, default=0, metavar="N", help="requests that decode")
+    step.add_argument("--decodes", type=int, default=0, metavar="N", help="decoding requests")
     step.add_argument(
         "--special",
         action="store_true",
         help="a request has images, and the model's definition cannot split a step with images",
     )
-    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:

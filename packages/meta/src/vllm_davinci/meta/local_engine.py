@@ -45,8 +45,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) -> 
     parser.add_argument(
         "--dtype",
         choices=host_estimate.BYTES_PER_VALUE,
-        help="of weights and cache (default: float32 on the virtual NPU, bfloat16 on a chip, whose "
-        "operators take no float32)",
+        help="dtype of weights and cache (default: float32 on the virtual NPU, bfloat16 on a chip, "
+        "whose operators take no float32)",
     )
 
 

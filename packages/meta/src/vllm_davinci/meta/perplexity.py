@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-most", type=float, metavar="P", help="exit with status 1 if the perplexity is higher"
     )
-    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:

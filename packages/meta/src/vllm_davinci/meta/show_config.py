@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", help="a model's directory, or its name on the hub")
     parser.add_argument("--changed", action="store_true", help="leave out values at their default")
-    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:

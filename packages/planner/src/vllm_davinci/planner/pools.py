@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of time that an engine computes; the rest covers uneven arrivals (default: "
         "%(default)s, assumed)",
     )
-    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

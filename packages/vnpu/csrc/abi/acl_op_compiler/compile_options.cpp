@@ -32,8 +32,8 @@ const char* option(aclCompileOpt opt) {
   return opt == ACL_OP_JIT_COMPILE ? "disable" : "";
 }
 
-// `vnpuTierOf` of libopapi, or the key under which the table `{"T1": ["Name", ...], ...}` of absent
-// operators lists one.
+// Returns the tier from libopapi's `vnpuTierOf`, or the key that lists the type in the table
+// `{"T1": ["Name", ...], ...}` of absent operators.
 std::string tier_of(const char* type) {
   if (auto* const tier = in_opapi<const char*(const char*)>("vnpuTierOf")) {
     if (const char* const declared = tier(type)) return std::string("tier ") + declared;

@@ -8,7 +8,7 @@ namespace vnpu::abi {
 // 11-01_device_memory_malloc_and_free.md, aclrtFree.
 void tell_of_free(const void* address, const char* function);
 // Runs all queued tasks of the current device. Throws kWaitTimeout if one waits for something that
-// does not come.
+// never happens.
 void run_what_is_queued(const char* function);
 // Frees an allocation once nothing that was launched before can use it.
 void free_when_unused(void* address);

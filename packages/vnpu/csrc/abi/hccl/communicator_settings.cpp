@@ -42,7 +42,7 @@ std::vector<std::string_view> parts_of(std::string_view text, char separator) {
   }
 }
 
-// "level0:NA;level1:NHR": each level at most once. No page documents fullmesh; torch_npu's tests
+// "level0:NA;level1:NHR", each level at most once. fullmesh is not documented; torch_npu's tests
 // use it.
 bool is_algorithm(std::string_view text) {
   using Names = std::set<std::string_view>;
@@ -66,9 +66,9 @@ bool is_algorithm(std::string_view text) {
   return true;
 }
 
-// Algorithms of all operations or, separated by '/', of some. The choice makes no difference here.
-// Source: HCCL's documentation, environment variables, HCCL_ALGO; a communicator's hcclAlgo has its
-// form.
+// One algorithm for all operations or, separated by '/', for some operations. The choice makes no
+// difference here. Source: HCCL's documentation, environment variables, HCCL_ALGO; a communicator's
+// hcclAlgo has the same form.
 void check_algorithms(std::string text, const char* of) {
   static const std::set<std::string_view> kOperations = {
       "allgather", "reducescatter", "allreduce", "broadcast", "reduce", "scatter", "alltoall"};

@@ -38,8 +38,8 @@ extern "C" __attribute__((visibility("default"))) int aclnnNpuFormatCastCalculat
   }
 }
 
-// Likewise: the elements of a weight [batch.., n, k] in FRACTAL_NZ, with tiles of 32 columns unless
-// its numbers have 16 bits.
+// Likewise for a weight [batch.., n, k] in FRACTAL_NZ: the number of elements, with tiles of 32
+// columns, or of 16 if elements have 16 bits.
 extern "C" __attribute__((visibility("default"))) int aclnnCalculateMatmulWeightSizeV2(
     const aclIntArray* sizes, int type, uint64_t* elements) {
   constexpr const char* kName = "aclnnCalculateMatmulWeightSizeV2";
@@ -66,8 +66,8 @@ extern "C" __attribute__((visibility("default"))) int aclnnCalculateMatmulWeight
   }
 }
 
-// Not CANN's: the rows of ops/constraints.h, for tests and documents. The text lives as long as the
-// process.
+// Not part of CANN: the rows of ops/constraints.h, for tests and documents. The text lives as long
+// as the process.
 extern "C" __attribute__((visibility("default"))) const char* vnpuListConstraints() {
   static const std::string all = ops::listed_constraints();
   return all.c_str();

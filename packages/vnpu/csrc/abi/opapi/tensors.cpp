@@ -81,8 +81,7 @@ class Tensors {
 
 constexpr int32_t kInt4 = 29;  // aclDataType
 
-// Describes 4-bit integers as operators take them: eight in each int32, along the contiguous
-// dimension.
+// Describes 4-bit integers as operators take them: eight per int32, along the contiguous dimension.
 void take_by_eights(aclTensor& tensor) {
   ops::TensorView& view = tensor.view;
   int packed = view.dims - 1;

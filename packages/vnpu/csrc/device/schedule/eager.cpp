@@ -46,8 +46,8 @@ class EagerSchedule final : public Schedule {
       return !stream->queue.empty() && !stream->running && stream->queue.front()->is_long();
     });
   }
-  // True if the background thread has to run tasks: a host thread that waits may do so too, but it
-  // looks for new ones only occasionally.
+  // True if the background thread has to run tasks: a waiting host thread may also run them, but it
+  // checks for new ones only occasionally.
   bool is_needed() const { return queues_.pending() > 0 && (!queues_.is_driven() || any_long()); }
 
   void hand_over() {

@@ -164,7 +164,7 @@ void attend(const AttentionProblem& problem) {
     const int64_t rows = request.query_length * group;
     work += rows * problem.key_heads * std::max<int64_t>(1, request.key_length) *
             (problem.head_size + problem.rope_size + problem.value_size);
-    // The last rows of a causal sequence see the most keys: they go first, so that threads end
+    // The last rows of a causal sequence see the most keys, so they go first and threads end
     // together.
     for (int64_t first = (rows - 1) / kMaxPieceRows * kMaxPieceRows; first >= 0 && rows > 0;
          first -= kMaxPieceRows) {

@@ -74,8 +74,7 @@ struct AttentionPiece {
   int64_t request, key_head, first_row, rows;
 };
 
-// At most this many rows make a piece: enough to use a tile of keys well, few enough for many
-// pieces.
+// Maximum rows per piece: enough to use a tile of keys well, few enough for many pieces.
 constexpr int64_t kMaxPieceRows = 96;
 
 void attend_piece(const AttentionProblem& problem, const AttentionPiece& piece);

@@ -25,8 +25,8 @@ inline void dequantize_row(const AttentionProblem& problem, const AttentionReque
   }
 }
 
-// Prefetched, because a cache is read once per step and seldom found in the nearest caches, and
-// rows lie too far apart for the processor's own prefetcher.
+// Rows to prefetch: a cache is read once per step and rarely found in the nearest caches, and rows
+// are too far apart for the processor's own prefetcher.
 constexpr int64_t kRowsAhead = 32;
 
 // Compressed keys and values are the same rows.

@@ -6,8 +6,8 @@ namespace vnpu::ops {
 
 void run(FusedAttention call);
 
-// Whether the tokens of all sequences follow each other, and the tokens of a tensor that is not
-// paged: of a sequence, or of all.
+// True if the tokens of all sequences follow each other; and the number of tokens of an unpaged
+// tensor: of one sequence, or of all.
 bool has_packed_tokens(std::string_view layout);
 int64_t tokens_of(const TensorView& view, std::string_view layout);
 void cost_of_attention(const Call& call, Work& work, const std::vector<int64_t>* query_lengths,

@@ -48,8 +48,7 @@ void run(FusedAttention call, const Additions& more) {
 
 }  // namespace
 
-// The arguments that all versions begin with, those that they end with, and their conversion to a
-// call.
+// The arguments that begin and end all versions, and their conversion to a call.
 #define VNPU_FUSED_INFER_INPUTS                                                                    \
   const Tensor &query, const TensorList &key, const TensorList &value, const OptionalTensor &bias, \
       const OptionalTensor &mask, const OptionalIntArray &query_lengths,                           \
@@ -421,7 +420,7 @@ static std::vector<Rule> attention_rules(bool with_rope) {
        kMla,
        {.tiling = true}},
 
-      // The page of 8.5 says so too. The tiling check of its release, CheckFeatureLse, takes it,
+      // The page of 8.5 says so too, but that release's tiling check (CheckFeatureLse) accepts it,
       // and later pages have dropped the sentence.
       {"wants_lse",
        one_of(0).when(compressed()),

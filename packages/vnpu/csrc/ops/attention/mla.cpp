@@ -1,5 +1,5 @@
-// The operators before MLA's attention: the norm, the rotary embedding and the write to the caches
-// of the latent and the rotary part.
+// The operators before MLA's attention: norm, rotary embedding, and the write of the latent and the
+// rotary part to their caches.
 
 #include "ops/attention/latent_cache.h"
 #include "ops/attention/rotary.h"

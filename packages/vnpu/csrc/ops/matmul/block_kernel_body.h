@@ -10,8 +10,8 @@ typedef uint32_t Words __attribute__((vector_size(kFloats * 4), aligned(4), may_
 
 inline float widen(at::BFloat16 value) { return static_cast<float>(value); }
 
-// sums[r][v] += rows[r][k] * block[k][v] for one row of a block of floats, whose step is 1, or for
-// a pair of rows of 16-bit floats.
+// sums[r][v] += rows[r][k] * block[k][v], for one row of a block of floats (step 1), or for a pair
+// of rows of 16-bit floats.
 template <int R>
 inline void add_products(Vector (&sums)[R][kVectors], const float* rows, int64_t row_stride,
                          const float* block) {

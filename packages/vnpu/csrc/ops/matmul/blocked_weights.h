@@ -1,7 +1,7 @@
 #pragma once
 
-// Weights in the order in which oneDNN's block kernels read them: blocks of columns, in each of
-// which the rows follow each other (of 16-bit floats two rows at a time, a pair of each column).
+// Weights in the order in which oneDNN's block kernels read them: blocks of columns, row after row
+// in each block (for 16-bit floats two rows at a time, one pair per column).
 
 #include <ATen/core/Tensor.h>
 

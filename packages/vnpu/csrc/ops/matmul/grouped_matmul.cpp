@@ -80,8 +80,8 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
     // The matrix unit multiplies numbers of one dtype: the vector unit rounds the weight to x's.
     dense = (dense * over_rows(scale)).to(x.scalar_type());
   }
-  // In the operands' own dtype, with sums in fp32, unless a following step needs the unrounded
-  // result.
+  // Computes in the operands' own dtype, with sums in fp32, unless a following step needs the
+  // unrounded result.
   if (x.scalar_type() == dense.scalar_type() && !bias.defined() && call.activation == 0)
     return multiply_rows(x, dense);
   Tensor values = multiply_rows(x.to(at::kFloat), dense.to(at::kFloat));
@@ -89,8 +89,8 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
   return activated(values, call.activation);
 }
 
-// Groups of one x with nothing but a product to do. Returns which groups it has computed; the
-// others are unchanged.
+// Multiplies groups of one x that need nothing but a product. Returns which groups it has computed;
+// the others are unchanged.
 std::vector<bool> multiply_plain_groups(const GroupedMatmul& call,
                                         const std::vector<Tensor>& weights,
                                         const std::vector<Group>& groups) {

@@ -150,7 +150,7 @@ static Check blocks_of(const char* matrix, int64_t rows, int64_t columns) {
                        size_of(own.tensor(), -1) == (size_of(x, -1) + columns - 1) / columns;
               });
 }
-// For products with scales along the depth: of rows and weights of different widths, or of blocks
+// Rules for products with scales along the depth: rows and weights of different widths, or blocks
 // of both.
 static std::vector<Rule> grouped_scale_rules() {
   constexpr int64_t kBlocks = (INT64_C(1) << 32) + (128 << 16) + 128;

@@ -21,8 +21,8 @@ struct FinalizeRouting {
   bool column_order;  // assignments are numbered choice by choice instead of token by token
 };
 
-// The weighted sum alone, for dense tensors and weights (if any) of one dtype. Returns false,
-// without a result, for others.
+// Computes only the weighted sum, for dense tensors and weights (if any) of one dtype. Returns
+// false, without a result, for others.
 template <class T>
 bool sum_rows(const FinalizeRouting& call, int64_t k, const Tensor& out) {
   const auto fits = [](const Tensor& t) {

@@ -23,8 +23,8 @@ VNPU_OPERATOR(MoeReRouting,
                int64_t count_form, int64_t index_type, Out tokens_out, OptionalOut scales_out,
                Out index_out, Out counts_out),
               {.tier = kT2, .cost = elements<1>, .rules = rules_of_moe_re_routing()}) {
-  // counts [ranks, experts]: tokens lie rank by rank, within a rank expert by expert; they shall
-  // lie expert by expert, within an expert rank by rank.
+  // counts [ranks, experts]: the input's tokens are ordered by rank, then by expert; the output's
+  // by expert, then by rank.
   const Tensor sizes = counts.to(at::kLong).contiguous();
   const Tensor per_expert = sizes.sum(0);
   store(counts_out, count_form == 0 ? per_expert.cumsum(0) : per_expert);

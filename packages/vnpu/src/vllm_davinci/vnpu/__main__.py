@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="begin of each panel after the first task (default: 0)",
     )
-    drawing.add_argument("--length", type=float, metavar="MS", help="(default: the longest)")
+    drawing.add_argument("--length", type=float, metavar="MS", help="length (default: the longest)")
 
     commands.add_parser("machines", help="list the chips and topologies of the timing model")
     commands.add_parser("devices", help="list the virtual devices of this environment")
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     cover = commands.add_parser("coverage", help="compare torch_npu's operators with vnpu's")
     cover.add_argument("names", nargs="*", help="explain these operators only")
     cover.add_argument("--missing", action="store_true", help="list every missing operator")
-    cover.add_argument("--json", action="store_true", help="machine-readable output")
+    cover.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

@@ -228,15 +228,15 @@ def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--one-in", type=int, default=24, help="of each kind; 1: every point")
+    parser.add_argument("--one-in", type=int, default=24, help="test every Nth point of a kind")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
-    parser.add_argument("--only", default="", help="how names of engines begin")
+    parser.add_argument("--only", default="", help="prefix of engines' names")
     parser.add_argument(
-        "--kinds", default=",".join((*KINDS[1:], *HOST_KINDS)), help="divided by commas"
+        "--kinds", default=",".join((*KINDS[1:], *HOST_KINDS)), help="separated by commas"
     )
-    parser.add_argument("--most", type=int, default=10**9, help="points tried of each engine")
+    parser.add_argument("--most", type=int, default=10**9, help="maximum of points per engine")
     parser.add_argument("--page", type=Path, help="file for the table")
-    parser.add_argument("--stamp", default="", help="line for the table: of when and what it is")
+    parser.add_argument("--stamp", default="", help="line of the page: date and versions")
     options = parser.parse_args()
     tallies: dict[tuple[str, str], Tally] = {}
     is_good = True

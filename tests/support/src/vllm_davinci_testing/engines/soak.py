@@ -167,9 +167,9 @@ def soak(options: argparse.Namespace, directory: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3600.0, help="ends after so long")
-    parser.add_argument("--requests", type=int, default=10**9, help="ends earlier with so many")
-    parser.add_argument("--clients", type=int, default=8, help="how many ask at the same time")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="maximum duration")
+    parser.add_argument("--requests", type=int, default=10**9, help="maximum number of requests")
+    parser.add_argument("--clients", type=int, default=8, help="number of concurrent clients")
     parser.add_argument("--no-images", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

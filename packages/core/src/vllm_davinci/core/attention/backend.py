@@ -24,7 +24,7 @@ class LayersOwnBackendBase(AttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> type[AttentionImplBase[Any]]:
-        raise NotImplementedError("The layers of this cache compute themselves.")
+        raise NotImplementedError("The layers of this cache have their own attention.")
 
 
 class NPUAttentionBackend(AttentionBackend):

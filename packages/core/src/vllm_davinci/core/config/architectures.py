@@ -142,8 +142,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Replaces unimportable models in vLLM's registry, so that they are refused by name.
 UNSERVED_MODEL = "vllm_davinci.core.config.unserved_model:UnservedModel"
-# vLLM keeps definitions that use one vendor's kernels in this package. For the second, vLLM uses a
-# generic definition on other platforms.
+# vLLM keeps definitions that use one vendor's kernels in this package. Those in _GENERIC also have
+# a generic definition for other platforms.
 _OF_VENDORS = "vllm.models."
 _GENERIC = ("vllm.models.deepseek_v32",)
 

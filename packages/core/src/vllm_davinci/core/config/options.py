@@ -181,7 +181,7 @@ class ExpertBalanceConfig(_Options):
     step_interval: Annotated[int, Needs(DYNAMIC, f"needs {DYNAMIC}")] = Field(default=3000, gt=0)
     """Steps between two decisions; the first comes after a quarter of them."""
     window_size: Annotated[int, Needs(DYNAMIC, f"needs {DYNAMIC}")] = Field(default=1000, gt=0)
-    """Steps before a decision whose load counts."""
+    """Number of steps before a decision whose load it uses."""
     use_async: Annotated[bool, Needs(DYNAMIC, f"needs {DYNAMIC}")] = False
     """Send weights during steps, one layer per step, instead of all between two steps."""
     communicator: Annotated[
@@ -190,7 +190,7 @@ class ExpertBalanceConfig(_Options):
     """Transport of expert weights: `torch_nccl` (HCCL between devices) or `torch_gloo` (through the
     host; required by use_async). `auto`: HCCL if possible."""
     log_balancedness: Annotated[bool, Needs(DYNAMIC, f"needs {DYNAMIC}")] = False
-    """Log the mean load of a rank over the largest of any. Costs a collective and a wait."""
+    """Log the ratio of the mean load of ranks to the largest. Costs a collective and a wait."""
     log_balancedness_interval: Annotated[int, Needs(DYNAMIC, f"needs {DYNAMIC}")] = Field(
         default=1, gt=0
     )

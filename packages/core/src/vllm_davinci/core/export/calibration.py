@@ -60,7 +60,7 @@ def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Ten
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{text} cannot be read: {error}. Name a UTF-8 text file like what the model will see."
+            f"{text} cannot be read: {error}. Name a UTF-8 text file like the model's later inputs."
         ) from error
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokens = tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]

@@ -39,7 +39,7 @@ def stack_weights(layer: BaseLayerWithLoRA) -> None:
         kept.lora_a_stacked = _stack_a(kept.lora_a_stacked)
         kept.lora_b_stacked = _stack_b(kept.lora_b_stacked)
     else:
-        raise NotImplementedError(f"no adapters in layers of {type(layer).__name__}")
+        raise NotImplementedError(f"layers of type {type(layer).__name__} take no adapters")
 
 
 def columns(stacked: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_work(parser)
     _add_server(parser)
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="the timeline, for Perfetto")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the timeline, for Perfetto"
+    )
     parser.add_argument(
         "--step-costs",
         type=Path,
@@ -73,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of a report: do the drafts of --speculative-config pay, for 1 to "
         "--requests requests, at these acceptance rates by position, as vLLM logs them?",
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the whole report, for programs"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole report as JSON")
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:

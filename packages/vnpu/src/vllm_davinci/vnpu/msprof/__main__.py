@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     # A chip's msprof has these options and more; torch_npu reads the help text for them.
-    parser.add_argument("--export", choices=("on", "off"), default="off", help="write the files")
+    parser.add_argument("--export", choices=("on", "off"), default="off", help="write CANN's files")
     parser.add_argument(
         "--analyze",
         choices=("on", "off"),
