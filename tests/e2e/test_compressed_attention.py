@@ -17,6 +17,7 @@ from vllm_davinci_testing.engines.compressed_zoo import (
     WINDOW,
     PredictingReference,
     in_transformers,
+    with_int8_keys,
     with_mtp,
     write_native,
 )
@@ -25,6 +26,7 @@ from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import (
+    COMPOSED,
     EVERY_PATH,
     FUZZED,
     IN_PARTS,
@@ -43,6 +45,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 MODEL, MAX_TOKENS = "deepseek_v4", 12
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+INT8_KEYS: dict[str, Any] = {"attention_config": {"indexer_kv_dtype": "int8"}}
 LONG = {"max_model_len": 320}
 # Around the edges of groups of 4 and 128, of the window, and of the indexer's selection.
 LENGTHS = [
@@ -59,6 +62,40 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
 ):
     with start_engine(zoo(MODEL), environment=FUZZED, **LONG, **options) as engine:
         assert_same_on_every_path(engine, reference(MODEL), LENGTHS, MAX_TOKENS, options)
+
+
+@pytest.fixture(scope="module")
+def int8_reference(zoo: Zoo) -> TransformersReference:
+    rounded = TransformersReference(zoo(MODEL))
+    with_int8_keys(rounded.network)
+    return rounded
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(IN_PARTS, id="in_parts"),
+        pytest.param({"max_num_batched_tokens": 96}, id="eager"),
+        pytest.param({**IN_PARTS, **COMPOSED}, id="composed_in_parts"),
+        pytest.param({**TWO_RANKS, **IN_PARTS}, id="tensor2_in_parts"),
+        pytest.param({"block_size": 32, **IN_PARTS}, id="small_blocks"),
+    ],
+)
+def test_int8_keys_choose_what_rounded_keys_of_transformers_choose(
+    options: dict[str, Any],
+    zoo: Zoo,
+    reference: Reference,
+    int8_reference: TransformersReference,
+    start_engine: StartEngine,
+):
+    asked = {**INT8_KEYS, **LONG, **options}
+    prompts = random_prompts(LENGTHS)
+    with start_engine(zoo(MODEL), environment=FUZZED, **asked) as engine:
+        assert_same_on_every_path(engine, int8_reference, LENGTHS, MAX_TOKENS, options)
+        outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], GREEDY)
+    with pytest.raises(AssertionError, match="differ"):  # floats would choose others
+        assert_greedy(reference(MODEL), prompts, outputs, MAX_TOKENS)
 
 
 @pytest.mark.thorough
@@ -117,6 +154,7 @@ def predicting(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("mtp", 3, IN_PARTS, id="mtp_3"),
         pytest.param("mtp", 1, {"async_scheduling": False}, id="mtp_1_synchronous"),
         pytest.param("mtp", 2, {**TWO_RANKS, "enable_expert_parallel": True}, id="mtp_2_expert2"),
+        pytest.param("mtp", 1, {**TWO_RANKS, **IN_PARTS}, id="mtp_1_tensor2_in_parts"),
         pytest.param("custom_class", 5, {}, id="wrong_5"),
     ],
 )
@@ -134,7 +172,9 @@ def test_drafts_change_no_token(
         prompts = random_prompts([1, 3, WINDOW, 127])
         assert_generates(engine, reference(MODEL), prompts, MAX_TOKENS)
         drafted, accepted = told(engine)
-    print(f"{method} {count}: {accepted} of {drafted} drafts accepted")
+        replays = [sum(each.values()) for each in engine.on_workers("draft_replays")]
+    print(f"{method} {count}: {accepted} of {drafted} drafts accepted, {replays} passes replayed")
+    assert all(replays) if "enforce_eager" in options else not any(replays)
     assert 0 <= accepted < drafted
 
 
@@ -170,11 +210,13 @@ def _drafted_and_accepted(drafts: list[int], text: list[int], newest: int) -> tu
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("keys", [{}, INT8_KEYS], ids=["float_keys", "int8_keys"])
 @pytest.mark.parametrize("kind", ["FLOAT", "W8A8_DYNAMIC"])
 @pytest.mark.parametrize("is_trained", [False, True], ids=["random", "trained"])
 def test_logprobs_in_16_bits_stay_close_to_those_of_floats_or_of_exact_integers(
     is_trained: bool,
     kind: str,
+    keys: dict[str, Any],
     predicting: Path,
     repository: Path,
     quantize: Callable[..., Path],
@@ -190,6 +232,7 @@ def test_logprobs_in_16_bits_stay_close_to_those_of_floats_or_of_exact_integers(
         expected = IntegerReference(model, named=in_transformers)
     length = 1024 if is_trained else 320
     asked = {**speculation("mtp", 2), **IN_PARTS, "dtype": "bfloat16", "max_model_len": length}
+    asked |= keys
     scored = SamplingParams(max_tokens=12, ignore_eos=True, prompt_logprobs=0)
     with start_engine(model, environment=RACES, **asked) as engine:
         outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], scored)
@@ -253,9 +296,16 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(("keys", "blocks"), [({}, 150), (INT8_KEYS, 115)], ids=["floats", "int8"])
 def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine
+    keys: dict[str, Any],
+    blocks: int,
+    zoo: Zoo,
+    reference: Reference,
+    int8_reference: TransformersReference,
+    start_engine: StartEngine,
 ):
+    expected = int8_reference if keys else reference(MODEL)
     common = random_prompts([256], seed=1)[0]
     sharing = [[*common, *more] for more in random_prompts([1, 30, 7], seed=2)]
     with start_engine(
@@ -264,14 +314,15 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         **COUNTED,
         max_num_batched_tokens=32,  # a step's projections take blocks that decodes then lack
         max_num_seqs=16,
-        **few_blocks(150),
+        **few_blocks(blocks),
         **LONG,
+        **keys,
     ) as engine:
         crowd = random_prompts([60] * 8, seed=3)
-        assert_no_layer_waits(engine, reference(MODEL), crowd, 60)
+        assert_no_layer_waits(engine, expected, crowd, 60)
         hits = engine.metrics()["vllm:prefix_cache_hits"]
         for each in sharing:
-            assert_generates(engine, reference(MODEL), [each], MAX_TOKENS)
+            assert_generates(engine, expected, [each], MAX_TOKENS)
         hits = engine.metrics()["vllm:prefix_cache_hits"] - hits
     # Two blocks of 128 tokens each time; the second is a hit only if more tokens follow.
     assert hits >= 128 * (len(sharing) - 1)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.feature import Engine
 from vllm_davinci.core.features.sparse_attention import FEATURES
 from vllm_davinci_testing.engines.refusals import refused_by
@@ -84,6 +85,39 @@ def test_an_indexers_keys_keep_the_models_dtype():
     (change,) = engine.changes
     assert (change.key, change.value) == ("indexer_kv_dtype", "auto")
     assert "instead of 'int8'" in change.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "described", "settled"),
+    [
+        ("auto", {}, "auto"),
+        ("auto", {"indexer_quant_type": "INT8_DYNAMIC"}, "int8"),
+        ("bf16", {"indexer_quant_type": "INT8_DYNAMIC"}, "bf16"),
+        ("int8", {}, "int8"),
+        ("fp8", {}, "bf16"),
+    ],
+)
+def test_deepseek_v4_stores_an_indexers_keys_in_int8_if_asked(
+    given: str, described: dict[str, str], settled: str
+):
+    config = configuration(index_topk=512, model_type="deepseek_v4", index_head_dim=128)
+    config.attention_config = SimpleNamespace(indexer_kv_dtype=given)
+    config.quant_config = SimpleNamespace(format=SimpleNamespace(options=described))
+    (settle,) = [each.settle for each in FEATURES if each.settle is not None]
+    for _ in range(2):
+        settle(Engine(config, get_config(config)))
+        assert config.attention_config.indexer_kv_dtype == settled
+
+
+def test_keys_of_a_size_without_a_hadamard_matrix_are_refused():
+    config = configuration(index_topk=512, model_type="deepseek_v4", index_head_dim=96)
+    config.attention_config = SimpleNamespace(indexer_kv_dtype="int8")
+    config.quant_config = None
+    (settle,) = [each.settle for each in FEATURES if each.settle is not None]
+    with pytest.raises(
+        ConfigurationError, match=r"indexer_kv_dtype 'int8'.*index_head_dim\) is 96"
+    ):
+        settle(Engine(config, get_config(config)))
 
 
 WITH_ROWS: dict[str, tuple[str, str, Any]] = {

@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import pytest
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from vllm_davinci.core.attention.compressed.compressor import QUANTIZED_STATE_PAGES, STATE_PAGES
+from vllm_davinci.core.attention.compressed.layer import WINDOW_PAGES
+from vllm_davinci.core.attention.compressed.quantized_rows import QuantizedRows
 from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer, RowKind
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 
@@ -82,3 +86,43 @@ def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(vllm_config, d
     sums = parts[0].eq(7).all(dim=1).cpu().nonzero().flatten().tolist()
     assert sums == [2]
     assert not parts[0][1].any()
+
+
+@pytest.mark.parametrize("quantizes", [False, True], ids=["floats", "int8"])
+def test_a_block_of_deepseek_v4_flash_has_the_bytes_of_its_rows(
+    quantizes: bool, vllm_config: VllmConfig
+):
+    """43 layers: 21 with groups of 4, 20 of 128. Windows and projections take no larger blocks."""
+    vllm_config.cache_config.block_size = BLOCK_SIZE
+    vllm_config.cache_config.kv_cache_layout = "BLNHC"
+    half, wide = torch.bfloat16, torch.float32
+    state_pages = QUANTIZED_STATE_PAGES if quantizes else STATE_PAGES[4]
+    kinds = {
+        "window": (43, RowKind(512, half, window=128, pages=WINDOW_PAGES)),
+        "rows4": (21, RowKind(512, half, tokens_per_row=4)),
+        "states4": (21, RowKind(2048, wide, window=8, pages=STATE_PAGES[4])),
+        "key_states": (21, RowKind(512, wide, window=8, pages=state_pages)),
+        "rows128": (20, RowKind(512, half, tokens_per_row=128)),
+        "states128": (20, RowKind(1024, wide, window=128, pages=STATE_PAGES[128])),
+    }
+    keys = RowKind(128, half, tokens_per_row=4)
+    layers = [
+        RowCacheLayer(kind, f"{name}.{number}")
+        for name, (count, kind) in kinds.items()
+        for number in range(count)
+    ]
+    for number in range(21):
+        if quantizes:
+            cache = QuantizedRows(keys, f"keys.{number}")
+            layers += [cache, cache.scales]
+        else:
+            layers.append(RowCacheLayer(keys, f"keys.{number}"))
+    specs: Any = {layer.prefix: layer.get_kv_cache_spec(vllm_config) for layer in layers}
+    config = get_kv_cache_config_from_groups(
+        vllm_config, get_kv_cache_groups(vllm_config, specs), 64 << 20
+    )
+    of_keys = 128 + 2 if quantizes else 256
+    expected = 32 * 21 * (1024 + of_keys) + 20 * 1024
+    widest = kinds["states4"][1].row_bytes  # of which a block is a multiple
+    strides = {each.block_stride for each in config.kv_cache_tensors}
+    assert strides == {-(-expected // widest) * widest}

@@ -13,18 +13,21 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import AttentionCGSupport
 
+from vllm_davinci.core.attention.compressed import quantized_rows
 from vllm_davinci.core.attention.compressed.compressor import Compressor
 from vllm_davinci.core.attention.compressed.rope import RopeTable, inverse_frequencies
 from vllm_davinci.core.attention.compressed.row_cache import (
+    PAGE_ROWS,
     RowCache,
     RowCacheLayer,
     RowCacheMetadata,
     RowCacheMetadataBuilder,
     RowKind,
 )
-from vllm_davinci.core.attention.compressed.row_indexer import PAGE_ROWS, RowChoice, key_page_rows
+from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, key_page_rows
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.vnpu import _C
+from vllm_davinci_testing.engines.compressed_zoo import with_int8_keys
 
 HIDDEN, HEAD, ROPE, Q_RANK, INDEX_HEADS, INDEX_HEAD, NUM_CHOSEN = 32, 64, 16, 24, 4, 32, 6
 CONFIG = DeepseekV4Config(
@@ -71,7 +74,13 @@ class Harness:
         self._tables: dict[str, torch.Tensor] = {}
 
     def compressor(
-        self, module: Any, ratio: int, size: int, name: str, page_rows: int | None = 1
+        self,
+        module: Any,
+        ratio: int,
+        size: int,
+        name: str,
+        page_rows: int | None = 1,
+        quantizes: bool = False,
     ) -> Compressor:
         ours = Compressor(
             ratio,
@@ -82,11 +91,13 @@ class Harness:
             dtype=torch.float32,
             prefix=name,
             page_rows=page_rows,
+            quantizes=quantizes,
         )
         ours.ape.data.copy_(module.position_bias)
         ours = ours.to(self._device)
-        for layer in (ours.states, ours.cache):
-            self._give_memory(layer)
+        for layer in ours.modules():
+            if isinstance(layer, RowCacheLayer):
+                self._give_memory(layer)
         return ours
 
     def _give_memory(self, layer: RowCacheLayer) -> None:
@@ -174,24 +185,29 @@ def test_rows_equal_those_of_transformers(ratio, cuts, vllm_config, device):
         )
 
 
+@pytest.mark.parametrize("quantizes", [False, True], ids=["floats", "int8"])
 @pytest.mark.parametrize("lengths", [(1, 3), (4, 5), (23, 24), (100, 259)], ids=str)
 @torch.inference_mode()
-def test_selected_rows_equal_transformers(lengths, vllm_config, device):
+def test_selected_rows_equal_transformers(lengths, quantizes, vllm_config, device, monkeypatch):
     """Some queries see fewer rows than the indexer may choose, some see none."""
+    monkeypatch.setattr(quantized_rows, "ELEMENTS", 2 * 144 * INDEX_HEAD)  # two requests at once
     module = theirs.DeepseekV4Indexer(CONFIG)
     fill(module)
+    if quantizes:
+        with_int8_keys(module)
     x, q_c = inputs_of(lengths, HIDDEN, 1), inputs_of(lengths, Q_RANK, 2)
     expected = [
         module(each, q_of, torch.arange(each.shape[1])[None], None, 0)[0]
         for each, q_of in zip(x, q_c, strict=True)
     ]
     harness = Harness(vllm_config, device)
-    keys = harness.compressor(module, 4, INDEX_HEAD, "keys", PAGE_ROWS)
+    keys = harness.compressor(module, 4, INDEX_HEAD, "keys", PAGE_ROWS, quantizes)
     step, context = harness.step(lengths, lengths)
     with context:
         keys.write_rows(torch.cat(x, 1)[0].to(device), step)
         query = module.q_b_proj(torch.cat(q_c, 1)[0]).view(-1, INDEX_HEADS, INDEX_HEAD)
         query = harness.rope.rotate(query.to(device), harness.rope.at(step.all.positions))
+        query = keys.cache.rotated(query) if quantizes else query
         scale = (INDEX_HEADS * INDEX_HEAD) ** -0.5
         weights = module.scorer.weights_proj(torch.cat(x, 1)[0]) * scale
         choice, weights = RowChoice(keys, NUM_CHOSEN), weights.to(device)
@@ -229,6 +245,13 @@ def test_tokens_of_a_step_are_copied_without_a_wait(device):
     assert _C.host_counts()["synchronizations"] == before
     assert closing.positions.tolist() == [7, 19] and closing.rows.tolist() == [3, 8]
     assert every.requests.tolist() == [0] * 5 + [1] * 7
+
+
+def test_padding_of_a_graph_sees_no_groups(device):
+    """Its rows would be in the null block, before the memory of a layer whose pages come later."""
+    positions, slots = torch.tensor([8, 127], device=device), torch.tensor([3, -1], device=device)
+    step = StepTokens.of_graph(positions, slots, 2)
+    assert step.num_complete(4).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(

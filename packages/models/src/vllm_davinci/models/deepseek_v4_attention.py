@@ -22,6 +22,7 @@ from vllm.transformers_utils.deepseek_v4_utils import get_compress_ratios
 
 from vllm_davinci.core.attention.compressed.compressor import OVERLAPPING, Compressor
 from vllm_davinci.core.attention.compressed.layer import CompressedAttention
+from vllm_davinci.core.attention.compressed.quantized_rows import QuantizedRows
 from vllm_davinci.core.attention.compressed.rope import CosSin, RopeTable, inverse_frequencies
 from vllm_davinci.core.attention.compressed.row_indexer import RowChoice, key_page_rows
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
@@ -58,6 +59,7 @@ class RowIndexer(nn.Module):
             rope,
             f"{prefix}.compressor",
             key_page_rows(self._heads, self._size),
+            vllm_config.attention_config.indexer_kv_dtype == "int8",
         )
 
     def project(
@@ -68,7 +70,10 @@ class RowIndexer(nn.Module):
         Returns rotated queries [num_tokens, heads, size], and weights [num_tokens, heads] in fp32.
         """
         query = self.wq_b(q_c)[0].view(-1, self._heads, self._size)
-        return self._rope.rotate(query, cos_sin), self.weights_proj(x)[0].float() * self._scale
+        query, cache = self._rope.rotate(query, cos_sin), self.compressor.cache
+        if isinstance(cache, QuantizedRows):
+            query = cache.rotated(query)
+        return query, self.weights_proj(x)[0].float() * self._scale
 
 
 class DeepseekV4Attention(nn.Module):
@@ -243,6 +248,7 @@ def make_compressor(
     rope: RopeTable,
     prefix: str,
     page_rows: int | None = 1,
+    quantizes: bool = False,
 ) -> Compressor:
     """A compressor with this platform's projections, which every rank holds whole."""
     config = vllm_config.model_config.hf_config
@@ -263,6 +269,7 @@ def make_compressor(
         dtype=vllm_config.model_config.dtype,
         prefix=prefix,
         page_rows=page_rows,
+        quantizes=quantizes,
     )
 
 

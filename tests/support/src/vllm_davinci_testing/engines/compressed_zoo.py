@@ -13,6 +13,7 @@ from torch import nn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.masking_utils import create_sliding_window_causal_mask
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4IndexerScorer
 
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.zoo_model import VOCAB_SIZE, ZooModel
@@ -124,6 +125,24 @@ def in_transformers(name: str, model_type: str = "deepseek_v4") -> str:
         r"(?<=\.experts\.)(\d+)\.(w[123])", lambda m: f"{m[1]}.{_EXPERT_PARTS[m[2]]}", name
     )
     return ("" if name.startswith(("lm_head.", "model.")) else "model.") + name + part
+
+
+def with_int8_keys(network: nn.Module) -> nn.Module:
+    """Lets the indexers of transformers' model choose by rotated keys, rounded to 8 bits."""
+    for module in network.modules():
+        if isinstance(module, DeepseekV4IndexerScorer):
+            module.register_forward_pre_hook(_with_rounded_keys)
+    return network
+
+
+def _with_rounded_keys(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+    query, keys, hidden = inputs
+    size = range(keys.shape[-1])
+    matrix = torch.tensor([[(-1.0) ** (i & j).bit_count() for j in size] for i in size])
+    rotated = keys.float() @ matrix
+    scale = rotated.abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
+    rounded = (rotated / scale).round() * (scale / 16).half().float()
+    return query.float() @ matrix / 16, rounded, hidden
 
 
 MTP = "mtp.0."

@@ -3,7 +3,11 @@ attention to chosen blocks (MiniMax-M3): incompatible features."""
 
 from vllm_davinci.core.config.architectures import is_sparse
 from vllm_davinci.core.config.side_streams import ATTENTION, PREFETCH
+from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.features.feature import Engine, Feature, refused
+
+# A key of ModelSlim's descriptions: the type of an indexer's keys.
+INDEXER_TYPE = "indexer_quant_type"
 
 
 def _shares_choices(engine: Engine) -> bool:
@@ -34,10 +38,27 @@ def _other_quantization(engine: Engine) -> str | None:
 
 
 def _settle(engine: Engine) -> None:
+    """Sets the dtype of an indexer's keys: the model's, or int8 if the model has that."""
     attention = getattr(engine.vllm, "attention_config", None)
-    if attention is not None:
-        why = "an indexer's keys have the model's dtype"
-        engine.set(attention, "indexer_kv_dtype", "auto", why)
+    if attention is None:
+        return
+    text, name = engine.model.hf_text_config, "indexer_kv_dtype"
+    if getattr(text, "model_type", None) != "deepseek_v4":
+        engine.set(attention, name, "auto", "an indexer's keys have the model's dtype")
+        return
+    described = getattr(getattr(engine.vllm.quant_config, "format", None), "options", None) or {}
+    if attention.indexer_kv_dtype == "auto" and described.get(INDEXER_TYPE) == "INT8_DYNAMIC":
+        why = f"the checkpoint's description has {INDEXER_TYPE} INT8_DYNAMIC"
+        engine.set(attention, name, "int8", why)
+    if attention.indexer_kv_dtype not in ("auto", "bf16", "int8"):
+        why = "an indexer's keys have the model's dtype, or int8"
+        engine.set(attention, name, "bf16", why)
+    size = getattr(text, "index_head_dim", 1)
+    if attention.indexer_kv_dtype == "int8" and size & (size - 1):
+        raise ConfigurationError(
+            f"--attention-config: {name} 'int8' rotates an indexer's keys by a Hadamard matrix, "
+            f"whose size is a power of two, and their size (index_head_dim) is {size}. Remove it."
+        )
 
 
 def _groups_of_heads(engine: Engine) -> int:

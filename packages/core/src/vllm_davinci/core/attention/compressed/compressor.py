@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from vllm_davinci import operators
+from vllm_davinci.core.attention.compressed.quantized_rows import QuantizedRows
 from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Tokens
@@ -20,6 +21,9 @@ from vllm_davinci.core.components.fused_ops import fused_op
 # Pages of projections per block of tokens, by ratio. With these numbers, a block has about as many
 # bytes in this cache group as in the other groups of DeepSeek-V4.
 STATE_PAGES = {4: 32, 128: 16}
+# Pages of an indexer's projections beside quantized rows: a cache group of their own, so that none
+# is larger than the group that shrinks with the rows.
+QUANTIZED_STATE_PAGES = 8
 # Most elements of gathered projections at once.
 ELEMENTS = 2**24
 
@@ -31,7 +35,8 @@ class Compressor(nn.Module):
     overlaps:  a row also pools the previous group: that group's tokens through the first half of
                their features, its own tokens through the second half; None: DeepSeek-V4's rule, by
                ratio
-    cache:     stores the rows, [.., size] in the model's dtype
+    quantizes: whether the rows are stored as 8-bit integers
+    cache:     stores the rows, [.., size]
 
     Parameters: `fused_wkv_wgate` gives values, then gates, of each token; `ape` is added to the
     gates by position in the group, fp32 [ratio, features]; `norm` is the norm of a row.
@@ -49,13 +54,14 @@ class Compressor(nn.Module):
         prefix: str,
         page_rows: int | None = 1,
         overlaps: bool | None = None,
+        quantizes: bool = False,
     ) -> None:
         super().__init__()
         self.ratio, self.size = ratio, size
         self.overlaps = ratio == OVERLAPPING if overlaps is None else overlaps
         self.num_features = size * (1 + self.overlaps)
         self.fused_wkv_wgate, self.norm = projection, norm
-        self._rope = rope
+        self._rope, self._dtype = rope, dtype
         ape = torch.empty(ratio, self.num_features, dtype=torch.float32)
         self.ape = nn.Parameter(ape, requires_grad=False)
         self._num_entries = ratio * (1 + self.overlaps)
@@ -63,11 +69,12 @@ class Compressor(nn.Module):
             2 * self.num_features,
             torch.float32,
             window=self._num_entries,
-            pages=STATE_PAGES.get(ratio, 1),
+            pages=QUANTIZED_STATE_PAGES if quantizes else STATE_PAGES.get(ratio, 1),
         )
         self.states = RowCacheLayer(state, f"{prefix}.states")
         kind = RowKind(size, dtype, tokens_per_row=ratio, page_rows=page_rows)
-        self.cache = RowCacheLayer(kind, f"{prefix}.rows")
+        cache = QuantizedRows if quantizes else RowCacheLayer
+        self.cache = cache(kind, f"{prefix}.rows")
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_tokens, hidden_size]. Returns [num_tokens, 2 * num_features], fp32."""
@@ -116,7 +123,7 @@ class Compressor(nn.Module):
         self, pooled: torch.Tensor, positions: torch.Tensor, step: StepTokens
     ) -> torch.Tensor:
         """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
-        normed, rope = self.norm(pooled.to(self.cache.kind.dtype)), self._rope
+        normed, rope = self.norm(pooled.to(self._dtype)), self._rope
         assert rope is not None
         by = step.shared((rope, self.ratio), lambda: rope.at(positions))
         return rope.rotate(normed.unsqueeze(1), by).squeeze(1)

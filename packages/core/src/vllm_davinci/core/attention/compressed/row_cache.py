@@ -6,7 +6,7 @@ written and gathered by index, so all layers with rows of one width share one vi
 See docs/decisions/0017-rows-in-packed-pages.md.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -40,6 +40,11 @@ from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.graph.host_lengths import HostLengths
+
+# Smallest page of the operator's keys. Source: aclnnLightningIndexer.md, constraints.
+PAGE_ROWS = 16
+# Tokens of a step, pages of rows, and each token's pages in the order of its request's tokens.
+PageParts = tuple[slice, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -209,21 +214,43 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         rows = self._block_size // self.kind.tokens_per_row
         return self.kind.page_rows is not None and rows % self.kind.page_rows == 0
 
-    def pages(self, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All memory as pages of rows, and the pages of requests in the order of their tokens.
+    @property
+    def rows_of_request(self) -> int:
+        """Most rows of a request, which has a block table as wide as this step's."""
+        assert self.metadata is not None
+        blocks = self.metadata.block_table.shape[1]
+        return blocks * self._block_size // self.kind.tokens_per_row
 
-        requests: [n], int64, rows of the block table
-        Returns [num_pages, page_rows, 1, width] and [n, max_pages], int32.
+    def page_parts(self, step: StepTokens) -> Iterator[PageParts]:
+        """Pages in which an operator finds the rows of a graph's tokens, part by part.
+
+        Here in one part: all memory as [num_pages, page_rows, 1, width], and [num_tokens,
+        max_pages], int32.
         """
         assert self.kv_cache is not None and self.metadata is not None
         size, (rows, *places) = self.kind.page_rows, self.kv_cache
         assert size is not None and not any(place % size for place in places), (places, size)
         first, stride = (place // size for place in places)
         count = self._block_size // self.kind.tokens_per_row // size
-        blocks = self.metadata.block_table.index_select(0, requests)
+        blocks = self.metadata.block_table.index_select(0, step.all.requests)
         within = torch.arange(first, first + count, dtype=torch.int32, device=blocks.device)
         whole = rows[: len(rows) // size * size].view(-1, size, 1, self.kind.width)
-        return whole, (blocks.unsqueeze(-1) * stride + within).flatten(1)
+        yield slice(0, step.num_tokens), whole, (blocks.unsqueeze(-1) * stride + within).flatten(1)
+
+    def of_request(
+        self, step: StepTokens, request: int, num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first rows of a request: their places [num_rows], int64, and [num_rows, width].
+
+        request: row of the block table
+        """
+
+        def found() -> tuple[torch.Tensor, torch.Tensor]:
+            places = torch.arange(num_rows, device=step.device)
+            return places, self.numbers(places, torch.full_like(places, request))
+
+        places, numbers = step.shared((self.key, request), found)
+        return places, self.rows.index_select(0, numbers)
 
     def write(self, step: StepTokens, rows: torch.Tensor) -> torch.Tensor:
         """Writes the rows that the step's tokens complete. rows: [n, width]

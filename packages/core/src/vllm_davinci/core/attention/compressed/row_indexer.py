@@ -5,14 +5,13 @@ import torch_npu
 
 from vllm_davinci import operators
 from vllm_davinci.core.attention.compressed.compressor import Compressor, MeanKeys
+from vllm_davinci.core.attention.compressed.row_cache import PAGE_ROWS
 from vllm_davinci.core.attention.compressed.step_tokens import Span, StepTokens
 from vllm_davinci.core.attention.mla.indexer import HEAD_SIZE, MAX_HEADS
 from vllm_davinci.core.components.fused_ops import fused_op
 
 # Most scores, over all heads, computed at once.
 SCORES = 2**24
-# Smallest page of the operator's keys. Source: aclnnLightningIndexer.md, constraints.
-PAGE_ROWS = 16
 
 
 def key_page_rows(num_heads: int, size: int) -> int | None:
@@ -40,7 +39,7 @@ class RowChoice:
         ratio = self._keys.ratio
         num_visible = step.num_complete(ratio)
         if step.in_graph:
-            return self._choose_on_device(query, weights, num_visible, step.all.requests)
+            return self._choose_on_device(query, weights, num_visible, step)
         most = step.longest // ratio
         if most <= self._num_chosen:  # all rows are chosen, whatever their scores
             return visible_rows(num_visible, most)
@@ -57,27 +56,31 @@ class RowChoice:
         query: torch.Tensor,
         weights: torch.Tensor,
         num_visible: torch.Tensor,
-        requests: torch.Tensor,
+        step: StepTokens,
     ) -> torch.Tensor:
-        """`choose` in one operator call: each token is a request with the rows that it sees.
+        """`choose` with one operator call per part of the keys: each token is a request with the
+        rows that it sees.
 
         The operator's causal mask counts keys, not groups of tokens.
         """
-        keys, table = self._keys.cache.pages(requests)
-        chosen, _ = torch_npu.npu_lightning_indexer(
-            query,
-            keys,
-            weights,
-            actual_seq_lengths_query=torch.arange(
-                1, len(query) + 1, dtype=torch.int32, device=query.device
-            ),
-            actual_seq_lengths_key=num_visible.clamp(min=1).to(torch.int32),
-            block_table=table,
-            layout_query="TND",
-            layout_key="PA_BSND",
-            sparse_count=self._num_chosen,
-            sparse_mode=0,
-        )
+        lengths = num_visible.clamp(min=1).to(torch.int32)
+        ends = torch.arange(1, len(query) + 1, dtype=torch.int32, device=query.device)
+        parts = []
+        for part, keys, table in self._keys.cache.page_parts(step):
+            chosen, _ = torch_npu.npu_lightning_indexer(
+                query[part],
+                keys,
+                weights[part],
+                actual_seq_lengths_query=ends[: part.stop - part.start],
+                actual_seq_lengths_key=lengths[part],
+                block_table=table,
+                layout_query="TND",
+                layout_key="PA_BSND",
+                sparse_count=self._num_chosen,
+                sparse_mode=0,
+            )
+            parts.append(chosen)
+        chosen = torch.cat(parts) if len(parts) > 1 else parts[0]
         chosen = chosen.squeeze(1).to(torch.int64)
         return chosen.masked_fill_(chosen >= num_visible.unsqueeze(1), -1)
 
@@ -90,18 +93,12 @@ class RowChoice:
         num_rows: int,
     ) -> torch.Tensor:
         """The chosen rows of one request's tokens: [n, at most `num_chosen`]."""
-        cache = self._keys.cache
-
-        def all_rows() -> tuple[torch.Tensor, torch.Tensor]:
-            places = torch.arange(num_rows, device=query.device)
-            return places, cache.numbers(places, torch.full_like(places, span.request))
-
-        places, numbers = step.shared((cache.key, span.request), all_rows)
+        places, keys = self._keys.cache.of_request(step, span.request, num_rows)
         choose = fused_op(operators.choose_rows) or operators.choose_rows
         return choose(
             query[span.rows],
             weights[span.rows],
-            cache.rows.index_select(0, numbers).float(),
+            keys.float(),
             places,
             step.num_complete(self._keys.ratio)[span.rows].unsqueeze(1),
             min(num_rows, self._num_chosen),

@@ -43,12 +43,14 @@ class StepTokens:
     spans:      one for each request with new tokens
     device:     of the tensors
     in_graph:   all sizes are constants of the graph, and lengths are on the device alone
+    num_requests: of a graph, padding included; each has as many tokens
     """
 
     num_tokens: int
     spans: list[Span]
     device: torch.device
     in_graph: bool = False
+    num_requests: int = 0
     _by_ratio: dict[int, Tokens] = field(default_factory=dict)
     _shared: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -77,7 +79,7 @@ class StepTokens:
         rows = torch.arange(num_tokens, device=device)
         requests = rows // (num_tokens // num_requests)
         tokens = Tokens(rows, requests, positions, slots >= 0)
-        return cls(num_tokens, [], device, True, {1: tokens})
+        return cls(num_tokens, [], device, True, num_requests, {1: tokens})
 
     @property
     def longest(self) -> int:
@@ -91,10 +93,18 @@ class StepTokens:
         return self._shared[key]
 
     def num_complete(self, ratio: int) -> torch.Tensor:
-        """Groups of `ratio` tokens up to each token, which it sees: [num_tokens], int64."""
-        found: torch.Tensor = self.shared(
-            ("complete", ratio), lambda: (self.all.positions + 1) // ratio
-        )
+        """Groups of `ratio` tokens up to each token, which it sees: [num_tokens], int64.
+
+        Padding sees none, whatever its position: it has null blocks, in which layers cannot find
+        rows.
+        """
+
+        def counted() -> torch.Tensor:
+            tokens = self.all
+            counts = (tokens.positions + 1) // ratio
+            return counts if tokens.is_written is None else counts * tokens.is_written
+
+        found: torch.Tensor = self.shared(("complete", ratio), counted)
         return found
 
     @property

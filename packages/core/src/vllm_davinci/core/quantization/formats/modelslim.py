@@ -34,6 +34,7 @@ GLOBAL_KEYS = frozenset(
         "kv_quant_type",
         "kv_cache_type",
         "fa_quant_type",
+        "indexer_quant_type",
         "reduce_quant_type",
         "optional",
         "metadata",
