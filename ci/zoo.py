@@ -203,12 +203,14 @@ def page(
 
 
 def earlier(results: dict[str, dict[str, Any]]) -> str:
-    """Sentences on rows that come from other commits."""
+    """Sentences that name the rows' commits, and families of all commits but the most frequent."""
     by_commit: dict[str, list[str]] = {}
     for name, each in sorted(results.items()):
-        if each["commit"] != commit():
-            by_commit.setdefault(each["commit"], []).append(name)
-    return "".join(f"\n\nRows of commit {each}: {', '.join(of)}." for each, of in by_commit.items())
+        by_commit.setdefault(each["commit"], []).append(name)
+    most = max(by_commit, key=lambda each: len(by_commit[each]), default=commit())
+    fewer = {each: of for each, of in by_commit.items() if each != most}
+    told = "".join(f"\n\nRows of commit {each}: {', '.join(of)}." for each, of in fewer.items())
+    return told + ("" if most == commit() else f"\n\nAll other rows are of commit {most}.")
 
 
 def shown(waits: int | None) -> str:

@@ -22,8 +22,8 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_MLA, "topk_method": "greedy"},
     "deepseek_v3": {**_MLA, **_SIGMOID},
     "deepseek_v32": {**_MLA, **_SIGMOID, "index_head_dim": 128, "index_topk": 512},
-    # No dense layers: vLLM's have a norm that transformers' lack.
-    "axk1": {**_MLA, **_SIGMOID, "first_k_dense_replace": 0},
+    # No dense layers: vLLM requires a norm of them, which transformers' lack.
+    "axk1": {**_MLA, **_SIGMOID, "first_k_dense_replace": 0, "mlp_layer_types": None},
     "glm4_moe": {"head_dim": 64},
     "glm4_moe_lite": {**_MLA, "first_k_dense_replace": 1},
     "glm_moe_dsa": {

@@ -70,7 +70,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": EOS_ID,
 }
 # Fields only in transformers' configuration, where vLLM reads the same field differently, and the
-# reason. vllm/model_executor/models/commandr.py, cohere2_moe.py
+# reason. vllm/model_executor/models/commandr.py, cohere2_moe.py, mimo_v2.py
 _ONE_TOKEN_MORE = (
     {"sliding_window": SIZES["sliding_window"] + 1},
     "vLLM's layers see one token more than the configuration says, as the model was trained",
@@ -78,6 +78,10 @@ _ONE_TOKEN_MORE = (
 OF_REFERENCE: dict[str, tuple[dict[str, Any], str]] = {
     "cohere2": _ONE_TOKEN_MORE,
     "cohere2_moe": _ONE_TOKEN_MORE,
+    "mimo_v2_flash": (
+        {"sliding_window": SIZES["sliding_window"]},
+        "vLLM's window includes the token itself, transformers' adds it to sliding_window_size",
+    ),
 }
 
 

@@ -132,11 +132,13 @@ def _idefics3(
     config_class: str = "Idefics3Config",
     kind: str = "idefics3_vision",
     processors: tuple[str, ...] = ("Idefics3Processor", "Idefics3ImageProcessor"),
+    patch: int = PATCH,
+    side: int = SIDE,
 ) -> MultimodalFamily:
     def config() -> transformers.PretrainedConfig:
         return getattr(transformers, config_class)(
             text_config=text_fields(),
-            vision_config=vision_fields(kind),
+            vision_config=vision_fields(kind, patch_size=patch, image_size=side),
             image_token_id=IDS[IMAGE],
             scale_factor=2,
             pad_token_id=EOS_ID,
@@ -145,12 +147,12 @@ def _idefics3(
 
     def processor(tokenizer: Any) -> transformers.ProcessorMixin:
         whole, images, *videos = (getattr(transformers, name) for name in processors)
-        sizes = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+        sizes = {"size": {"longest_edge": 2 * side}, "max_image_size": {"longest_edge": side}}
         more = {"video_processor": videos[0](**sizes)} if videos else {}
         return whole(
             image_processor=images(**sizes),
             tokenizer=tokenizer,
-            image_seq_len=(SIDE // PATCH // 2) ** 2,
+            image_seq_len=(side // patch // 2) ** 2,
             chat_template=tokenizer.chat_template,
             **more,
         )
@@ -255,6 +257,8 @@ FAMILIES: dict[str, MultimodalFamily] = {
         "SmolVLMConfig",
         "smolvlm_vision",
         ("SmolVLMProcessor", "SmolVLMImageProcessor", "SmolVLMVideoProcessor"),
+        patch=8,  # transformers requires a multiple of it as tokens per image
+        side=64,
     ),
     **more_multimodal.FAMILIES,
     **{name: _of_vision_zoo(name) for name in vision_zoo.MODELS},
