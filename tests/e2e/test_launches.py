@@ -31,12 +31,15 @@ THOROUGH = pytest.mark.thorough
         pytest.param("deepseek_v4", 0, (141, 63, 92), id="window_and_streams"),
         pytest.param("deepseek_v4", 2, (159, 66, 100), id="rows_of_128"),
         pytest.param("deepseek_v4", 3, (179, 75, 124), id="chosen_rows"),
+        pytest.param("qwen4_exp", 2, (197, 182, 19), id="gated_streams_and_n_grams"),
+        pytest.param("qwen4_exp", 3, (212, 188, 28), id="chosen_groups"),
     ],
 )
 def test_launches_of_layers_with_states_stay_in_the_budget(
-    model, layer, expected, zoo, start_engine, prompts
+    model, layer, expected, zoo, vision, start_engine, prompts
 ):
-    calls, launched, composed = launches(zoo(model), layer, start_engine, prompts)
+    checkpoint = vision(model) if model == "qwen4_exp" else zoo(model)
+    calls, launched, composed = launches(checkpoint, layer, start_engine, prompts)
     assert (len(composed), len(calls), launched) == expected, (composed, calls)
 
 

@@ -108,7 +108,7 @@ class LaunchCountingWorker:
                 module._forward_entry = (
                     moe_runner._moe_forward_shared if is_shared else moe_runner._moe_forward
                 )
-        for number, layer in enumerate(model.model.layers):
+        for number, layer in enumerate(getattr(model, "language_model", model).model.layers):
             self._count(number, layer)
 
     def _count(self, number: int, layer: torch.nn.Module) -> None:
