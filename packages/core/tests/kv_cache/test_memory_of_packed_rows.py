@@ -75,17 +75,24 @@ def test_rows_of_a_group_lie_apart_and_in_their_block(vllm_config, device):
             assert written == [block]
 
 
-def test_a_block_is_copied_and_zeroed_with_the_rows_of_all_layers(vllm_config, device):
+@pytest.mark.parametrize("most_runs", [0, 64])
+def test_blocks_are_copied_and_zeroed_with_the_rows_of_all_layers(
+    most_runs: int,
+    vllm_config: VllmConfig,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("vllm_davinci.core.kv_cache.memory.MOST_RUNS", most_runs)
     layers, config = planned(vllm_config)
     parts: list[torch.Tensor] = []
     memory = KVCacheMemory(device, layers, parts)
     memory.bind(*allocated(config, device), {})
-    parts[0][1].fill_(7)
-    parts[0][2].copy_(parts[0][1])  # as vLLM copies blocks with parts
-    memory.zero_block_ids([1])
-    sums = parts[0].eq(7).all(dim=1).cpu().nonzero().flatten().tolist()
-    assert sums == [2]
-    assert not parts[0][1].any()
+    parts[0][1:7].fill_(7)
+    parts[0][8].copy_(parts[0][1])  # as vLLM copies blocks with parts
+    memory.zero_block_ids([6, 1, 4, 5, 4])
+    of_sevens = parts[0].eq(7).all(dim=1).cpu().nonzero().flatten().tolist()
+    assert of_sevens == [2, 3, 8]
+    assert not parts[0][[1, 4, 5, 6]].any()
 
 
 @pytest.mark.parametrize("quantizes", [False, True], ids=["floats", "int8"])

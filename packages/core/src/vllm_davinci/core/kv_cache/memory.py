@@ -36,6 +36,10 @@ from vllm_davinci.core.linear_attention.state_pages import PackedStatePages, Sta
 LayerCache = PagedCache | BlockSparseCache | MLACache | StatePages | RowCache
 
 
+# Most runs of blocks that are zeroed one by one; for more, an operator goes over all memory.
+MOST_RUNS = 64
+
+
 class KVCacheMemory:
     """Lays out, zeroes and copies the blocks that vLLM plans.
 
@@ -174,8 +178,14 @@ class KVCacheMemory:
         """Zeroes whole blocks of every layer's keys and values."""
         if not block_ids:
             return
+        parts, runs = self._parts_by_block(), _runs(block_ids)
+        if len(parts) * len(runs) <= MOST_RUNS:
+            for part in parts:
+                for run in runs:
+                    part[run].zero_()
+            return
         index = async_tensor_h2d(list(block_ids), self._device, torch.int64)
-        for part in self._parts_by_block():
+        for part in parts:
             part.index_fill_(0, index, 0)
 
     def copy(self, copies: Sequence[tuple[int, int]], new_blocks: Sequence[int]) -> bool:
@@ -203,6 +213,17 @@ class KVCacheMemory:
         """Every distinct part of the layers' caches, as [num_blocks, entries]."""
         parts = {part.data_ptr(): part for part in self._parts}
         return [part.view(self._num_blocks, -1) for part in parts.values()]
+
+
+def _runs(block_ids: Sequence[int]) -> list[slice]:
+    """Returns the runs of consecutive numbers."""
+    runs: list[slice] = []
+    for number in sorted(block_ids):
+        if runs and number <= runs[-1].stop:
+            runs[-1] = slice(runs[-1].start, number + 1)
+        else:
+            runs.append(slice(number, number + 1))
+    return runs
 
 
 def _planned_layers(kv_cache_config: KVCacheConfig) -> list[str]:
