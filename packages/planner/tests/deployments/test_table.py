@@ -85,6 +85,23 @@ def test_layers_of_deepseek_v4_have_released_names() -> None:
     assert "layers.1.attn.compressor.wkv.weight" not in types  # a window alone
 
 
+def test_layers_of_kimi_k3_are_of_both_kinds_of_attention() -> None:
+    checkpoint = deployment("kimi-k3-w4a8-a3-dp4-tp16").checkpoint
+    types = description(checkpoint.configuration(), checkpoint.quantization)
+    expected = {
+        "layers.0.mlp.down_proj": "W8A8_DYNAMIC",
+        "layers.0.self_attn.f_a_proj": "W8A8_DYNAMIC",
+        "layers.92.self_attn.g_proj": "W8A8_DYNAMIC",
+        "layers.92.self_attn.kv_b_proj": "FLOAT",
+        "layers.92.block_sparse_moe.experts.895.w2": "W4A8_DYNAMIC",
+        "layers.92.block_sparse_moe.shared_experts.up_proj": "W8A8_DYNAMIC",
+        "layers.92.block_sparse_moe.gate": "FLOAT",
+    }
+    found = {name: types[f"language_model.model.{name}.weight"] for name in expected}
+    assert found == expected
+    assert "language_model.model.layers.92.self_attn.f_a_proj.weight" not in types  # latent
+
+
 def test_packed_experts_have_headers_and_no_bytes(tmp_path: Path) -> None:
     write_checkpoint(deployment("kimi-k2-thinking-a3-tp16").checkpoint, tmp_path)
     tensors = read_header(tmp_path / "model.safetensors")

@@ -23,9 +23,10 @@ _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w2", "w3")),
     "minimax_m2": ("block_sparse_moe", ("w1", "w2", "w3")),
     "minimax_m3_vl_text": ("block_sparse_moe", ("w1", "w2", "w3")),
+    "kimi_linear": ("block_sparse_moe", ("w1", "w2", "w3")),
 }
 # Prefix of the text model's layers in multimodal models, if it is not "model.language_model".
-_TEXT = {"minimax_m3_vl": "language_model.model"}
+_TEXT = dict.fromkeys(("minimax_m3_vl", "kimi_k3"), "language_model.model")
 
 
 def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
@@ -99,7 +100,7 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
             continue
         block, parts = _EXPERTS.get(config["model_type"], ("mlp", _MLP))
         yield f"{layer}.{block}.gate"
-        if config.get("n_shared_experts"):
+        if config.get("n_shared_experts") or config.get("num_shared_experts"):
             yield from (f"{layer}.{block}.shared_experts.{part}" for part in _MLP)
         for expert in range(_num_experts(config)):
             yield from (f"{layer}.{block}.experts.{expert}.{part}" for part in parts)
@@ -135,6 +136,8 @@ def _attention(config: Mapping[str, Any], layer: int) -> tuple[str, ...]:
             "q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj",
             "o_proj",
         )  # fmt: skip
+    if layer + 1 in config.get("linear_attn_config", {}).get("kda_layers", ()):
+        return ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "f_b_proj", "g_proj", "o_proj")
     index: tuple[str, ...]
     if "kv_lora_rank" not in config:
         chooses_blocks = "sparse_attention_config" in config and _has_experts(config, layer)
@@ -143,7 +146,8 @@ def _attention(config: Mapping[str, Any], layer: int) -> tuple[str, ...]:
     query = ("q_a_proj", "q_b_proj") if config.get("q_lora_rank") else ("q_proj",)
     chooses = "index_kpool" in config
     index = tuple(f"indexer.{part}" for part in ("wq_b", "wk", "weights_proj") if chooses)
-    return (*query, "kv_a_proj_with_mqa", "kv_b_proj", *index, "o_proj")
+    gate = ("g_proj",) * bool(config.get("mla_use_output_gate"))
+    return (*query, "kv_a_proj_with_mqa", "kv_b_proj", *index, *gate, "o_proj")
 
 
 def _num_experts(config: Mapping[str, Any]) -> int:
