@@ -38,7 +38,7 @@ FPS = [3.0, 2.5]
 FAMILIES = sorted(
     name
     for name in vision_zoo.MODELS
-    if not name.startswith(  # the zoo's, some of which wait by their definition
+    if not name.startswith(  # those of test_vision_families and the zoo
         ("exaone", "glm5_next", "glm_ocr", "qwen3_5", "qwen3_vl_moe")
     )
 )

@@ -6,6 +6,8 @@ import pytest
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
+from vllm.model_executor.models.gemma4_mm import Gemma4ForConditionalGeneration
+from vllm.model_executor.models.glm_ocr import GlmOcrForConditionalGeneration
 from vllm.model_executor.models.interfaces import (
     supports_eagle,
     supports_eagle3,
@@ -16,6 +18,7 @@ from vllm.model_executor.models.interns1 import InternS1ForConditionalGeneration
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.nemotron_h import NemotronHForCausalLM
+from vllm.model_executor.models.paddleocr_vl import PaddleOCRVLForConditionalGeneration
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
@@ -51,11 +54,14 @@ VLLMS = {
     **SEQUENCE_PARALLEL,
     "DeepSeekMTPModel": DeepSeekMTP,
     "DeepseekV32MTPModel": DeepSeekMTP,
+    "Gemma4ForConditionalGeneration": Gemma4ForConditionalGeneration,
+    "GlmOcrForConditionalGeneration": GlmOcrForConditionalGeneration,
     "InternS1ForConditionalGeneration": InternS1ForConditionalGeneration,
     "InternVLForConditionalGeneration": InternS1ForConditionalGeneration,
     "KimiK3ForConditionalGeneration": KimiK3ForConditionalGeneration,
     "KimiLinearForCausalLM": KimiLinearForCausalLM,
     "NemotronHForCausalLM": NemotronHForCausalLM,
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVLForConditionalGeneration,
     "Qwen2VLForConditionalGeneration": Qwen2VLForConditionalGeneration,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
     "Qwen3_5ForConditionalGeneration": Qwen3_5ForConditionalGeneration,

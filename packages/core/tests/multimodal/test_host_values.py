@@ -52,8 +52,22 @@ def made_there() -> Result:
     return torch.tensor([0, 4, 9], dtype=torch.int32, device=NPU)[1:].tolist()
 
 
+def chunks_of_lengths() -> Result:
+    lengths = torch.tensor([130, 200]).to(NPU)
+    counts = ((lengths + 99) / 100).long()
+    chunks = torch.full((int(counts.sum()),), 100).to(NPU)
+    chunks[torch.nn.functional.pad(counts, (1, 0), value=-1).cumsum(0)[1:]] = lengths % 100
+    chunks[chunks == 0] = 100
+    return chunks.tolist()
+
+
+def is_without_padding() -> Result:
+    return bool((sizes().to(NPU) > 1).all(dim=-1).all())
+
+
 WORK = [
     positions, patches_of_images, split_by_lengths, rows_of_a_mask, filled_by_a_mask, made_there,
+    chunks_of_lengths, is_without_padding,
 ]  # fmt: skip
 
 
@@ -99,6 +113,22 @@ def test_a_value_written_on_the_device_is_read_from_it(number: int):
         tensor = sizes().to(NPU)
         WRITES[number](tensor)
         assert tensor.tolist() == expected.tolist()
+
+
+def test_where_the_device_rounds_a_quotient_otherwise_the_host_reads_it_and_copies_integers_of_it():
+    def div(tensor: torch.Tensor, divisor: int) -> torch.Tensor:
+        return tensor / divisor - (1e-3 if tensor.device.type == "npu" else 0)
+
+    with HostValues(NPU) as mode:
+        quotients = mode.__torch_function__(div, (), (sizes().to(NPU), 2))
+        with counted() as counts:
+            integers, signs, casts = quotients.long(), quotients >= 2, quotients.to(torch.int32)
+            lists = [each[0].tolist() for each in (integers, signs, casts)]
+        assert (counts.synchronizations, counts.copies_to_host) == (0, 0)
+        assert lists == [[2, 3], [True, True], [2, 3]]
+        assert quotients[0].tolist() == pytest.approx([1.999, 2.999])
+        assert quotients[0].cpu()[0] < 2
+    assert [each[0].tolist() for each in (integers, signs, casts)] == lists
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])

@@ -34,6 +34,7 @@ from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.layers.residual_streams import StreamConnection, StreamHead, StreamRule
 from vllm_davinci.models.glm5_next_attention import Glm5NextAttention, Glm5NextDeltaAttention
 from vllm_davinci.models.mapped_weights import expert_mapping, load_mapped
+from vllm_davinci.models.qwen_vl import give_metadata
 
 DELTA = "linear_attention"
 
@@ -231,6 +232,8 @@ class NPUGlm5NextForConditionalGeneration(Glm5NextForConditionalGeneration):
         blocks: Any = getattr(self.visual, "blocks", ())
         for block in blocks:
             block.attn.__class__ = _VisionAttention
+        if blocks:
+            give_metadata(self.visual, self.visual.prepare_encoder_metadata)
 
     def set_moe_parameters(self) -> None:
         """Does nothing: vLLM calls it for expert balancing, which models with recurrent states

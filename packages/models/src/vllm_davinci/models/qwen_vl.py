@@ -31,7 +31,7 @@ class NPUQwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneratio
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         # The device argument concerns only cu_seqlens, whose values attention needs on the host.
-        _give_metadata(
+        give_metadata(
             self.visual,
             lambda grid: self.visual.prepare_encoder_metadata(grid, device=torch.device("cpu")),
         )
@@ -46,10 +46,10 @@ class NPUQwen2_5_VLForConditionalGeneration(  # noqa: N801
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        _give_metadata(self.visual, _Windows(self.visual).metadata)
+        give_metadata(self.visual, _Windows(self.visual).metadata)
 
 
-def _give_metadata(encoder: nn.Module, metadata_of: Callable[[Grid], Metadata]) -> None:
+def give_metadata(encoder: nn.Module, metadata_of: Callable[[Grid], Metadata]) -> None:
     """Supplies metadata to calls of `encoder` without it."""
 
     def give(

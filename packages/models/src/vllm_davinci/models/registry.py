@@ -28,10 +28,14 @@ MODELS = {
     **SEQUENCE_PARALLEL,
     **DRAFTERS,
     "DeepseekV4ForCausalLM": "vllm_davinci.models.deepseek_v4:NPUDeepseekV4ForCausalLM",
+    "Gemma4ForConditionalGeneration": (
+        "vllm_davinci.models.gemma4:NPUGemma4ForConditionalGeneration"
+    ),
     "Glm5NextForCausalLM": "vllm_davinci.models.glm5_next:NPUGlm5NextForCausalLM",
     "Glm5NextForConditionalGeneration": (
         "vllm_davinci.models.glm5_next:NPUGlm5NextForConditionalGeneration"
     ),
+    "GlmOcrForConditionalGeneration": "vllm_davinci.models.ocr:NPUGlmOcrForConditionalGeneration",
     "InternS1ForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),
@@ -47,6 +51,9 @@ MODELS = {
         "vllm_davinci.models.minimax_m3_vl:NPUMiniMaxM3ForConditionalGeneration"
     ),
     "NemotronHForCausalLM": "vllm_davinci.models.nemotron_h:NPUNemotronHForCausalLM",
+    "PaddleOCRVLForConditionalGeneration": (
+        "vllm_davinci.models.ocr:NPUPaddleOCRVLForConditionalGeneration"
+    ),
     "Qwen2VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2VLForConditionalGeneration"
     ),

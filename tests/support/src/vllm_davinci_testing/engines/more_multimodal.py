@@ -63,7 +63,6 @@ def _paddleocr_vl() -> MultimodalFamily:
     return MultimodalFamily(
         written(config, processor, tokens={"image_token": IMAGE}),
         place=BREAK + IMAGE + END,
-        waits_for="its definition creates tables and lengths on the host in each call",
         changed="align_corners = False in transformers: vLLM interpolates positions that way",
         change=change,
     )

@@ -60,6 +60,15 @@ def _version(tensor: torch.Tensor) -> int:
 _ends = SequenceEnds()
 
 
+def remember_starts(cu_seqlens: torch.Tensor, starts: np.ndarray) -> None:
+    """Records the values of `cu_seqlens`, so that no layer copies them from the device.
+
+    cu_seqlens: [num_sequences + 1], on the device, not to be written to
+    starts:     the same values; the first is 0
+    """
+    _ends.remember(cu_seqlens, starts[1:].tolist())
+
+
 class NPUMMEncoderAttention(MMEncoderAttention):
     """One layer of an encoder, on npu_fused_infer_attention_score.
 
@@ -103,7 +112,7 @@ class NPUMMEncoderAttention(MMEncoderAttention):
         on_device = super().maybe_recompute_cu_seqlens(
             attn_backend, cu_seqlens, hidden_size, tp_size, device, fp8_padded_hidden_size
         )
-        _ends.remember(on_device, cu_seqlens[1:].tolist())
+        remember_starts(on_device, cu_seqlens)
         return on_device
 
     def forward_oot(

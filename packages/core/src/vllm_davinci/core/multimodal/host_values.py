@@ -4,7 +4,8 @@ Encoders make tables on the host (positions, masks) and copy them to the device 
 memory, which waits for all of the device's work. Or they read back values that were just copied
 there, or derived ones such as an image's number of patches. A torch mode around the encoder's call
 avoids both waits: copies use pinned memory, and the host remembers integers that it has copied and
-computes all values derived from them by operations in FOLLOWED.
+computes all values derived from them by operations in FOLLOWED. Quotients may be rounded otherwise
+by the device, so they are never read from the host, and integers made of them are copied from it.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ FOLLOWED = frozenset(
         *("cat", "stack", "pad", "clone", "contiguous", "arange", "repeat_interleave"),
         *("sum", "prod", "cumsum", "max", "min", "add", "sub", "mul", "floor_divide"),
         *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__floordiv__"),
+        *("remainder", "div", "ceil", "all", "any"),
         *("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "__invert__"),
         *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "long", "int", "bool"),
     ]
@@ -39,7 +41,15 @@ IN_PLACE = frozenset(
 
 # Models whose encoders read back or copy in this way. Others run without the mode, because it costs
 # the host some microseconds per operation.
-DEFINITIONS = frozenset(("PixtralHFVisionModel", "Qwen2AudioForConditionalGeneration"))
+DEFINITIONS = frozenset(
+    (
+        "Gemma4VisionModel",
+        "GlmAsrForConditionalGeneration",
+        "PixtralHFVisionModel",
+        "Qwen2AudioForConditionalGeneration",
+        "Qwen3OmniMoeAudioEncoder",
+    )
+)
 
 
 def host_values(
@@ -75,23 +85,40 @@ class HostValues(TorchFunctionMode):
             return self._to(func, args, kwargs)
         if name == "tensor" and self._is_here(kwargs.get("device")):
             return self._copied(torch.tensor(*args, **{**kwargs, "device": "cpu"}))
-        if name in READS and (known := self._known.get(args[0])) is not None:
+        if name in READS and (known := self._readable(args[0])) is not None:
             return func(known, *args[1:], **kwargs)
-        if name == "cpu" and (known := self._known.get(args[0])) is not None:
+        if name == "cpu" and (known := self._readable(args[0])) is not None:
             return known.clone()
-        if name == "__setitem__" and _is_masked_fill(args):
-            self._forget(args[0])
-            args[0].masked_fill_(args[1], args[2])
-            return None
+        if name == "__setitem__":
+            return self._set(func, args)
         if name == "__getitem__" and (places := self._places(args)) is not None:
             return args[0].flatten(0, args[1].dim() - 1).index_select(0, places)
         if self._known:
             for written in _written(func, name, args, kwargs):
                 self._forget(written)
         result = func(*args, **kwargs)
-        if name in FOLLOWED:
-            self._follow(func, args, kwargs, result)
-        return result
+        return self._follow(func, args, kwargs, result) if name in FOLLOWED else result
+
+    def _readable(self, tensor: Any) -> torch.Tensor | None:
+        known = self._known.get(tensor)
+        return None if known is None or known.is_floating_point() else known
+
+    def _set(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Writes to a part of a tensor, which stays known if the part and the new values are."""
+        target = args[0]
+        try:
+            hosts = [self._on_host(each) for each in args]
+        except _UnknownError:
+            hosts = []
+        self._forget(target)
+        if _is_masked_fill(args):
+            target.masked_fill_(args[1], args[2])
+        else:
+            func(*args)
+        if hosts and target.device.type == self._device.type:
+            written = hosts[0].clone()
+            func(written, *hosts[1:])
+            self._know(target, written)
 
     def _is_here(self, device: Any) -> bool:
         return device is not None and torch.device(device).type == self._device.type
@@ -100,8 +127,7 @@ class HostValues(TorchFunctionMode):
         """Tensor.to without waiting for copies between host and device."""
         source = args[0]
         device, dtype = _meant(source, args[1:], kwargs)
-        known = self._known.get(source)
-        if known is not None and device.type == "cpu":
+        if device.type == "cpu" and (known := self._readable(source)) is not None:
             return known.to(dtype, copy=True)
         if source.device.type == "cpu" and self._is_here(device) and "memory_format" not in kwargs:
             host = source.to(dtype)
@@ -109,18 +135,21 @@ class HostValues(TorchFunctionMode):
                 host = source.clone()  # nothing writes to it during the copy
             return self._copied(host)
         result = func(*args, **kwargs)
-        if known is not None and result is not source:
-            self._know(result, known.to(dtype))
+        if (known := self._known.get(source)) is None or result is source:
+            return result
+        if known.is_floating_point() and not dtype.is_floating_point:
+            return self._copied(known.to(dtype))
+        self._know(result, known.to(dtype))
         return result
 
     def _copied(self, host: torch.Tensor) -> torch.Tensor:
         copied = async_tensor_h2d(host, self._device)
-        if host.numel() <= MAX_KNOWN:
+        if host.numel() <= MAX_KNOWN and not host.is_floating_point():
             self._know(copied, host.clone())  # the caller may write to the host tensor afterwards
         return copied
 
     def _know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
-        if not host.is_floating_point() and host.device.type == "cpu":
+        if host.device.type == "cpu":
             self._known[tensor] = host
 
     def _places(self, args: tuple[Any, ...]) -> torch.Tensor | None:
@@ -137,22 +166,28 @@ class HostValues(TorchFunctionMode):
 
     def _follow(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Also computes the result on the host if all tensors are known there."""
+    ) -> Any:
+        """The result, computed also on the host if all tensors are known there."""
         results = result if isinstance(result, tuple | list) else (result,)
         if not all(_is_small(each, self._device) for each in results):
-            return
+            return result
         try:
-            hosts = func(
-                *(self._on_host(each) for each in args),
-                **{name: self._on_host(each) for name, each in kwargs.items()},
-            )
+            inputs = [self._on_host(each) for each in args]
+            options = {name: self._on_host(each) for name, each in kwargs.items()}
         except _UnknownError:
-            return
+            return result
+        hosts = func(*inputs, **options)
+        is_rounded = any(
+            isinstance(each, torch.Tensor) and each.dtype.is_floating_point for each in inputs
+        )
+        if is_rounded and isinstance(hosts, torch.Tensor) and not hosts.is_floating_point():
+            return self._copied(hosts)
         for each, host in zip(
             results, hosts if isinstance(hosts, tuple | list) else (hosts,), strict=True
         ):
-            self._know(each, host)
+            if not is_rounded or host.is_floating_point():
+                self._know(each, host)
+        return result
 
     def _on_host(self, argument: Any) -> Any:
         """The argument with device tensors replaced by known ones. Raises for an unknown tensor."""
@@ -214,7 +249,6 @@ def _is_small(result: Any, device: torch.device) -> bool:
     return (
         isinstance(result, torch.Tensor)
         and result.device.type == device.type
-        and not result.is_floating_point()
         and result.numel() <= MAX_KNOWN
     )
 
