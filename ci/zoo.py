@@ -101,9 +101,9 @@ def served_text(model_type: str, work: Path) -> dict[str, Any]:
         reference.first_difference(prompt, list(output.outputs[0].token_ids))
         for prompt, output in zip(prompts, outputs, strict=True)
     )
-    if fields and is_equal(found):
+    if is_equal(found):
         given = ", ".join(f"{name} = {value}" for name, value in fields.items())
-        found["reason"] = f"{given} in transformers: {why}"
+        found["reason"] = f"{given} in transformers: {why}" if given else why
     return found
 
 

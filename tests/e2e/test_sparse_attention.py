@@ -24,7 +24,7 @@ from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
-DEEPSEEK, SHARED = "deepseek_v32", "glm_dsa_shared"
+DEEPSEEK, SHARED, SINKS = "deepseek_v32", "glm_dsa_shared", "hy_v4"
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
@@ -33,6 +33,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     ("model", "options"),
     [
         pytest.param(SHARED, IN_PARTS, id="shared_in_parts"),
+        pytest.param(SINKS, IN_PARTS, id="sinks_in_parts"),
         *(
             pytest.param(model, options, id=f"{model}_{name}", marks=pytest.mark.thorough)
             for name, options in {
@@ -43,7 +44,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
                 "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
                 "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
             }.items()
-            for model in (DEEPSEEK, SHARED)
+            for model in (DEEPSEEK, SHARED, SINKS)
         ),
         pytest.param(DEEPSEEK, TWO_STAGES, id="pipeline2", marks=pytest.mark.thorough),
     ],
@@ -135,7 +136,13 @@ def as_dense(sparse: Path, directory: Path) -> Path:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "scheme"),
-    [(DEEPSEEK, None), (SHARED, None), (DEEPSEEK, "W8A8_DYNAMIC"), (DEEPSEEK, "W8A8")],
+    [
+        (DEEPSEEK, None),
+        (SHARED, None),
+        (SINKS, None),
+        (DEEPSEEK, "W8A8_DYNAMIC"),
+        (DEEPSEEK, "W8A8"),
+    ],
 )
 def test_in_16_bits_on_a_chip_tokens_stay_close(
     model, scheme, zoo, reference, start_engine, prompts, tmp_path

@@ -72,7 +72,8 @@ VLLMS = {
 
 OWN = {  # vLLM's have kernels of GPUs
     "DSparkDraftModel", "DeepseekV4ForCausalLM", "DeepSeekV4MTPModel", "Glm5NextForCausalLM",
-    "Glm5NextForConditionalGeneration", "Glm5NextMTPModel", "MiniMaxM3SparseForCausalLM",
+    "Glm5NextForConditionalGeneration", "Glm5NextMTPModel", "HYV4ForCausalLM",
+    "MiniMaxM3SparseForCausalLM",
     "MiniMaxM3SparseForConditionalGeneration", "Qwen4ExpForCausalLM",
     "Qwen4ExpForConditionalGeneration", "Qwen4ExpMTP",
 }  # fmt: skip

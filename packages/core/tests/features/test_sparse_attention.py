@@ -54,7 +54,10 @@ def test_an_unsupported_request_is_refused_by_its_option(named: str):
     assert named in said and "for DeepseekV32ForCausalLM, with sparse attention" in said
 
 
-@pytest.mark.parametrize("text", [{"index_topk_freq": 4}, {"index_topk_pattern": "FSF"}])
+@pytest.mark.parametrize(
+    "text",
+    [{"index_topk_freq": 4}, {"index_topk_pattern": "FSF"}, {"indexer_types": ["full", "shared"]}],
+)
 def test_a_selection_is_not_shared_between_stages(text: dict[str, Any]):
     assert not refused(configuration(stages=2, index_topk=2048))
     said = refused(configuration(stages=2, index_topk=2048, **text))
@@ -141,6 +144,15 @@ def test_untested_features_with_compressed_rows_are_refused(named: str | None):
             config.model_config.quantization = quantization
             assert not refused(config)
         return
+    part, field, value = WITH_ROWS[named]
+    setattr(getattr(config, part) if part else config, field, value)
+    assert named in refused(config)
+
+
+@pytest.mark.parametrize("named", [each for each in WITH_ROWS if "tensor" not in each])
+def test_untested_features_with_sinks_are_refused(named: str):
+    config = configuration(index_topk=512, model_type="hy_v4")
+    assert not refused(config)
     part, field, value = WITH_ROWS[named]
     setattr(getattr(config, part) if part else config, field, value)
     assert named in refused(config)

@@ -36,6 +36,7 @@ MODELS = {
         "vllm_davinci.models.glm5_next:NPUGlm5NextForConditionalGeneration"
     ),
     "GlmOcrForConditionalGeneration": "vllm_davinci.models.ocr:NPUGlmOcrForConditionalGeneration",
+    "HYV4ForCausalLM": "vllm_davinci.models.hy_v4:NPUHYV4ForCausalLM",
     "InternS1ForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),

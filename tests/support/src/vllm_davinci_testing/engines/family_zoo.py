@@ -12,12 +12,12 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from vllm_davinci_testing.engines.compressed_zoo import COMPRESSED
 from vllm_davinci_testing.engines.family_options import OF_FAMILY
 from vllm_davinci_testing.engines.model_zoo import (
     BOS_ID,
     BY_NAME,
     EOS_ID,
+    RELEASED,
     VOCAB_SIZE,
     fill_with_normal_weights,
     write_checkpoint,
@@ -78,6 +78,10 @@ _ONE_TOKEN_MORE = (
 OF_REFERENCE: dict[str, tuple[dict[str, Any], str]] = {
     "cohere2": _ONE_TOKEN_MORE,
     "cohere2_moe": _ONE_TOKEN_MORE,
+    "hy_v4": (
+        {},
+        "rotated rows are ordered by halves in transformers: vLLM rotates pairs of neighbours",
+    ),
     "mimo_v2_flash": (
         {"sliding_window": SIZES["sliding_window"]},
         "vLLM's window includes the token itself, transformers' adds it to sliding_window_size",
@@ -121,7 +125,7 @@ def _ends_of(kinds: Iterable[str]) -> list[str]:
 
 def write_family(model_type: str, directory: Path, seed: int = 0) -> Path:
     """Writes configuration, fp32 weights and tokenizer; returns the directory."""
-    if model_type in BY_NAME and BY_NAME[model_type] in COMPRESSED:  # released names of tensors
+    if model_type in RELEASED:
         return write_checkpoint(BY_NAME[model_type], directory)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

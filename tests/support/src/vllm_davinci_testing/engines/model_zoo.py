@@ -14,6 +14,7 @@ from torch import nn
 
 from vllm_davinci_testing.engines.compressed_zoo import COMPRESSED, fill_streams_and_tables, release
 from vllm_davinci_testing.engines.deepseek_zoo import DEEPSEEK, HEADS128
+from vllm_davinci_testing.engines.hy_v4_checkpoint import HY_V4, release_hy_v4
 from vllm_davinci_testing.engines.hybrid_zoo import HYBRIDS
 from vllm_davinci_testing.engines.mixture_zoo import MIXTURES
 from vllm_davinci_testing.engines.sparse_zoo import ALL_CHOSEN, SPARSE
@@ -65,7 +66,12 @@ ZOO = (
 )
 
 
-EVERY = (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS, *SPARSE, ALL_CHOSEN, *COMPRESSED)
+EVERY = (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS, *SPARSE, ALL_CHOSEN, *COMPRESSED, HY_V4)
+# Models whose tensors have released names that transformers does not write.
+RELEASED = {
+    **dict.fromkeys((model.name for model in COMPRESSED), release),
+    HY_V4.name: release_hy_v4,
+}
 BY_NAME = {model.name: model for model in EVERY}
 
 
@@ -75,11 +81,11 @@ def write_checkpoint(model: ZooModel, directory: Path) -> Path:
         torch.manual_seed(model.seed)
         network = transformers.AutoModelForCausalLM.from_config(model.config(), dtype=torch.float32)
         fill_with_normal_weights(network)
-        if model in COMPRESSED:
+        if model.name in RELEASED:
             fill_streams_and_tables(network)
     network.save_pretrained(directory)
-    if model in COMPRESSED:
-        release(directory, model.options)
+    if model.name in RELEASED:
+        RELEASED[model.name](directory, model.options)
     write_tokenizer(directory)
     return directory
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 
+from vllm_davinci_testing.engines.hy_v4_checkpoint import HY_V4, rotate_halves
 from vllm_davinci_testing.engines.rounding import first_wrong_token
 
 # Distance of two logits whose order 16 bits can change, in standard deviations of all.
@@ -27,6 +28,8 @@ class TransformersReference:
         self.network = auto.from_pretrained(
             checkpoint, dtype=dtype, attn_implementation="eager", **fields
         ).eval()
+        if config.model_type == HY_V4.model_type:
+            rotate_halves(self.network)
         self.network.generation_config.eos_token_id = None  # the tests generate past it
 
     @torch.inference_mode()

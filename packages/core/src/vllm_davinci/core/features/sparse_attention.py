@@ -1,4 +1,4 @@
-"""Sparse MLA (DeepSeek-V3.2), compressed rows (DeepSeek-V4, GLM-5.3, Qwen3.8-Flash-Next) and
+"""Sparse MLA (DeepSeek-V3.2, HY-V4), compressed rows (DeepSeek-V4, GLM-5.3, Qwen3.8-Flash-Next) and
 attention to chosen blocks (MiniMax-M3): incompatible features."""
 
 from vllm_davinci.core.config.architectures import is_sparse
@@ -14,7 +14,9 @@ def _shares_choices(engine: Engine) -> bool:
     """True if layers reuse an earlier layer's choice of tokens."""
     text = engine.model.hf_text_config
     return bool(
-        getattr(text, "index_topk_pattern", None) or getattr(text, "index_topk_freq", 1) > 1
+        getattr(text, "index_topk_pattern", None)
+        or getattr(text, "index_topk_freq", 1) > 1
+        or "shared" in (getattr(text, "indexer_types", None) or ())
     )
 
 
@@ -22,6 +24,12 @@ def _has_compressed_rows(engine: Engine) -> bool:
     """True if rows of the model's cache stand for groups of tokens."""
     text = getattr(engine.model, "hf_text_config", None)
     return getattr(text, "model_type", None) in ("deepseek_v4", "glm5_next_text", "qwen4_exp_text")
+
+
+def _has_sinks(engine: Engine) -> bool:
+    """True if heads of sparse MLA have sinks."""
+    text = getattr(engine.model, "hf_text_config", None)
+    return getattr(text, "model_type", None) == "hy_v4"
 
 
 def _chooses_blocks(engine: Engine) -> bool:
@@ -96,6 +104,27 @@ FEATURES = (
             ),
             "it has not been tried",
         ),
+    ),
+    Feature(
+        "",
+        "sparse attention with sinks",
+        _has_sinks,
+        excludes=dict.fromkeys(
+            (
+                "eplb_config.dynamic_eplb",
+                "--enable-prompt-embeds",
+                "--decode-context-parallel-size",
+            ),
+            "it has not been tried",
+        ),
+    ),
+    refused(
+        "--quantization with sinks",
+        "quantized checkpoints of models with sparse attention and sinks",
+        lambda e: _has_sinks(e) and getattr(e.model, "quantization", None) is not None,
+        as_given=lambda e: f"--quantization {e.model.quantization}",
+        because="it has not been tried",
+        instead="Use a checkpoint of floats.",
     ),
     Feature(
         "",

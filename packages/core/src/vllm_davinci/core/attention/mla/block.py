@@ -104,11 +104,19 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         tokens = _without_padding(hidden_states, num_tokens)
         if attention.is_sparse:
             out = attention.attend_to_chosen(positions[:num_tokens], tokens, metadata)
+            out = self.gated(out, tokens)
         else:
             cache = attention.bound_cache
             stage = attention.preprocess(positions[:num_tokens], tokens, cache, metadata)
             out = attention.attend(stage, metadata)
         return self._output(out, metadata, hidden_states.shape[0])
+
+    def gated(self, out: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Gates the output of sparse attention before its projection, in models that do so.
+
+        out: [num_tokens, num_heads * v_head_dim]; hidden_states: [num_tokens, hidden_size]
+        """
+        return out
 
     def _in_divided_prefills(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: NPUMLAMetadata
@@ -195,6 +203,8 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
             # In a profile run, take the memory of the largest prefill, so that vLLM counts it.
             project(rows)
             torch.empty(self.mla_attn.elements_of_step(num_tokens), dtype=dtype, device=device)
+            if self.mla_attn.is_sparse:
+                self.mla_attn.take_most_memory(num_tokens)
         out_size = self.num_heads * self.v_head_dim
         return self.o_proj(torch.zeros(num_tokens, out_size, dtype=dtype, device=device))[0]
 

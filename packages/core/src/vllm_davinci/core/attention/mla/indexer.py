@@ -21,7 +21,8 @@ class TokenIndexer:
     round them to 8 bits, which changes only cost and rounding.
 
     modules:    vLLM's Indexer, for its weights; its own forward calls kernels of other devices
-    rotary_emb: rotates the first entries of the indexer's heads
+                its `rotates_last` says that the last entries of heads are rotated, not the first
+    rotary_emb: rotates entries of the indexer's heads
     """
 
     def __init__(self, modules: Any, rotary_emb: nn.Module) -> None:
@@ -29,6 +30,7 @@ class TokenIndexer:
         self._rotary_emb = rotary_emb
         self.num_chosen: int = modules.topk_tokens
         self._rope_size: int = modules.rope_dim
+        self._rotates_last: bool = getattr(modules, "rotates_last", False)
         # Projected queries, their rotated part, and both concatenated.
         self.elements_per_token: int = 3 * modules.n_head * modules.head_dim
         self._scale = float(modules.softmax_scale * modules.n_head_scale)
@@ -69,8 +71,9 @@ class TokenIndexer:
         assert cache.index_k is not None
         num_tokens, heads, size = query.shape
         sizes = [self._rope_size, size - self._rope_size]
-        q_pe, q_nope = query.split(sizes, dim=-1)
-        k_pe, k_nope = key.split(sizes, dim=-1)
+        order = -1 if self._rotates_last else 1
+        q_pe, q_nope = query.split(sizes[::order], dim=-1)[::order]
+        k_pe, k_nope = key.split(sizes[::order], dim=-1)[::order]
         q_pe, k_pe = self._rotary_emb(positions, q_pe, k_pe.unsqueeze(1))
         query = torch.cat([q_pe.reshape(num_tokens, heads, -1), q_nope], dim=-1)
         key = torch.cat([k_pe.reshape(num_tokens, -1), k_nope], dim=-1)

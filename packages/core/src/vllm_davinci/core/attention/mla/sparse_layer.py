@@ -9,9 +9,12 @@ from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.mla import MLAModules
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_davinci.core.attention.gathered import take_most_memory
 from vllm_davinci.core.attention.head_sizes import require_sparse_mla
+from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.indexer import HEAD_SIZE, MAX_HEADS, TokenIndexer
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
+from vllm_davinci.core.attention.mla.sinks import attend_with_sinks
 from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadata
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
@@ -25,15 +28,19 @@ class NPUSparseMLAAttention(NPUMLAAttention):
     """One layer's sparse MLA: W_UK is absorbed into all queries, prefills and decodes alike.
 
     indexer: chooses tokens; None in a layer that reuses the choice of the nearest indexer before it
+    sinks:   a learned score per head, [num_heads] in fp32, in models that have them
     """
 
     is_sparse = True
+    sinks: tuple[torch.Tensor, ...] = ()  # not a parameter here: the model's block holds it
 
     def __init__(
         self, *sizes: Any, modules: MLAModules, cache_config: CacheConfig | None, prefix: str
     ) -> None:
         super().__init__(*sizes, modules=modules, cache_config=cache_config, prefix=prefix)
-        layers = get_current_vllm_config().compilation_config.static_forward_context
+        vllm_config = get_current_vllm_config()
+        self._max_model_len = vllm_config.model_config.max_model_len
+        layers = vllm_config.compilation_config.static_forward_context
         self.indexer: TokenIndexer | None = None
         if modules.indexer is not None:
             _check_indexer(modules.indexer, prefix)
@@ -84,6 +91,16 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         indexed = 0 if self.indexer is None else self.indexer.elements_per_token
         return num_tokens * max(attended, indexed)
 
+    def take_most_memory(self, num_tokens: int) -> None:
+        """Allocates and frees the memory of attention with sinks. For the profile run."""
+        if self.sinks:
+            chooser: Any = self._chooser[0].indexer
+            size = self.kv_lora_rank + self.qk_rope_head_dim
+            query = torch.empty(
+                num_tokens, self.impl.num_heads, size, dtype=self._dtype, device="npu"
+            )
+            take_most_memory(query, min(chooser.num_chosen, self._max_model_len))
+
     def attend_to_chosen(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: SparseMLAMetadata
     ) -> torch.Tensor:
@@ -103,26 +120,46 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         q_nope, q_pe = q.split(stage.head_dims, dim=-1)
         cos, sin = stage.cos_sin(positions, q, metadata)
         stage.write_cache(kv, cos, sin, cache, metadata)
-        out, _, _ = torch_npu.npu_sparse_flash_attention(
-            impl.absorb(q_nope),
+        q_pe = torch_npu.npu_interleave_rope(q_pe.unsqueeze(2), cos, sin).squeeze(2)
+        absorbed = impl.absorb(q_nope)
+        if self.sinks:
+            rows = chosen[..., : self._max_model_len]
+            out = attend_with_sinks(
+                absorbed, q_pe, cache, metadata, rows, self.sinks[0], impl.scale
+            )
+        else:
+            out = self._attend(absorbed, q_pe, chosen, cache, metadata)
+        values: torch.Tensor = torch_npu.npu_transpose_batchmatmul(
+            out, impl.W_UV, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        ).flatten(1)
+        return values if impl.value_bias is None else values.add_(impl.value_bias)
+
+    def _attend(
+        self,
+        absorbed: torch.Tensor,
+        q_pe: torch.Tensor,
+        chosen: torch.Tensor,
+        cache: MLACache,
+        metadata: SparseMLAMetadata,
+    ) -> torch.Tensor:
+        """[num_actual_tokens, num_heads, kv_lora_rank], of queries and positions of their rows."""
+        out: torch.Tensor = torch_npu.npu_sparse_flash_attention(
+            absorbed,
             cache.kv_c,
             cache.kv_c,
             chosen,
-            impl.scale,
+            self.impl.scale,
             block_table=metadata.block_table,
             actual_seq_lengths_query=metadata.query_ends,
             actual_seq_lengths_kv=metadata.seq_lens,
-            query_rope=torch_npu.npu_interleave_rope(q_pe.unsqueeze(2), cos, sin).squeeze(2),
+            query_rope=q_pe,
             key_rope=cache.k_pe,
             layout_query="TND",
             layout_kv="PA_BSND",
             sparse_mode=CAUSAL,
             attention_mode=ABSORBED,
-        )
-        values: torch.Tensor = torch_npu.npu_transpose_batchmatmul(
-            out, impl.W_UV, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
-        ).flatten(1)
-        return values if impl.value_bias is None else values.add_(impl.value_bias)
+        )[0]
+        return out
 
 
 def _check_indexer(indexer: Any, prefix: str) -> None:

@@ -37,6 +37,7 @@ class SparseMLAMetadata(StepRope, AttentionMetadata):
     host_lengths: HostLengths | None = None
     prefill: None = None
     _rows_of_slots: torch.Tensor | None = None
+    _requests: torch.Tensor | None = None
 
     @property
     def rows_of_slots(self) -> torch.Tensor:
@@ -47,6 +48,23 @@ class SparseMLAMetadata(StepRope, AttentionMetadata):
         if self._rows_of_slots is None:
             self._rows_of_slots = self.slot_mapping.clamp(min=0).unsqueeze(1)
         return self._rows_of_slots
+
+    def rows_of_positions(
+        self, positions: torch.Tensor, block_size: int, tokens: slice
+    ) -> torch.Tensor:
+        """Rows in the cache of positions in the tokens' requests: int64, like positions.
+
+        positions: [tokens, n], int32; a negative one gives the token's own row, which is finite
+        """
+        if self._requests is None:
+            places = torch.arange(self.num_actual_tokens, device=self.query_ends.device)
+            before = places.unsqueeze(1) >= self.query_ends
+            self._requests = before.sum(dim=1).clamp_(max=len(self.query_ends) - 1)
+        known, table = positions.clamp(min=0).long(), self.block_table
+        blocks = known // block_size + self._requests[tokens].unsqueeze(1) * table.shape[1]
+        rows = table.flatten().index_select(0, blocks.flatten()).view_as(known).long()
+        rows = rows * block_size + known % block_size
+        return torch.where(positions < 0, self.rows_of_slots[tokens], rows)
 
     @property
     def is_decode_everywhere(self) -> bool:
