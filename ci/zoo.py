@@ -29,7 +29,8 @@ PAGE = f"""# Models of every family
 A small random model of every family that vLLM {{vllm}} and transformers {{transformers}} both have, served
 in fp32 on the virtual NPU and compared with transformers' on the CPU. `nox -s zoo` makes this page.
 "Not made": transformers cannot make a small model from the sizes that all families share.
-Reasons are the last lines of errors; some refusals only mean that those sizes do not fit vLLM's definition.{{earlier}}
+Reasons are the last lines of errors; some refusals only mean that those sizes do not fit vLLM's definition.
+Kimi-K3 is not in transformers: `tests/e2e/test_kimi_k3.py` compares a small one with its equations in plain torch.{{earlier}}
 
 ## Text
 
