@@ -233,7 +233,7 @@ class NPUWorker(Worker):
         return available_bytes
 
     def _bytes_beside_weights(self) -> int:
-        """Device memory that the engine may still use, KV cache included."""
+        """Number of bytes of device memory that the engine may still use, KV cache included."""
         torch.accelerator.empty_cache()
         free_bytes, _ = torch.accelerator.get_memory_info()
         fixed_bytes = self.cache_config.kv_cache_memory_bytes

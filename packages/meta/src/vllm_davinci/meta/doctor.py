@@ -278,7 +278,7 @@ def _probe(*stages: str) -> _Probe:
 
 
 def _last_words(errors: str, status: int) -> str:
-    """The message at the end of a traceback, or the explanation with which a program ended."""
+    """Returns the message at the end of a traceback, or a program's last explanation."""
     words: list[str] = []
     for line in reversed(errors.rstrip().splitlines()):
         if line.startswith((" ", "Traceback")) or len(words) == 8:

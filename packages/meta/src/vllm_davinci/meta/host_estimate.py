@@ -35,7 +35,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Estimate:
-    """start_s, prompt_token_s, token_s: seconds; memory_bytes: of the host, all processes."""
+    """Times in seconds; memory_bytes: host memory of all processes."""
 
     start_s: float
     prompt_token_s: float

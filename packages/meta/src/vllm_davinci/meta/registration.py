@@ -8,7 +8,7 @@ PLATFORM_CLASS = "vllm_davinci.core.platform.NPUPlatform"
 
 
 def register_platform() -> str | None:
-    """Name of the platform class, or None if this process has neither CANN nor vnpu.
+    """Returns the platform class's name, or None if this process has neither CANN nor vnpu.
 
     vLLM calls this twice in every process and swallows exceptions. An unsupported version therefore
     ends the process with an explanation; otherwise vLLM would continue on another platform.

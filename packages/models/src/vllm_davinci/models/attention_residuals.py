@@ -50,7 +50,7 @@ class AttentionResiduals:
     def mix(self, norm: Any, projection: Any) -> torch.Tensor:
         """The input of a sublayer, before its own norm: [num_tokens, hidden_size].
 
-        norm, projection: compute the score of each sum of a token
+        norm, projection: compute the score of each of a token's sums
         """
         if self._num_completed == 0:
             return self.current  # the softmax of one score is 1

@@ -46,12 +46,12 @@ def attend_to_rows(
 
 
 def queries_at_once(num_heads: int, size: int, width: int) -> int:
-    """Queries of `width` rows each that fit into the memory limit of one call."""
+    """Number of queries of `width` rows each that fit into the memory limit of one call."""
     return max(1, min(ROWS // (width * size), SCORES // (width * num_heads)))
 
 
 def queries_numbered(width: int) -> int:
-    """Queries whose rows' indices are computed together."""
+    """Number of queries whose rows' indices are computed together."""
     return max(1, NUMBERS // width)
 
 

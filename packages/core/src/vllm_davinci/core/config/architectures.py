@@ -35,7 +35,7 @@ def _norms_of_olmo_hybrid(_: Any, name: str) -> str:
 
 
 def _without_zero_experts(config: Any, name: str) -> str | None:
-    """Leaves out experts that return their token unchanged: transformers writes theirs."""
+    """Drops weights of experts that return their token unchanged; transformers writes them."""
     found = re.search(r"\.experts\.(\d+)\.", name)
     return None if found and int(found[1]) >= config.n_routed_experts else name
 
@@ -48,7 +48,7 @@ class Architecture:
     drafts_for:    for a supported drafter (vLLM's method "mtp"): the models that use it
     no_drafts:     for an unsupported drafter: the reason, a clause
     bidirectional: tokens with bidirectional attention, if supported
-    named:         configuration, name of a tensor in files -> vLLM's name, if vLLM's own mapping
+    named:         maps (configuration, tensor name in files) to vLLM's name if vLLM's own mapping
                    lacks it; None for a tensor that nothing reads
     is_importable: whether vLLM can import its definition here
     """

@@ -55,7 +55,7 @@ def use_expandable_segments(asked: str) -> None:
 
 @contextmanager
 def expandable_segments_off() -> Iterator[None]:
-    """Lets a pool's own allocator provide memory to torch's allocator inside."""
+    """Inside the block, a pool's own allocator may provide memory to torch's allocator."""
     if not _are_expandable:
         yield
         return

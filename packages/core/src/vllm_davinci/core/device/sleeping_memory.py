@@ -24,8 +24,8 @@ logger = init_logger(__name__)
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
-# void* (ssize_t size, int device, aclrtStream) and void (void*, size_t, int device, aclrtStream).
-# Source: torch_npu's NPUPluggableAllocator.h.
+# Signatures of the two functions: void* (ssize_t size, int device, aclrtStream) and void (void*,
+# size_t, int device, aclrtStream). Source: torch_npu's NPUPluggableAllocator.h.
 _TAKE = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, use_errno=False
 )
@@ -75,8 +75,8 @@ class SleepingMemory:
     def sleep(self, keep: Sequence[str], dropped: Sequence[Range] = ()) -> None:
         """Releases all memory; copies the contents of the tags `keep` to the host.
 
-        dropped: address ranges within them that are not copied
-        The caller must have waited for the device.
+        dropped: address ranges in these tags whose contents are not copied The caller must have
+        waited for the device.
         """
         torch_npu.npu.synchronize()
         for taken in self._mapped():

@@ -21,12 +21,12 @@ _SAMPLED_WINDOWS, _SAMPLED_ONE_IN = 2, 2
 
 @dataclass
 class Product:
-    """Linear layers with one input that the engine computes as one product, observed on a text.
+    """Linear layers that read one input and are computed as one product, observed on a text.
 
     layers:    their names
     inputs:    fp32 [sampled tokens, in]
-    gradients: fp32 [sampled tokens, out of all layers], of the negative log-likelihood of tokens
-               drawn from the model itself
+    gradients: fp32 [sampled tokens, outputs of all layers], of the negative log-likelihood of
+               tokens drawn from the model itself
     low, high: fp32 [in], the range of each input channel over the whole text
     """
 
@@ -37,7 +37,7 @@ class Product:
     high: torch.Tensor
 
     def weight(self, model: nn.Module) -> torch.Tensor:
-        """fp32 [out of all layers, in]"""
+        """Returns the stacked weights, fp32 [outputs of all layers, in]."""
         return torch.cat([model.get_parameter(f"{name}.weight") for name in self.layers])
 
     def added_loss(self, error: torch.Tensor) -> float:
@@ -87,7 +87,8 @@ def observe(
     windows: list[torch.Tensor],
     advance: Callable[[int], None],
 ) -> dict[str, Product]:
-    """Inputs and gradients of these linear layers' products, in order, by their first layer.
+    """Returns inputs and gradients of these layers' products, by their first layer's name, in
+    order.
 
     Layers that no token reaches are left out. All windows run forward once, some also backward.
     advance: called after each window with its number of tokens

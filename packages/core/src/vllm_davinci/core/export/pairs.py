@@ -48,17 +48,17 @@ class Pair:
     columns: torch.Tensor
 
     def of_source(self, scales: torch.Tensor, size: int) -> torch.Tensor:
-        """fp32 [size], the factor of each row of the source. scales: [scales]"""
+        """Returns the factor of each row of the source, fp32 [size]. scales: [number of scales]"""
         factors = torch.ones(size)
         factors[self.rows] = 1 / scales
         return factors
 
     def of_readers(self, scales: torch.Tensor) -> torch.Tensor:
-        """fp32 [in_features], the factor of each input channel of the readers. scales: [scales]"""
+        """Returns the factor of each input channel of the readers, fp32 [in_features]."""
         return scales[self.columns]
 
     def largest(self, of_columns: torch.Tensor) -> torch.Tensor:
-        """[scales], the largest value among each scale's channels. of_columns: [in_features]"""
+        """Returns the largest value among each scale's channels. of_columns: [in_features]"""
         found = torch.zeros(len(self.rows))
         return found.scatter_reduce(0, self.columns, of_columns, "amax")
 
@@ -153,7 +153,7 @@ def _linear(module: nn.Module, name: str) -> nn.Linear | None:
 
 @torch.no_grad()
 def fold(model: nn.Module, pair: Pair, scales: torch.Tensor) -> None:
-    """Moves scales in place, in the model's weights and biases. scales: fp32 [scales]"""
+    """Moves scales in place, in the model's weights and biases. scales: fp32 [number of scales]"""
     for name, each in folds(model, [(pair, scales)]).items():
         parameter = model.get_parameter(name)
         parameter.copy_(each.applied(parameter))
@@ -200,7 +200,9 @@ class Fold:
     columns: torch.Tensor | None = None
 
     def applied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In fp32. tensor: a weight [out, in], or a norm's weight or a bias [out]"""
+        """Applies the factors in fp32. tensor: a weight [out, in], or a norm's weight or a bias
+        [out]
+        """
         result = tensor.to(torch.float32)
         if self.rows is not None:
             result = result * (self.rows if result.dim() == 1 else self.rows.unsqueeze(1))

@@ -32,7 +32,7 @@ class Plan:
     """The decisions of one calibration.
 
     perplexity: of the float model on held-out text
-    budget:     the requested fraction of it, or infinity
+    budget:     allowed loss, as a fraction of it, or infinity
     notes:      pairs that keep their scales, and why
     warnings:   problems that calibration found, each with the next step
     """

@@ -25,7 +25,7 @@ _SMALLEST = 1e-5  # lower limit of a channel's largest value, for channels that 
 
 @dataclass(frozen=True)
 class Smoothed:
-    """The result for a pair. strength: 0 if its scales stay; losses: in nats per token"""
+    """A pair's result. strength: 0 if its scales stay; loss_before, loss: nats per token"""
 
     pair: Pair
     scales: torch.Tensor
@@ -43,7 +43,7 @@ def smooth(
 ) -> Smoothed:
     """Moves a pair's best scales in place, in the model and in the observed products.
 
-    products: by their first layer; dtype: of the stored weight, if the source is a norm
+    products: by their first layer's name; dtype: of the stored weight, if the source is a norm
     """
     read = [product for product in products.values() if product.layers[0] in pair.readers]
     weights = [product.weight(model) for product in read]
@@ -95,7 +95,7 @@ def best_range(
 
 
 def scaled(product: Product, factors: torch.Tensor) -> Product:
-    """The product whose weights are multiplied by these factors. factors: fp32 [in]"""
+    """Returns the product after its weights are multiplied by these factors, fp32 [in]."""
     return Product(
         product.layers,
         product.inputs / factors,

@@ -1,4 +1,4 @@
-"""The shape of a feature: how it is requested, what it excludes and sets."""
+"""A feature: how it is requested, what it excludes and sets."""
 
 from __future__ import annotations
 

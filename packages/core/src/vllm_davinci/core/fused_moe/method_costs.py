@@ -36,7 +36,9 @@ class _Curves:
     by_method: Mapping[str, Sequence[float]]
 
     def at(self, num_tokens: int, method: str) -> float:
-        """Interpolated step time; beyond the ends the last one, because only ratios matter."""
+        """Interpolated step time; beyond the listed sizes that of the nearest, as only ratios
+        matter.
+        """
         return float(np.interp(num_tokens, self.tokens, self.by_method[method]))
 
 

@@ -132,7 +132,7 @@ def _launch_of(
     out: list[torch.Tensor],
     options: dict[str, Any],
 ) -> Callable[[Lengths, Lengths], Any]:
-    """A function that launches the operator with given lengths. Holds no memory."""
+    """Returns a function that launches the operator with given lengths and holds no memory."""
     query, key, value, workspace = map(weak_ref_tensor, (query, key, value, workspace))
     out = [weak_ref_tensor(each) for each in out]
     options = {

@@ -12,7 +12,7 @@ class CapturableMetadata(Protocol):
     host_lengths: records launches with lengths on the host during a capture; else None
     widths:       blocks of each request that graphs of one size read, ascending; absent if graphs
                   do not depend on it
-    width:        of them, those of the graph that holds this step; None in an eager step
+    width:        the one of them for the graph that holds this step; None in an eager step
     num_blocks:   of the longest request; absent like `widths`
     """
 
@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 def widths_of(metadata: CapturableMetadata) -> tuple[int | None, ...]:
-    """See `widths`; only None if there are none."""
+    """Returns `widths`, or only None if there are none."""
     widths: tuple[int | None, ...] = getattr(metadata, "widths", (None,))
     return widths
 

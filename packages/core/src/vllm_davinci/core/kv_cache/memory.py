@@ -137,7 +137,7 @@ class KVCacheMemory:
     def _in_regions(
         self, memory: torch.Tensor, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> tuple[dict[str, LayerCache], list[torch.Tensor]]:
-        """The other caches and, if blocks are contiguous, the regions of blocks."""
+        """Returns the other caches and, if blocks are contiguous, the regions of blocks."""
         caches: dict[str, LayerCache] = {}
         regions: list[torch.Tensor] = []
         in_pages = has_pages(kv_cache_config)

@@ -12,7 +12,7 @@ class Carrier:
     names:        vLLM's connectors that ours replaces; users write the first
     connector:    our connector
     module:       its module
-    packages:     that contain the library; any one suffices
+    packages:     packages that contain the library; one suffices
     tested_from, tested_below: range of tested versions, the same as in the extra
     how_to_get:   installation hint for errors
     unserved:     unsupported keys of kv_connector_extra_config

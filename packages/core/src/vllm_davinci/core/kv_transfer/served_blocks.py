@@ -40,8 +40,9 @@ class ServedBlocks:
 
 
 def served_blocks(kv_cache_config: KVCacheConfig) -> list[ServedBlocks]:
-    """By cache group. Raises UnsupportedFeatureError except for one group that caches whole
-    contexts, and for row caches, whose groups share blocks of one size."""
+    """Returns the needed blocks by cache group. Raises UnsupportedFeatureError unless one group
+    caches whole contexts, or all are row caches, whose groups share blocks of one size.
+    """
     specs = [
         next(iter(iter_layer_specs(each.kv_cache_spec))) for each in kv_cache_config.kv_cache_groups
     ]

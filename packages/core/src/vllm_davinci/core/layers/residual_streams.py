@@ -22,7 +22,7 @@ from vllm_davinci.core.components.fused_ops import fused_op
 
 @dataclass(frozen=True)
 class StreamFamily:
-    """The differences between model families.
+    """Properties in which the residual streams of model families differ.
 
     is_mixed:      a doubly stochastic matrix mixes the streams between two sublayers
     adds_post_eps: adds eps to the weights with which a sublayer's output is written
@@ -230,11 +230,11 @@ class GatedStreams(StreamWriter):
         set_weight_attrs(self.down.weight, {"weight_loader": self._load_down})
 
     def _load_down(self, parameter: nn.Parameter, loaded: torch.Tensor) -> None:
-        """vLLM numbers a tensor: 0 for gates, 1 for the weights with which outputs are written."""
+        """Loads a part by its shard id: 0 for gates, 1 for the weights of outputs."""
         parameter.data.split(self._sizes)[getattr(loaded, "shard_id", 0)].copy_(loaded)
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden_size], of streams [num_tokens, num_streams, hidden_size]."""
+        """Reads streams [num_tokens, num_streams, hidden_size] into [num_tokens, hidden_size]."""
         return self._read(streams)[0]
 
     def collapse(self, streams: torch.Tensor) -> tuple[torch.Tensor, StreamMixing]:

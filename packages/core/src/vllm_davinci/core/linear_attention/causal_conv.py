@@ -21,7 +21,7 @@ class Conv(NamedTuple):
     ends_in_silu: bool = True
 
     def finished(self, sums: torch.Tensor) -> torch.Tensor:
-        """Results from the sums over the taps, in place if possible."""
+        """Adds the bias to the sums over the taps and applies SiLU, in place if possible."""
         if self.bias is not None:
             sums += self.bias
         return silu(sums) if self.ends_in_silu else sums

@@ -18,7 +18,7 @@ _IN_WRAPPER = ".base_layer."
 
 
 def load_past_wrappers(model: Any) -> None:
-    """Makes `load_weights` of this vLLM model find its layers in spite of wrappers.
+    """Makes `load_weights` of this vLLM model find its layers although they have wrappers.
 
     It accepts names with and without `base_layer`. The wrappers' own tensors stay: adapters are not
     among the model's parameters, and forwards with adapters still read the same layers.

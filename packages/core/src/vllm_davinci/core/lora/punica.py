@@ -61,9 +61,9 @@ class NPUPunicaWrapper(PunicaWrapperBase):
             self._slot_of_token = torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
     def slots(self, num_tokens: int) -> torch.Tensor:
-        """[num_tokens], int32: the slots of the first tokens, -1 for no adapter.
+        """[num_tokens], int32: the slot of the adapter of each first token, -1 for none.
 
-        Of the step, or of the running ubatch, as in `foreign_to`.
+        The tokens are the step's or the running ubatch's, as in `foreign_to`.
         """
         assert self._slot_of_token is not None, "keep_slots"
         first = first_token_of_ubatch() or 0

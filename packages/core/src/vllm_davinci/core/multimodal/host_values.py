@@ -153,7 +153,7 @@ class HostValues(TorchFunctionMode):
             self._known[tensor] = host
 
     def _places(self, args: tuple[Any, ...]) -> torch.Tensor | None:
-        """The rows chosen by a known mask, on the device; None for any other index."""
+        """Indices of the rows that a known mask chooses, on the device; None for other indices."""
         rows, mask = args
         if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
             return None

@@ -169,9 +169,9 @@ class StoppedRanks:
     pipeline stages, or if the stopped rank is the one that replies to vLLM, only vLLM's own timeout
     would end the wait, without naming the rank.
 
-    All ranks of an engine get the same calls. So a call that this rank got after another one had
-    stopped waits for that rank, and so may a call of the last second before the stop was noticed. A
-    stopped rank that blocks no call is left alone.
+    All ranks of an engine get the same calls. A call that this rank got after another one had
+    stopped therefore waits for that rank; so may a call from the last second before the stop was
+    noticed. A stopped rank that blocks no call is ignored.
 
     now:     the stopped ranks
     calls:   number of calls that this rank has begun

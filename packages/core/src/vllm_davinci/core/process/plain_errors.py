@@ -107,7 +107,7 @@ def _setting(found: dict[str, Any]) -> str:
 
 
 def advice_on(text: str) -> str:
-    """Advice for an error of vLLM that gives none."""
+    """Returns advice for vLLM's errors that give none; empty for other errors."""
     if heads := re.search(r"attention heads \((\d+)\) must be divisible by tensor parallel", text):
         count = int(heads[1])
         sizes = ", ".join(str(size) for size in range(1, count + 1) if count % size == 0)
@@ -132,7 +132,7 @@ def _command() -> list[str]:
 
 
 def _say_and_end(record: logging.LogRecord) -> bool:
-    """Log filter: ends an engine here whose start failed because of a configuration error."""
+    """Log filter: ends the engine here if it could not start because of a configuration error."""
     error = record.exc_info[1] if record.exc_info else None
     words = " ".join(str(error).split())
     if words.startswith(WORKER_FAILED):
@@ -149,8 +149,8 @@ def _say_and_end(record: logging.LogRecord) -> bool:
 def _end_workers(trace: TracebackType | None) -> None:
     """Ends the workers of the executor in whose call a start failed.
 
-    vLLM leaves that to the process's end: the workers notice it, the executor reports them as dead,
-    and shared memory is left to multiprocessing's tracker, which warns.
+    vLLM does this only when the process ends: the workers notice it, the executor reports them as
+    dead, and multiprocessing's tracker frees shared memory, which warns.
     """
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # not in one-rank engines
 
@@ -161,7 +161,7 @@ def _end_workers(trace: TracebackType | None) -> None:
 
 
 def _shorten_of_worker(record: logging.LogRecord) -> bool:
-    """Log filter: a worker that refuses its settings at start reports it in one line."""
+    """Log filter: shortens a worker's log of settings that it refuses at start to one line."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, CoreError) or isinstance(error, RankFaultError):
         return True

@@ -217,7 +217,8 @@ class StepGuard:
         _after(LOSS_S, self._end_if_busy, ended)
 
     def _root_of(self, fault: Fault) -> Fault:
-        """The fault of the rank whose process has ended, if another rank only reported its absence.
+        """Returns the fault of the rank whose process ended, if another rank reported only its
+        absence.
 
         gloo and devices report it to all ranks that wait for it.
         """

@@ -87,7 +87,9 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """This method's name, if config.json still has the method of the export's source."""
+        """Returns this method's name if config.json still names the method of the export's
+        source.
+        """
         if user_quant == NAME:
             return NAME
         model = getattr(hf_config, "_name_or_path", None)

@@ -90,7 +90,7 @@ def scale_of(name: str, names: Container[str]) -> str | None:
 
 
 def blocks_of(dtype: torch.dtype, blocks: Block | None) -> Block | None:
-    """The blocks of a weight's stored entries. blocks: of fp8, from config.json"""
+    """Returns the scale blocks of a weight stored in `dtype`. blocks: of fp8, from config.json"""
     return _PACKED_BLOCK if dtype in PACKED else blocks
 
 

@@ -120,7 +120,7 @@ class PackedWeights(Format):
         return made
 
     def matrix(self, stored: tuple[int, ...]) -> tuple[int, int]:
-        """[out, in] of a packed weight with that stored shape."""
+        """Returns [out, in] of a packed weight with that stored shape."""
         rows, columns = stored
         each = 32 // self.bits
         if self.method == AWQ:
@@ -165,7 +165,7 @@ class PackedWeights(Format):
         return _signed_bytes(rows, self.bits)
 
     def _offset(self, packed: torch.Tensor) -> torch.Tensor:
-        """fp32 [out, groups]."""
+        """Returns fp32 [out, groups]."""
         rows = packed.t().contiguous() if self.method == COMPRESSED else packed
         return (self._in_order(rows).float() + self.zero_shift).t().contiguous()
 

@@ -21,7 +21,7 @@ FLOAT = "FLOAT"
 
 @dataclass(frozen=True)
 class Layout:
-    """An exporter's storage layout, where generations of exporters differ.
+    """An exporter's storage layout, as far as it differs between versions of the exporter.
 
     version:    of the export's format; empty for exporters before 1.0.0
     group_size: input entries that share a scale of a weight-only layer; 0: all
@@ -151,11 +151,13 @@ class Scheme:
         return self.experts_method(self, moe, prefix, settings, tensors)
 
     def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """fp32 [out, in], a layer's dequantized weight. tensor: returns a parameter by its name"""
+        """Returns a layer's dequantized weight, fp32 [out, in]. tensor: returns a parameter by its
+        name
+        """
         raise self._unavailable("A layer that is needed as floats", "its values (floats)")
 
     def seen(self, inputs: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """fp32, a layer's inputs after their quantization; see `floats`."""
+        """Returns a layer's inputs after their quantization, fp32; see `floats`."""
         return inputs
 
     def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:

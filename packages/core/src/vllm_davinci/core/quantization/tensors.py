@@ -45,7 +45,7 @@ class Extent(Enum):
         return (one,)
 
     def matrix(self, stored: tuple[int, int]) -> tuple[int, int]:
-        """[out, in] of a weight with that stored shape."""
+        """Returns [out, in] of a weight with that stored shape."""
         rows, columns = stored
         if self is Extent.PACKED_ROWS:
             return 2 * rows, columns

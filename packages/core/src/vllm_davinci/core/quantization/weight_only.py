@@ -67,7 +67,7 @@ class WeightOnlyMatmul(NamedTuple):
     weight:     [in, out] int8, or int32 with eight 4-bit integers each, along the contiguous
                 dimension
     scale:      [out], or [groups, out] with a group_size; dtype of the rows
-    offset:     as scale, or None for symmetric weights
+    offset:     shaped like scale, or None for symmetric weights
     group_size: input entries that share a scale; 0: all
     """
 
@@ -182,7 +182,7 @@ def packed_columns(integers: torch.Tensor) -> torch.Tensor:
 def floats_of(
     weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int
 ) -> torch.Tensor:
-    """fp32 [out, in], a layer's dequantized weight; arguments as in `arranged`."""
+    """Returns a layer's dequantized weight, fp32 [out, in]; arguments as in `arranged`."""
     integers = unpacked_columns(weight) if bits == 4 else weight
     wide = integers.float().unflatten(1, (scale.shape[1], -1))
     values: torch.Tensor = (wide - offset.float().unsqueeze(2)) * scale.float().unsqueeze(2)

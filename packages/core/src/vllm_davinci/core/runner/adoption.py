@@ -46,5 +46,5 @@ def converted(component: Any, ours: type[Component]) -> Component:
 
 
 def behind(ours: type[Any], theirs: type[Any]) -> type[Any]:
-    """A class that inherits from ours first, then from the class that vLLM has chosen."""
+    """Returns a class that inherits from ours first, then from the class that vLLM chose."""
     return type(f"NPU{theirs.__name__}", (ours, theirs), {})

@@ -135,7 +135,7 @@ class _OnNPU(CudaGraphManager):
     def forget(self, descriptor: BatchExecutionDescriptor) -> None:
         """Drops the graph of a size, if it exists.
 
-        torch_npu refuses to capture into a pool that has memory but no graph left.
+        torch_npu refuses to capture into a pool that has memory but no graph.
         """
         self.graphs.pop(descriptor, None)
         if not self.graphs:
@@ -200,9 +200,9 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
 
 
 class _CapturedWhenAsked(_OnNPU):
-    """A manager that captures as soon as it gets the factory of forwards.
+    """A manager that captures as soon as vLLM passes it the factory of forwards.
 
-    failed: tokens -> the reason why some rank could not capture a graph
+    failed: maps a number of tokens to the reason why some rank could not capture its graph
     """
 
     failed: dict[int, str]
@@ -234,7 +234,9 @@ class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
     def taking_over(
         cls, manager: SpeculatorCudaGraphManager, state: NPUModelState
     ) -> "NPUDraftGraphManager":
-        """Converts the object to this class, with its own sizes. state: see `NPUGraphManager`"""
+        """Changes the manager's class to this one, with its own sizes. state: see
+        `NPUGraphManager`
+        """
         manager.__class__ = cls
         assert isinstance(manager, cls)
         manager.state, manager.replays, manager.failed = state, Counter(), {}
@@ -244,7 +246,7 @@ class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
         return manager
 
     def use_requests(self, counts: Iterable[int]) -> None:
-        """Pads passes only to these numbers of requests."""
+        """Allows only these numbers of requests, to which passes are padded."""
         sizes = sorted(count * self.decode_query_len for count in counts)
         self.compilation_config.cudagraph_capture_sizes = sizes
         self.compilation_config.max_cudagraph_capture_size = max(sizes, default=0)

@@ -128,10 +128,10 @@ class NPUDependentDrafter(NPUDrafter, TargetDependentARSpeculator):
 
 
 class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
-    """MTP of several modules, each of which has the target's rows, shifted by one token.
+    """MTP with several modules, each of which reads the target's rows, shifted by one token.
 
-    All modules are one pass. Its lengths need the number of rejected drafts, because its rows begin
-    with rows of the previous step, one fewer than that number.
+    All modules run in one pass. Its lengths need the number of rejected drafts, because its rows
+    begin with rows of the previous step, one fewer than that number.
     """
 
     cudagraph_manager: Any
@@ -139,7 +139,7 @@ class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
 
     @classmethod
     def keep_spare_row(cls, drafter: MultiModuleMTPSpeculator) -> None:
-        """Gives cached inputs a last row, which belongs to no request: see `multi_module`."""
+        """Gives cached inputs a last row that belongs to no request: see `multi_module`."""
         for name in ("cached_draft_input_ids", "cached_target_hidden_states"):
             table = getattr(drafter, name)
             setattr(drafter, name, torch.cat([table, torch.zeros_like(table[:1])]))
@@ -164,8 +164,9 @@ class NPUModularDrafter(NPUDrafter, MultiModuleMTPSpeculator):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """vLLM's method. If a request is too short, it reads rows before the request's first token,
-        so hidden states of such requests are written again without these rows."""
+        """vLLM's method. For a request that is too short it reads rows before the request's first
+        token, so hidden states of such requests are written again without these rows.
+        """
         of_step = target_hidden_states, input_batch, num_tokens, max_query_len
         super()._prepare_inputs(*of_step, num_sampled, num_rejected, *args, **kwargs)
         first = self._first_positions = input_batch.num_computed_tokens_np

@@ -32,10 +32,10 @@ def prepare_prefill_inputs(
     max_num_reqs: int,
     **_: Any,
 ) -> None:
-    """Writes the first pass of a drafter that reads the target's hidden states.
+    """Writes the inputs of the first pass of a drafter that reads the target's hidden states.
 
-    It has the rows of the target's step, each with the next row's token; the last accepted row gets
-    the newest token. Rows of rejected drafts stay unchanged.
+    They are the rows of the target's step, each with the next row's token; the last accepted row
+    gets the newest token. Rows of rejected drafts stay unchanged.
 
     last_token_indices: [R] int64, the last accepted row of each request; then 0
     draft_current_step: int64, set to 0
@@ -90,7 +90,7 @@ def prepare_decode_inputs(
     ADVANCE_DRAFT_POSITIONS: bool = True,
     **_: Any,
 ) -> None:
-    """Writes the second pass of a drafter, with one token per request: the first draft.
+    """Writes the inputs of a drafter's second pass: one token per request, the first draft.
 
     draft_tokens:    [B] int64, the first drafts
     target_seq_lens: [B or more] int32, rejected rows included
@@ -129,9 +129,9 @@ def update_draft_inputs(
     ADVANCE_DRAFT_POSITIONS: bool = True,
     **_: Any,
 ) -> None:
-    """Stores a pass's drafts [B] int64 in their column, and makes them the inputs of the next pass.
+    """Stores a pass's drafts [B] int64 in their column, and as inputs of the next pass.
 
-    Writes these inputs after the last pass, too, when nothing reads them.
+    The last pass stores them as inputs, too, although nothing reads them.
 
     output_draft_tokens: [R, K] int64, in place at column `current_draft_step` (int64 on the device)
     next_input_hidden_states: [T, hidden_size], B rows; hidden_states: [B or more, hidden_size]
@@ -164,7 +164,7 @@ def with_new_tokens(
     max_model_len: int,
     **_: Any,
 ) -> None:
-    """Writes the first pass of a draft model: the target's rows and one more per request.
+    """Writes a draft model's first inputs: the target's rows and one more per request.
 
     The new token follows the accepted rows; rows after it have token 0, whose keys and values the
     next steps overwrite.
@@ -242,7 +242,7 @@ def prepare_block_inputs(
     CP_SIZE: int,
     **_: Any,
 ) -> None:
-    """Writes the pass of a block of drafts, and where the target's rows before it are stored.
+    """Writes the inputs that draft a block, and where the target's rows before it are stored.
 
     A request has Q rows: its newest token, then `parallel_drafting_token_id`. Rows of rejected
     drafts have position 0 and no slot, nor has a row whose block is block 0.

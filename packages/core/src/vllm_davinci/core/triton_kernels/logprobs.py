@@ -84,7 +84,7 @@ def fill_logprob_token_ids(
 
 
 def _columns(tokens: torch.Tensor, count: int) -> torch.Tensor:
-    """The first columns, padded with zeros."""
+    """Returns the first `count` columns, padded with zeros."""
     missing = count - tokens.shape[1]
     return torch.nn.functional.pad(tokens, (0, missing)) if missing > 0 else tokens[:, :count]
 

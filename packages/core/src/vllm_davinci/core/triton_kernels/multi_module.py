@@ -85,7 +85,7 @@ def prepare_input_buffers(
     num_speculative_steps: int,
     **_: Any,
 ) -> None:
-    """Writes tokens, positions and lengths of the first module. Unused rows stay unchanged.
+    """Writes tokens, positions and lengths for the first module. Unused rows stay unchanged.
 
     last_token_indices: [R] int64, the last accepted row of each request; then 0
     draft_input_ids:    [T or more] int32; draft_positions: likewise, int64
@@ -145,7 +145,7 @@ def prepare_input_hidden_states_and_embeddings(
     USE_INPUT_EMBEDS: bool = False,
     **_: Any,
 ) -> None:
-    """Writes hidden states of the first module: see `write_hidden_states`."""
+    """Writes hidden states for the first module: see `write_hidden_states`."""
     assert not USE_INPUT_EMBEDS, IMAGES
     states = draft_input_hidden_states, target_hidden_states, cached_target_hidden_states
     write_hidden_states(*states, idx_mapping, num_rejected, query_start_loc)
@@ -160,7 +160,7 @@ def write_hidden_states(
     query_start_loc: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> None:
-    """Writes hidden states of the first module.
+    """Writes hidden states for the first module.
 
     out:       [T or more, hidden_size]
     of_target: [T, hidden_size]; cached: [R, W, hidden_size], of the previous step

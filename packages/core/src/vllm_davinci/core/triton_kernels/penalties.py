@@ -247,7 +247,7 @@ def bias(
 def _listed(
     tokens: torch.Tensor, counts: torch.Tensor, slots: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
-    """Mask of the tokens in these slots' lists: [L, V] bool. tokens: [R, most]; counts: [R]"""
+    """Returns a mask [L, V] of the tokens in these slots' lists. tokens: [R, most]; counts: [R]"""
     columns = torch.arange(tokens.shape[1], device=slots.device, dtype=torch.int32)
     counted = (columns < counts.index_select(0, slots).unsqueeze(1)).to(torch.int32)
     listed = torch.zeros((slots.shape[0], vocab_size), dtype=torch.int32, device=slots.device)

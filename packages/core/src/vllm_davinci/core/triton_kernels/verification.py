@@ -128,7 +128,7 @@ def _temperatures(temp: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _log_sums(local_max: torch.Tensor, local_sumexp: torch.Tensor) -> torch.Tensor:
-    """The logarithms of rows' sums of exponentials: [L] fp32."""
+    """Returns the log-sum-exp of each row, from its parts: [L] fp32."""
     maximum = local_max.amax(dim=1, keepdim=True)
     total = (local_sumexp * (local_max - maximum).exp()).sum(dim=1)
     return maximum.squeeze(1) + total.log_()

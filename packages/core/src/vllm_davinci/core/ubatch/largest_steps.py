@@ -88,8 +88,8 @@ def largest_steps(runner: StepRunner, slots: int | None = None) -> Iterator[Larg
                 yield step
 
 
-# Returns the largest step of one kind within a number of tokens, with as many requests as in vLLM's
-# `_dummy_run`; None if there is no such step.
+# Returns the largest step of one kind with at most that many tokens, with as many requests as in
+# vLLM's `_dummy_run`; None if there is no such step.
 _Deal = Callable[[StepRunner, int], LargestStep | None]
 
 

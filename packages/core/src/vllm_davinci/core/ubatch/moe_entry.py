@@ -14,7 +14,7 @@ from vllm_davinci.core.fused_moe.own_choice import ZeroExperts
 
 
 class SlotPerUBatch:
-    """One value per ubatch; replaces the list that vLLM indexes by its own ubatch."""
+    """Holds one value per ubatch; replaces a list that vLLM indexes by its own ubatch."""
 
     def __init__(self, scheduler: StreamScheduler) -> None:
         self._current_ubatch = scheduler.current_ubatch

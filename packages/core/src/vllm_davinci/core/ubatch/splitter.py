@@ -73,7 +73,9 @@ class StepSplitter:
 
     @contextmanager
     def builder_per_ubatch(self) -> Iterator[None]:
-        """Shows vLLM the number of ubatches during one call: builders keep state of their batch."""
+        """Shows vLLM the number of ubatches during one call, so that each gets a builder of its
+        own.
+        """
         size = self._parallel.ubatch_size
         if self._decisions is not None:
             self._parallel.ubatch_size = self._options.num_ubatches
@@ -140,7 +142,7 @@ class StepSplitter:
     def _decide(
         self, step: ScheduledStep, mode: CUDAGraphMode, num_tokens: int, facts: BatchFacts | None
     ) -> tuple[ScheduledStep, Any, Decision | None]:
-        """The step, facts about it, and this rank's decision; None without overlap."""
+        """Returns the step, facts about it, and this rank's decision; None without overlap."""
         decisions = self._decisions
         if self._tries:
             step, facts = replace(step, is_real=True), BatchFacts(can_be_cut=True)
@@ -158,7 +160,7 @@ class StepSplitter:
         decision: Decision | None,
         ubatch_sizes: list[torch.Tensor] | None,
     ) -> SplitStep | None:
-        """Cuts the step and counts the decision. ubatch_sizes: every DP rank's, if all cut"""
+        """Cuts the step and counts the decision. ubatch_sizes: of every DP rank, if all cut"""
         decisions = self._decisions
         if decisions is None or decision is None:
             return None
@@ -223,7 +225,7 @@ class StepSplitter:
         return self._graph_decisions[num_tokens].split
 
     def _same_on_all_ranks(self, split: Split, num_tokens: int) -> list[torch.Tensor] | None:
-        """Per ubatch, every DP rank's tokens in a step of equal size everywhere."""
+        """Returns every DP rank's tokens per ubatch if all ranks' steps are equal."""
         dp_size = self._parallel.data_parallel_size
         if dp_size == 1:
             return None

@@ -203,7 +203,7 @@ def tensor_files(directory: Path) -> list[Path]:
 
 
 def misplaced_tensors(directory: Path, tensors: dict[str, StoredTensor]) -> list[str]:
-    """Names that the index assigns to a file whose header lacks them."""
+    """Names of tensors that the index assigns to a file whose header lacks them."""
     index = find_index(directory)
     if index is None:
         return []

@@ -14,9 +14,9 @@ def trainer_end(
     source: WeightSource | None,
     owner: int,
 ) -> End:
-    """The end of one rank, before it has sent anything.
+    """Creates the end of one rank.
 
-    init_info: with `rank`, `is_sender` and `buffer_bytes`
+    init_info: has `rank`, `is_sender` and `buffer_bytes`
     owner:     the trainer's rank that sends; it must own all whole tensors
     Raises ValueError without a source, or if another rank owns some of its tensors, and TypeError
     for a source without whole tensors.

@@ -47,7 +47,7 @@ class BlockRule:
         return cls(num_chosen, num_local, index_size)
 
     def graph_widths(self, num_blocks: int) -> tuple[int, ...]:
-        """Blocks of a request that graphs score, ascending, of requests of up to `num_blocks`.
+        """Numbers of blocks per request that graphs score, ascending, for up to `num_blocks`.
 
         The first graph chooses nothing. A step scores up to GRAPH_FACTOR times its own blocks.
         """

@@ -66,7 +66,7 @@ class BlockSparseAttention(Attention):
 
     @property
     def num_graph_widths(self) -> int:
-        """Graphs of one size of steps."""
+        """Number of graphs for each step size."""
         return len(self.rule.graph_widths(-(-self._max_model_len // BLOCK_SIZE_TOKENS)))
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:

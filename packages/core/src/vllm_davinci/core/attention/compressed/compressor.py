@@ -109,9 +109,10 @@ class Compressor(nn.Module):
         self.cache.write(step, self.finish(pooled, first, step))
 
     def _entries(self, last: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the states of the groups that end with these tokens, and which there are not.
+        """Indices of the states of the groups that end with these tokens, and a mask of missing
+        ones.
 
-        [n, tokens of a row] each. Those before the first token point at the first one's.
+        [n, tokens of a row] each. Missing ones have the first token's index.
         """
         back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
         positions = last.positions.unsqueeze(1) + back
@@ -122,7 +123,7 @@ class Compressor(nn.Module):
     def finish(
         self, pooled: torch.Tensor, positions: torch.Tensor, step: StepTokens
     ) -> torch.Tensor:
-        """Norm and rotation of pooled rows, by the positions of their groups' first tokens."""
+        """Normalizes and rotates pooled rows, by the positions of their groups' first tokens."""
         normed, rope = self.norm(pooled.to(self._dtype)), self._rope
         assert rope is not None
         by = step.shared((rope, self.ratio), lambda: rope.at(positions))

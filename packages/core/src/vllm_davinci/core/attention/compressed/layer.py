@@ -53,7 +53,7 @@ class CompressedAttention(nn.Module):
         return None if metadata is None else metadata.tokens(positions)
 
     def shared_memory(self, positions: torch.Tensor) -> torch.Tensor:
-        """As much memory as the layers' shared indices take. For the profile run."""
+        """Allocates as much memory as the layers' shared indices take, for the profile run."""
         return positions.new_empty(len(positions), 2 * self._num_window)
 
     def take_most_memory(self, query: torch.Tensor) -> None:
@@ -115,7 +115,7 @@ class CompressedAttention(nn.Module):
         )
 
     def _of_window(self, tokens: Tokens, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the window's rows, and which do not exist: [num_tokens, window] each."""
+        """Indices of the window's rows, and a mask of missing ones: [num_tokens, window] each."""
         after, newest = self._block or 1, tokens.positions
         if self._block:
             newest = newest - tokens.rows % self._block

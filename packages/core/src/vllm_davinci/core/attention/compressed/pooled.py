@@ -40,8 +40,8 @@ class PooledKeys(Compressor):
 class PooledAttention(nn.Module):
     """One layer's rows, and the attention to those that its indexer chose.
 
-    size:         of a row, which is key and value of all heads; with key heads it holds the keys
-                  of all, then their values
+    size:         of a row: key and value of all heads; with key heads: all heads' keys, then their
+                  values
     scale:        of scores
     keys:         the indexer's keys
     num_chosen:   most groups that a query sees, besides the open one
@@ -106,7 +106,7 @@ class PooledAttention(nn.Module):
         return self._values(out, query)
 
     def _spread(self, query: torch.Tensor) -> torch.Tensor:
-        """Queries as long as rows: zero except beside the keys of their key head.
+        """Pads queries to the width of rows: zero except at the keys of their key head.
 
         query: [num_tokens, heads, size]. The heads of one key head follow each other.
         """
@@ -119,7 +119,7 @@ class PooledAttention(nn.Module):
         return spread.flatten(3).flatten(1, 2)
 
     def _values(self, out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """The part of each head's weighted rows that has its values: like query."""
+        """Returns the values' part of each head's weighted rows, in query's shape."""
         if (count := self._num_kv_heads) is None:
             return out
         parts = out.view(len(query), count, -1, 2, count, query.shape[2])
@@ -129,7 +129,7 @@ class PooledAttention(nn.Module):
     def _visible(
         self, groups: torch.Tensor, positions: torch.Tensor, requests: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the rows of chosen groups, then of the open group, and which are hidden.
+        """Indices of the rows of chosen groups, then of the open group, and a mask of hidden ones.
 
         groups: [n, most chosen], -1 after the last; positions, requests: [n], as in `Tokens`
         Returns [n, width] each. The open group is empty after a group's last token.

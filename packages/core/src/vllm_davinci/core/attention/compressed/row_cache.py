@@ -92,7 +92,9 @@ class RowCache(NamedTuple):
     def in_memory(
         cls, memory: torch.Tensor, kind: RowKind, first_byte: int, block_bytes: int
     ) -> "RowCache":
-        """memory: all bytes; first_byte: of the page in block 0; block_bytes: from page to page"""
+        """first_byte: offset of the page in block 0; block_bytes: distance of consecutive blocks'
+        pages
+        """
         size = kind.row_bytes
         assert first_byte % size == 0 and block_bytes % size == 0, (first_byte, block_bytes, size)
         whole = memory[: memory.numel() // size * size].view(kind.dtype)
@@ -180,8 +182,9 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
         if kind.window is None:
             return MLAAttentionSpec(**common)
         # A receiver of a transferred prompt recomputes the last token, whose window begins one
-        # token earlier: the window is one longer, as vLLM overwrites extra_retained_tokens. Not
-        # with offloading: it stores whole windows, so a longer one would never be found.
+        # token earlier. The window is one token longer here, because vLLM overwrites
+        # extra_retained_tokens. Not with offloading: it stores whole windows, so a longer one would
+        # never be found.
         asked = vllm_config.kv_transfer_config
         name = "" if asked is None else asked.kv_connector or ""
         again = int(name != "" and not name.endswith("OffloadingConnector"))
@@ -204,7 +207,9 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
     @property
     def first_row(self) -> int:
-        """In all memory, which layers of one width and dtype share."""
+        """Index of the layer's first row in all memory, which layers of one width and dtype
+        share.
+        """
         assert self.kv_cache is not None
         return self.kv_cache.first_row
 

@@ -87,7 +87,7 @@ class StepTokens:
         return max((span.end for span in self.spans), default=0)
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Result of `make` for the first layer that asks for the key, which is not written to."""
+        """Returns the first layer's result of `make` for this key; it must not be written to."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]

@@ -43,7 +43,7 @@ class TokenRows(nn.Module):
         return self._entries(positions, tokens)[..., 0].masked_fill_(positions < 0, missing)
 
     def rope_positions(self, tokens: Tokens) -> torch.Tensor:
-        """Rotary positions of tokens that are kept: [3, n], int64."""
+        """Rotary positions of kept tokens: [3, n], int64."""
         return self._entries(tokens.positions.unsqueeze(1), tokens)[:, 0, 1:].t()
 
     def _entries(self, positions: torch.Tensor, tokens: Tokens) -> torch.Tensor:

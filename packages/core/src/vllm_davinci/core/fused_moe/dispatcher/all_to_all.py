@@ -1,4 +1,4 @@
-"""Sends tokens in exact rows to the ranks of their experts, and the results back."""
+"""Sends tokens to the ranks of their experts, without padding, and the results back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -108,7 +108,7 @@ class CompressedTensors(Format):
 
 @dataclass(frozen=True)
 class _Expected:
-    """A tensor next to an int8 weight, with its allowed shapes."""
+    """A tensor that belongs to an int8 weight, with its allowed shapes."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]

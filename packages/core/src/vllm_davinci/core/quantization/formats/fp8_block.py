@@ -220,7 +220,7 @@ def _keep(spares: deque[torch.Tensor], made: torch.Tensor) -> None:
 def integer_types(names: Iterable[str]) -> dict[str, str]:
     """Types of an fp8 checkpoint with `--quantization ascend`: fp8 layers become int8.
 
-    Except _FLOAT_PRODUCTS, and products that are only partly fp8.
+    Excludes _FLOAT_PRODUCTS and products that are only partly fp8.
     names: of all tensors
     """
     listed = set(names)

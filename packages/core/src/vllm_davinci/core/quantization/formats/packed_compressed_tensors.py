@@ -21,7 +21,7 @@ PACK_QUANTIZED = "pack-quantized"
 @FORMATS.register
 @dataclass(frozen=True, kw_only=True)
 class PackedCompressedTensors(PackedWeights):
-    """Weights of 4 or 8 bits with a scale per group or per channel."""
+    """Weights of 4 or 8 bits with a scale per group or channel."""
 
     name, method = f"{NAME} ({PACK_QUANTIZED})", NAME
     quantizations = frozenset({NAME})
