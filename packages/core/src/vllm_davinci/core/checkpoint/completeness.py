@@ -158,13 +158,15 @@ def _mappers(model: torch.nn.Module) -> Iterator[tuple[str, WeightsMapper]]:
 
 def _name_in_model(name: str, mappers: list[tuple[str, WeightsMapper]]) -> str | None:
     """Returns the vLLM name that all models around a parameter map a name to; None: not needed."""
+    own = name
     for prefix, mapper in mappers:
-        if name.startswith(prefix):
-            mapped = mapper.map_name(name.removeprefix(prefix))
-            if mapped is None:
-                return None
-            name = f"{prefix}{mapped}"
-    return name
+        mapped = mapper.map_name(own.removeprefix(prefix))
+        if mapped is None:
+            return None
+        # A model without a mapping may add a part's prefix itself, as vLLM's RoBERTa does.
+        if own.startswith(prefix):
+            own = f"{prefix}{mapped}"
+    return own
 
 
 def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
