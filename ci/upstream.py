@@ -137,7 +137,7 @@ def write(report: Path, text: str) -> int:
 
 
 def run(version: str, report: Path | None, tests: Sequence[str], refused: str = "") -> int:
-    """Runs the comparison and the tests, and writes the report."""
+    """Runs the comparison and `tests`, and writes the report. refused: a note on releases"""
     report = report or ROOT / "results" / f"upstream-{version}.md"
     directory = environment_of(version)
     steps = Steps(2, directory.parent / f"{directory.name}-logs")
@@ -201,7 +201,7 @@ def failures_of(cases: list[ElementTree.Element]) -> Iterator[Failure]:
 
 
 def page(version: str, compared: dict[str, Any], tests: tuple[list[Failure], int] | None) -> str:
-    """Writes the report."""
+    """Returns the report. tests: failures and the number of all; None before they have run"""
     changes = compared["changes"]
     failures, num_tests = tests or ([], 0)
     lines = [

@@ -63,8 +63,8 @@ def commit() -> str:
 def stamp(*packages: str) -> str:
     """The line with date, commit and versions on a page of figures.
 
-    packages: folders under packages/ whose code is measured tests/contract/test_measurements.py
-    reads it.
+    packages: folders under packages/ whose code is measured
+    tests/contract/test_measurements.py reads the line.
     """
     measured = ", ".join(
         f"{name} {read_toml(ROOT / 'packages' / name / 'pyproject.toml')['project']['version']}"

@@ -249,7 +249,7 @@ class MiniMaxM3DecoderLayer(nn.Module):
 
 
 class MiniMaxM3Model(LlamaModel):
-    """Llama's order of embedding, layers and norm, with their hidden states for EAGLE-3."""
+    """Embedding, layers and norm, as in Llama; also returns hidden states for EAGLE-3."""
 
     norm: nn.Module
 
@@ -315,7 +315,7 @@ class NPUMiniMaxM3ForCausalLM(nn.Module, SupportsPP, SupportsEagle3):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> Any:
-        """Hidden states, with those of earlier layers for a drafter; or a stage's tensors."""
+        """Returns hidden states, with earlier layers' for a drafter; or a stage's tensors."""
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:

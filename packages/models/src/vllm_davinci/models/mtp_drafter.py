@@ -39,7 +39,7 @@ class Predictor(nn.Module):
 
 
 class MTPDrafter(nn.Module):
-    """vLLM gives it the model's `lm_head`. A subclass names its tensors and makes its layers."""
+    """Drafts with MTP layers and the model's `lm_head`; subclasses name tensors, make layers."""
 
     hf_to_vllm_mapper: WeightsMapper
     packed_modules_mapping: ClassVar[dict[str, list[str]]]
@@ -95,7 +95,7 @@ class MTPDrafter(nn.Module):
 
 
 def _own_quantization(vllm_config: VllmConfig) -> QuantizationConfig | None:
-    """The checkpoint's quantization. The model's object has the names of the model's layers."""
+    """Returns the checkpoint's quantization; the model's own has the model's layer names."""
     speculative, model = vllm_config.speculative_config, vllm_config.model_config
     assert speculative is not None
     if speculative.draft_model_config.model != model.model:

@@ -264,4 +264,4 @@ class NPUQwen4ExpForConditionalGeneration(Qwen3_5MoeForConditionalGeneration):
         return self.language_model.get_mtp_target_hidden_states()
 
     def set_moe_parameters(self) -> None:
-        """Not for balancing of experts, which models with recurrent states exclude."""
+        """Does nothing: no experts are balanced in models with recurrent states."""

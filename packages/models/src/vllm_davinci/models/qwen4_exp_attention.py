@@ -70,7 +70,7 @@ class GroupIndexer(nn.Module):
     def choosing(
         self, query: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [num_tokens, heads, size], and weights [num_tokens, heads] in fp32."""
+        """Returns queries [num_tokens, heads, size], and weights [num_tokens, heads] in fp32."""
         normed = self.q_layernorm(query.reshape(-1, self._size)).view(query.shape)
         rotated = self._rope(positions, normed, normed[:, : self._size].contiguous())[0]
         shaped = rotated.view(len(query), self.num_heads, self._size)

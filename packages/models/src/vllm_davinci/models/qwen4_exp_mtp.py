@@ -17,7 +17,7 @@ from vllm_davinci.models.qwen4_exp import LAYER_NAMES, PACKED_MODULES, Qwen4ExpD
 
 
 class Qwen4ExpPredictor(Predictor):
-    """A decoder layer, without n-grams, of the next token's embedding and the streams before it."""
+    """A decoder layer without n-grams that reads the next embedding and streams before it."""
 
     hf_to_vllm_mapper = LAYER_NAMES
 
@@ -59,9 +59,9 @@ class Qwen4ExpPredictor(Predictor):
     ) -> torch.Tensor:
         """Streams of the next position, [num_tokens, num_streams * hidden_size].
 
-        positions: of a text: rotary positions are numbers of tokens
-        streams:   like the result, of the model or of the pass before
-        embedded:  [num_tokens, hidden_size], the tokens after them
+        positions: token numbers, which are a text's rotary positions
+        streams:   like the result, from the model or from the previous pass
+        embedded:  [num_tokens, hidden_size], embeddings of the next tokens
         """
         positions = positions if positions.ndim == 1 else positions[0]
         known = self.fc_hidden(self.pre_fc_norm_hidden(streams).view(-1, embedded.shape[1]))[0]

@@ -48,7 +48,7 @@ def multipliers(config: Any, table: int) -> list[int]:
 
 
 def primes_from(start: int, first: int, count: int) -> list[int]:
-    """Primes that are at least start, without the first ones of them."""
+    """Returns `count` primes from `start` on, after leaving out the `first` smallest ones."""
     found: list[int] = []
     number = start
     while len(found) < first + count:
@@ -193,7 +193,7 @@ class NGramLayer(nn.Module):
         return streams
 
     def _convolved(self, positions: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
-        """[n, num_streams * hidden_size], fp32. positions, requests: [n], as in `Tokens`"""
+        """Returns [n, num_streams * hidden_size], fp32. positions, requests: [n], as in `Tokens`"""
         weight = self.conv1d.weight.squeeze(1).float()
         places = torch.arange(1 - weight.shape[1], 1, device=weight.device) * self._dilation
         positions = positions.unsqueeze(1) + places

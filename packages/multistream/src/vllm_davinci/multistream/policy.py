@@ -63,7 +63,7 @@ class Decision:
     split: Split | None = None
 
     def withdrawn(self, reason: str) -> "Decision":
-        """The decision changed to whole, for a reason found by the caller.
+        """Returns the decision, changed to whole for a reason that the caller found.
 
         reason: a name of Reason. A step that is whole already keeps its reason.
         """

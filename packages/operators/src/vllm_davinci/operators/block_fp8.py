@@ -1,4 +1,4 @@
-"""Weights in blocks of fp8, on the host."""
+"""Converts fp8 weights with a scale per block, in host memory."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def block_fp8_floats(
 def block_fp8_integers(
     weight: Tensor, scale: Tensor, block_rows: int, block_columns: int, spares: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The same values rounded to int8 [out, in], and the scale of each row, fp32 [out, 1].
+    """As block_fp8_floats, but rounds to int8 [out, in], with a scale per row, fp32 [out, 1].
 
     weight, scale, spares: as for block_fp8_floats
     """

@@ -57,8 +57,8 @@ def compress_tokens(
     states:     [num_rows, 2 * features], fp32, written at numbers: [num_tokens], int64
     entries:    [n, tokens of a row], int64: rows of states
     is_missing: [n, tokens of a row]: entries before the first token
-    overlaps:   the first half of a row's tokens uses the first half of the features, the second
-                half the second
+    overlaps:   True: the first half of a row's tokens uses the first half of the features, the
+                second half of the tokens the second half
     Returns [n, size], fp32; size: features, or half of them if groups overlap.
     Source: DeepSeek-V4, 2.3.1.
     """

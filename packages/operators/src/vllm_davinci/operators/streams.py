@@ -65,8 +65,8 @@ def stream_weights(
 ) -> tuple[Tensor, Tensor | None]:
     """Weights of pre and post, [num_tokens, 2 * num_streams], and the mixing matrix or None.
 
-    The matrix has rows and columns that sum to about one, by Sinkhorn and Knopp's iteration of
-    `sinkhorn_steps` passes over columns, each but the first after one over rows.
+    Rows and columns of the matrix sum to about one, by Sinkhorn and Knopp's iteration: it
+    normalizes columns, then `sinkhorn_steps` - 1 times rows and columns.
     normed: [num_tokens, num_streams * hidden_size]
     """
     scales = scale.index_select(0, scale_of_row)

@@ -24,7 +24,7 @@ SPATIAL = {1: (17,), 2: (9, 7), 3: (5, 6, 4)}
     ids=lambda sides: "-".join(map(str, sides)),
 )
 def test_each_side_of_an_image_may_have_its_own_padding(padding: tuple[int, ...]) -> None:
-    """Only torch_npu's `_nnpack_spatial_convolution` has them."""
+    """Only torch_npu's `_nnpack_spatial_convolution` supports this."""
     dims = len(padding) // 2
     image = values((2, 4, *SPATIAL[dims]), torch.float32, 1)
     weight = values((6, 4, *[2] * dims), torch.float32, 2, low=-1, high=1)

@@ -142,11 +142,11 @@ class IntegerReference(TransformersReference):
         joined: Mapping[str, Sequence[str]] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """auto_class: transformers' class for this kind of model prefixes: how names begin in the
-        checkpoint -> in transformers, where that differs
+        """auto_class: transformers' class for this kind of model
+        prefixes:   beginnings of names in the checkpoint -> in transformers, where they differ
         named:      a tensor's name in the checkpoint -> in transformers, instead of prefixes
         joined:     a float layer of transformers -> the checkpoint's layers that it joins
-        dtype:      between the layers
+        dtype:      dtype of values between the layers
         """
         config = transformers.AutoConfig.from_pretrained(checkpoint)
         self.network = auto_class.from_config(

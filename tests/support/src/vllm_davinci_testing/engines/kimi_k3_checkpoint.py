@@ -280,7 +280,7 @@ class Network(nn.Module):
 class KimiK3Reference(TransformersReference):
     """The equations with a checkpoint's weights, also with integers in ModelSlim's format.
 
-    dtype: between the layers
+    dtype: dtype of values between the layers
     """
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:

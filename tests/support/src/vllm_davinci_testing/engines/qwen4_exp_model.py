@@ -46,7 +46,7 @@ TEXT: dict[str, Any] = {
 def qwen4_exp_config(
     text: Callable[..., dict[str, Any]], patch: int, **tokens: int
 ) -> transformers.PretrainedConfig:
-    """text: gives the text model's fields; tokens: numbers of the special ones"""
+    """text: makes the text model's fields; tokens: ids of special tokens"""
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,

@@ -21,8 +21,8 @@ from typing import Any
 
 # Executed once in the server, by its import; its children find the modules loaded.
 PRELOADED = "vllm_davinci_testing.processes.preloaded"
-# Warnings that Python ignores; pytest shows them and makes errors of others, which engines must
-# not.
+# Warnings that Python ignores. pytest shows them and turns others into errors; engines must do
+# neither.
 IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _warning_filters: list[Any] = []
 

@@ -79,8 +79,9 @@ def run_programs_together(
 ) -> list[tuple[int, str]]:
     """Runs each program in its own interpreter, with this process's settings.
 
-    variables: additional environment variables of each program Returns their statuses and what they
-    printed, both outputs together. Raises TimeoutError if one does not end in time, and kills them.
+    variables: additional environment variables of each program
+    Returns their statuses and what they printed, both outputs together. Raises TimeoutError if one
+    does not end in time, and kills them.
     """
     processes = []
     with tempfile.TemporaryDirectory() as directory:

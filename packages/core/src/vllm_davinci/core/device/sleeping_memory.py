@@ -75,8 +75,8 @@ class SleepingMemory:
     def sleep(self, keep: Sequence[str], dropped: Sequence[Range] = ()) -> None:
         """Releases all memory; copies the contents of the tags `keep` to the host.
 
-        dropped: address ranges in these tags whose contents are not copied The caller must have
-        waited for the device.
+        dropped: address ranges in these tags whose contents are not copied
+        The caller must have waited for the device.
         """
         torch_npu.npu.synchronize()
         for taken in self._mapped():

@@ -102,9 +102,7 @@ class NPUEplbState(EplbState):
     def step(
         self, is_dummy: bool = False, is_profile: bool = False, log_stats: bool = False
     ) -> None:
-        """vLLM's step after each forward. HCCL's buffers exist already; the memory plan includes
-        them.
-        """
+        """vLLM's step after each forward; HCCL's buffers exist and are in the memory plan."""
         if is_profile:
             return
         (model_state,) = self.model_states.values()

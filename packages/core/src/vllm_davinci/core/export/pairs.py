@@ -200,9 +200,7 @@ class Fold:
     columns: torch.Tensor | None = None
 
     def applied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Applies the factors in fp32. tensor: a weight [out, in], or a norm's weight or a bias
-        [out]
-        """
+        """Applies factors in fp32. tensor: weight [out, in], or bias or norm's weight [out]"""
         result = tensor.to(torch.float32)
         if self.rows is not None:
             result = result * (self.rows if result.dim() == 1 else self.rows.unsqueeze(1))

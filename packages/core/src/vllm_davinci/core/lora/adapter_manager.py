@@ -70,9 +70,7 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
         return named[0] if named else None
 
     def _takes_adapters(self, name: str, layer: nn.Module) -> bool:
-        """True if adapters of this layer are requested, by vLLM's rules for layers that it
-        wraps.
-        """
+        """True if adapters of this layer are requested, by vLLM's rules for wrapped layers."""
         if isinstance(layer, MergedColumnParallelLinear):
             parts = self.packed_modules_mapping.get(name.rpartition(".")[2], ())
             if len(parts) != len(layer.output_sizes):

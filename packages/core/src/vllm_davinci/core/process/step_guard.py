@@ -217,8 +217,7 @@ class StepGuard:
         _after(LOSS_S, self._end_if_busy, ended)
 
     def _root_of(self, fault: Fault) -> Fault:
-        """Returns the fault of the rank whose process ended, if another rank reported only its
-        absence.
+        """Returns the fault of the rank whose process ended, if another one reported its absence.
 
         gloo and devices report it to all ranks that wait for it.
         """

@@ -87,9 +87,7 @@ class AscendQuantizationConfig(NPUQuantizationConfigBase):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """Returns this method's name if config.json still names the method of the export's
-        source.
-        """
+        """Returns this method if config.json still names that of the export's source."""
         if user_quant == NAME:
             return NAME
         model = getattr(hf_config, "_name_or_path", None)

@@ -151,9 +151,7 @@ class Scheme:
         return self.experts_method(self, moe, prefix, settings, tensors)
 
     def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """Returns a layer's dequantized weight, fp32 [out, in]. tensor: returns a parameter by its
-        name
-        """
+        """Returns a layer's dequantized weight, fp32 [out, in]. tensor: gets a parameter"""
         raise self._unavailable("A layer that is needed as floats", "its values (floats)")
 
     def seen(self, inputs: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:

@@ -234,9 +234,7 @@ class NPUDraftGraphManager(SpeculatorCudaGraphManager, _CapturedWhenAsked):
     def taking_over(
         cls, manager: SpeculatorCudaGraphManager, state: NPUModelState
     ) -> "NPUDraftGraphManager":
-        """Changes the manager's class to this one, with its own sizes. state: see
-        `NPUGraphManager`
-        """
+        """Gives the manager this class and its own sizes. state: see `NPUGraphManager`"""
         manager.__class__ = cls
         assert isinstance(manager, cls)
         manager.state, manager.replays, manager.failed = state, Counter(), {}

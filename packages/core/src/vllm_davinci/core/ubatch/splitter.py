@@ -73,9 +73,7 @@ class StepSplitter:
 
     @contextmanager
     def builder_per_ubatch(self) -> Iterator[None]:
-        """Shows vLLM the number of ubatches during one call, so that each gets a builder of its
-        own.
-        """
+        """Shows vLLM the number of ubatches during one call: each gets its own builder."""
         size = self._parallel.ubatch_size
         if self._decisions is not None:
             self._parallel.ubatch_size = self._options.num_ubatches

@@ -51,7 +51,7 @@ class OperatorCall:
 @dataclass(frozen=True)
 class Outcome:
     """
-    error: the largest error, in the unit of its bound
+    error: the largest error, in the unit of `bound`
     wrong: another mistake: a shape, a dtype, a NaN; "" if there is none
     worst: place of the error: result, index, value, expected value
     """

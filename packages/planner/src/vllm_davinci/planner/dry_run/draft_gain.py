@@ -135,11 +135,11 @@ def _sizes(most: int) -> list[int]:
 def _work(
     options: argparse.Namespace, sizes: Sequence[int], rows: int, engine_arguments: list[str]
 ) -> tuple[list[str], int, list[str]]:
-    """Options of requests that leave each of the sizes at some time, their steps, and engine
-    options.
+    """Returns options of requests that end in groups, so that each of the sizes decodes at some
+    time, their number of steps, and engine options.
 
-    Where prompts come in several steps, requests wait for each other meanwhile, so that they
-    decode together for some steps afterwards.
+    If prompts take several steps, outputs are longer by as many, so that all requests decode
+    together for some steps.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-num-batched-tokens", type=int)

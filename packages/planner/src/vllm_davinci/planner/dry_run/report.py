@@ -31,7 +31,7 @@ class MemoryPlan:
     token_bytes:  of the cache, for each token of a request
     request_bytes: of the cache, for a request's windows and states between two steps
     profiled_bytes: peak of vLLM's profile run, a whole step without attention
-    largest_steps: peak of the largest step of each kind, run over that cache
+    largest_steps: peak of the largest step of each kind, run with that cache
     """
 
     total_bytes: int

@@ -1,5 +1,5 @@
-"""Variants of the modelled machine: an assumed figure at its low or high end, all of them drawn, or
-one mechanism of the model turned off.
+"""Variants of the modelled machine: one assumed figure at its low or high end, all of them drawn at
+random, or one mechanism turned off.
 
 A program runs once, and is modelled on all of them (`VNPU_TIMING_VARIANTS`).
 """

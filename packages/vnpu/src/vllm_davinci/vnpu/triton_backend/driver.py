@@ -85,7 +85,7 @@ class Launcher:
 def load_binary(
     name: str, kernel: bytes, shared: int, device: int
 ) -> tuple[int, int, int, int, int]:
-    """Loads a lowered kernel once per process: module, function, registers, spills, threads."""
+    """Loads a kernel once per process; returns module, function, registers, spills, threads."""
     from vllm_davinci.vnpu import _C
 
     function = _C.load_triton_kernel(kernel)

@@ -70,7 +70,7 @@ def assign_offsets(
     sizes: Sequence[int],
     constants: Collection[int],
 ) -> tuple[list[int], int]:
-    """Offset of each value and bytes of the frame. Each function has its own part of the frame.
+    """Returns each value's offset and the frame's bytes. Each function has its own part of it.
 
     functions: parameters and blocks of each
     """

@@ -132,9 +132,7 @@ class BlockSparseMetadata(NPUAttentionMetadata):
         return torch.arange(self.num_kv_heads, device=self.block_table.device)
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
-        """Lengths of the operator's requests: one per key head of each request, or of each
-        token.
-        """
+        """Lengths of the operator's requests: per key head of each request, or per token."""
         if self.sees_all:
             return self._ends_of_heads, self.seq_lens * self.num_kv_heads
         return list(range(1, len(self._lengths_of_chosen) + 1)), self._lengths_of_chosen

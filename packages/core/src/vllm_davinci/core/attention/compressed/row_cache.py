@@ -92,9 +92,7 @@ class RowCache(NamedTuple):
     def in_memory(
         cls, memory: torch.Tensor, kind: RowKind, first_byte: int, block_bytes: int
     ) -> "RowCache":
-        """first_byte: offset of the page in block 0; block_bytes: distance of consecutive blocks'
-        pages
-        """
+        """first_byte: offset of the page in block 0; block_bytes: from one page to the next"""
         size = kind.row_bytes
         assert first_byte % size == 0 and block_bytes % size == 0, (first_byte, block_bytes, size)
         whole = memory[: memory.numel() // size * size].view(kind.dtype)
@@ -207,9 +205,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
 
     @property
     def first_row(self) -> int:
-        """Index of the layer's first row in all memory, which layers of one width and dtype
-        share.
-        """
+        """Index of the layer's first row in memory shared by layers of one width and dtype."""
         assert self.kv_cache is not None
         return self.kv_cache.first_row
 

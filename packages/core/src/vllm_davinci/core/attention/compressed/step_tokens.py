@@ -93,7 +93,7 @@ class StepTokens:
         return self._shared[key]
 
     def num_complete(self, ratio: int) -> torch.Tensor:
-        """Groups of `ratio` tokens up to each token, which it sees: [num_tokens], int64.
+        """Number of complete groups of `ratio` tokens that each token sees: [num_tokens], int64.
 
         Padding sees none, whatever its position: it has null blocks, in which layers cannot find
         rows.
