@@ -14,20 +14,17 @@ from vllm.model_executor.layers.fused_moe import (
 )
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.sequence import IntermediateTensors
 
 from vllm_davinci.core.attention.compressed.rope import RopeTable
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
 from vllm_davinci.core.layers.residual_streams import StreamConnection, StreamHead, StreamRule
 from vllm_davinci.models.deepseek_v4_attention import DeepseekV4Attention, rope_tables
-from vllm_davinci.models.mapped_weights import expert_mapping, load_mapped
+from vllm_davinci.models.mapped_causal_lm import MappedForCausalLM
+from vllm_davinci.models.mapped_weights import load_mapped
 
 
 class DeepseekV4MLP(nn.Module):
@@ -242,7 +239,7 @@ PACKED_MODULES = {
 }
 
 
-class NPUDeepseekV4ForCausalLM(nn.Module, SupportsEagle3):
+class NPUDeepseekV4ForCausalLM(MappedForCausalLM, SupportsEagle3):
     """DeepSeek-V4 under its released names."""
 
     hf_to_vllm_mapper = LAYER_NAMES | WeightsMapper(
@@ -256,33 +253,7 @@ class NPUDeepseekV4ForCausalLM(nn.Module, SupportsEagle3):
         },
     )
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = PACKED_MODULES
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_config
-        self.config = config
-        self.model = DeepseekV4Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.lm_head = ParallelLMHead(
-            config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head")
-        )
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
-        hidden: torch.Tensor = self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
-        return hidden
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        return logits
+    model_class, num_experts = DeepseekV4Model, "n_routed_experts"
 
     def get_mtp_target_hidden_states(self) -> torch.Tensor | None:
         """The newest step's last streams, which vLLM gives the drafter in place of hidden states.
@@ -290,9 +261,3 @@ class NPUDeepseekV4ForCausalLM(nn.Module, SupportsEagle3):
         [max_num_batched_tokens, num_streams * hidden_size]; None without such a drafter
         """
         return self.model.last_streams
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
-
-    def get_expert_mapping(self) -> list[tuple[str, str, int, str]]:
-        return expert_mapping(self.model, self.config.n_routed_experts)

@@ -14,16 +14,12 @@ from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.mla import MLAModules
 from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_utils import make_attention_sink
 from vllm.model_executor.models.deepseek_v2 import Indexer
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.models.hy_v4.nvidia.model import _normalize_hyv4_config
 from vllm.models.hy_v4.nvidia.moe import HYV4FeedForward, HYV4MoEFused
 from vllm.sequence import IntermediateTensors
@@ -31,7 +27,8 @@ from vllm.sequence import IntermediateTensors
 from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.layers.residual_streams import StreamConnection, StreamHead, StreamRule
-from vllm_davinci.models.mapped_weights import expert_mapping, load_mapped
+from vllm_davinci.models.mapped_causal_lm import MappedForCausalLM
+from vllm_davinci.models.mapped_weights import load_mapped
 
 
 class HYV4Attention(NPUMultiHeadLatentAttentionWrapper):
@@ -256,7 +253,7 @@ LAYER_NAMES = WeightsMapper(
 )
 
 
-class NPUHYV4ForCausalLM(nn.Module):
+class NPUHYV4ForCausalLM(MappedForCausalLM):
     """The text model under its released names."""
 
     hf_to_vllm_mapper = LAYER_NAMES
@@ -265,32 +262,7 @@ class NPUHYV4ForCausalLM(nn.Module):
         "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
         "wk_weights_proj": ["wk", "weights_proj"],
     }
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        self.config = config = vllm_config.model_config.hf_config
-        self.model = HYV4Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.lm_head = ParallelLMHead(
-            config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head")
-        )
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        hidden: torch.Tensor = self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
-        return hidden
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        return logits
+    model_class, num_experts = HYV4Model, "num_experts"
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         own = (
@@ -299,10 +271,7 @@ class NPUHYV4ForCausalLM(nn.Module):
             if _is_of_model(name, self.config.num_hidden_layers)
             for each in _single_experts(name, tensor)
         )
-        return AutoWeightsLoader(self).load_weights(own, mapper=self.hf_to_vllm_mapper)
-
-    def get_expert_mapping(self) -> list[tuple[str, str, int, str]]:
-        return expert_mapping(self.model, self.config.num_experts)
+        return super().load_weights(own)
 
 
 def _is_of_model(name: str, num_layers: int) -> bool:

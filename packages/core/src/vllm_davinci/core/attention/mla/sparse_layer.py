@@ -142,7 +142,11 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         cache: MLACache,
         metadata: SparseMLAMetadata,
     ) -> torch.Tensor:
-        """[num_actual_tokens, num_heads, kv_lora_rank], of queries and positions of their rows."""
+        """Attends with the fused operator. Returns a new tensor like absorbed.
+
+        absorbed: [num_actual_tokens, num_heads, kv_lora_rank]; q_pe: rotated queries
+        chosen:   positions in each token's request, [num_actual_tokens, 1, num_chosen]
+        """
         out: torch.Tensor = torch_npu.npu_sparse_flash_attention(
             absorbed,
             cache.kv_c,
