@@ -12,7 +12,7 @@ from vllm_davinci.core.attention.compressed.compressor import QUANTIZED_STATE_PA
 from vllm_davinci.core.attention.compressed.layer import WINDOW_PAGES
 from vllm_davinci.core.attention.compressed.quantized_rows import QuantizedRows
 from vllm_davinci.core.attention.compressed.row_cache import RowCache, RowCacheLayer, RowKind
-from vllm_davinci.core.kv_cache.memory import KVCacheMemory
+from vllm_davinci.core.kv_cache.memory import KVCacheMemory, runs
 
 HEAD, INDEX, BLOCK_SIZE, MEMORY_BYTES = 64, 32, 128, 4 << 20
 KINDS = {
@@ -133,3 +133,7 @@ def test_a_block_of_deepseek_v4_flash_has_the_bytes_of_its_rows(
     widest = kinds["states4"][1].row_bytes  # of which a block is a multiple
     strides = {each.block_stride for each in config.kv_cache_tensors}
     assert strides == {-(-expected // widest) * widest}
+
+
+def test_consecutive_blocks_are_zeroed_together() -> None:
+    assert runs([5, 3, 4, 9, 4]) == [slice(3, 6), slice(9, 10)]

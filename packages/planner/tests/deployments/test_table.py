@@ -91,6 +91,7 @@ def test_layers_of_kimi_k3_are_of_both_kinds_of_attention() -> None:
     expected = {
         "layers.0.mlp.down_proj": "W8A8_DYNAMIC",
         "layers.0.self_attn.f_a_proj": "W8A8_DYNAMIC",
+        "layers.0.self_attn.g_proj": "W8A8_DYNAMIC",
         "layers.92.self_attn.g_proj": "W8A8_DYNAMIC",
         "layers.92.self_attn.kv_b_proj": "FLOAT",
         "layers.92.block_sparse_moe.experts.895.w2": "W4A8_DYNAMIC",

@@ -178,10 +178,10 @@ class KVCacheMemory:
         """Zeroes whole blocks of every layer's keys and values."""
         if not block_ids:
             return
-        parts, runs = self._parts_by_block(), _runs(block_ids)
-        if len(parts) * len(runs) <= MOST_RUNS:
+        parts, slices = self._parts_by_block(), runs(block_ids)
+        if len(parts) * len(slices) <= MOST_RUNS:
             for part in parts:
-                for run in runs:
+                for run in slices:
                     part[run].zero_()
             return
         index = async_tensor_h2d(list(block_ids), self._device, torch.int64)
@@ -215,15 +215,15 @@ class KVCacheMemory:
         return [part.view(self._num_blocks, -1) for part in parts.values()]
 
 
-def _runs(block_ids: Sequence[int]) -> list[slice]:
-    """Returns the runs of consecutive numbers."""
-    runs: list[slice] = []
+def runs(block_ids: Sequence[int]) -> list[slice]:
+    """Returns the runs of consecutive numbers, ascending."""
+    found: list[slice] = []
     for number in sorted(block_ids):
-        if runs and number <= runs[-1].stop:
-            runs[-1] = slice(runs[-1].start, number + 1)
+        if found and number <= found[-1].stop:
+            found[-1] = slice(found[-1].start, number + 1)
         else:
-            runs.append(slice(number, number + 1))
-    return runs
+            found.append(slice(number, number + 1))
+    return found
 
 
 def _planned_layers(kv_cache_config: KVCacheConfig) -> list[str]:
