@@ -54,6 +54,15 @@ x, weight = torch.ones(4, 8).npu(), torch.ones(8).npu()
 for _ in range(50):
     x = torch.ops.vllm_davinci.rms_norm(x * 2, weight, 0.0)
 assert torch.equal(x.cpu(), torch.ones(4, 8))
+q = torch.ones(4, 2, 128, dtype=torch.bfloat16).npu()
+unmasked = (None, None, [4], [4], None, 1.0, 0, 2147483647, 2147483647, False)
+for _ in range(100):
+    torch.npu.empty_cache()
+    for _ in range(30):
+        x = torch.ops.vllm_davinci.rms_norm(x * 2, weight, 0.0)
+    # Its workspace is larger than the one of launches that may be in the queue.
+    torch.ops.vllm_davinci.prefill_attention(q, q, q, *unmasked)
+assert torch.equal(x.cpu(), torch.ones(4, 8))
 print("equal")
 """
 

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <optional>
 
 // Declared in acl.h, which pulls in much more.
 extern "C" const char* aclGetRecentErrMsg();
@@ -68,6 +67,7 @@ Stage::Stage(const char* name, const at::Tensor& tensor)
               " runs on the NPU and got a tensor on ", tensor.device(), ": move it with .npu()");
   own_ = current_ = c10_npu::getCurrentNPUStream(device_).stream(/*need_empty=*/false);
   batch_->name = name;
+  batch_->device = device_;
   batch_->steps.reserve(16);
 }
 
@@ -192,26 +192,21 @@ int Stage::Batch::launch() {
 // Operators of one stream run in order, so they share a workspace; those of two streams may overlap
 // and use two. torch_npu has one workspace per stream. It cannot grow during a capture, because
 // that waits for the device: a capture takes memory of the graph's pool.
-std::vector<at::Tensor> Stage::place_workspaces() {
+std::vector<at::Tensor> Stage::Batch::place_workspaces(bool captures) {
   std::vector<at::Tensor> workspaces;
-  std::vector<Step>& steps = batch_->steps;
-  std::optional<bool> captures;  // determined on first use
-  const auto lacks = [](const Step& step) {
-    return step.kind == Step::Kind::kLaunch && step.workspace_bytes > 0 &&
-           step.workspace == nullptr;
-  };
   for (const Step& first : steps) {
-    if (!lacks(first)) continue;
+    if (!first.lacks_workspace()) continue;
     void* const stream = first.stream;
     uint64_t bytes = 0;
     for (const Step& step : steps) {
-      if (lacks(step) && step.stream == stream) bytes = std::max(bytes, step.workspace_bytes);
+      if (step.lacks_workspace() && step.stream == stream) {
+        bytes = std::max(bytes, step.workspace_bytes);
+      }
     }
-    const c10::DeviceGuard guard(c10::Device(c10::DeviceType::PrivateUse1, device_));
-    if (!captures) captures = c10_npu::isStreamCapturingMayInitCtx(own_);
-    if (*captures) {
-      const auto options =
-          at::TensorOptions().dtype(at::kByte).device(c10::DeviceType::PrivateUse1, device_);
+    const c10::Device npu(c10::DeviceType::PrivateUse1, device);
+    const c10::DeviceGuard guard(npu);
+    if (captures) {
+      const auto options = at::TensorOptions().dtype(at::kByte).device(npu);
       workspaces.push_back(at::empty({static_cast<int64_t>(bytes)}, options));
     } else {
       workspaces.push_back(at_npu::native::allocate_workspace(bytes, stream));
@@ -219,16 +214,26 @@ std::vector<at::Tensor> Stage::place_workspaces() {
     // The address of the storage, because the tensor around it is empty.
     void* const workspace = const_cast<void*>(workspaces.back().storage().data());
     for (Step& step : steps) {
-      if (lacks(step) && step.stream == stream) step.workspace = workspace;
+      if (step.lacks_workspace() && step.stream == stream) step.workspace = workspace;
     }
   }
   return workspaces;
 }
 
 void Stage::submit() {
+  const bool lacks = std::any_of(batch_->steps.begin(), batch_->steps.end(),
+                                 [](const Step& step) { return step.lacks_workspace(); });
   // Held until all launches are submitted: in a capture, freed memory could go to the next stream.
-  const std::vector<at::Tensor> workspaces = place_workspaces();
-  at_npu::native::OpCommand::RunOpApiV2(name_, [batch = batch_] { return batch->launch(); });
+  std::vector<at::Tensor> of_graph;
+  if (lacks && c10_npu::isStreamCapturingMayInitCtx(own_)) {
+    of_graph = batch_->place_workspaces(/*captures=*/true);
+  }
+  at_npu::native::OpCommand::RunOpApiV2(name_, [batch = batch_] {
+    // On the thread that launches: a workspace that grows is freed when the device is idle, but
+    // launches that are still in torch_npu's queue would use it.
+    batch->place_workspaces(/*captures=*/false);
+    return batch->launch();
+  });
 }
 
 Scratch::Scratch(const at::Tensor& like, std::initializer_list<Piece> pieces) {

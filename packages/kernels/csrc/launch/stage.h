@@ -107,11 +107,17 @@ class Stage {
     const void* source;
     std::shared_ptr<void*> group = nullptr;
     void* workspace = nullptr;
+    bool lacks_workspace() const {
+      return kind == Kind::kLaunch && workspace_bytes > 0 && workspace == nullptr;
+    }
   };
   struct Batch {
     ~Batch();
     int launch();
+    // Returns the memory, which has to live until all steps are launched.
+    std::vector<at::Tensor> place_workspaces(bool captures);
     const char* name;
+    c10::DeviceIndex device;
     Handles handles;
     std::vector<Step> steps;
     size_t done = 0;
@@ -124,7 +130,6 @@ class Stage {
     batch_->steps.push_back(
         {kind, nullptr, nullptr, 0, current_, nullptr, nullptr, std::move(group)});
   }
-  std::vector<at::Tensor> place_workspaces();
 
   const char* name_;
   c10::DeviceIndex device_;
