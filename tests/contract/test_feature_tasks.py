@@ -26,7 +26,7 @@ FEATURES = (
 )
 '''
 ARCHITECTURE = """
-    "LlamaForCausalLM": Architecture(needs="toys"),
+    "LlamaForCausalLM": Architecture(is_importable=False),
 """
 PROGRAM = """
 import importlib, json, sys
@@ -50,7 +50,7 @@ def made(model, **options):
 engine = made(model, seed=7, block_size=128)
 print(json.dumps({
     "file": registry.__file__,
-    "page": [line for line in page.splitlines() if "toys" in line],
+    "page": [line for line in page.splitlines() if "toys" in line or "`LlamaForCausalLM`" in line],
     "in_use": [each[:] for each in report.feature_settings(engine) if each.key == "toys"],
     "changed": [each.told() for each in get_settings(engine) if each.key == "block_size"],
     "excluded": made(model, seed=7, enable_lora=True),
@@ -69,12 +69,13 @@ def test_a_feature_is_one_file_and_an_architecture_one_row(tmp_path: Path):
     seen = said_in(tmp_path, PROGRAM, str(ROOT), *checkpoints)
     why = "LoRA adapters (toys do not adapt)"
     assert f"| toys | `--seed 7` | {why} |" in seen["page"]
-    assert "| `LlamaForCausalLM` | refused: it needs toys |" in seen["page"]
+    assert "| `LlamaForCausalLM` | refused: vLLM's definition needs CUDA |" in seen["page"]
     assert seen["in_use"] == [["toys", True, "flag", "--seed 7"]]
     assert seen["changed"] == ["block_size = 256 (instead of 128: toys are large)"]
     assert "--enable-lora is not supported with --seed 7" in seen["excluded"]
     assert "because toys do not adapt. Remove one of the two." in seen["excluded"]
-    assert "LlamaForCausalLM of" in seen["refused"] and "needs toys, which" in seen["refused"]
+    assert "LlamaForCausalLM of" in seen["refused"]
+    assert "needs a definition for NPUs (vLLM's needs kernels" in seen["refused"]
 
 
 def test_what_a_feature_excludes_is_a_feature_and_one_of_both_has_a_flag():

@@ -345,7 +345,7 @@ def test_what_has_no_memory_for_a_step_in_ubatches_is_refused_at_the_start(
         (["--routing=0.5", *RANKS], "expected 1 to 4, the range of the busiest of 4 expert ranks"),
         (["--requests=0"], "must be at least 1"),
         (["--sampled-chunks=2"], "--sampled-chunks is at least 3"),
-        ([*RANKS, "--sampled-chunks=3", cache_of(0.0003)], "Lower --concurrency"),
+        ([*RANKS, "--sampled-chunks=3", cache_of(0.0017)], "Lower --concurrency"),
         (["--serve", "--json=report.json"], "--serve has no report"),
         ([*RANKS, LARGE_VOCABULARY], "buffers of the start do not fit into 64 GiB of each"),
         ([*RANKS, cache_of(63.12), *LARGE_STEP], "and the largest step takes 10"),
