@@ -13,7 +13,7 @@ import pytest
 
 from vllm_davinci.vnpu import activate
 
-# Everything below runs on virtual NPUs, whether or not pytest itself was started on them.
+# These tests run on virtual NPUs, however pytest was started.
 activate()
 
 import torch  # noqa: E402 - with torch_npu
@@ -89,7 +89,7 @@ def exact_engine(
     reference: Callable[[str], TransformersReference],
     start_engine: Callable[..., EngineProcess],
 ) -> Engines:
-    """Starts an engine with a model of the zoo, and checks its tokens against transformers'."""
+    """Starts an engine with a model of the zoo; checks that its tokens equal transformers'."""
 
     @contextmanager
     def start(
@@ -104,7 +104,7 @@ def exact_engine(
 
 @pytest.fixture(scope="module")
 def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Any]:
-    """Returns answers of a single engine, the reference of a disaggregated pair."""
+    """Returns a single engine's answers, which a disaggregated pair must repeat."""
     from vllm_davinci_testing.engines.disaggregated_checks import answers_of_one  # starts servers
 
     return answers_of_one(start_engine)
@@ -128,10 +128,9 @@ def undrafted(start_engine: Callable[..., EngineProcess]) -> Callable[[Path], li
 def drafting_engine(
     start_engine: Callable[..., EngineProcess], undrafted: Callable[[Path], list[list[int]]]
 ) -> Engines:
-    """Starts an engine with drafts and race detection, and checks its tokens against those without
-    drafts.
+    """Starts an engine with drafts and race detection; checks that drafts change no token.
 
-    plain: the checkpoint of the engine without drafts, if it is another one
+    plain: checkpoint of the engine without drafts, if different
     """
 
     @contextmanager
@@ -157,9 +156,7 @@ def text(tiny_llama: Path) -> list[int]:
 
 @pytest.fixture(scope="session")
 def quantize(tmp_path_factory: pytest.TempPathFactory, text: list[int]) -> Callable[..., Path]:
-    """Writes an int8 checkpoint from a float one, once per set of arguments; returns its
-    directory.
-    """
+    """Writes an int8 copy of a float checkpoint, once per set of arguments; returns its path."""
 
     @cache
     def write(
@@ -199,7 +196,7 @@ def client(server: ServerProcess) -> openai.OpenAI:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """64 prompts of 1 to 150 tokens, among them the lengths around a cache block of 128."""
+    """64 prompts of 1 to 150 tokens, with lengths around a cache block of 128."""
     generator = random.Random(2)
     lengths = [1, 2, 127, 128, 129, 150] + [generator.randint(1, 150) for _ in range(58)]
     return [[generator.randrange(model_zoo.NUM_BYTES) for _ in range(n)] for n in lengths]

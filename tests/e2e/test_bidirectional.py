@@ -1,4 +1,4 @@
-"""Bidirectional attention: Gemma3's images, prompts of PaliGemma and HRM-Text; refusals."""
+"""Bidirectional attention in prompts: Gemma3's images, PaliGemma, HRM-Text; refusals."""
 
 import re
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 MAX_TOKENS = 12
 THOROUGH = pytest.mark.thorough
-# Gemma3: text with an image between each two words: before and after text, adjacent, none.
+# Gemma3 prompts: an image between each pair of strings.
 GEMMA3_WORDS = [
     ("look: ", " what is this"),
     ("", "", " and these"),
@@ -43,7 +43,7 @@ GEMMA3_WORDS = [
     ("no image at all",),
     ("a text of more than one window before it" * 4, ""),
 ]
-# PaliGemma: text after an image; the last prompt has none and is causal.
+# PaliGemma: an image, then text; the last prompt has no image and is causal.
 PALIGEMMA_WORDS = ["", "what is this", "more text than a block has " * 6, "and this", "no image"]
 CHUNKS = {"max_num_batched_tokens": 3 * TOKENS_PER_IMAGE, "max_num_seqs": 4}
 GRAPHS = decode_graphs(2, 8)
@@ -51,7 +51,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "gemma3": {"max_model_len": 512, "limit_mm_per_prompt": {"image": 4}},
     "paligemma": {"max_model_len": 256, "max_num_batched_tokens": 256},
 }
-# Settings that each model changes.
+# vLLM settings that each model changes.
 CHANGED = {
     "gemma3": ("disable_chunked_mm_input", "enable_prefix_caching"),
     "paligemma": ("disable_chunked_mm_input", "enable_prefix_caching", "enable_chunked_prefill"),
@@ -113,7 +113,7 @@ def assert_chosen(
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
-        # Gemma3's prompts are chunked before and after images, but not inside.
+        # Chunks of Gemma3's prompts end before or after an image, never inside.
         pytest.param(GRAPHS, FUZZED, id="graphs_races"),
         pytest.param({}, {}, id="whole", marks=THOROUGH),
         pytest.param(TWO_RANKS, {}, id="tensor2", marks=THOROUGH),
@@ -140,7 +140,7 @@ def test_tokens_equal_those_of_transformers(
 
 @THOROUGH
 def test_a_preempted_prompt_is_recomputed_whole(checkpoint, reference, start_engine):
-    """After preemption, generated tokens follow the prompt and still attend causally."""
+    """Tokens generated before a preemption are recomputed with causal attention."""
     image = pictures.image(60, 60, seed=3)
     asked = [
         {"prompt": f"{number}" * (70 + number), "multi_modal_data": {"image": [image]}}

@@ -1,4 +1,4 @@
-"""MiniMax-M3's attention to chosen blocks: transformers' tokens on every path of a step."""
+"""MiniMax-M3's block-sparse attention: transformers' tokens on every path of a step."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 A2 = "Ascend910B3"
 MAX_TOKENS = 12
-HEAD_TOKENS = 128  # that the head can draft
+HEAD_TOKENS = 128  # size of the drafting head's vocabulary
 SYNCHRONOUS = {"async_scheduling": False, "enforce_eager": True}
 COUNTS_GRAPHS = {"worker_extension_cls": "vllm_davinci_testing.engines.graph_worker.GraphWorker"}
 OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
-# Prompt lengths around the edges of a block and of the number of chosen blocks; 16 generated tokens
-# cross the next edges.
+# Prompt lengths around the size of a block and of NUM_CHOSEN blocks; generated tokens cross the
+# next edges.
 LENGTHS = [
     *(1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1),
     *(BLOCK_SIZE * NUM_CHOSEN - 5, BLOCK_SIZE * NUM_CHOSEN + 1, BLOCK_SIZE * 3 + 65),
@@ -64,7 +64,8 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
     with start_engine(
         checkpoint, environment=FUZZED, **COUNTS_GRAPHS, **OF_TEXT, **options
     ) as engine:
-        # Steps without a choice, then with one: each has its own graphs.
+        # First steps that need no choice of blocks, then steps that choose: each kind has its own
+        # graphs.
         assert_generates(engine, expected, random_prompts(LENGTHS[:5]), MAX_TOKENS)
         assert_same_on_every_path(engine, expected, LENGTHS, MAX_TOKENS, options)
         if "enforce_eager" in options:

@@ -1,4 +1,4 @@
-"""`vllm-davinci compare`: the tokens of a shipped checkpoint are those of transformers."""
+"""`vllm-davinci compare`: a shipped checkpoint gives transformers' tokens."""
 
 import json
 from pathlib import Path

@@ -26,7 +26,7 @@ GRAPHS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        # Graphs are requested, and vLLM turns them off, because no graph holds the attention.
+        # Graphs are requested; vLLM turns them off, because this attention cannot be captured.
         pytest.param("gemma2", {**GRAPHS, **CHUNKS, **RACES}, id="capped_graphs_chunks_races"),
         pytest.param("gemma2", TP2, id="capped_tensor2", marks=THOROUGH),
     ],

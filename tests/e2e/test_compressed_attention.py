@@ -47,7 +47,7 @@ MODEL, MAX_TOKENS = "deepseek_v4", 12
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 INT8_KEYS: dict[str, Any] = {"attention_config": {"indexer_kv_dtype": "int8"}}
 LONG = {"max_model_len": 320}
-# Around the edges of groups of 4 and 128, of the window, and of the indexer's selection.
+# Lengths around groups of 4 and 128, the window, and the indexer's selection.
 LENGTHS = [
     *(1, 3, 4, 5),
     *(WINDOW - 1, WINDOW, WINDOW + 1),
@@ -94,7 +94,7 @@ def test_int8_keys_choose_what_rounded_keys_of_transformers_choose(
     with start_engine(zoo(MODEL), environment=FUZZED, **asked) as engine:
         assert_same_on_every_path(engine, int8_reference, LENGTHS, MAX_TOKENS, options)
         outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], GREEDY)
-    with pytest.raises(AssertionError, match="differ"):  # floats would choose others
+    with pytest.raises(AssertionError, match="differ"):  # float keys would select other rows
         assert_greedy(reference(MODEL), prompts, outputs, MAX_TOKENS)
 
 
@@ -124,7 +124,7 @@ def test_compiled_operators_change_no_probability(
 def test_a_trained_model_completes_text_as_transformers_does(
     repository: Path, start_engine: StartEngine
 ):
-    """Prompts have up to 300 compressed rows, of which 64 are selected; an MTP layer drafts."""
+    """Prompts have up to 300 compressed rows and attend to 64; an MTP layer drafts."""
     checkpoint = repository / "checkpoints" / "tiny_deepseek_v4"
     prompts = _text_prompts(checkpoint)
     asked = {**speculation("mtp", 3), **IN_PARTS, "max_model_len": 1024}
@@ -146,7 +146,7 @@ def predicting(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_mtp(zoo(MODEL), tmp_path_factory.mktemp("mtp") / "checkpoint")
 
 
-# Drafts are rejected after they have completed a group, at every position in the group.
+# Draft rejections hit every position of a group, also after a draft has completed it.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "count", "options"),
@@ -182,7 +182,7 @@ def test_drafts_change_no_token(
 def test_drafts_equal_those_of_transformers_modules(
     predicting: Path, reference: Reference, start_engine: StartEngine, tmp_path: Path
 ):
-    """One draft a step: which of them are accepted follows from the text."""
+    """With one draft per step, the text determines which drafts are accepted."""
     drafting = PredictingReference(predicting, tmp_path / "layer")
     greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     asked = {**speculation("mtp", 1), "async_scheduling": False, **LONG}
@@ -199,8 +199,8 @@ def test_drafts_equal_those_of_transformers_modules(
 
 
 def _drafted_and_accepted(drafts: list[int], text: list[int], newest: int) -> tuple[int, int]:
-    """Returns numbers of drafted and accepted tokens. newest: position of the last sampled token;
-    the first draft is for the third token
+    """Returns the numbers of drafted and accepted tokens. newest: position of the last sampled
+    token; the first draft is for the third token
     """
     drafted = accepted = 0
     while newest + 1 < len(text):
@@ -222,7 +222,7 @@ def test_logprobs_in_16_bits_stay_close_to_those_of_floats_or_of_exact_integers(
     quantize: Callable[..., Path],
     start_engine: StartEngine,
 ):
-    """The error of logprobs in 16 bits is at most 1.5 times that of transformers in 16 bits."""
+    """Logprobs in 16 bits err at most 1.5 times as much as transformers' in 16 bits."""
     source = repository / "checkpoints" / "tiny_deepseek_v4" if is_trained else predicting
     prompts = _text_prompts(source) if is_trained else random_prompts(LENGTHS)
     floats = TransformersReference(source)
@@ -284,11 +284,11 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     zoo: Zoo, reference: Reference, start_engine: StartEngine
 ):
     prompts = random_prompts([259, 3, 10, 17])
-    # Graphs are requested and turned off: an idle rank would wait for steps that the other rank
-    # does not run.
+    # Graphs are requested and turned off: with graphs, an idle rank would wait for steps that the
+    # other rank does not run.
     options = {"enable_expert_parallel": True, **IN_PARTS, **LONG, "async_scheduling": True}
     with DPEngines(start_engine, zoo(MODEL), 2, environment=RACES, **options) as engines:
-        # The second rank ends before the first prompt of the other, or has no request.
+        # The second rank either ends before the other's first prompt, or has no request.
         for given in (prompts, prompts[:1]):
             outputs = engines.generate(given, GREEDY)
             assert_greedy(reference(MODEL), given, outputs, MAX_TOKENS)
@@ -312,7 +312,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         zoo(MODEL),
         environment=RACES,
         **COUNTED,
-        max_num_batched_tokens=32,  # a step's projections take blocks that decodes then lack
+        max_num_batched_tokens=32,  # a step's projections take blocks from later decodes
         max_num_seqs=16,
         **few_blocks(blocks),
         **LONG,
@@ -324,7 +324,7 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
         for each in sharing:
             assert_generates(engine, expected, [each], MAX_TOKENS)
         hits = engine.metrics()["vllm:prefix_cache_hits"] - hits
-    # Two blocks of 128 tokens each time; the second is a hit only if more tokens follow.
+    # Each prompt may hit two blocks of 128 tokens; the second only if more tokens follow.
     assert hits >= 128 * (len(sharing) - 1)
 
 
@@ -345,7 +345,7 @@ def test_evicted_rows_of_all_kinds_come_back_from_the_host(
 
 
 def without_a_table(source: Path, destination: Path) -> Path:
-    """A copy without the second layer's table of experts by token."""
+    """Copies a checkpoint without the second layer's token-to-expert table."""
     shutil.copytree(source, destination)
     path = destination / "model.safetensors"
     tensors = load_file(path)

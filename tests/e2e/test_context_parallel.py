@@ -1,4 +1,4 @@
-"""Context parallelism: the tokens of an engine whose ranks hold the whole context."""
+"""Context parallelism: tokens equal those of an engine with an undivided cache."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
 
 NUM_TOKENS = 12
-# Prompts are chunked at 200 tokens, inside blocks.
+# Prompts are chunked at 200 tokens, in the middle of blocks.
 SIZES = {"max_model_len": 512, "max_num_batched_tokens": 200, "distributed_executor_backend": "mp"}
 GRAPHS = decode_graphs(1, 4)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 DENSE, LATENT = "qwen3_norm_head64_gqa8_tied", "deepseek_v3_dense"
-# Fewer tokens than ranks, less than a block, whole blocks, and chunked prompts.
+# Prompts shorter than the ranks, shorter than a block, of whole blocks, and chunked.
 LENGTHS = (1, 5, 128, 257, 389)
 
 
@@ -95,7 +95,7 @@ def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enoug
 ):
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompt = prompt_of(389)
-    # In one chunk: the merge of later chunks with earlier ones rounds.
+    # In one chunk: merging chunks rounds.
     whole_prompt = {
         "max_num_batched_tokens": 512,
         "worker_extension_cls": "vllm_davinci_testing.engines.cache_worker.CacheWorker",
@@ -109,7 +109,7 @@ def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enoug
     with start_engine(zoo(model), environment=RACES, **options) as engine:
         engine.generate([{"prompt_token_ids": prompt}], greedy)
         assert_stripes(whole, engine.on_workers("cached_rows", 2), interleave, len(prompt))
-        # Each request outgrows its only block (128 tokens on each of two ranks), and only one more
+        # Each request outgrows its single block (128 tokens on each of two ranks), and one more
         # block is free.
         prompts = [prompt_of(length) for length in (247, 250, 252)]
         outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
@@ -120,10 +120,10 @@ def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enoug
 def assert_stripes(
     whole: list[Any], stripes: list[Any], interleave: int, prompt_length: int
 ) -> None:
-    """Compares caches of ranks, as `cached_rows` gives them, byte for byte.
+    """Compares the ranks' caches, as returned by `cached_rows`, byte for byte.
 
-    In the first layer all tokens are compared except the last, which is in no cache; in later
-    layers the prompt's only, because their input in decodes is merged from the ranks' results.
+    The first layer is compared for all cached tokens; later layers for the prompt only, because in
+    decodes their input merges the ranks' results.
     """
     assert len(whole) == len(stripes) and len(whole[0]) == len(stripes[0]) > 1
     for rank, of_rank in enumerate(stripes):
@@ -140,7 +140,7 @@ def assert_stripes(
 @pytest.mark.parametrize("exchange", ["ag_rs", "a2a"])
 @pytest.mark.parametrize("model", [DENSE, LATENT])
 def test_a_strict_chip_takes_every_call(model, exchange, zoo, start_engine):
-    """In 16 bits, where rounding depends on the division: close logprobs, no refused call."""
+    """In 16 bits rounding depends on the division: logprobs are close, and no call is refused."""
     wanted = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
     inputs = [{"prompt_token_ids": prompt_of(length)} for length in LENGTHS]
     logprobs = []

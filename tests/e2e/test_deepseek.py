@@ -1,4 +1,4 @@
-"""DeepSeek's MLA through the whole stack, compared with transformers token by token."""
+"""DeepSeek's MLA through the whole stack: transformers' tokens."""
 
 import re
 from pathlib import Path
@@ -37,7 +37,7 @@ ON_ONE_DEVICE_AND_TWO = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def batch(prompts: list[list[int]]) -> list[list[int]]:
-    """The first 32 prompts, of 1 to 150 tokens; six have lengths around a cache block."""
+    """The first 32 prompts, of 1 to 150 tokens; six lengths lie around a cache block."""
     return prompts[:32]
 
 
@@ -52,7 +52,7 @@ def test_greedy_tokens_equal_those_of_transformers(name, zoo, reference, start_e
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(batch), GREEDY)
     assert_greedy(reference(name), batch, outputs, MAX_TOKENS)
-    # A model that repeats itself or its prompt would prove little.
+    # A model that repeats itself or its prompt would make this test weak.
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) > 30
 
 
@@ -79,7 +79,7 @@ def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
             id="whole_prefill_sync_scheduling",
             marks=pytest.mark.thorough,
         ),
-        # Chunked prompts of any length, with decodes.
+        # Chunks of prompts run beside decodes.
         pytest.param(
             {"max_num_batched_tokens": 48, "max_num_seqs": 16},
             {"VNPU_SCHEDULE": "fuzz:1"},
@@ -110,7 +110,7 @@ def test_the_trained_checkpoint_gives_transformers_tokens(options, tiny_deepseek
     source = Path(__file__).read_text(encoding="utf-8")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_deepseek)
     prompts = [tokenizer(source[n * 200 : n * 200 + 40 * (n % 9 + 1)]).input_ids for n in range(32)]
-    # The checkpoint's weights are bf16; both sides compute with them in fp32.
+    # The checkpoint's weights are bf16; both sides compute in fp32.
     with start_engine(
         tiny_deepseek, max_num_batched_tokens=64, max_num_seqs=8, **options
     ) as engine:
@@ -129,7 +129,7 @@ COUNTED: dict[str, Any] = {
 
 
 def with_calls(engine: EngineProcess, prompts: list[list[int]]) -> tuple[list[Any], list[Any]]:
-    """Returns the outputs, and each worker's number of calls per compiled operator."""
+    """Returns the outputs, and per worker the number of calls of each compiled operator."""
     engine.on_workers("count_compiled_calls")
     outputs = engine.generate(as_inputs(prompts), GREEDY)
     return outputs, engine.on_workers("compiled_calls")
@@ -146,7 +146,7 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
         tiny_deepseek, environment=environment, additional_config=MULTISTREAM, **COUNTED, **options
     ) as engine:
         outputs, calls = with_calls(engine, batch[:8])
-    # Every decode of every layer, and no step with a prefill.
+    # In every decode of every layer, and in no step with a prefill.
     assert all(counts["mla_preprocess beside"] >= 60 * 4 for counts in calls)
     trace = timeline.read([traces])
     assert {trace.role(task) for task in trace.tasks} >= {"vector", "shared expert"}
@@ -175,7 +175,7 @@ def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
             outputs, calls = with_calls(engine, batch[:8])
         found.append([list(output.outputs[0].token_ids) for output in outputs])
         name = "mla_preprocess_w8a8 beside" if streams else "mla_preprocess_w8a8"
-        # Every decode of every layer.
+        # In every decode of every layer.
         assert all(counts[name] >= 60 * 4 for counts in calls)
     assert found[0] == found[1]
 
@@ -194,7 +194,7 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
         token = output.outputs[0].token_ids[0]
         expected = float(reference(PATHS_MODEL).logprobs(prompt)[-1, token])
         worst = max(worst, abs(output.outputs[0].logprobs[0][token].logprob - expected))
-    # Two layers of normal weights with a gain of 1.2, rounded to 8 and 11 bits.
+    # Weights of the two layers are normal with a gain of 1.2, rounded to 8 and 11 bits.
     assert worst < {"bfloat16": 0.5, "float16": 0.06}[dtype]
 
 

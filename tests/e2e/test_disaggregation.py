@@ -33,7 +33,7 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
 
 LEASE_S, TRANSFER_LIMIT_S = 4, 2
-# Few blocks: a prompt's blocks are soon reused.
+# With few blocks, a prompt's blocks are reused soon.
 FEW_BLOCKS = "--num-gpu-blocks-override=13"
 TRANSFERS = "vllm:nixl_bytes_transferred_count"
 
@@ -64,7 +64,7 @@ def test_two_engines_give_the_tokens_of_one(pair, tiny_llama, alone):
     for prompt in prompts:
         assert pair.complete(prompt, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
     assert_bits_of_one_engine(pair, partial(alone, tiny_llama))
-    # Each was transferred, and its blocks are free again.
+    # Each prompt was transferred, and its blocks are free again.
     assert metric(pair.decodes, TRANSFERS) - before == len(prompts) + 2
     assert becomes_true(lambda: usage(pair.prefills) == 0, 5)
 
@@ -82,7 +82,7 @@ def test_blocks_that_were_given_away_are_not_taken_for_the_prompts(pair, tiny_ll
     prompt = prompt_of(330, seed=20)
     told = pair.prefill(prompt)
     assert becomes_true(lambda: usage(pair.prefills) == 0, LEASE_S + 10), "the lease goes on"
-    for seed in (21, 22):  # these take all blocks
+    for seed in (21, 22):  # these prompts take all blocks
         pair.prefill(prompt_of(750, seed))
     assert pair.decode(prompt, told, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
     assert "checksum mismatch" in pair.decodes.log_text()
@@ -119,7 +119,7 @@ THOROUGH = pytest.mark.thorough
 def models(
     tiny_llama: Path, tiny_deepseek: Path, zoo: Zoo, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The directory of a shipped checkpoint, of its int8 export, or of a small one."""
+    """Returns the directory of a shipped checkpoint, of its int8 export, or of a small model."""
 
     def find(name: str) -> Path:
         if name == "minimax_m3":

@@ -1,4 +1,4 @@
-"""Drafts in disaggregated engines: the drafter's blocks are transferred with its model's."""
+"""Drafts in disaggregated engines: the drafter's cache blocks are transferred too."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from vllm_davinci_testing.engines.server_process import SMALL
 from vllm_davinci_testing.engines.speculating import RACES, told
 
 NUM_TOKENS = 30
-# Less than a block, a whole block, and prompts chunked inside blocks.
+# Prompts shorter than a block, of one whole block, and chunked inside blocks.
 LENGTHS = (5, 128, 389)
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
@@ -53,5 +53,5 @@ def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
     finally:
         pair.close()
     print(f"{accepted} of {drafted} drafts accepted, {alone[1]} of {alone[0]} in one engine")
-    # The drafter finds the prompt's keys and values: otherwise its drafts would be random.
+    # The drafter reads the prompt's keys and values; without them its drafts would be random.
     assert accepted / drafted > alone[1] / alone[0] - 0.1

@@ -1,4 +1,4 @@
-"""The guide's commands for disaggregated engines, as they are written there."""
+"""The guide's commands for disaggregated engines run as written."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def commands(request: pytest.FixtureRequest, repository: Path) -> list[str]:
 
 @pytest.fixture
 def links(repository: Path, tmp_path: Path) -> Path:
-    """A folder with the checkpoints that the commands name; they write their files there."""
+    """A folder with links to the checkpoints of the commands, which write their files there."""
     (tmp_path / "checkpoints").symlink_to(repository / "checkpoints")
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Engines and their proxy are killed at random: no wrong token, and every request ends."""
+"""Engines and their proxy are killed at random: no token is wrong, and every request ends."""
 
 import random
 import threading
@@ -35,7 +35,7 @@ def all_prompts() -> list[list[int]]:
 
 
 class Load:
-    """Clients that send requests in series and count how each ended."""
+    """Clients that send requests one after another and count how each ended."""
 
     def __init__(
         self, pair: ProxiedPair, prompts: list[list[int]], expected: list[list[int]]
@@ -52,7 +52,7 @@ class Load:
             with self._lock:
                 self.ended[outcome] += 1
             if outcome == "told":
-                # As clients that retry later.
+                # Clients retry after a pause.
                 becomes_true(self._pair.is_ready, START_LIMIT_S)
 
     def _ask(self, number: int) -> str:
@@ -100,7 +100,7 @@ def test_no_request_gets_wrong_tokens(tiny_llama: Path, start_engine: StartEngin
         *OPTIONS,
         of_prefills=("--num-gpu-blocks-override=24",),
         extra={"kv_lease_duration": 6, "transfer_timeout": 3},
-        environment={"UCX_TLS": "tcp"},  # as between hosts
+        environment={"UCX_TLS": "tcp"},  # sends as between hosts
     )
     load, ended, done = Load(pair, prompts, expected), threading.Event(), []
     clients = [

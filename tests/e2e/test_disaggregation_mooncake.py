@@ -1,4 +1,4 @@
-"""Blocks transferred by Mooncake: one engine's tokens, whatever happens to a transfer."""
+"""Mooncake transfers blocks: one engine's tokens, whatever happens to a transfer."""
 
 import re
 import time
@@ -62,7 +62,7 @@ def test_two_engines_give_the_tokens_of_one(pair, tiny_llama, alone):
 
 
 def came(pair: MooncakePair) -> float:
-    """Returns the number of tokens whose keys and values came from the other engine."""
+    """Returns the number of tokens whose keys and values were transferred."""
     return metric(pair.decodes, "vllm:external_prefix_cache_hits_total")
 
 
@@ -82,7 +82,7 @@ def test_both_engines_are_asked_at_once_for_several_requests(pair, tiny_llama, a
 
 
 def test_blocks_of_another_prompt_are_not_taken_for_the_requests(pair, tiny_llama, alone):
-    """The proxy confuses one prompt's transfer with another's of equal length."""
+    """The proxy swaps the transfers of two prompts of equal length."""
     prompt = prompt_of(330, seed=20)
     told = pair.prefill(prompt_of(330, seed=21))
     assert pair.decode(prompt, told, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
@@ -99,13 +99,13 @@ def test_blocks_that_do_not_arrive_are_recomputed(pair, tiny_llama, alone):
 def test_a_worker_that_ends_while_it_is_waited_for_is_noticed_at_once(
     tiny_llama: Path, start_pair: Callable[..., MooncakePair], alone: Callable[..., Answer]
 ):
-    pair = start_pair(tiny_llama)  # with vLLM's limit of minutes
+    pair = start_pair(tiny_llama)  # waits as long as vLLM's limit, for minutes
     prompt = prompt_of(300, seed=70)
-    pair.complete(prompt_of(20), NUM_TOKENS)  # after which the engines are connected
+    pair.complete(prompt_of(20), NUM_TOKENS)  # connects the engines
     with ThreadPoolExecutor(1) as decodes:
         answer = decodes.submit(pair.decode, prompt, pair.transfer(), NUM_TOKENS)
         time.sleep(2)
-        assert not answer.done()  # the prompt has not been computed
+        assert not answer.done()  # the prefill has not begun
         pair.prefills.kill()
         assert answer.result(30).tokens == alone(tiny_llama, prompt).tokens
     assert "the prefill engine has ended" in pair.decodes.log_text()

@@ -1,4 +1,4 @@
-"""`vllm-davinci dry-run`: a model of several ranks in one process, on the modelled clock."""
+"""`vllm-davinci dry-run`: one process models a rank of several, with modelled times."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 LIMIT_S = 300
-# In a split step an all-to-all takes the part of the rows that a phantom's counts would give.
+# A split step's all-to-all moves the share of rows that a phantom rank's counts would give.
 ALL_TO_ALL_IN_UBATCHES = {
     "moe_communication": "all_to_all",
     "dbo": {"enabled": True, "split": "token", "min_total_tokens_to_split": 100},
@@ -36,7 +36,7 @@ BESIDE = {
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
 UTILIZATION = 0.92  # vLLM's default
 LARGE_VOCABULARY = '--hf-overrides={"vocab_size": 1000000000}'
-# A step of 32 prompts, for which a cache of given size leaves no memory.
+# Steps of 32 prompts leave no memory for a cache of given size.
 LARGE_STEP = ("--requests=32", "--prompt-tokens=1000", "--output-tokens=2", "--enforce-eager")
 
 
@@ -58,7 +58,7 @@ def dry_run(model: Path, *options: str) -> Ended:
 
 
 def dry_run_of_its_own(model: Path, *options: str) -> Ended:
-    """Runs a dry-run as users start it: in an interpreter without prior imports."""
+    """Runs a dry-run as users do: in an interpreter without prior imports."""
     done = run_to_end([sys.executable, "-m", COMMAND, *arguments_of(model, *options)], LIMIT_S)
     return Ended(done.returncode, done.stdout, done.stderr)
 
@@ -89,7 +89,7 @@ def write_config(directory: Path, config: dict[str, Any]) -> Path:
 
 
 def modelled(report: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a report that does not depend on this host."""
+    """Returns the report without what depends on this host."""
     for step in report["steps"]:
         step.pop("wall_seconds")
         step.pop("variants")
@@ -103,7 +103,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(first, con
     reports, timelines = [], []
     for run, start in (("first", first), ("second", dry_run)):
         files = [f"--json={tmp_path / run}.json", f"--trace={tmp_path / run}.timeline"]
-        files += ["--sensitivity"] if run == "second" else []  # which changes nothing else
+        files += ["--sensitivity"] if run == "second" else []  # --sensitivity changes nothing else
         done = start(config_only, *RANKS, *files, f"--additional-config={json.dumps(BESIDE)}")
         assert done.status == 0, done.stderr[-3000:]
         assert "All times are modelled" in done.stdout
@@ -118,7 +118,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(first, con
     assert [step["tokens"] for step in report["steps"]] == [[128] * 3, *[[1] * 3] * 3]
     memory = report["memory"]
     assert 0 < memory["weight_bytes"] < memory["cache_bytes"] < memory["total_bytes"] == 64 << 30
-    # The parts stay within the limit, and the cache holds its planned size.
+    # All parts together stay within the limit, and the cache has its planned size.
     parts = ("weight_bytes", "activation_bytes", "other_bytes", "graph_bytes", "piece_bytes")
     assert memory["piece_bytes"] < 2 << 20  # segments are expandable
     used = memory["cache_bytes"] + sum(memory[part] for part in parts)
@@ -142,9 +142,9 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(first, con
         streams[task["tid"]][task["name"]] += task["cat"] != "event" or "event wait" in task["name"]
     main = [found for found in streams.values() if any("FusedInfer" in name for name in found)]
     shared = [found for found in streams.values() if found["aclnnSwiGlu"] and found not in main]
-    # Each stage of the shared experts waits for the routed experts' stage that it overlaps with.
+    # Each stage of the shared experts waits for the routed experts' stage that it overlaps.
     assert shared and all(found["event wait"] == 3 * found["aclnnSwiGlu"] for found in shared)
-    # Other weights are fetched on their own stream, so that no other work waits for them.
+    # Weights are prefetched on a stream of their own, so that no other work waits for them.
     assert not any(found["prefetch"] for found in main)
     beside = [found for found in streams.values() if found not in [*main, *shared]]
     assert any(set(+found) == {"event wait", "prefetch"} for found in beside)
@@ -167,9 +167,9 @@ def test_some_chunks_of_a_prompt_tell_the_time_of_all(config_only: Path, tmp_pat
     for samples in (3, 15):
         prompt = reports[samples]["prompt"]
         assert (prompt["chunks"], len(prompt["modelled_chunks"])) == (15, samples)
-        # This model is as fast as its host, which waits for each chunk that is modelled alone.
+        # The host limits this model's speed, and it waits for each chunk that is modelled alone.
         assert prompt["time_s"] == pytest.approx(whole, rel=0.03)
-        # Decodes after such a prompt.
+        # Decodes after the sampled prompt take the same time.
         decodes = [reports[each]["steps"][-1]["modelled"]["host_ps"] for each in (None, samples)]
         assert decodes[0] == pytest.approx(decodes[1], rel=0.01)
 
@@ -198,13 +198,13 @@ def test_the_largest_steps_run_beside_the_captured_graphs(config_only: Path) -> 
 
 @pytest.mark.nightly("planning")
 def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path: Path) -> None:
-    """64 data-parallel ranks, each with all 128 heads, as decode engines usually have."""
+    """64 data-parallel ranks, each with all 128 heads, as usual for decode engines."""
     config = json.loads((config_only / "config.json").read_text())
     heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 128)
     model = write_config(tmp_path / "model", {**config, **heads, "n_routed_experts": 64})
     options = ["--chip=ascend910c", "--topology=supernode", "--enable-expert-parallel"]
     report = tmp_path / "report.json"
-    # As published: addresses of the others, and options of a server.
+    # The published command has other hosts' addresses and a server's options.
     published = "--data-parallel-size 64 --data-parallel-size-local 16 --headless --port 8006"
     served = ["--served-model-name", "auto", "--data-parallel-address", "10.0.0.1"]
     done = dry_run(model, *options, *published.split(), *served, f"--json={report}")
@@ -220,7 +220,7 @@ def test_a_rank_of_64_has_all_heads_of_a_large_model(config_only: Path, tmp_path
 
 @pytest.mark.nightly("planning")
 def test_experts_of_two_data_parallel_ranks_are_reached_by_fused_launches(tmp_path: Path) -> None:
-    """On a 910B, fused launches need groups of at least 16 ranks: here 8 per data-parallel rank."""
+    """On a 910B, fused launches need groups of at least 16 ranks: 2 data-parallel ranks of 8."""
     config = model_zoo.BY_NAME["qwen3_moe_hidden1024"].config()
     config.update({"num_attention_heads": 8, "num_key_value_heads": 8, "num_experts": 16})
     config.architectures = ["Qwen3MoeForCausalLM"]
@@ -246,12 +246,12 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     found = json.loads(report.read_text())
     assert found["machine"]["chip"] == "ascend910b3"
     assert [step["tokens"] for step in found["steps"]] == [[1024] * 4, [1] * 4]
-    assert not Path(found["model"]).exists()  # it existed during the run
+    assert not Path(found["model"]).exists()  # the directory existed during the run
 
 
 @pytest.mark.nightly("planning")
 def test_rows_of_deepseek_v4_take_the_memory_that_its_config_implies(tmp_path: Path) -> None:
-    """Padding of blocks is small for tokens; windows begin and end inside pages."""
+    """Padding adds little per token; windows may start and end inside a page."""
     report = tmp_path / "report.json"
     work = ("--requests=1", "--prompt-tokens=16", "--output-tokens=1", "--enforce-eager")
     row = "--deployment=deepseek-v4-flash-a2-tp8"
@@ -261,7 +261,7 @@ def test_rows_of_deepseek_v4_take_the_memory_that_its_config_implies(tmp_path: P
     config = deployment("deepseek-v4-flash-a2-tp8").checkpoint.configuration()
     size, key, ratios = config["head_dim"], config["index_head_dim"], config["compress_ratios"]
     overlapping, others = ratios.count(4), ratios.count(128)
-    # Rows and keys of 2 bytes per entry; projections, values and gates, of 4.
+    # Rows and keys have 2 bytes per entry; projections, values and gates have 4.
     token = overlapping * 2 * (size + key) / 4 + others * 2 * size / 128
     windows = len(ratios) * config["sliding_window"] * 2 * size
     states = overlapping * 8 * 4 * 4 * (size + key) + others * 128 * 2 * 4 * size
@@ -272,7 +272,7 @@ def test_rows_of_deepseek_v4_take_the_memory_that_its_config_implies(tmp_path: P
 
 @pytest.fixture(scope="module")
 def small_chip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chip's file with a quarter of the memory, mostly needed for collectives' buffers."""
+    """Writes a chip file with a quarter of the memory, most of it for collectives' buffers."""
     file = tmp_path_factory.mktemp("chip") / "small.toml"
     memory = 'memory = { value = 12, unit = "GiB", source = "of this test" }'
     file.write_text(f'based_on = "ascend910b2"\nsoc = "Ascend910B2"\n{memory}\n')
@@ -280,7 +280,7 @@ def small_chip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_ubatches(chip: Path, *options: str) -> list[str]:
-    """Options with which each step of DeepSeek-R1 (four layers) is mostly split."""
+    """Returns options that split most of each step of a four-layer DeepSeek-R1."""
     return [
         *("dry-run", "--deployment=deepseek-r1-dual-batch-overlap-published-order"),
         *(f"--chip={chip}", '--hf-overrides={"num_hidden_layers": 4}', "--max-model-len=8192"),
@@ -302,7 +302,7 @@ def test_a_step_in_ubatches_that_takes_more_than_a_whole_one_has_its_memory(smal
     whole = max(size for name, size in by_kind.items() if name.endswith("whole"))
     split = max(size for name, size in by_kind.items() if "cut at" in name)
     assert whole < 0.9 * split
-    # All kinds ran with the planned cache, and none took more than planned.
+    # Steps of all kinds ran with the planned cache; none needed more memory than planned.
     assert {name.partition(" of ")[2].partition(",")[0] for name in by_kind} == {
         "prompts",
         "decodes and a prompt",
@@ -373,10 +373,10 @@ def test_impossible_settings_are_refused_with_advice(config_only, options, messa
     ids=["data parallel", "pipeline parallel"],
 )
 def test_other_layouts_serve_requests_in_a_closed_loop(int8_config_only, tmp_path, layout, sends):
-    """sends: ubatches that send rows to experts on other ranks"""
+    """sends: labels of the ubatches that send rows to experts on other ranks"""
     report, timeline = tmp_path / "report.json", tmp_path / "timeline.json"
     work = ["--prompt-tokens=128,64", "--concurrency=2", "--quantization=ascend"]
-    # Options of a server's front end have no effect here, so that a command can be used unchanged.
+    # A server's front-end options are accepted and have no effect, so that its command can be used.
     front_end = ["--port=1", "--served-model-name=small"]
     files = [f"--json={report}", f"--trace={timeline}"]
     done = dry_run(int8_config_only, *layout, *work, *front_end, *files)
@@ -386,7 +386,7 @@ def test_other_layouts_serve_requests_in_a_closed_loop(int8_config_only, tmp_pat
     tasks = [event for event in json.loads(timeline.read_text()) if event["ph"] == "X"]
     sent = [task for task in tasks if task["name"].startswith("all_to_all")]
     assert {task["args"].get("label", "") for task in sent} - {""} == sends
-    # The third request begins when the first two have ended after four tokens.
+    # The first two requests end after four tokens; the third begins then.
     tokens = [step["tokens"] for step in found["steps"]]
     assert tokens == [[128, 64], *[[1, 1]] * 3, [128], *[[1]] * 3]
     served = found["served"]
@@ -421,7 +421,7 @@ def test_a_server_answers_in_modelled_time(config_only: Path, tmp_path: Path) ->
     assert answer.status_code == 200, log.read_text()[-3000:]
     assert answer.json()["usage"]["completion_tokens"] == 5
     assert answer.json()["choices"][0]["text"].split() == ["w0"] * 5
-    # Five steps of eager launches, each 1 to 3 modelled ms.
+    # Five eager steps of 1 to 3 modelled ms each.
     assert seconds > 5 * 0.001 * 20
 
 

@@ -1,4 +1,4 @@
-"""A dry-run's rank makes the same calls as an engine's rank."""
+"""A rank of a dry-run makes the same calls as a rank of an engine."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.nightly("planning")
 CHIP = "ascend910b2"
 LIMIT_S = 300
 REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 3, 128, 4
-# Tokens choose experts of every rank, as in a dry-run.
+# The tokens choose experts of every rank, as a dry-run assumes.
 PROMPT = [(number * 37 + 11) % 250 for number in range(PROMPT_TOKENS)]
 EP = {"enable_expert_parallel": True}
 SMALL = {
@@ -88,7 +88,7 @@ def checkpoint(
 
 
 def options_of(arguments: dict[str, Any]) -> list[str]:
-    """Options in the form that `vllm serve` takes."""
+    """Formats options as arguments of `vllm serve`."""
     found = []
     for name, value in arguments.items():
         option = f"--{name.replace('_', '-')}"
@@ -125,7 +125,7 @@ def test_a_rank_has_the_launches_of_an_engine(
         count,
         environment=virtual.environment(),
         worker_extension_cls=f"{TimelineWorker.__module__}.TimelineWorker",
-        async_scheduling=False,  # as a dry-run's scheduler, which knows each step's tokens
+        async_scheduling=False,  # like a dry-run's scheduler, which knows each step's tokens
         **{**SMALL, **own, **more},
     ) as engine:
         engine.on_workers("begin_timeline")
@@ -137,6 +137,6 @@ def test_a_rank_has_the_launches_of_an_engine(
     assert len(dry) > 100
     with_rules = {row.operator for row in constraints()}
     assert {name for name in dry if name.startswith("aclnn")} <= with_rules
-    # Data-parallel ranks end together: an idle one takes part in the others' steps.
+    # Data-parallel ranks end together: an idle rank runs dummy steps with the others.
     assert launched[0][: len(dry)] == dry
     assert count > 1 or len(launched[0]) == len(dry)

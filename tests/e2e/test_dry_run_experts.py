@@ -1,4 +1,4 @@
-"""Rows of routed experts in a dry-run: the part of one rank of several."""
+"""Rows of routed experts in a dry-run: one rank's share."""
 
 import json
 import shutil
@@ -10,12 +10,12 @@ from vllm_davinci_testing.processes.forked import run_command
 
 LIMIT_S = 300
 WORK = ("--requests=8", "--prompt-tokens=1000", "--output-tokens=1", "--enforce-eager")
-# Experts whose products take longer than their launches.
+# So large that experts' products take longer than their launches.
 LARGE = json.dumps({"hidden_size": 4096, "moe_intermediate_size": 2048})
 
 
 def products_ps(repository: Path, directory: Path, *options: str) -> float:
-    """Returns the modelled time of a rank's products with expert weights."""
+    """Returns the modelled time of a rank's grouped products."""
     shutil.copy(repository / "checkpoints" / "tiny_deepseek" / "config.json", directory)
     timeline = directory / "timeline.json"
     done = run_command(
@@ -30,7 +30,7 @@ def products_ps(repository: Path, directory: Path, *options: str) -> float:
 
 
 def test_experts_that_ranks_share_out_have_their_part_of_the_rows(repository, tmp_path):
-    """Both options that keep experts whole give the same products."""
+    """The flag and the option, which both keep experts whole, give the same products."""
     ranks = "--tensor-parallel-size=4"
     flag = products_ps(repository, tmp_path, ranks, "--enable-expert-parallel")
     share = '--additional-config={"expert_tensor_parallel_size": 1}'
@@ -38,7 +38,7 @@ def test_experts_that_ranks_share_out_have_their_part_of_the_rows(repository, tm
 
 
 def test_halves_of_experts_take_the_rows_of_two_ranks(repository: Path, tmp_path: Path) -> None:
-    """With data-parallel ranks, each product is half as large and has twice the rows."""
+    """Each product has half an expert and twice the rows."""
     ranks = ("--tensor-parallel-size=2", "--data-parallel-size=2")
     gathered = '--additional-config={"moe_communication": "all_gather"}'
     whole = products_ps(repository, tmp_path, *ranks, gathered, "--enable-expert-parallel")

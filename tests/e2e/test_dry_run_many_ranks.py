@@ -1,4 +1,4 @@
-"""Dry-runs with more ranks than a supernode: links between hosts show in the times."""
+"""Dry-runs larger than a supernode: modelled times show the links between hosts."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def communication_ps(repository: Path, directory: Path, ranks: int) -> int:
 
 
 def test_the_link_between_supernodes_shows(repository: Path, tmp_path: Path) -> None:
-    """384 ranks fit into one supernode; 768 need RDMA between two."""
+    """384 ranks fit into one supernode; 768 use RDMA between two."""
     within = communication_ps(repository, tmp_path / "within", 384)
     between = communication_ps(repository, tmp_path / "between", 768)
     print("MODELLED", within, between)

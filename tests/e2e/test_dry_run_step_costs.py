@@ -1,4 +1,4 @@
-"""`vllm-davinci dry-run --step-costs`: the file names its engine, and engines decide by it."""
+"""`vllm-davinci dry-run --step-costs`: the file names its engine, and engines use it to decide."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_steps_are_decided_and_explained_by_their_durations(tmp_path: Path):
     content = json.loads(costs.read_text())
     sizes = [step["tokens"] for step in content["steps"]]
     assert {32, 128, 512} <= set(sizes) and sizes == sorted(set(sizes))
-    # So small a model has no gain: launches take the time, not operators.
+    # Overlap gains nothing in this small model: launches take the time, not operators.
     assert content["options"]["sequence_parallel.enabled"] is False
     assert content["options"]["dbo.enabled"] is False
     options = ("--", RANKS, f'--additional-config={{"overlap": "auto", "step_costs": "{costs}"}}')

@@ -1,4 +1,4 @@
-"""DSpark of DeepSeek-V4: blocks of drafts change no token, and are those of its equations."""
+"""DSpark of DeepSeek-V4: drafts change no token, and equal those of its equations."""
 
 import random
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_drafts_are_those_of_the_equations(
     start_engine: StartEngine,
     tmp_path: Path,
 ):
-    """After a prompt, and after steps whose drafts were rejected or accepted."""
+    """Checks drafts after a prompt, and after steps with rejected or accepted drafts."""
     equations = DSparkReference(drafting, tmp_path / "layers")
     drafts = speculation("dspark", count, **accepted)
     asked = {**drafts, "async_scheduling": False, **LONG, **DRAFTS_TOLD}

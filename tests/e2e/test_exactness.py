@@ -1,6 +1,6 @@
-"""All model shapes and engine paths: 64 prompts of 64 tokens each, all equal.
+"""All model shapes and engine paths give transformers' 64 tokens for each of 64 prompts.
 
-`nox -s tests -- -m thorough` runs it; test_generate and test_parallel run a part of it daily.
+`nox -s tests -- -m thorough` runs all; test_generate and test_parallel run a part daily.
 """
 
 from itertools import product
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
-# Queries per key-value head -> numbers of heads of both kinds.
+# Query heads per key-value head: numbers of query and of key-value heads.
 HEADS = {1: (2, 2), 2: (4, 2), 4: (4, 1), 8: (8, 1)}
 
 
@@ -31,14 +31,14 @@ def shape(model_type: str, head_size: int, ratio: int, tied: bool) -> ZooModel:
         num_heads,
         num_kv_heads,
         head_size,
-        # Qwen2 has no head size of its own.
+        # Qwen2's head size follows from its hidden size.
         hidden_size=num_heads * head_size if model_type == "qwen2" else 192,
         tied=tied,
         options={"sliding_window": 40} if model_type == "mistral" else {},
     )
 
 
-# Every family with every head size and ratio; half of them tie embeddings.
+# Each family with each head size and ratio; half of them tie embeddings.
 SHAPES = [
     shape(*properties, tied=(number + number // len(HEADS)) % 2 == 1)
     for number, properties in enumerate(
@@ -53,10 +53,10 @@ FAMILIES = (
     "mistral_window48_head64_gqa4_tied",
 )
 
-# Models of the zoo and the whole grid.
+# The models of the zoo, and all shapes.
 MODELS = [*ZOO, *SHAPES]
 
-# Options of the engine, and variables of its process.
+# Engine options and environment variables by path.
 PATHS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "whole_prefill": ({"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, {}),
     "chunked_prefill": ({"max_num_batched_tokens": 48, "max_num_seqs": 16}, {}),
@@ -75,7 +75,7 @@ def test_every_shape_gives_the_tokens_of_transformers(model, tmp_path, start_eng
         outputs = engine.generate(as_inputs(prompts), GREEDY)
     exact = TransformersReference(checkpoint)
     assert_greedy(exact, prompts, outputs, MAX_TOKENS)
-    # One pass per prompt replaces token-by-token generation; this does the latter.
+    # assert_greedy checks with one pass per prompt; this generates token by token.
     assert tokens_of(outputs[:1]) == [exact.greedy(prompts[0], MAX_TOKENS)]
 
 

@@ -1,4 +1,4 @@
-"""Examples run as their first lines say, with the promised output."""
+"""Examples run as their first lines say, and print what these promise."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from vllm_davinci_testing.engines.alarms import alarming_lines
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
 
 LIMIT_S = 120
-ENGINE_LIMIT_S = 300  # an engine's whole life on a busy machine with two cores
+ENGINE_LIMIT_S = 300  # covers an engine's life on a busy machine with two cores
 
 
 @pytest.mark.nightly("planning")
@@ -95,5 +95,5 @@ def test_offline_overlap_splits_the_prompts_step(repository: Path):
         assert len(found) == 2
         return found
 
-    # On a busy machine the prompts of one rank may never run at the same time as the other's.
+    # On a busy machine the two ranks' prompts may never run at the same time.
     assert any(all("'split': 1" in each for each in decisions()) for _ in range(3))

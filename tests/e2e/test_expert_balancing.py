@@ -1,13 +1,12 @@
-"""Expert balancing: no bit of an answer depends on an expert's place, or on when it moved.
+"""Expert balancing: no bit of an answer depends on an expert's slot, or on when it moved.
 
-If each rank sums its own experts' results for a token, and the ranks' sums are then added (no
-exchange, or all-gather), sums of more than two parts are rounded in another order, and so are all
-sums in 16 bits; there tokens are compared in fp32. The other dispatch methods sum on the token's
-rank.
+Without exchange, and with all-gather, each rank sums its experts' results and the ranks' sums are
+added. Moves then change the order of sums with more than two terms, and of all sums in 16 bits;
+there tokens are compared in fp32. The other dispatch methods sum on the token's rank.
 
-Every answer is compared with an engine whose experts stay, log-probabilities included, and every
-slot's tensors after the moves with the same expert's before. Virtual NPUs execute streams in a
-random order permitted by their events, with the race detector on.
+Answers, with logprobs, equal those of an engine whose experts stay; each slot's tensors after the
+moves equal its expert's before. Virtual NPUs execute streams in a random order permitted by their
+events, with the race detector on.
 """
 
 import shlex
@@ -45,11 +44,11 @@ pytestmark = pytest.mark.nightly("layouts")
 
 STATES = "qwen3_next_moe"
 INT8 = {"int8_wide": WIDE, "int8_v3": V3}
-SUMS_OF_MANY = (V3, "int8_v3", STATES)  # four experts of a token, or shared ones
+SUMS_OF_MANY = (V3, "int8_v3", STATES)  # four experts per token, or shared experts
 REPLICAS = {**BALANCED, "num_redundant_experts": 2}
 ASYNC = {**REPLICAS, "use_async": True}
 
-# model, ranks, options of the engine, of additional_config, of eplb_config
+# model, ranks, engine options, additional_config, eplb_config
 CASES = {"dp2_async_graphs": (EXPERTS, DP2, GRAPHS, {}, ASYNC)}
 THOROUGH_CASES = {
     "tp2": (EXPERTS, TP2, {}, {}, REPLICAS),
@@ -116,7 +115,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
 
 
 def assert_close(found: list[Any], expected: list[Any]) -> None:
-    """Asserts equal tokens, and probabilities that differ only by fp32 rounding of sums."""
+    """Asserts equal tokens, and probabilities within the rounding of fp32 sums."""
     for one, other in zip(found, expected, strict=True):
         for (token, likely), (wanted, as_likely) in zip(one, other, strict=True):
             assert token == wanted

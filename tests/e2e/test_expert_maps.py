@@ -1,4 +1,4 @@
-"""Expert maps with replicas: no bit of an answer depends on an expert's place."""
+"""Expert maps with replicas: no bit of an answer depends on an expert's slot."""
 
 import json
 import re
@@ -25,7 +25,7 @@ THOROUGH = pytest.mark.thorough
 
 
 def map_file(path: Path, places: dict[int, list[list[int]]]) -> str:
-    """Writes a map of the experts on each rank, by layer; returns its path."""
+    """Writes a map of each layer's experts per rank; returns its path."""
     layers = [
         {
             "layer_id": layer,
@@ -40,7 +40,7 @@ def map_file(path: Path, places: dict[int, list[list[int]]]) -> str:
     return str(path)
 
 
-# All ranks have equally many; experts 0 and 1, or 7 and 3, are on both.
+# Ranks have equally many experts; 0 and 1, or 7 and 3, are on both.
 PLACES = {0: [[7, 0, 2, 5, 1], [1, 3, 4, 6, 0]], 1: [[3, 2, 1, 0, 7], [4, 7, 5, 6, 3]]}
 
 

@@ -1,4 +1,4 @@
-"""A broken environment is explained before anything starts."""
+"""A broken environment is reported before anything starts."""
 
 import os
 import sys
@@ -66,7 +66,7 @@ def test_vnpu_does_not_hide_a_real_cann(tmp_path: Path, log: Path):
 def test_another_version_is_named_with_the_supported_one(
     distribution: str, version: str, entry_points: str, tiny_llama: Path, tmp_path: Path, log: Path
 ):
-    # Metadata that precedes the installed one: the state after upgrading one package.
+    # Metadata that hides the installed version, as after upgrading one package.
     metadata = tmp_path / f"{distribution}-{version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(

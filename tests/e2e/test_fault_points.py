@@ -20,7 +20,7 @@ counted = cache(lambda engine: points_of(ENGINES[engine]))
 def test_an_engine_answers_correctly_or_names_the_failure(case: int) -> None:
     engine = list(ENGINES)[case % len(ENGINES)]
     expected, points = counted(engine)
-    # Points of one order that mixes the kinds.
+    # Points in a fixed order that mixes the kinds of faults.
     _, faults = shuffled(chosen(points, 1, "2026-01-01"), "2026-01-01")[case]
     result = run(ENGINES[engine], faults)
     what = outcome(result, expected, faults.split(";")[-1])

@@ -1,4 +1,6 @@
-"""After a process is killed or interrupted, the whole engine ends in time and leaves nothing."""
+"""After a process is killed or interrupted, the whole engine ends in time and leaves nothing
+behind.
+"""
 
 import os
 import re
@@ -39,7 +41,8 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(kind, tiny_llama
         tmp_path / "log.txt",
         *SMALL,
         "--tensor-parallel-size=2",
-        environment={"VNPU_PACE": "all_reduce=5000"},  # no request ends before its worker is killed
+        # Slow, so that the worker is killed during the requests.
+        environment={"VNPU_PACE": "all_reduce=5000"},
     )
     try:
         server.wait_until_ready()
@@ -67,8 +70,8 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(kind, tiny_llama
         assert server.wait_for_end() == 1
         left = [path for path in held if path.exists()]
         if kind is ForkedServer:
-            # A semaphore of multiprocessing remains: a tracker frees it at its end, and forks use
-            # the fork server's tracker, which continues.
+            # multiprocessing's semaphores remain: the tracker frees them when it ends, and forks
+            # share the fork server's, which continues.
             for path in left:
                 path.unlink()
         else:
@@ -113,7 +116,7 @@ KILLED = """
 def test_a_program_learns_that_its_engines_were_killed(tiny_llama: Path):
     ended = run_alone(
         KILLED.format(model=str(tiny_llama)),
-        VNPU_PACE="aclnn=1000",  # no answer before the engine is killed
+        VNPU_PACE="aclnn=1000",  # slow, so that the engine is killed before an answer
         VLLM_LOGGING_LEVEL="WARNING",
         **FORKED_WORKERS,
     )
@@ -148,8 +151,8 @@ def test_an_engine_whose_program_was_killed_ends(ranks: int, tiny_llama: Path):
 
 
 CONFIGURING = "moment: imported"
-# Python drops an interrupt that arrives while it finalizes an object, as happens during imports:
-# users then press Ctrl-C again.
+# Python drops an interrupt that arrives in a finalizer, which is common during imports: press
+# Ctrl-C again, as users do.
 ONE_MORE_S = 10.0
 INTERRUPTED = """
     import sys

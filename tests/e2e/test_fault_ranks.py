@@ -1,4 +1,4 @@
-"""A failing rank ends the step of all ranks: an error with its cause, and no token."""
+"""One rank's failure ends the step of all ranks: an error with its cause, and no token."""
 
 import json
 import re
@@ -36,7 +36,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 FAILS_AT_TOKEN = 5
 # From the fault to the client's error.
 LIMIT_S = 30
-# An engine's, on a busy machine.
+# An engine's start on a busy machine.
 START_S = 120
 
 
@@ -77,7 +77,7 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     with pytest.raises(EngineError) as error:
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     assert time.monotonic() - begin < LIMIT_S
-    # A rank that waits for a graph's replay gets its device stopped, and replies too.
+    # The rank that waits for a graph's replay also replies, after its device is stopped.
     told = rf"rank {rank} \(pid \d+ on host .*planted in {part}"
     assert re.search(told, str(error.value)), f"{error.value}\n{engine.log_text()[-8000:]}"
     with pytest.raises(EngineError):  # the engine does not recover
@@ -91,7 +91,7 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     [
         pytest.param("load_model", marks=THOROUGH),
         pytest.param("profile_run", marks=THOROUGH),
-        # Meanwhile the other rank waits on the host, for the rest of the limit.
+        # During this method the other rank waits on the host until the time limit.
         "_init_minimal_kv_cache_for_profiling",
         pytest.param("initialize_kv_cache", marks=THOROUGH),
         pytest.param("capture_model", marks=THOROUGH),
@@ -170,7 +170,7 @@ def test_a_rank_that_is_slow_or_dies_or_fails_is_named_in_time(
         zoo(MODEL),
         environment={
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(limit_s),
-            # Later than the launches of the start; the requests launch more.
+            # The start has fewer launches than this; start and requests have more.
             "VNPU_FAULTS": f"rank={rank};{point}@60{phase}={action}",
         },
         **TWO_RANKS,
@@ -251,6 +251,6 @@ def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(tiny_lla
         assert server.wait_for_end() == 1
         log = server.log_text()
         assert "RuntimeError: planted in model" in log
-        assert "npuSynchronizeDevice" not in log  # a worker that waits for its stopped device
+        assert "npuSynchronizeDevice" not in log  # a worker waits for its stopped device
     finally:
         server.kill()

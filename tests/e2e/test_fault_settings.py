@@ -1,4 +1,4 @@
-"""An unsupported model or setting is refused with the cause and the remedy."""
+"""Unsupported models and settings are refused with cause and remedy."""
 
 import json
 import os
@@ -29,7 +29,7 @@ Refusal = Callable[..., str]
 
 @pytest.fixture
 def refusal(start_engine: Callable[..., EngineProcess]) -> Refusal:
-    """Starts an engine that must refuse and end; returns its output."""
+    """Starts an engine that must refuse its settings and end; returns its output."""
 
     def refused(model: Path, **options: Any) -> str:
         with pytest.raises(EngineError) as error:
@@ -73,7 +73,7 @@ def test_more_ranks_than_devices_are_refused(zoo: Zoo, tmp_path: Path):
 
 
 def changed(checkpoint: Path, directory: Path, **config: Any) -> Path:
-    """Copies a checkpoint and changes its configuration."""
+    """Copies a checkpoint with changes to its configuration."""
     shutil.copytree(checkpoint, directory)
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
@@ -108,8 +108,8 @@ def test_a_dtype_that_the_chip_lacks_is_refused(tiny_llama: Path, refusal: Refus
 def test_a_kv_cache_that_does_not_fit_names_the_missing_memory_and_a_size_that_fits(
     zoo: Zoo, start_engine: StartEngine, refusal: Refusal, tmp_path: Path
 ):
-    # 2 KiB per token: the cache of one whole request is 128 MiB, two thirds of the device, which
-    # has room for operators' workspaces beside it.
+    # 2 KiB per token: one whole request needs a cache of 128 MiB, which is two thirds of the
+    # device; operators' workspaces need the rest.
     model = changed(zoo(MODEL), tmp_path / "m", max_position_embeddings=65536)
     options = {
         "environment": {"VNPU_MEMORY": "192MiB"},

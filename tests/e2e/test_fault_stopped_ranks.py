@@ -1,4 +1,4 @@
-"""A stopped rank is named in time, whichever it is, and the engine ends without it."""
+"""Any stopped rank is named in time, and the engine ends without it."""
 
 import re
 import time
@@ -24,9 +24,11 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 
 def assert_names_the_stopped(told: str, rank: int, stopped: psutil.Process) -> None:
-    """The error names rank, process, host, event, waiting time, and the setting to change."""
+    """Asserts that the error names rank, process, host, event, waiting time, and the setting to
+    change.
+    """
     process = rf"process of rank {rank} \(pid {stopped.pid} on host \S+\) is stopped"
-    # A collective reports it, or, if no rank waits in one, the watch for stopped processes.
+    # A collective reports the rank or, if no rank waits in one, the watch for stopped processes.
     wait = (
         rf"(waited \d+ s in \w+ #\d+ of group \S+ for rank {rank} \(pid {stopped.pid}\)"
         r"|call \d+ of its worker has waited \d+ s for it)\. .*a longer wait: [A-Z_]+=SECONDS"
@@ -75,7 +77,7 @@ def test_a_server_whose_first_rank_is_stopped_names_it_and_ends_with_a_status(ti
         right = server.complete([1, 2, 3], 4)
         (pid,) = set(re.findall(r"Worker_TP0 pid=(\d+)", server.log_text()))
         stopped = psutil.Process(int(pid))
-        stopped.suspend()  # the one that replies to vLLM, which gets no further reply
+        stopped.suspend()  # this rank replies to vLLM, which gets no further reply
         stopped.resume()
         assert server.complete([1, 2, 3], 4) == right
         stopped.suspend()

@@ -1,4 +1,4 @@
-"""All kinds of requests to one engine, compared with transformers token by token."""
+"""All kinds of requests to one engine: transformers' tokens."""
 
 import json
 import re
@@ -164,7 +164,7 @@ def test_structured_output_has_the_structure(constraint, pattern, engine):
         assert re.fullmatch(pattern, text), text
         if "json" in constraint:
             assert json.loads(text)["colour"] in ("red", "green")
-    # The mask of one request does not affect its neighbours in the batch.
+    # One request's mask does not affect other rows of the batch.
     assert tokens_of(outputs[1::2]) == alone
 
 

@@ -19,7 +19,8 @@ PATHS_MODEL = "llama_head64_gqa4"
 
 
 def test_tokens_are_the_same_after_preemption(exact_engine: Engines, prompts: Prompts):
-    # Requests outgrow their first block at different times, and half of the needed blocks exist.
+    # Requests outgrow their first block at different times, and the cache has half of the needed
+    # blocks.
     chosen = [prompt for prompt in prompts if 70 <= len(prompt) <= 127][:12]
     assert len(chosen) == 12
     options = {"enable_prefix_caching": False, **few_blocks(15)}

@@ -1,4 +1,4 @@
-"""Attention sinks, and experts with biases and clipped SwiGLU: transformers' tokens.
+"""gpt-oss: attention sinks, and experts with biases and clipped SwiGLU; transformers' tokens.
 
 Logprobs in 16 bits are compared in test_strict_chip.py.
 """
@@ -33,7 +33,7 @@ SPLIT = {"additional_config": {"dbo": SPLIT_ALWAYS}}
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
-        # Chunked prompts of any length, with decodes from graphs.
+        # Chunks of prompts run beside decodes from graphs.
         pytest.param({**GRAPHS, **CHUNKS}, RACES, id="graphs_chunks_races"),
         pytest.param({}, {}, id="plain", marks=THOROUGH),
         pytest.param({**TP2, **GRAPHS}, {}, id="tensor2_graphs", marks=THOROUGH),
@@ -108,5 +108,6 @@ def assert_refused(
 ) -> None:
     with pytest.raises(EngineError) as raised:
         EngineProcess(checkpoint, log, **options).close()
-    text = f"{raised.value}\n{log.read_text(errors='replace')}"  # of several ranks, in the log
+    # messages of several ranks are in the log
+    text = f"{raised.value}\n{log.read_text(errors='replace')}"
     assert all(each in text for each in said), text

@@ -1,7 +1,7 @@
-"""Decode steps replayed from captured graphs: eager tokens, on every path.
+"""Decode steps replayed from captured graphs give eager steps' tokens, on every path.
 
-Steps are padded: the engine's requests end at different times, and few sizes are captured. The
-default run has a part; `-m thorough` runs the others, and 20 seeds of the random schedule.
+Steps are padded, because requests end at different times and few sizes are captured. `-m thorough`
+runs all cases and 20 seeds of the random schedule.
 """
 
 import re
@@ -125,7 +125,7 @@ Start = Callable[..., DPEngines]
 def checkpoint(
     repository: Path, zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """A model by name: shipped, an int8 export, or from the zoo."""
+    """Returns a model by name: shipped, an int8 export, or from the zoo."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -185,14 +185,14 @@ def generate(engines: DPEngines, prompts: list[list[int]]) -> list[list[int]]:
     return found
 
 
-# A plan has at least the resources that the capture took, and at most this factor more. Memory:
-# plus the allocator's rounding per graph.
+# The plan covers the capture's resources, and exceeds them at most by this factor and, for memory,
+# by the allocator's rounding per graph.
 MOST_PLANNED = 1.5
 ROUNDED_BYTES = 2 << 20
 
 
 def check_plan(engines: DPEngines, is_split: bool) -> None:
-    """Compares the plan with graphs' real use, counted by torch_npu and the virtual device."""
+    """Compares the plan with the graphs' use, as counted by torch_npu and the virtual device."""
     for planned, held in engines.on_workers("planned_and_held"):
         assert planned["graphs"] == held["graphs"] == len(SIZES)
         assert planned["updatable_tasks"] == held["updatable_tasks"]
@@ -230,7 +230,7 @@ FUZZED = {"dense": (DENSE, TP2), "mla": (MLA, {"additional_config": SIDE_STREAMS
 
 @pytest.fixture(scope="module")
 def eager_tokens() -> dict[str, list[list[int]]]:
-    """Tokens of eager engines by fuzzed model, filled by its first seed."""
+    """Eager engines' tokens by fuzzed model; a model's first seed adds them."""
     return {}
 
 
@@ -251,7 +251,7 @@ def test_any_order_gives_the_tokens_of_eager_steps(seed, start, prompts, eager_t
     assert "vnpu: race" not in captured.log_text()
 
 
-# A missing resource -> the log line, and the remaining sizes: four streams suffice for two graphs.
+# Missing resource: its log line, and the sizes still captured. Four streams suffice for two graphs.
 WITHOUT: dict[str, tuple[str, set[int]]] = {
     "streams": ("2 tokens: RuntimeError: .*EE1023: 2 more streams", {3, 8}),
     "events": ("2 tokens: RuntimeError: .*EE1023: .* more events", {3, 8}),

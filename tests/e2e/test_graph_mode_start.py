@@ -1,4 +1,4 @@
-"""Graph mode at the start: a recorded KV cache size, and settings that exclude graphs."""
+"""Graph mode at start-up: a recorded KV cache size, and settings that exclude graphs."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_or_stale_record_is_not
     assert rebuilt == measured
     assert f"The recorded KV cache size in {plan} is damaged" in log
     assert json.loads(plan.read_text(encoding="utf-8")) == whole
-    # Measured on a device with more free memory, for a larger cache.
+    # The plan was measured on a device with more free memory, for a larger cache.
     stale = {name: 2 * value for name, value in whole.items() if name not in KEY_OF_PLAN}
     plan.write_text(json.dumps({**whole, **stale}), encoding="utf-8")
     rebuilt, log = start()

@@ -1,6 +1,6 @@
 """Models with recurrent state: data-parallel ranks, int8 checkpoints, sleep.
 
-Their moving experts are in test_expert_balancing.py.
+test_expert_balancing.py moves their experts.
 """
 
 import re
@@ -26,13 +26,13 @@ MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 THOROUGH, NIGHTLY = pytest.mark.thorough, pytest.mark.nightly("layouts")
 SPREAD = {**IN_PARTS, "enable_expert_parallel": True}
-# Projections that transformers fuses; names of Kimi-Linear's experts.
+# Projections that transformers fuses, and Kimi-Linear's names of experts' projections.
 JOINED = {"conv1d": ("q_conv1d", "k_conv1d", "v_conv1d")}
 EXPERT = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def in_transformers(name: str) -> str:
-    """Returns transformers' name of a tensor in a checkpoint of Nemotron or Kimi-Linear."""
+    """Translates a tensor name of a Nemotron or Kimi-Linear checkpoint to transformers' name."""
     name = name.replace("backbone.", "model.").replace("block_sparse_moe.", "mlp.")
     name = re.sub(r"self_attn\.(f_[ab]_proj|dt_bias|A_log)", r"self_attn.forget_gate.\1", name)
     return re.sub(r"(experts\.\d+)\.(w[123])", lambda m: f"{m[1]}.{EXPERT[m[2]]}", name)
@@ -52,7 +52,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 ):
     chosen = prompts[:5]
     with DPEngines(start_engine, zoo(model), 2, environment=FUZZED, **options) as engines:
-        # The second time only the first rank has a request; the second runs idle steps beside it.
+        # In the second round only the first rank has a request; the other runs dummy steps.
         for given in (chosen, chosen[:1], chosen):
             outputs = engines.generate(given, GREEDY)
             assert_greedy(reference(model), given, outputs, MAX_TOKENS)
@@ -75,10 +75,10 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
 def test_an_int8_export_gives_the_tokens_of_its_integers(
     model, options, zoo, reference, quantize, start_engine, prompts
 ):
-    """The projections of linear attention are integers too, as in ModelSlim's Qwen3-Next.
+    """Linear attention's projections are integers too, as in ModelSlim's Qwen3-Next.
 
-    A rounded input may round to another integer: the limit is what rounding to 16 bits between
-    the layers changes in transformers with the same integers.
+    A rounded input may become another integer. The limit is the number of tokens that change in
+    transformers, with the same integers, when it rounds to 16 bits between layers.
     """
     directory, chosen = quantize(zoo(model), "W8A8_DYNAMIC"), prompts[:16]
     asked = {"dtype": "bfloat16", **IN_PARTS, **options}

@@ -1,8 +1,7 @@
 """Recurrent models in 16 bits are as close to fp32 as transformers in 16 bits.
 
-Rounding has larger effects than in attention models, because a norm divides the small output of a
-state by its size. The limit is transformers' own difference with the same weights. Runs on a chip
-that accepts only documented calls.
+Rounding changes more than in attention models, because a norm scales up a state's small output. The
+limit is transformers' own error with the same weights. The chip accepts only documented calls.
 """
 
 from typing import Any
@@ -21,7 +20,7 @@ MAX_TOKENS = 24
 LOGPROBS = SamplingParams(
     temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, prompt_logprobs=-1, logprobs=-1
 )
-# Factor of transformers' own distance. The largest seen: 1.02, for decodes with experts, where one
+# Upper limit relative to transformers' own error. Largest measured: 1.02, in decodes where one
 # different expert dominates.
 FACTOR = 1.15
 Rows = list[torch.Tensor]
@@ -32,7 +31,7 @@ def root_mean_square(rows: Rows) -> float:
 
 
 def rows_of(logprobs: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
-    """Returns logprobs as [rows, vocabulary] from vLLM's dictionaries."""
+    """Converts vLLM's dictionaries of logprobs to [rows, vocabulary]."""
     values = [[each[token].logprob for token in range(vocabulary)] for each in logprobs]
     return torch.tensor(values).view(-1, vocabulary)
 

@@ -58,13 +58,13 @@ def test_drafts_change_no_token(model, drafter, options, zoo, reference, start_e
         drafted, accepted = told(engine)
     assert_exact(network, found)
     assert drafted > 300
-    # Some steps accept all drafts, some none, most a part.
+    # Some steps accept all drafts, some none, most of them a part.
     assert (drafted / 4 if drafter == GUESSING else -1) < accepted < drafted * 3 / 4
 
 
 @THOROUGH
 def test_preempted_requests_resume_from_cached_states(zoo, reference, start_engine):
-    """Preempted requests are recomputed in chunks, the last as long as a verification."""
+    """Preempted requests are recomputed in chunks; the last chunk is as long as a verification."""
     asked = {**speculation("custom_class", 3, model=WRONG), **GRAPHS, "max_num_batched_tokens": 36}
     with start_engine(zoo(DENSE), environment=RACES, **{**asked, **few_blocks(40)}) as engine:
         found = generate(engine)

@@ -16,12 +16,12 @@ from vllm_davinci_testing.engines.generating import (
 )
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
 
-# Three layers with state per attention layer; experts beside a dense layer.
+# Three recurrent layers per attention layer; experts, and a dense layer.
 NEXT = "qwen3_next_moe"
-# A state is larger than the smallest block of keys and values.
+# A recurrent state is larger than the smallest block of keys and values.
 LARGE = "qwen3_next_large_state"
 DENSE = "qwen3_5_dense"
-# Mamba2 of two groups beside attention.
+# Mamba2 with two groups, and attention.
 NEMOTRON = "nemotron_h"
 OTHERS = (
     *("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", "kimi_linear", "olmo_hybrid"),
@@ -52,7 +52,7 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
                 "pipeline2": TWO_STAGES,
             }.items()
             for model in (NEXT, LARGE, DENSE, *OTHERS)
-            # vLLM's loader for Granite looks up the layers of all stages.
+            # For Granite, vLLM's loader looks up the layers of all stages.
             if (model, name) != ("granite_hybrid_moe", "pipeline2")
         ),
         *(
@@ -77,12 +77,13 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
 def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
     model: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
-    # Requests outgrow their first block at different times, and half of the needed blocks exist.
+    # Requests outgrow their first block at different times, and the cache has half of the needed
+    # blocks.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
     with start_engine(zoo(model), environment=RACES, **COUNTED, **few_blocks(22)) as engine:
         steps = assert_no_layer_waits(engine, reference(model), chosen, MAX_TOKENS)
-        # Blocks that held states now hold keys.
+        # Blocks that held recurrent states now hold keys.
         assert_generates(engine, reference(model), prompts[:8], MAX_TOKENS)
         said = engine.log_text()
     assert any(step.tokens > 8 for step in steps) and any(step.tokens <= 8 for step in steps)
@@ -91,7 +92,7 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
 
 @pytest.mark.thorough
 def test_states_in_16_bits_are_asked_for_by_name(zoo, reference, start_engine, prompts):
-    """A state that is rounded after every token eventually gives other tokens, but few."""
+    """Rounding a state after every token changes some tokens, but few."""
     with start_engine(
         zoo(DENSE), environment=RACES, mamba_ssm_cache_dtype="bfloat16", **IN_PARTS
     ) as engine:

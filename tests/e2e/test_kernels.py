@@ -1,4 +1,4 @@
-"""Compiled operators change only how work is launched: the same tokens and probabilities.
+"""Compiled operators change only how work is launched: tokens and probabilities stay the same.
 
 The other tests of this folder run with them, and compare with transformers.
 """
@@ -37,7 +37,7 @@ COUNTING = "vllm_davinci_testing.engines.counting_worker.CallCountingWorker"
 
 
 def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
-    """Returns each prompt's tokens, with the exact probabilities of the likeliest ones."""
+    """Returns each prompt's tokens, with the exact probabilities of the likeliest tokens."""
     return tokens_and_logprobs(engine.generate(as_inputs(prompts), GREEDY))
 
 
@@ -61,13 +61,13 @@ def case(
 ) -> Any:
     """Makes a parameter set: a model, options, and the operators called in addition to EVERYWHERE.
 
-    always: name of a daily case; None: the case is thorough
+    always: name of a daily case; None: the case is `thorough`
     """
     name = always or "_".join([model, quantized or options.get("dtype", "float32")])
     if options.get("tensor_parallel_size", 1) > 1:
         used = used | {"vocab_parallel_embedding"}
     if used & {"experts_w8a8", "routed_experts_w8a8"}:
-        # Small models' experts have fewer columns than chips' gated activation supports.
+        # The chip's gated activation needs more columns than small models' experts have.
         options = {**options, "environment": {"VNPU_SOC": EXACT_SOC}}
     marks = () if always else (pytest.mark.thorough,)
     return pytest.param(model, quantized, used, options, id=name, marks=marks)
@@ -205,12 +205,12 @@ def test_the_runner_gives_the_same_results_with_vllms_own_triton_kernels(
     own, of_vllm = results
     assert not own["launches"] and launched <= set(of_vllm["launches"])
     assert own["tokens"] == of_vllm["tokens"] and own["ranked"] == of_vllm["ranked"]
-    # The sums over a row of logits are in another order.
+    # The sums over a row of logits are rounded in another order.
     assert own["logprobs"] == pytest.approx(of_vllm["logprobs"], rel=1e-5, abs=1e-6)
 
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
-    # Called by other tests: the graphs' operator (test_graph_mode.py), loading of fp8 checkpoints
+    # Other tests call these: the graphs' operator (test_graph_mode.py), loading of fp8 checkpoints
     # (test_quantization.py), DeepSeek-V4's streams and rows (test_launches.py).
     streams = {"collapse_streams", "expand_streams"}
     rows = {
@@ -223,7 +223,7 @@ def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
 
 @pytest.fixture
 def without_operators() -> Iterator[None]:
-    """Restores the process's state: no compiled operators."""
+    """Turns compiled operators off again after the test."""
     yield
     choose_fused_ops(False)
 

@@ -1,4 +1,4 @@
-"""Kimi-K3's text: the tokens of its equations in plain torch, on every path of a step."""
+"""Kimi-K3's text: tokens equal its equations in plain torch, on every path of a step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 SCORED = SamplingParams(max_tokens=1, prompt_logprobs=0)
 EXPERTS_ON_TWO = {**TWO_RANKS, "enable_expert_parallel": True}
 OF_TEXT = {"max_model_len": 256, "language_model_only": True}
-LENGTHS = [1, 3, 4, 63, 65, 128, 150]  # around the convolution's width and the rule's chunks
+LENGTHS = [1, 3, 4, 63, 65, 128, 150]  # around the convolution's width and the delta rule's chunk
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_logprobs_of_integers_are_as_close_to_the_equations_as_16_bits_allow(
     quantize: Callable[..., Path],
     start_engine: StartEngine,
 ):
-    """The tolerance is the effect of rounding to 16 bits between the layers."""
+    """The tolerance is the effect of rounding to 16 bits between layers."""
     directory = quantize(checkpoint, "W8A8_DYNAMIC")
     if kind != "W8A8_DYNAMIC":
         directory = as_type(quantize, checkpoint, kind, ".experts.")
@@ -125,5 +125,5 @@ def test_logprobs_of_integers_are_as_close_to_the_equations_as_16_bits_allow(
         f"mean error of a logprob: {error:.4f}, of 16 bits {allowed:.4f}, of floats {of_floats:.4f}"
     )
     assert error <= 1.15 * allowed
-    if kind == "W4A8_DYNAMIC":  # of 8 bits, floats are within the rounding of 16
+    if kind == "W4A8_DYNAMIC":  # with 8-bit weights, floats lie within the rounding of 16 bits
         assert float((ours - floats).abs().mean()) > error

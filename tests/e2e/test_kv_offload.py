@@ -1,4 +1,4 @@
-"""KV cache blocks in host memory: the tokens and logprobs of an engine without offload."""
+"""KV cache blocks offloaded to host memory: tokens and logprobs equal those without offload."""
 
 import re
 from collections.abc import Mapping
@@ -21,16 +21,15 @@ OPTIONS: dict[str, Any] = {
     "gpu_memory_utilization": 0.02,
     "disable_log_stats": False,
 }
-# Two requests at a time in 12 blocks, five per prompt: the next prompt evicts the last.
+# Two requests run at a time in 12 blocks, with five per prompt: the next prompt evicts the last.
 FEW_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 12}
-# Enough blocks that nothing is evicted: blocks that the host returned above stay on the device
-# here.
+# Enough blocks that nothing is evicted or loaded from the host.
 MANY_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 64}
 RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}}
 
 
 def prompts() -> list[list[int]]:
-    """Six prompts of five blocks; two prompts share the same first two blocks."""
+    """Six prompts of five blocks; pairs of prompts share their first two blocks."""
     prefixes = [[3 + (i * 7 + n) % 97 for i in range(2 * BLOCK_TOKENS)] for n in range(3)]
     return [
         [*prefixes[n % 3], *(3 + (i * 11 + n) % 89 for i in range(3 * BLOCK_TOKENS + 9))]
@@ -39,7 +38,7 @@ def prompts() -> list[list[int]]:
 
 
 def answers(engine: EngineProcess, asked: list[list[int]]) -> list[tuple[list[int], Any]]:
-    """Returns tokens, and the logprobs of the three likeliest at each position."""
+    """Returns each request's tokens, and the three likeliest logprobs at each position."""
     return tokens_and_logprobs(engine.generate(as_inputs(asked), SAMPLING))
 
 
@@ -52,8 +51,8 @@ def loaded_tokens(before: Mapping[str, float], after: Mapping[str, float]) -> fl
 def assert_near(answers: list[Any], expected: list[Any]) -> None:
     """Asserts equal tokens, and logprobs that differ only by rounding.
 
-    MLA sums a prompt's cached and new parts separately. The cut depends on evictions, and on some
-    processors it affects the last bits.
+    MLA sums a prompt's cached and new parts separately. Evictions move the boundary between them,
+    which on some processors changes the last bits.
     """
     assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in expected]
     for (tokens, found), (_, wanted) in zip(answers, expected, strict=True):
@@ -90,7 +89,7 @@ def test_evicted_blocks_come_back_bit_by_bit(checkpoint, options, repository, st
             assert got == expected
         else:
             assert_near(got, expected)
-    # At least the first prompts had no block left on the device.
+    # The host loaded at least the first prompts, of which the device kept no block.
     assert loaded >= 2 * 4 * BLOCK_TOKENS
 
 

@@ -1,4 +1,4 @@
-"""Number of operators that the host calls for a layer of a decode, with and without compiled ones.
+"""Operators that the host calls per layer and decode, with and without compiled operators.
 
 docs/measurements/launches.md has the figures.
 """
@@ -21,7 +21,7 @@ CROSSINGS = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten:
 THOROUGH = pytest.mark.thorough
 
 
-# A layer of each kind: calls without compiled operators, calls with them, their launches.
+# Per kind of layer: calls without compiled operators, calls with them, launches of the latter.
 @THOROUGH
 @pytest.mark.parametrize(
     ("model", "layer", "expected"),
@@ -53,7 +53,7 @@ def test_launches_of_layers_with_states_stay_in_the_budget(
         pytest.param("tiny_llama", 1, "W8A8", (15, 11, 8), id="dense_static"),
         pytest.param("tiny_deepseek", 2, "bf16", (24, 11, 18), id="experts", marks=THOROUGH),
         pytest.param("tiny_deepseek", 2, "W8A8_DYNAMIC", (28, 13, 20), id="experts_dynamic"),
-        # This export leaves experts W8A8_DYNAMIC.
+        # This export keeps the experts W8A8_DYNAMIC.
         pytest.param("tiny_deepseek", 2, "W8A8", (29, 14, 20), id="experts_static", marks=THOROUGH),
     ],
 )
@@ -78,7 +78,9 @@ def launches(
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ) -> tuple[list[str], int, list[str]]:
-    """Returns a layer's calls in a decode: names, compiled launches, and names without them."""
+    """Returns a layer's calls in one decode: names, number of compiled launches, and names without
+    compiled operators.
+    """
     found = {}
     with start_engine(
         checkpoint,

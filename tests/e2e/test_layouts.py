@@ -1,4 +1,4 @@
-"""Every layout of ranks, kind of weights and execution mode gives one rank's tokens.
+"""Every layout of ranks, kind of weights and execution mode gives a single rank's tokens.
 
 `nox -s tests -- -m thorough` and the nightly run them.
 """
@@ -25,8 +25,8 @@ from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, wri
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.selection import THOROUGH
 
-# Data-parallel ranks, tensor-parallel ones and stages, up to 8 in all: the model has four heads and
-# four layers.
+# Data-parallel ranks, tensor-parallel ranks and stages; at most 8 devices, because the model has
+# four heads and four layers.
 SIZES = [sizes for sizes in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)) if math.prod(sizes) <= 8]
 OF_BLOCKS = {
     "vocab_size": 512,
@@ -36,7 +36,7 @@ OF_BLOCKS = {
     "n_routed_experts": 8,
     "max_position_embeddings": 256,
 }
-MOST_RANKS = 8  # their engines take longest, so each kind runs in one mode
+MOST_RANKS = 8  # engines with most ranks take longest, so each kind runs in one mode
 KINDS = ("float", "W8A8", "W8A8_DYNAMIC", "fp8")
 WAYS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
@@ -45,8 +45,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 LENGTHS = (1, 3, 40, 127, 128, 129, 64, 17)
 MAX_TOKENS = 12
-# Differences of logprobs within which one rank may prefer another token than several ranks, which
-# sum in another order: for int8 models in bfloat16, and for others in float32.
+# Largest difference of two logprobs at which several ranks may choose another token than one rank,
+# because they sum in another order: int8 in bfloat16, others in float32.
 CLOSE = {"W8A8": 0.3, "W8A8_DYNAMIC": 0.3, "float": 1e-3, "fp8": 1e-3}
 
 
@@ -81,7 +81,7 @@ CASES = [
 
 
 def of_a_day(date: str) -> Case:
-    """Selects one of the two-rank cases by date."""
+    """Selects the two-rank case of a date."""
     short = [case for case in CASES if math.prod(case.ranks) == 2]
     return random.Random(datetime.date.fromisoformat(date).toordinal()).choice(short)
 
@@ -109,7 +109,7 @@ PROMPTS = prompts()
 def checkpoint(
     tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """Returns tiny_deepseek in floats or int8, or a model of its shape in fp8 blocks."""
+    """Returns tiny_deepseek in float or int8, or a similar model with block-wise fp8 weights."""
 
     @cache
     def write(kind: str) -> Path:
@@ -138,7 +138,7 @@ def checkpoint(
 
 @pytest.fixture(scope="module")
 def outputs_of(checkpoint: Callable[[str], Path], start_engine: Callable[..., Any]) -> Any:
-    """Returns the outputs for a case's ranks, with the likeliest tokens at each position."""
+    """Returns a case's outputs, with the likeliest tokens at each position."""
 
     @cache
     def outputs(case: Case) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Adapters through the whole stack: peft's tokens, and no influence between requests."""
+"""Adapters through the whole stack: peft's tokens, and requests do not affect each other."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ GRAPHS = decode_graphs(2, 8, 16)
 def written(
     reference: Callable[[str], TransformersReference], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Writes an adapter of every layer per LoRA rank, and one with zero deltas, by name."""
+    """Writes, by name, an adapter of every layer for each LoRA rank, and one with zero deltas."""
     directory = tmp_path_factory.mktemp("adapters")
     network = reference(MODEL).network
     made = {
@@ -59,7 +59,7 @@ def requests(written: dict[str, Path]) -> dict[str, LoRARequest]:
 def differences(
     written: dict[str, Path], requests: dict[str, LoRARequest], reference: Reference
 ) -> Callable[..., Any]:
-    """Generates with an adapter (or None) per prompt; describes differences from transformers'
+    """Generates with one adapter (or None) per prompt; describes differences from transformers'
     tokens.
     """
 
@@ -90,7 +90,8 @@ def numbers(output: Any) -> list[tuple[int, dict[int, float]]]:
 def test_tokens_of_mixed_batches_equal_those_of_peft(engine, written, requests, reference, prompts):
     names = [None, *requests]
     asked = [name for name in names for _ in range(4)]
-    given = prompts[3:7] * len(names)  # the same prompts, two of them longer than a cache block
+    # the same prompts for each adapter; two are longer than a cache block
+    given = prompts[3:7] * len(names)
     outputs = engine.generate(
         as_inputs(given), GREEDY, lora_request=[requests.get(name) for name in asked]
     )
@@ -99,7 +100,7 @@ def test_tokens_of_mixed_batches_equal_those_of_peft(engine, written, requests, 
         reference(MODEL), of_request, given, outputs, under=adapters.through_peft
     )
     texts = {tuple(output.outputs[0].token_ids) for output in outputs}
-    assert len(texts) > 16  # the zero adapter's are the base's
+    assert len(texts) > 16  # the zero adapter gives the base model's texts
 
 
 def test_mixed_batches_equal_single_requests_bit_for_bit(engine, requests, prompts):
@@ -156,7 +157,7 @@ def test_every_tensor_of_an_adapter_is_in_its_slot(engine, written, requests):
 
 
 def test_cached_prefixes_equal_those_of_the_same_adapter(engine, differences):
-    prompt = [*range(60, 200)]  # longer than a cache block, and in no other test
+    prompt = [*range(60, 200)]  # longer than a cache block; no other test uses it
     hits = []
     for name in ("rank8", "rank64", None, "rank8", None):
         before = engine.metrics()["vllm:prefix_cache_hits"]

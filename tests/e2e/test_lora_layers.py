@@ -1,4 +1,4 @@
-"""Adapters of MLA, routed experts and int8 layers, for every division of a model."""
+"""Adapters of MLA, routed experts and int8 layers, in every layout of ranks."""
 
 import json
 from pathlib import Path
@@ -32,10 +32,10 @@ LORA: dict[str, Any] = {
     "max_loras": 3,
     "max_lora_rank": 16,
     "max_num_seqs": 16,
-    "enable_prefix_caching": False,  # with hits, attention sums in another order
+    "enable_prefix_caching": False,  # hits would change the order of attention's sums
     "worker_extension_cls": "vllm_davinci_testing.engines.adapter_worker.AdapterWorker",
 }
-# Prompts of several steps, so that queries attend to keys expanded from the cache.
+# Chunked prompts: queries attend to keys expanded from the cache.
 CHUNKS = {"max_num_batched_tokens": 64}
 GRAPHS = decode_graphs(4, 16)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:11"}
@@ -62,7 +62,7 @@ def assert_all_in_slots(answers: list[list[str]], path: Path) -> None:
 
 
 def of_expert(directory: Path, rows: int = 96) -> Path:
-    """Writes an adapter for one expert of EXPERTS, which has 96 rows."""
+    """Writes an adapter for one expert of EXPERTS; its up_proj has 96 rows."""
     name = "base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_{}.weight"
     pair = {name.format("A"): torch.ones(8, 128), name.format("B"): torch.ones(rows, 8)}
     adapters.write_files(directory, pair, {"r": 8, "target_modules": ["up_proj"]})
@@ -117,7 +117,7 @@ def test_tokens_equal_those_of_transformers(
         second: LoRARequest("2", 2, str(second)),
     }
     asked = [path and requests[path] for path in paths]
-    if dp_ranks > 1:  # one rank has adapters, the other none
+    if dp_ranks > 1:  # only every second prompt has an adapter, so one DP rank has none
         paths = [path if number % 2 else None for number, path in enumerate(paths)]
         asked = [path and requests[path] for path in paths]
     with DPEngines(
@@ -134,7 +134,8 @@ def test_tokens_equal_those_of_transformers(
             assert owners.on_workers("overlap_decisions")[0]["split"] > 2
         alone = engine.generate(given[:4], GREEDY, adapters=[None] * 4) if dp_ranks == 1 else []
     assert not adapters.first_differences(reference(model), paths, given, outputs)
-    if model != ONE_KEY_HEAD:  # parts of a context are merged by what else is in a step, and round
+    # With one key head, other requests of a step change how a context is merged and rounded.
+    if model != ONE_KEY_HEAD:
         assert [numbers(each) for each in outputs[:4] if alone] == [numbers(each) for each in alone]
 
 

@@ -21,11 +21,11 @@ OPTIONS: dict[str, Any] = {
     "enforce_eager": True,
     "max_model_len": 256,
     "max_num_seqs": 32,
-    "max_num_batched_tokens": 2048,  # a server's default differs from the class's
+    "max_num_batched_tokens": 2048,  # a server's default differs from LLM's
     "kv_cache_memory_bytes": 96 << 20,
     "distributed_executor_backend": "mp",
 }
-# Each of two ranks holds every other token of a context.
+# Two ranks share a context's tokens alternately.
 DIVIDED = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
 
 
@@ -51,7 +51,7 @@ def test_tokens_equal_those_of_one_host(model, ranks, zoo, start_engine, prompts
 def _tokens_over_hosts(
     model: Path, ranks: dict[str, int], prompts: list[list[int]], directory: Path
 ) -> list[list[int]]:
-    """Returns the tokens of an engine whose ranks run half on one host, half on another."""
+    """Returns the tokens of an engine with half of its ranks on each of two hosts."""
     nodes = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29501}
     options = OPTIONS | ranks | nodes
     headless = [
@@ -61,7 +61,7 @@ def _tokens_over_hosts(
     serve = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), *headless]
     logs = [directory / "host1.txt", directory / "host2.txt"]
     with two_hosts() as hosts:
-        # vLLM leaves it waiting for the next engine; it ends with its host.
+        # vLLM keeps the second server waiting for another engine; it ends with its host.
         hosts[1].start([sys.executable, *serve], environment_on(hosts[1]), logs[1])
         of_program = options | {"model": str(model), "node_rank": 0}
         first = generate_on(hosts[0], of_program, prompts, MAX_TOKENS, logs[0])

@@ -1,4 +1,4 @@
-"""Data-parallel ranks on two hosts, whose tokens use experts of both."""
+"""Data-parallel ranks on two hosts; tokens use experts of both."""
 
 import json
 import re
@@ -29,12 +29,12 @@ EACH_END = pytest.mark.parametrize(
 V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
 DENSE = "llama_head64_gqa4"
 MAX_TOKENS = 16
-# Limits: from a host's end until the others name it, and from then until their processes have
-# ended, which takes vLLM long on a busy machine.
+# Time limits: until the other host names the ended one, and from then until its processes have
+# ended. vLLM takes long for the latter on a busy machine.
 NAMED_S, ENDED_S = 30, 120
 EXPERTS = ["--enable-expert-parallel", "--api-server-count=1"]
 MEETING = ["--data-parallel-address=10.77.0.1", "--data-parallel-rpc-port=13345"]
-# Options of both hosts, of the first, of the second.
+# Options of both hosts, of the first host, of the second host.
 INTERNAL = (
     ["--data-parallel-size=2", "--data-parallel-size-local=1", *MEETING],
     EXPERTS,
@@ -53,11 +53,11 @@ HYBRID = (
     ["--data-parallel-start-rank=0"],
     ["--data-parallel-start-rank=2"],
 )
-# Several API servers, vLLM's default here, run outside the engine's process tree. A single one is
-# its parent, and a fork shares the descriptor through which signals wake Python's loop: SIGTERM to
-# one would look like SIGTERM to the other.
+# Several API servers, vLLM's default here, run outside the engine's process tree. A single API
+# server is the engine's parent, and a fork shares the descriptor through which signals wake
+# Python's loop: SIGTERM to one process would look like SIGTERM to the other.
 APART = (INTERNAL[0], ["--enable-expert-parallel"], INTERNAL[2])
-# Engines of a dense model share only their front end.
+# The engines of a dense model share only their front end.
 UNLINKED = (INTERNAL[0], [], ["--headless", "--data-parallel-start-rank=1"])
 Layout = tuple[list[str], list[str], list[str]]
 
@@ -106,7 +106,7 @@ def test_bits_equal_those_of_the_same_ranks_on_one_host(
 ):
     options = [f"--additional-config={json.dumps({'moe_communication': scheme})}"]
     servers = serve_on_both(hosts, zoo(model), tmp_path, layout, *options)
-    # Each server with its own ranks gets half of the prompts.
+    # With one server per host, each gets half of the prompts.
     asked = [prompts[:16]] if layout is INTERNAL else [prompts[:8], prompts[8:16]]
     clients = [ask(server, part, MAX_TOKENS) for server, part in zip(servers, asked, strict=False)]
     wait_for(clients, servers)
@@ -136,14 +136,15 @@ def on_one_host(
 def ask_until_it_has_begun(
     server: HostServer, servers: Sequence[HostServer], prompts: list[list[int]], max_tokens: int
 ) -> HostClient:
-    """Starts a client of one of the servers; returns it when each of its requests has a token."""
+    """Starts a client of one server; returns it when each request has a token."""
     client = ask(server, prompts, max_tokens)
     assert becomes_true(client.has_begun, START_LIMIT_S), "\n".join(s.tail() for s in servers)
     return client
 
 
 def names_and_ends(left: HostServer, dead: int, ranks: str = "") -> re.Pattern[str]:
-    """Checks that the log names the dead rank, and that the server ends. Returns the rank's name.
+    """Checks that the log names the dead rank and that the server ends. Returns the pattern of the
+    name.
 
     dead:  number of the dead host, and of its rank unless `ranks` is given
     ranks: pattern for the ranks of that host
@@ -197,8 +198,8 @@ def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
     left = servers[1 - dead]
     getattr(hosts[dead], end)()
     named = names_and_ends(left, dead)
-    # An ended host removes the link, and with it the address through which the other's client and
-    # server were connected.
+    # The ended host takes the link away, and with it the address at which client and server of the
+    # other host were connected.
     if left is servers[0] and end == "cut_off":
         assert becomes_true(client.has_ended, ENDED_S)
         assert any(named.search(answer["error"]) for answer in client.answers())
@@ -216,13 +217,13 @@ def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
 def test_a_host_with_a_server_that_dies_is_named_to_clients_of_the_other(
     layout, ranks, dead, end, hosts, zoo, prompts, tmp_path
 ):
-    # Here a server is its engines' parent. Spawned ones share no signal descriptor with it.
+    # Here a server is its engines' parent; spawned engines share no signal descriptor with it.
     spawned = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     servers = serve_on_both(hosts, zoo(V3), tmp_path, layout, **spawned)
     left = servers[1 - dead]
     client = ask_until_it_has_begun(left, servers, prompts[:4], 100)
     getattr(hosts[dead], end)()
     named = names_and_ends(left, dead, ranks[dead])
-    if (dead, end) != (1, "end"):  # which takes the first host's address, as above
+    if (dead, end) != (1, "end"):  # (1, "end") removes the first host's address, as above
         assert becomes_true(client.has_ended, ENDED_S)
         assert all(named.search(answer["error"]) for answer in client.answers())

@@ -1,4 +1,4 @@
-"""The guide's commands for several hosts, as they are written there."""
+"""The guide's commands for several hosts run as written."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ ANSWER = "curl -s http://10.77.0.1:8000/v1/completions"
 
 
 def commands_of(section: str, repository: Path) -> list[str]:
-    """Returns the commands of the first host, of the second, and of a client."""
+    """Returns the commands of the first host, the second host, and a client."""
     page = (repository / "docs" / "guides" / "many_hosts.md").read_text(encoding="utf-8")
     (text,) = [part for part in page.split("\n## ") if part.startswith(f"{section}\n")]
     found = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: transformers' tokens for every distribution of the experts."""
+"""Mixtures of experts: transformers' tokens for every distribution of experts."""
 
 import json
 import re
@@ -75,7 +75,7 @@ def test_families_whose_experts_are_chosen_or_stored_otherwise(
 ):
     """Zero experts (LongCat), a bias added to the experts (Laguna), one tensor for all (DBRX)."""
     model = write_family(family, tmp_path / family)
-    # vLLM reads the number of experts elsewhere, before it asks a platform.
+    # Before it asks a platform, vLLM reads the number of experts from another key.
     named = {"hf_overrides": {"num_experts": 8}} if family == "dbrx" else {}
     races = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
     with start_engine(
@@ -96,7 +96,7 @@ def test_families_whose_experts_are_chosen_or_stored_otherwise(
     ("model", "schedule", "options"),
     [
         pytest.param(TOP2, "fuzz:1", {}, id="fuzz1", marks=THOROUGH),
-        # Chunked prompts of any length, with decodes.
+        # Chunks of prompts run beside decodes.
         pytest.param(
             V3,
             "fuzz:2",
@@ -169,7 +169,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(exact_engine, prompts, tm
             id="data2_expert_tensor2",
             marks=THOROUGH,
         ),
-        # A single request makes steps of one token, fewer than a DP rank has TP ranks.
+        # A single request's decodes have one token, fewer than a DP rank's TP ranks.
         pytest.param(
             V3,
             ["--data-parallel-size=2", "--tensor-parallel-size=2", "--enable-expert-parallel"],
@@ -201,7 +201,7 @@ def test_tokens_of_two_dp_ranks_equal_those_of_transformers(
     )
     try:
         server.wait_until_ready()
-        # One request leaves the other DP rank idle, with dummy steps.
+        # With one request, the other DP rank is idle and runs dummy steps.
         generated = [server.complete(prompts[0], 16)]
         with ThreadPoolExecutor(8) as threads:
             generated += threads.map(lambda prompt: server.complete(prompt, 16), prompts[1:16])
@@ -223,10 +223,11 @@ def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
     engine = start_engine(
         zoo(TOP2),
         environment={
-            # The engine core in its own process, as in a server.
+            # Run the engine core in its own process, as a server does.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20",
-            "HCCL_EXEC_TIMEOUT": "60",  # otherwise the collective before the counts would end first
+            # Long, so that the collective before the counts does not time out first.
+            "HCCL_EXEC_TIMEOUT": "60",
         },
         distributed_executor_backend="mp",
         tensor_parallel_size=2,

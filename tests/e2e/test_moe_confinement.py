@@ -1,4 +1,4 @@
-"""A NaN or infinity in one request, from any source, does not affect others."""
+"""A NaN or infinity in one request, from any source, does not affect other requests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +25,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 def beside_poisons(
     prompts: list[list[int]], poisons: tuple[int, ...] = POISONS
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the prompts without poison, each followed by the same prompt with one."""
+    """Returns clean prompts, and a list of each clean prompt followed by a poisoned copy."""
     clean = [[token for token in prompt if token not in POISONS] for prompt in prompts]
     clean = [prompt for prompt in clean if prompt]
-    # Each poison at the end, in the middle and at the start, between the others.
+    # The poison is at the end, in the middle or at the start.
     mixed: list[list[int]] = []
     for number, prompt in enumerate(clean):
         mixed.append(prompt)
@@ -92,7 +92,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
     clean, mixed = beside_poisons(prompts[:12])
     with DPEngines(start_engine, poisoned, **options) as engine:
         first = engine.generate(mixed, GREEDY)
-        # Also in cache blocks that held the poison before.
+        # Repeat in cache blocks that held the poison.
         again = engine.generate(clean, GREEDY)
     compared = 0
     for prompt, *outputs in zip(clean, first[::2], again, strict=True):
@@ -100,7 +100,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
             tokens = list(output.outputs[0].token_ids)
             assert len(tokens) == MAX_TOKENS
             if set(tokens) & set(POISONS):
-                continue  # it has generated a poison itself
+                continue  # the answer itself contains a poison
             assert reference.first_difference(prompt, tokens) is None
             compared += 1
     assert compared > len(clean)
@@ -135,7 +135,8 @@ def test_fused_launches_give_the_same_tokens_beside_poisoned_requests_and_others
             for batch in (harmless, harmful, harmless)
         ]
         assert "Mixture of experts: fused, because" in engine.log_text()
-    # The same steps in another batch, then in cache blocks that held the poison.
+    # The clean prompts get the same tokens in another batch, and in cache blocks that held the
+    # poison.
     assert found[1][::2] == found[0][::2]
     assert found[2] == found[0]
     assert all(one != other for one, other in zip(found[1][1::2], found[0][1::2], strict=True))
@@ -148,7 +149,7 @@ def test_int8_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
 ):
     source = write_poisoned(zoo(MODEL), tmp_path / "source")
     clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:12]]
-    # NaN scales do not load. A very large one makes every product of the expert infinite.
+    # NaN scales do not load. Very large scales make every product of the expert infinite.
     floats = load_file(source / "model.safetensors")
     expert = f"layers.0.mlp.experts.{POISONED_EXPERT}.down_proj"
     for name in [name for name in floats if expert in name]:
@@ -170,7 +171,7 @@ def test_int8_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
     with start_engine(model, dtype="bfloat16", max_model_len=512) as engine:
         alone = tokens(engine, clean)
         beside = tokens(engine, mixed)[::2]
-        again = tokens(engine, clean)  # in cache blocks that held the poison before
+        again = tokens(engine, clean)  # cache blocks held the poison before
     assert len({tuple(each) for each in alone}) > len(alone) // 2
     for expected, *seen in zip(alone, beside, again, strict=True):
         if not set(expected) & set(POISONS):  # a clean prompt may generate a poison

@@ -1,8 +1,9 @@
-"""Mixtures of experts over every layout of ranks, each method, and 20 orders of execution.
+"""Mixtures of experts in every layout of ranks, with each dispatch method, in 20 orders of
+execution.
 
-32 prompts, 64 tokens each, all equal to transformers in fp32. Fused launches do not support fp32
-and are compared in bf16 with separate launches of the same rows. `nox -s tests -- -m thorough` runs
-it.
+32 prompts of 64 tokens each equal transformers in fp32. Fused launches do not support fp32 and are
+compared in bf16 with separate launches of the same rows. `nox -s tests -- -m thorough` runs this
+file.
 """
 
 import json
@@ -34,7 +35,7 @@ def ranks(tensor: int, pipeline: int = 1, whole_experts: bool = True) -> dict[st
     }
 
 
-# Engine options, and the methods that its ranks support: auto is no exchange.
+# Engine options and additional_config by layout; `auto` chooses no exchange.
 ONE_DP_RANK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "expert2": (ranks(2), {}),
     "expert4": (ranks(4), {}),
@@ -44,7 +45,7 @@ ONE_DP_RANK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pipeline2": (ranks(1, pipeline=2, whole_experts=False), {}),
 }
 EXCHANGES = ("auto", "all_to_all")
-WITHOUT_EXCHANGE = ("tensor4", "pipeline2")  # every rank has a part of all experts
+WITHOUT_EXCHANGE = ("tensor4", "pipeline2")  # every rank has a part of each expert
 
 
 def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
@@ -72,7 +73,7 @@ def test_every_layout_of_one_dp_rank_gives_the_tokens_of_transformers(
     ) as engine:
         outputs = generated(engine, prompts)
         said = engine.log_text()
-    # Only the first rank logs it, and a V3's first stage may have no experts.
+    # Only the first rank logs the method, and a V3's first stage may have no experts.
     if model == QWEN or options["pipeline_parallel_size"] == 1:
         assert ("Mixture of experts: all_to_all, because" in said) == (scheme == "all_to_all")
     assert_greedy(reference(model), prompts[:NUM_PROMPTS], outputs, MAX_TOKENS)

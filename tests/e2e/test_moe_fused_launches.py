@@ -1,4 +1,4 @@
-"""Fused launches of dispatch and combine give the tokens of separate ones."""
+"""Fused launches of dispatch and combine give the tokens of separate launches."""
 
 import pytest
 from vllm import SamplingParams
@@ -48,7 +48,8 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             start_engine,
             zoo("qwen3_moe_hidden1024"),
             count=dp_ranks,
-            environment={"VNPU_SOC": "Ascend910_9391"},  # whose launches take any number of ranks
+            # Its fused launches support any number of ranks.
+            environment={"VNPU_SOC": "Ascend910_9391"},
             dtype="bfloat16",
             max_num_batched_tokens=128,
             tensor_parallel_size=tensor,
@@ -56,9 +57,9 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             **options,
         ) as engine:
             outputs = engine.generate(prompts[8:12], greedy)
-            # The first prompt takes one step more: a second DP rank is idle in the last.
+            # The first prompt takes one more step, in which a second DP rank is idle.
             outputs += engine.generate([list(range(200)), [5]], greedy)
-            # Each DP rank has its own random numbers.
+            # Each DP rank draws its own random numbers.
             drawn = engine.generate([prompts[8]] * dp_ranks, RANDOM)
             assert f"Mixture of experts: {scheme}, because" in engine.log_text()
         assert len({tuple(output.outputs[0].token_ids) for output in drawn}) == dp_ranks

@@ -31,7 +31,8 @@ MODEL = "llama_head64_gqa4"
                 **overlapped(split="token"),
                 "max_num_batched_tokens": 96,
                 "max_num_seqs": 16,
-                # Tables use these blocks; each ubatch has its own operator blocks.
+                # Block tables use 256-token blocks; ubatches also need their own table of operator
+                # blocks.
                 "block_size": 256,
                 "environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:7"},
             },
@@ -146,7 +147,7 @@ def test_an_error_in_a_ubatch_is_the_step_s_error_and_the_next_request_is_served
 def test_an_error_of_one_rank_ends_every_process_of_the_engine(zoo, start_engine, prompts):
     engine = start_engine(
         zoo(MODEL),
-        # The engine core in its own process, as in a server.
+        # Run the engine core in its own process, as a server does.
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
         **TWO_RANKS,
         **overlapped(split="token"),
@@ -154,7 +155,7 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(zoo, start_engine
     )
     _, *others = engine.processes()
     assert len(others) >= 3
-    engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 then waits for rank 1 in a collective
+    engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 waits for rank 1 in a collective
     with pytest.raises(EngineError, match="EngineDeadError"):
         engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
     log = engine.log_text()

@@ -1,4 +1,4 @@
-"""When dual-batch overlap splits a step, and where this is reported: log and metrics."""
+"""When dual-batch overlap splits a step; log and metrics report it."""
 
 import json
 import re
@@ -29,13 +29,13 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 MODEL = "llama_head64_gqa4"
 
-# Attempts to query DP ranks concurrently until their steps coincide.
+# Attempts to send requests to both DP ranks until their steps coincide.
 MEETING_LIMIT = 20
 
 
 @pytest.fixture(scope="module")
 def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
-    """An engine with overlap from vLLM's own flag and default thresholds."""
+    """An engine with vLLM's own overlap flag and default thresholds."""
     return start_engine(
         zoo(MODEL), environment={"VLLM_LOG_STATS_INTERVAL": "0.1"}, **TWO_RANKS, enable_dbo=True
     )
@@ -80,7 +80,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(zoo, start_
             before = decisions(engine)
             prompts = random_prompts(count, [5] * count)
             outputs = engine.generate(as_inputs(prompts), GREEDY)
-            # Prefills have enough tokens for both thresholds.
+            # Prefills exceed both thresholds.
             expected = Counter({"split": 1}) + Counter({reason: MAX_TOKENS - 1})
             assert decisions(engine) - before == expected
             assert_greedy(reference(MODEL), prompts, outputs, MAX_TOKENS)
@@ -88,7 +88,7 @@ def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(zoo, start_
 
 @pytest.mark.nightly("layouts")
 def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(engine, reference):
-    # All four start together: the first fills the block that the others read.
+    # All four start together: the first request fills the block that the others read.
     prefix = random_prompts(7, [128])[0]
     prompts = [prefix + random_prompts(seed, [100])[0] for seed in range(4)]
     outputs = engine.generate(as_inputs(prompts), FIRST_TOKEN)
@@ -99,7 +99,7 @@ def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(engi
 def test_the_log_tells_why(engine: EngineProcess):
     assert "--enable-dbo is served as dbo.enabled = True" in engine.log_text()
     for lengths in ([128, 128], [9, 9]):
-        time.sleep(0.2)  # the line comes with the first step after the interval
+        time.sleep(0.2)  # the first step after the interval logs the line
         engine.generate(as_inputs(random_prompts(1, lengths)), FIRST_TOKEN)
     lines = re.findall(r"decisions by step: (.*)", engine.log_text())
     assert "2 requests, 256 tokens, 256 of them prefill, cut at 128" in "\n".join(lines)
@@ -143,14 +143,14 @@ def test_dp_ranks_split_together_and_the_metrics_say_so(zoo, reference, prompts,
             answer.raise_for_status()
             return [choice["token_ids"] for choice in answer.json()["choices"]]
 
-        # Steps of the two DP ranks must coincide, and a request may reach its rank late.
+        # Steps of both DP ranks must coincide, and a request may reach its rank late.
         generated: list[tuple[int, list[list[int]]]] = []
         with ThreadPoolExecutor(2) as threads:
             for _ in range(MEETING_LIMIT):
                 generated += enumerate(threads.map(complete, (0, 1)))
                 if split_steps(server):
                     break
-        # The last steps' counts may still be in flight from the workers.
+        # Workers may still be sending the last steps' counts.
         becomes_true(
             lambda: len(split_steps(server)) == 2 and len({*split_steps(server).values()}) == 1, 30
         )

@@ -1,4 +1,4 @@
-"""Split steps launch the expected collectives, concurrently with the other half's work."""
+"""Split steps launch the expected collectives, each during the other half's work."""
 
 import pytest
 
@@ -13,9 +13,9 @@ from vllm_davinci_testing.engines.split_engines import (
 
 MODEL = "llama_head64_gqa4"
 
-# One reduction each: embedding; attention and MLP of the dense layer; attention of the sparse
-# layer; its shared and routed experts, together or separately. Under `lean` all but the embedding's
-# are reduce-scatters.
+# One reduction each for the embedding, the dense layer's attention and MLP, the sparse layer's
+# attention, and its shared and routed experts (together or separately). `lean` uses reduce-scatter
+# for all but the embedding.
 REDUCTIONS = {
     "off": {"all_reduce": 5},
     "published": {"all_reduce": 6},
@@ -33,7 +33,7 @@ def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often
             additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
             worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CountingWorker",
         ) as engine:
-            # torch_npu waits for the device when a stream's workspace must grow.
+            # torch_npu waits for the device when a stream's workspace must grow: let it grow first.
             engine.generate(as_inputs([[4, 5, 6]]), FIRST_TOKEN)
             engine.on_workers("count_collectives")
             engine.generate(as_inputs([[1, 2, 3]]), FIRST_TOKEN)
@@ -63,7 +63,7 @@ def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(zoo, start
 
 
 def test_one_half_computes_while_the_other_communicates(zoo, start_engine, tmp_path):
-    # Longer than launching the next operator ever takes.
+    # Longer than the host ever takes to launch the next operator.
     pace = "aclnnM=20000,all_reduce=20000"
     with start_engine(
         zoo(MODEL),
@@ -89,10 +89,10 @@ def test_one_half_computes_while_the_other_communicates(zoo, start_engine, tmp_p
         covered = [
             any(task.begin < end and task.end > begin for task in operators)
             for begin, end in (each.busy for each in collectives[1:])
-        ]  # the first overlaps one short look-up only
-        # Without overlap none is covered; a busy host launches some operators too late.
+        ]  # the first collective overlaps only a short look-up
+        # Without overlap no collective is covered; a busy host launches some operators too late.
         assert sum(covered) > 0.3 * len(covered), covered
-        # Communicating streams do nothing else.
+        # Streams with collectives run nothing else.
         streams = {task.stream for task in first + second if task.category == "collective"}
         assert {task.category for task in first + second if task.stream in streams} <= {
             "collective",

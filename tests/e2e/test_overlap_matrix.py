@@ -1,10 +1,10 @@
-"""Every overlap feature and every pair, compared with none, in every layout of ranks.
+"""Every overlap feature and every pair of them, compared with no overlap, in every layout of ranks.
 
-Each engine runs on virtual NPUs that execute streams in a random order permitted by their events,
-with its own seed and the race detector on. It is compared with an engine without overlap: prompts
-alone, chunked prompts beside decodes, prefix-cache hits, and rows that do not divide among ranks.
+Virtual NPUs execute streams in a random order that the events permit, with a seed per case and the
+race detector on. Requests: prompts alone, chunked prompts beside decodes, prefix-cache hits, and
+rows that do not divide among ranks.
 
-A nightly group runs three of them; `-m thorough` runs the others.
+A nightly group runs three cases; `-m thorough` runs the others.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 MLA = "tiny_deepseek"
 DENSE = "llama_head64_gqa4"
 EXPERTS = "qwen3_moe_softmax_top2_of_8"
-WIDE = "qwen3_moe_hidden1024"  # required by fused launches, on this chip and in 16 bits
+WIDE = "qwen3_moe_hidden1024"  # fused launches need this hidden size on this chip, and 16 bits
 CHIP = {"VNPU_SOC": "Ascend910_9391"}
 INT8 = {
     "int8_llama": "tiny_llama",
@@ -55,7 +55,7 @@ MLAS = (MLA, "int8_deepseek")
 
 
 def merged(*parts: dict[str, Any]) -> dict[str, Any]:
-    """Merges the options of these features into one additional_config."""
+    """Merges the options of several features into one additional_config."""
     together: dict[str, Any] = {}
     for part in parts:
         for section, options in part.items():
@@ -65,7 +65,7 @@ def merged(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def of(*names: str) -> dict[str, Any]:
-    """Returns an additional_config with these features and no others."""
+    """Returns an additional_config with only these features on."""
     parts = [FEATURES[name] for name in names]
     if "sp" not in names:
         parts.append({"sequence_parallel": {"enabled": False}})
@@ -94,7 +94,7 @@ def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
 
 
 CASES = [
-    # Sequence parallel (sp) uses one DP rank's TP ranks only: no effect with data parallelism.
+    # Sequence parallel (sp) is for a single DP rank: it has no effect with data parallelism.
     *(
         case(layout, MLA, "+".join(names), of(*names))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp4", "tp2pp2")
@@ -130,7 +130,7 @@ CASES = [
         for layout in ("dp2",)
         for scheme in ("all_gather", "multicast", "all_to_all")
     ),
-    # Experts run larger steps in chunks, with and without an exchange of rows.
+    # Large steps run through the experts in chunks, with and without an exchange of rows.
     *(
         case(layout, model, "dual+pieces", merged(of("dual"), {"expert_piece_tokens": 16}, more))
         for layout, model, more in (
@@ -139,7 +139,7 @@ CASES = [
             ("dp2", EXPERTS, {"moe_communication": "all_gather"}),
         )
     ),
-    # Between DP ranks ubatches use fused launches by default.
+    # With several DP ranks, ubatches use fused launches by default.
     case("dp2", WIDE, "dual+fused", of("dual")),
     case("ep2", WIDE, "dual+fused", merged(of("dual"), {"moe_communication": "fused"})),
     case("dp2", "int8_wide", "fused", {**OFF, "moe_communication": "fused"}),
@@ -207,7 +207,7 @@ Expected = Callable[..., Answers]
 
 @pytest.fixture(scope="module")
 def without_overlap(start: Start) -> Expected:
-    """Returns answers of an engine without overlap, or with some features, by layout and model."""
+    """Returns answers without overlap, or with some features, by layout and model."""
     known: dict[tuple[str, ...], Answers] = {}
 
     def answers(layout: str, model: str, *features: str) -> Answers:
@@ -224,7 +224,7 @@ def without_overlap(start: Start) -> Expected:
 def test_answers_are_equal_with_and_without_overlap(
     layout, model, name, config, start, without_overlap, request
 ):
-    # sp changes no bit except with MLA, whose products then have other rows.
+    # sp changes no bit except with MLA, whose products then have other row counts.
     is_sequence_parallel = model not in MLAS and "sp" in name
     features = [each for each in name.split("+") if each != "sp"] if is_sequence_parallel else []
     expected = without_overlap(layout, model, *features)
@@ -253,21 +253,21 @@ def test_answers_are_equal_with_and_without_overlap(
 
 
 def runs_sequence_parallel(layout: str, name: str) -> bool:
-    """True if an engine must run sequence parallel, which DP ranks that share experts do not."""
+    """True if an engine must run sequence parallel; DP ranks that share experts must not."""
     return ("sp" in name or name in ("lean", "auto")) and not layout.startswith("dp")
 
 
 def side_streams(layout: str, model: str, name: str, is_split: bool) -> set[str]:
-    """Returns the roles of the side streams that an engine must have used."""
+    """Returns the roles of side streams that an engine must have used."""
     is_mla = model in MLAS
-    # In every step here each rank's shard leaves nothing to run beside attention.
+    # In these small steps a rank's shard leaves nothing to run beside attention.
     is_sequence_parallel = runs_sequence_parallel(layout, name)
     roles = {"communication"} if is_split else set()
     if is_mla and ("attention" in name or name in SCHEDULES) and not is_sequence_parallel:
         roles.add("vector")
     if is_mla and ("experts" in name or name in SCHEDULES):
         roles.add("shared expert")
-    if is_split and is_sequence_parallel:  # whole steps exchange their shards on the main stream
+    if is_split and is_sequence_parallel:  # whole steps exchange shards on the main stream
         roles.add("exchange")
     return roles
 

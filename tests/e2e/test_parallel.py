@@ -1,4 +1,4 @@
-"""Several devices: each combination of ranks gives one device's tokens."""
+"""Several devices: every combination of ranks gives one device's tokens."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +11,8 @@ from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, sha
 
 MAX_TOKENS = 64
 
-# Eight heads on two key-value heads: each of four ranks has half of a key-value head's queries, and
-# two ranks share each key-value head.
+# Eight query heads and two key-value heads: of four ranks, two share each key-value head and take
+# half of its query heads each.
 MODEL = "llama_head64_gqa4"
 
 
@@ -22,8 +22,8 @@ MODEL = "llama_head64_gqa4"
         pytest.param(MODEL, {"tensor_parallel_size": 2}, id="tensor2"),
         pytest.param(MODEL, {"tensor_parallel_size": 4}, id="tensor4", marks=pytest.mark.thorough),
         pytest.param(MODEL, {"pipeline_parallel_size": 2}, id="pipeline2"),
-        # Each stage has only dense layers or only experts, so that it lacks the weight names of the
-        # other stage.
+        # One stage has only dense layers and the other only experts, so each lacks the other's
+        # weight names.
         pytest.param(
             "deepseek_v3_moe",
             {"pipeline_parallel_size": 2},
@@ -45,7 +45,7 @@ def test_tokens_equal_those_of_one_device(model, ranks, exact_engine, prompts):
         ranks_seen = engine.log_text().count("backend=hccl")
         held = shared_memory(engine.processes())
     assert ranks_seen == next(iter(ranks.values()))
-    # The workers' queues are there while they run, and gone afterwards.
+    # The workers' queues exist while they run, and are removed afterwards.
     assert held
     assert not [path for path in held if path.exists()]
 

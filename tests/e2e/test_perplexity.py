@@ -1,4 +1,4 @@
-"""The engine scores the shipped checkpoints on held-out text as their READMEs state."""
+"""Shipped checkpoints have the perplexity on held-out text that their READMEs state."""
 
 import json
 import os
@@ -21,14 +21,14 @@ COMMAND = "vllm_davinci.meta"
 LIMIT_S = 900
 WINDOW, TOKENS = 512, 16_384
 OVERLAP = {"dbo": {"enabled": True}}
-# Maximum excess of a quantized type over floats.
+# Maximum perplexity relative to the float checkpoint.
 AT_MOST = {"FLOAT": 1.0, "W8A16": 1.01, "W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
 
 CHEAPEST = {
     ("tiny_llama", "W8A16"),
     ("tiny_deepseek", "W8A8"),
     ("tiny_deepseek_v4", "W8A8_DYNAMIC"),
-}  # and the command's
+}  # at night; the command's test is there, too
 NIGHTLY = pytest.mark.nightly("planning")
 
 
@@ -69,7 +69,7 @@ def checkpoint(
 
 
 def bound(repository: Path, name: str) -> float:
-    """Returns the README's perplexity of the slice that is scored here."""
+    """Returns the README's perplexity of the slice scored here."""
     card = (repository / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
     found = re.search(r"^\| perplexity, slice of 16384 tokens \| ([\d.]+) \|$", card, re.MULTILINE)
     assert found is not None
@@ -83,7 +83,8 @@ def require_stated(repository: Path) -> Callable[[str, str, Score], None]:
         at_most = bound(repository, name) * AT_MOST[kind] * 1.005
         assert found.tokens > 12_000
         assert found.perplexity <= at_most
-        assert found.perplexity > at_most * 0.95  # another text would give a different figure
+        # the slice is the README's: other text would give another figure
+        assert found.perplexity > at_most * 0.95
 
     return require
 

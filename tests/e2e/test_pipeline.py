@@ -1,4 +1,4 @@
-"""Pipeline stages with steps scheduled ahead, with the tokens of one device."""
+"""Pipeline stages with steps scheduled ahead give one device's tokens."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ def test_structured_output_of_stages_equals_one_device(zoo, start_engine, prompt
     whole = [outputs[place].outputs[0] for place in range(3, 24, 4)]
     tokenizer = AutoTokenizer.from_pretrained(zoo(MODEL))
     for answer in whole:
-        # Decoded here, because vLLM's text begins with the invalid UTF-8 of a random prompt.
+        # Decode here: vLLM's text begins with the invalid UTF-8 of a random prompt.
         text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
         assert text.startswith('{"name":"')
         if answer.finish_reason == "stop":

@@ -1,6 +1,6 @@
-"""GLM-5.3-Flash and Qwen3.8-Flash-Next: delta rules beside attention to chosen groups of tokens.
+"""GLM-5.3-Flash and Qwen3.8-Flash-Next: delta rules, and attention to selected groups of tokens.
 
-The tokens are transformers'.
+Tokens equal transformers'.
 """
 
 import json
@@ -41,11 +41,11 @@ from vllm_davinci_testing.engines.vision_zoo import write_vision_checkpoint
 
 MAX_TOKENS = 12
 OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
-# In graphs an operator reads keys of groups in pages of 16.
+# With graphs, an operator reads the keys of groups in pages of 16.
 GRAPHS = {**IN_PARTS, "block_size": 16 * POOL}
 FOUR_RANKS = {**TWO_RANKS, "tensor_parallel_size": 4}
 INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
-# Prompt lengths around the edges of a group, of the number of chosen groups, and of a block.
+# Prompt lengths around the size of a group, of CHOSEN groups, and of a block.
 LENGTHS = [
     *(1, POOL - 1, POOL, POOL + 1),
     *(CHOSEN * POOL - 3, (CHOSEN + 1) * POOL - 1, (CHOSEN + 1) * POOL + 5, CHOSEN * POOL * 2 + 7),
@@ -54,7 +54,7 @@ LENGTHS = [
 
 
 def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    """Makes random prompts with two end-of-text tokens, across which no n-gram reaches."""
+    """Makes random prompts with two end-of-text tokens, which end n-grams."""
     prompts = random_prompts(lengths, seed)
     for prompt in prompts:
         prompt[-2:-1] = prompt[len(prompt) // 3 : len(prompt) // 3 + 1] = [EOS_ID]
@@ -121,7 +121,7 @@ def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
     prompts = prompts_of([259, 3, 10, 17])
     options = {"enable_expert_parallel": True, **GRAPHS, **OF_TEXT}
     with DPEngines(start_engine, checkpoint, 2, environment=FUZZED, **options) as engines:
-        # The second rank ends before the first prompt of the other, or has no request.
+        # The second rank either ends before the other's first prompt, or has no request.
         for given in (prompts, prompts[:1]):
             outputs = engines.generate(given, greedy)
             assert_greedy(expected, given, outputs, MAX_TOKENS)
@@ -134,7 +134,7 @@ def predicting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return with_mtp(checkpoint, tmp_path_factory.mktemp("mtp") / "checkpoint")
 
 
-# Drafts are rejected after they have completed a group, at every position in the group.
+# Draft rejections hit every position of a group, also after a draft has completed it.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "count", "options"),
@@ -171,7 +171,7 @@ def test_drafts_change_no_token(
 
 
 def without_images(name: str) -> str:
-    """Returns the name of a tensor in the text model alone."""
+    """Translates a tensor's name to the name in the text-only model."""
     return name.replace(".language_model.", ".")
 
 
@@ -201,11 +201,11 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
         for dtype in (torch.float32, torch.bfloat16)
     )
     for name, module in expected.network.named_modules():
-        if name.endswith(("conv1d", "ngram_embedding")):  # files have parts of them
+        if name.endswith(("conv1d", "ngram_embedding")):  # files store these in parts
             for integers in (exact, rounded):
                 own = integers.network.get_submodule(name).weight
                 own.data.copy_(module.weight.bfloat16())
-    # An input that is rounded to 16 bits may round to another integer.
+    # An input rounded to 16 bits may become another integer.
     in_16_bits = [rounded.greedy(each, MAX_TOKENS) for each in prompts]
     ours = sum(exact.differing_tokens(prompts, tokens))
     allowed = sum(exact.differing_tokens(prompts, in_16_bits))

@@ -13,7 +13,7 @@ from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, PAD_ID, PoolingRef
 
 THOROUGH = pytest.mark.thorough
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-# Tolerances of unit vectors, and of probabilities, relative to fp32.
+# Tolerances relative to fp32, for unit vectors and for probabilities.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 5e-3}
 DAILY = (("qwen3_embedding", "float32"), ("bge_m3", "float32"), ("bge_m3", "bfloat16"))
 
@@ -50,7 +50,9 @@ def assert_refuses_what_it_cannot_answer(engine: EngineProcess, task: str) -> No
     ],
 )
 def test_answers_equal_those_of_transformers(name, dtype, tmp_path, inputs, start_engine):
-    """In 16 bits on a chip that accepts only documented calls, in fp32 on the reference chip."""
+    """Runs in 16 bits on a chip that accepts only documented calls, and in fp32 on the reference
+    chip.
+    """
     model = BY_NAME[name]
     checkpoint = pooling_zoo.write_pooling(model, tmp_path / "model")
     environment = RACES if dtype == "float32" else {}
@@ -63,7 +65,7 @@ def test_answers_equal_those_of_transformers(name, dtype, tmp_path, inputs, star
     expected = [reference.expected(each) for each in inputs]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=TOLERANCES[dtype], rtol=0)
-    # The tolerance distinguishes prompts.
+    # The tolerance is smaller than the difference between two prompts.
     spread = max(float((each - expected[0]).abs().max()) for each in expected)
     assert spread > 4 * TOLERANCES[dtype]
 

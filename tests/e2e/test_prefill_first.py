@@ -1,4 +1,4 @@
-"""The prefill-first scheduler in whole engines: the tokens of vLLM's scheduler."""
+"""The prefill-first scheduler in whole engines gives the tokens of vLLM's scheduler."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.nightly("planning")
 
 
 def test_virtual_devices_compute_with_the_threads_that_there_were(tiny_llama: Path):
-    """vLLM leaves one thread to a process with a model unless OMP_NUM_THREADS is set."""
+    """Unless OMP_NUM_THREADS is set, vLLM limits a process with a model to one thread."""
     [threads] = output_of(
         f"""
         import os
@@ -52,6 +52,6 @@ def test_vllm_s_profiler_writes_a_trace_of_host_and_device(start_engine, tiny_ll
     assert sum(count for name, count in names.items() if str(name).startswith("aten::")) > 100
     kernels = Counter(event["name"] for event in events if event.get("cat") == "kernel")
     num_layers = json.loads((tiny_llama / "config.json").read_text())["num_hidden_layers"]
-    # The prefill's launches are single, those of three decodes come from a replayed graph.
+    # One prefill launches the operator itself; the three decodes replay a graph.
     assert kernels["aclnnFusedInferAttentionScoreV3"] == 4 * num_layers
     assert kernels["aclnnArgMax"] >= 4

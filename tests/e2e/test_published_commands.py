@@ -1,7 +1,7 @@
-"""The published DeepSeek server commands and clients, scaled to few ranks and short texts.
+"""The published DeepSeek server commands and clients, with few ranks and short texts.
 
-Lengths are a 32nd of the published ones and the model is tiny_deepseek; flags and keys are
-unchanged, except those that vLLM no longer has (docs/guides/published_commands.md).
+Lengths are divided by 32, and the model is tiny_deepseek. Flags and keys are unchanged, except
+those that vLLM has dropped (docs/guides/published_commands.md).
 """
 
 import json
@@ -76,7 +76,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def start(model: Path, *options: str, **variables: str) -> ServerProcess:
-        # A small device, with memory for communicators and streams' workspaces beside the cache.
+        # The device is small: cache, communicators and streams' workspaces fit.
         environment = {"VNPU_MEMORY": "2GiB", "HF_HUB_OFFLINE": "1", **variables}
         server = PublishedServer(model, tmp_path / "log.txt", *options, environment=environment)
         started.append(server)

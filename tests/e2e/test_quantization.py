@@ -1,4 +1,4 @@
-"""int8 checkpoints through the whole stack: loaded as described, close to their source."""
+"""int8 checkpoints through the whole stack: loaded as described, close to their float source."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def of_floats(likelihood_of: Callable[..., float]) -> Callable[[Path], float]:
 def assert_close(
     of_floats: Callable[[Path], float], likelihood_of: Callable[..., float]
 ) -> Callable[..., None]:
-    """Returns a function that compares a model's likelihood of the text with its float source's."""
+    """Returns a function that compares the text's likelihood with the float source's."""
 
     def compare(model: Path, source: Path, **options: Any) -> None:
         assert abs(likelihood_of(model, **options) - of_floats(source)) < CLOSE
@@ -65,7 +65,7 @@ def test_static_layers_run_in_both_dtypes(dtype, chip, quantize, tiny_llama, ass
 
 
 def test_ranks_add_a_static_bias_once(quantize, tiny_llama, assert_close):
-    # The bias holds the offset's share of every sum: applying it twice destroys the text.
+    # The bias includes the offset's share of each sum: adding it on each rank destroys the text.
     assert_close(quantize(tiny_llama, "W8A8"), tiny_llama, tensor_parallel_size=2)
 
 
@@ -109,7 +109,7 @@ def test_experts_with_input_scales_of_their_own_run(ranks, quantize, tiny_deepse
             prefix = name.removesuffix(".weight")
             for part in ("weight", "weight_scale", "weight_offset"):
                 del tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"]
-            # Ranges that cover almost all of this model's activations.
+            # Input ranges that cover almost all of this model's activations.
             seen = InputRange(-4, 4) if "down_proj" in name else InputRange(-6, 6)
             static = find_scheme("W8A8", name)
             for part, value in static.rounded(

@@ -1,4 +1,4 @@
-"""Biases of norms, and fp8 in blocks, compared with transformers on the same numbers."""
+"""Norms with biases, and block-wise fp8 weights, equal transformers with the same numbers."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from vllm_davinci_testing.engines.likelihood import CLOSE
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
-BIAS = 0.3  # the standard deviation of biases of norms
+BIAS = 0.3  # standard deviation of the norms' biases
 
 Quantize = Callable[..., Path]
 
@@ -61,7 +61,7 @@ def test_biases_of_norms_equal_transformers(model, kind, request, quantize, text
             if any(part in name for part in kinds):
                 add_to(module, name)
     found.append(expected())
-    # Each kind of bias matters.
+    # Each kind of bias has an effect.
     assert min(abs(one - other) for one, other in pairwise(found)) > 2 * CLOSE, found
     rewrite(directory, tensors, description)
     actual = likelihood_of(directory)
@@ -70,7 +70,7 @@ def test_biases_of_norms_equal_transformers(model, kind, request, quantize, text
 
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Writes a small DeepSeek-V3 with fp8 weights in blocks, and the equivalent floats."""
+    """Writes a small DeepSeek-V3 with block-wise fp8 weights, and the equivalent floats."""
     config = deepseek_of_blocks(vocab_size=512, scoring_func="sigmoid", max_position_embeddings=512)
     directory = tmp_path_factory.mktemp("fp8")
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""ModelSlim's types that our exporter does not write, compared with plain integers."""
+"""ModelSlim's types that our exporter does not write give the tokens of plain integers."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     ("model", "most_wrong"),
     [
         ("tiny_llama", 0),
-        # Experts chosen by a tiny margin differ in 16 bits.
+        # In 16 bits, other experts win by a tiny margin.
         pytest.param("tiny_deepseek", 3, marks=pytest.mark.thorough),
     ],
 )
@@ -80,7 +80,8 @@ def in_eight_bits(directory: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.refused_calls  # the start asks the product about sizes that it may not support
+# at start, the engine asks the product about sizes that it may not support
+@pytest.mark.refused_calls
 @pytest.mark.parametrize(
     ("options", "is_kept"),
     [

@@ -1,4 +1,4 @@
-"""A start with a bad int8 checkpoint, or none, ends with the remedy."""
+"""Starting with a bad int8 checkpoint, or none, fails and names the remedy."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Quantize = Callable[..., Path]
 
 
 def spoilt(directory: Path, tensor: str, type_name: str | None) -> Path:
-    """Removes a tensor from a checkpoint, or changes the type of its entry."""
+    """Removes a tensor from a checkpoint, or changes the type in its description."""
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
     if type_name is None:
@@ -45,7 +45,7 @@ EXPERT = "model.layers.2.mlp.experts.5"
 def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(
     tensor, type_name, told, quantize, tiny_deepseek, start_engine
 ):
-    # The name separates this directory from all others.
+    # Only the name distinguishes this directory.
     name = f"bad-{tensor.replace('.', '-')}-{type_name}"
     model = spoilt(quantize(tiny_deepseek, "W8A8_DYNAMIC", name=name), tensor, type_name)
     with pytest.raises(EngineError) as error:

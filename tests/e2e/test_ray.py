@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 24
 RAY_LIMIT_S, LIMIT_S = 120.0, 400.0
-# Otherwise it has 30 s for its start, and leaves a secret in the user's home.
+# Ray's defaults: 30 s to start, and a secret left in the user's home.
 RAY = {
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_AUTH_MODE": "disabled",
@@ -36,10 +36,10 @@ OPTIONS: dict[str, Any] = {
 
 
 def start_ray(hosts: tuple[Host, Host], npus: tuple[int, ...], folder: Path) -> None:
-    """Starts Ray on one host per number of NPUs, and waits for it."""
+    """Starts Ray on one host per entry of `npus`, and waits for it."""
     for host, count in zip(hosts, npus, strict=False):
         log = folder / f"ray_{host.name}.txt"
-        # Ray stores its sockets there, with the same names on each host.
+        # Ray stores its sockets in /tmp/ray, which the hosts would share.
         place = 'mkdir -p /tmp/ray; mount -t tmpfs tmpfs /tmp/ray; exec "$@"'
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start"]
         where = ["--head", "--port=6379", "--include-dashboard=false"]

@@ -1,4 +1,4 @@
-"""Requests with budgets of reasoning, traces and the user's logits processors."""
+"""Requests with thinking budgets, traces, and the user's logits processors."""
 
 import math
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_a_users_processor_changes_the_requests_that_ask_for_it(engine: EnginePr
 
 
 def test_reasoning_ends_where_its_budget_is_used_up(engine: EngineProcess):
-    """The random model never emits the marker: it is forced, then generation continues freely."""
+    """The random model never emits the end marker: it is forced, then generation continues."""
     start, end, end_after = (ord(each) - ord("!") for each in "<>!")  # the zoo's vocabulary
     prompt = {"prompt_token_ids": [72, start, 65]}
     free = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -54,7 +54,7 @@ def test_reasoning_ends_where_its_budget_is_used_up(engine: EngineProcess):
         )
         both = engine.generate([prompt, prompt], [bounded, free])
         tokens, others = tokens_of(both)
-        before = max(budget - 1, 0)  # one thinking token is in the prompt
+        before = max(budget - 1, 0)  # the prompt contains one thinking token
         assert tokens[:before] == usual[:before]
         assert tokens[before : before + 2] == [end, end_after]
         assert others == usual

@@ -1,6 +1,6 @@
-"""Sampling under asynchronous scheduling: the tokens of synchronous steps, and one wait.
+"""Sampling with asynchronous scheduling: the tokens of synchronous steps, and one wait per step.
 
-A step's only wait is for the previous step's tokens, on the output thread.
+The wait is for the previous step's tokens, on the output thread.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
-    """Generates for requests of different lengths; three of four use the feature."""
+    """Generates for requests of different lengths, three quarters of them with the feature."""
     parameters = [
         SamplingParams(
             **{
@@ -66,7 +66,7 @@ def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
 
 
 def assert_one_wait_each(steps: list[StepWaits]) -> None:
-    """Checks that successive steps wait once each. Waits for two earlier outputs may coincide."""
+    """Asserts one wait per step, plus two, because waits for two earlier outputs may coincide."""
     assert all(step.in_forward == 0 for step in steps)
     assert sum(step.all for step in steps) <= len(steps) + 2, steps
 
@@ -101,7 +101,7 @@ def test_tokens_equal_those_of_synchronous_steps_without_additional_waits(
     decodes = [step for step in steps if step.tokens == REQUESTS]
     assert len(decodes) >= TOKENS - 3
     assert_one_wait_each(decodes[2:-2])
-    # Positions, lengths, slots, block table, tokens: the changes in a decode of the same requests.
+    # A decode of the same requests updates positions, lengths, slots, block table and tokens.
     assert max(step.input_launches for step in decodes[2:-2]) <= 5
 
 

@@ -1,4 +1,4 @@
-"""Sequence parallel between attention and MLP: one device's tokens."""
+"""Sequence parallel between attention and MLP gives one device's tokens."""
 
 import pytest
 
@@ -13,10 +13,10 @@ THOROUGH = pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "min_tokens", "engine"),
     [
-        # Every step is sequence parallel, most with padding in the last shard.
+        # Every step is sequence parallel; most pad the last shard.
         pytest.param(DENSE, 1, {"tensor_parallel_size": 2}, id="tensor2", marks=THOROUGH),
         pytest.param(DENSE, 1, {"tensor_parallel_size": 4}, id="tensor4", marks=THOROUGH),
-        # Whole and sequence parallel steps alternate; prompts are chunked.
+        # Steps with and without sequence parallel alternate; prompts are chunked.
         pytest.param(
             DENSE,
             48,

@@ -21,7 +21,7 @@ from vllm_davinci_testing.engines.server_process import (
 from vllm_davinci_testing.processes.forked import run_command
 
 MODEL = "tiny_llama"
-# Lines of vLLM and torch when a server may be profiled.
+# Log lines of vLLM and torch in a server that may be profiled.
 OF_PROFILER = (
     "Profiler with mode 'torch' is enabled in the API server",
     "External init callback must run in same thread as registerClient",
@@ -39,12 +39,12 @@ def server(
     tiny_llama: Path, traces: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    # torch 2.13 records Python frames by pointers into their code: if that is freed while
-    # recording, as a module's code after its import, a name may no longer be text.
+    # torch 2.13 records Python frames by pointers to code. If that code is freed while recording,
+    # as a module's code after its import, a name may no longer be text.
     profiler = json.dumps(
         {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False}
     )
-    # Without a time limit for the end, vLLM kills an interrupted server's engine.
+    # Without a shutdown timeout, vLLM kills the engine of an interrupted server.
     options = (
         f"--served-model-name={MODEL}",
         "--shutdown-timeout=20",
@@ -65,7 +65,7 @@ def complete(client: openai.OpenAI, prompt: str, max_tokens: int = 16) -> str:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """Returns the sum of a metric's series."""
+    """Returns the sum of a metric over its labels."""
     lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
     values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith((name + "{", name + " "))]
     assert values, f"/metrics has no {name}"
@@ -175,7 +175,7 @@ def test_bench_serve_measures_the_server(server: ServerProcess, tiny_llama: Path
 
 
 def test_an_interrupt_ends_the_server_quietly_and_frees_shared_memory(server: ServerProcess):
-    # Last in the file, because the others need the server.
+    # Last in the file, because the other tests need the server.
     held = shared_memory(server.processes())
     server.interrupt()
     assert server.wait_for_end() == 0

@@ -33,7 +33,7 @@ def model(tiny_llama: Path) -> TransformersReference:
 
 @pytest.fixture(scope="module")
 def url(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of the server. Its workers raise if unordered launches use the same memory."""
+    """Address of a server whose workers raise an error for races."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
     options = (
         f"--served-model-name={BASE}",
@@ -88,7 +88,7 @@ def test_adapters_come_and_go_while_the_server_answers(server, model, tmp_path):
         with adapters.adapted(model.network, paths.get(name)):
             assert model.first_difference(PROMPT, answer.result()) is None, name
     assert len({tuple(answer.result()) for answer in answers.values()}) == 5
-    # As a trainer of adapters does after each step.
+    # A trainer of adapters does this after each step.
     body = {"lora_name": "adapter1", "lora_path": str(paths["adapter0"]), "load_inplace": True}
     assert server("/v1/load_lora_adapter", **body).status_code == 200
     assert complete(server, "adapter1") == answers["adapter0"].result()
@@ -111,7 +111,7 @@ def test_an_adapter_that_does_not_fit_is_answered_with_its_layer(server, tmp_pat
 
 
 def stream(url: str, prompt: list[int], max_tokens: int, has_begun: Event) -> list[int]:
-    """Streams one request's tokens; sets has_begun with the first and returns them all."""
+    """Streams one request; sets `has_begun` at the first token and returns all tokens."""
     body = {
         "model": BASE,
         "prompt": prompt,
@@ -133,7 +133,7 @@ def stream(url: str, prompt: list[int], max_tokens: int, has_begun: Event) -> li
 @pytest.mark.parametrize("mode", ["abort", "keep", "wait"])
 def test_a_server_sleeps_while_requests_are_under_way(url, server, model, mode):
     prompts = [[*PROMPT, number] for number in range(80, 84)]
-    count = 180  # no request ends before the server gets the request to sleep
+    count = 180  # long enough that no request ends before the server is put to sleep
     with ThreadPoolExecutor(len(prompts)) as pool:
         begun = [Event() for _ in prompts]
         streams = [

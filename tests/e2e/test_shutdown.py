@@ -1,4 +1,4 @@
-"""A server ends in time after a signal, whatever its engine does, and first answers requests."""
+"""After a signal, a server answers its requests and ends in time, whatever its engine does."""
 
 import signal
 import time
@@ -9,7 +9,7 @@ import pytest
 from vllm_davinci_testing.engines.server_process import ForkedServer, ServerProcess, shared_memory
 from vllm_davinci_testing.engines.signalled_server import signalled_server
 
-# Time from the signal, as docs/guides/ending.md promises.
+# Time limits from the signal, as docs/guides/ending.md promises.
 ANSWERED_WITHIN_S = 3.0
 ENDS_WITHIN_S = 15.0
 AT_ONCE_S = 3.0
@@ -50,7 +50,7 @@ def test_a_signal_in_a_long_step_answers_all_requests_and_ends_the_server(
             assert request.status == (200 if request.is_stream else 503)
             assert request.text.endswith("data: [DONE]\n\n") is request.is_stream
         assert not list(ending.sockets.iterdir())
-        if kind is ServerProcess:  # forks use the fork server's tracker, which continues
+        if kind is ServerProcess:  # forks share the fork server's tracker, which continues
             assert not [path for path in held if path.exists()]
         assert "Traceback" not in server.log_text(), server.tail()
 

@@ -1,4 +1,4 @@
-"""Engines that sleep: the device gets its memory back, and tokens are unchanged afterwards."""
+"""Sleeping engines free the device's memory, and give the same tokens after waking."""
 
 from pathlib import Path
 from typing import Any
@@ -67,13 +67,13 @@ def test_tokens_are_equal_before_and_after_sleep(
                 assert freed >= awake["weights"] + awake["kv_cache"]
             if level == 1:
                 engine.wake_up()
-            else:  # as a trainer that temporarily needs the cache's memory
+            else:  # a trainer temporarily needs the cache's memory
                 engine.wake_up(tags=["weights"])
                 partly = engine.on_workers("memory")
                 assert all(each["weights"] and not each["kv_cache"] for each in partly)
                 if adapter is None:
                     engine.on_workers("reload_weights")
-                else:  # this loader keeps adapters in place, which reloading does not
+                else:  # this loader keeps adapters in place; reloading does not
                     engine.on_workers("load_from", str(checkpoint))
                 engine.wake_up(tags=["kv_cache"])
             woken = engine.on_workers("memory")

@@ -1,4 +1,4 @@
-"""MLA over the tokens that an indexer selects: transformers' tokens on every path of a step."""
+"""MLA over tokens that an indexer selects: transformers' tokens on every path of a step."""
 
 import json
 import shutil
@@ -59,7 +59,8 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
 def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_waits(
     zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
-    # Requests outgrow their first block at different times, and half of the needed blocks exist.
+    # Requests outgrow their first block at different times, and the cache has half of the needed
+    # blocks.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
     with start_engine(
@@ -80,7 +81,9 @@ def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_wait
 def test_where_all_tokens_are_chosen_attention_is_dense(
     scheme, zoo, reference, start_engine, prompts, tmp_path
 ):
-    """In fp32 the same tokens as dense MLA; with int8 weights in 16 bits, a similar number."""
+    """fp32 gives dense MLA's tokens; int8 weights in 16 bits change about as many tokens as dense
+    MLA does.
+    """
     name = "deepseek_v32_all"
     sparse, options = zoo(name), {}
     if scheme is not None:
@@ -147,7 +150,9 @@ def as_dense(sparse: Path, directory: Path) -> Path:
 def test_in_16_bits_on_a_chip_tokens_stay_close(
     model, scheme, zoo, reference, start_engine, prompts, tmp_path
 ):
-    """Is as close to fp32 as transformers' bfloat16 model, which also selects other tokens."""
+    """Tokens are as close to fp32 as those of transformers in bfloat16, which also selects other
+    tokens.
+    """
     floats = zoo(model)
     checkpoint = floats if scheme is None else int8(floats, scheme, tmp_path, prompts)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts[:16]]

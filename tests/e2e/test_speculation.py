@@ -80,13 +80,13 @@ def test_wrong_drafts_change_no_token_of_other_families(model, drafting_engine, 
     ],
 )
 def test_suffix_trees_change_no_token(options, drafting_engine, undrafted, tiny_llama):
-    """Runs twice, so that the second run finds the first one's texts in its tree."""
+    """Runs twice: the second run finds the first run's texts in its tree."""
     with drafting_engine(tiny_llama, {**speculation("suffix", 4), **options}) as engine:
         first = told(engine)
         assert generate(engine) == undrafted(tiny_llama)
         both = told(engine)
     assert first[1] > 0
-    # Text that was generated once is drafted unchanged.
+    # The second run drafts the first run's texts, so nearly all drafts are accepted.
     assert (both[1] - first[1]) / (both[0] - first[0]) > 0.9
 
 
@@ -112,7 +112,7 @@ def test_no_number_of_drafts_from_graphs_changes_a_token(
     with drafting_engine(target, asked) as engine:
         drafted, accepted = told(engine)
     assert drafted > 0
-    if method == "draft_model":  # the model itself
+    if method == "draft_model":  # the draft model is the model itself
         assert accepted == drafted
 
 

@@ -1,4 +1,4 @@
-"""Drafts together with other features: no token changes, and acceptance stays the same."""
+"""Drafts with other features: no token changes, and acceptance stays the same."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ pytestmark = pytest.mark.nightly("layouts")
 THOROUGH = pytest.mark.thorough
 GRAPHS = {"enforce_eager": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-# For the random MTP layer with three drafts: measured, and independent of other features.
+# Drafted and accepted tokens of the random MTP layer with three drafts, as measured without other
+# features.
 ACCEPTED = (951, 66)
 
 
@@ -71,7 +72,9 @@ def generate_on(engines: DPEngines, counts: list[int]) -> list[list[list[int]]]:
     ],
 )
 def test_ranks_without_requests_draft_along(count, options, start_engine, mtp, undrafted):
-    """Both ranks are busy; then one finishes after its first token and joins all passes idle."""
+    """Both ranks are busy; then one rank finishes after its first token and joins the other's
+    passes idle.
+    """
     asked = {**speculation("mtp", count), **options}
     with DPEngines(start_engine, mtp, 2, RACES, **asked) as engines:
         for counts in ([REQUESTS, REQUESTS], [1, REQUESTS]):
@@ -100,7 +103,7 @@ def dbo(**options: Any) -> dict[str, Any]:
     ],
 )
 def test_steps_with_drafts_are_split(options: dict[str, Any], drafting_engine: Engines, mtp: Path):
-    """Verification is split between requests; the drafter reads the states of whole steps."""
+    """Verification is split between requests; the drafter gets the hidden states of whole steps."""
     with drafting_engine(mtp, {**speculation("mtp", 3), **options}) as engine:
         assert told(engine) == ACCEPTED
         decisions = engine.on_workers("overlap_decisions")[0]
@@ -147,7 +150,7 @@ def test_drafters_sleep_and_wake_with_their_model(drafting_engine, undrafted, mt
         engine.on_workers("reload_weights")
         engine.wake_up(tags=["kv_cache"])
         assert generate(engine) == expected
-        # The drafter's own weights were restored, too.
+        # The drafter's weights were restored, too.
         assert told(engine) == tuple(3 * number for number in ACCEPTED)
 
 
@@ -167,7 +170,7 @@ def test_drafters_sleep_and_wake_with_their_model(drafting_engine, undrafted, mt
 def test_adapters_change_the_same_tokens_with_drafts(
     method, options, start_engine, tiny_llama, mtp, tmp_path
 ):
-    """Each step has requests with two adapters (all layers, embeddings, heads), and without one."""
+    """Each step mixes requests with two adapters (all layers, embeddings, heads) and without."""
     target = mtp if method == "mtp" else tiny_llama
     network = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     where = adapters.LINEAR if method == "mtp" else adapters.EVERYWHERE

@@ -1,4 +1,4 @@
-"""MTP of every supported family: drafts of the model's own MTP layers change no token."""
+"""MTP layers of every supported family: drafts change no token."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.nightly("layouts")
 
 GRAPHS = {"enforce_eager": False}
 DEFAULT = "Glm4MoeMTPModel"
-# Their definitions wait for the device in each pass, so that no pass is captured.
+# Their vLLM definitions wait for the device in each pass, which prevents a capture.
 WAIT = {"ErnieMTPModel", "HYV3MTPModel"}
 
 
 def test_every_family_has_a_case():
-    # test_speculation_models.py, test_{compressed,pooled}_attention.py
+    # tested in test_speculation_models.py, test_{compressed,pooled}_attention.py
     elsewhere = {"DeepSeekMTPModel", "DeepseekV32MTPModel", "DeepSeekV4MTPModel"}
     elsewhere |= {"Glm5NextMTPModel"}
     assert {*FAMILIES} | elsewhere == {*MTP_SERVED}

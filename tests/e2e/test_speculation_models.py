@@ -1,7 +1,7 @@
-"""Drafters that run a model change no token: MTP, EAGLE, EAGLE-3, a draft model.
+"""Model-based drafters change no token: MTP, EAGLE, EAGLE-3, a draft model.
 
-Scheduling is asynchronous, as it is by default: the host prepares a step before it knows which
-drafts were accepted.
+Asynchronous scheduling, the default, prepares a step before the host knows which drafts were
+accepted.
 """
 
 from collections.abc import Callable
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.nightly("layouts")
 
 THOROUGH = pytest.mark.thorough
 GRAPHS = {"enforce_eager": False}
-# Another plugin's option, which a drafter's configuration inherits.
+# Another plugin's option, which the drafter's configuration inherits.
 SIZES = {
     "additional_config": {"torchair_graph_config": {"enabled": True, "graph_batch_sizes": [4]}}
 }
 SYNCHRONOUS = {"async_scheduling": False}
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 CHUNKS = {"max_num_batched_tokens": 48}
-# Fewer than the requests need, so that some are preempted.
+# Too few for all requests: some are preempted.
 FEW_BLOCKS = {"num_gpu_blocks_override": 8, "enable_prefix_caching": True}
 
 
@@ -52,7 +52,7 @@ SPARSE, SHARED = "deepseek_v32", "glm_dsa_shared"
 def with_mtp(
     tiny_deepseek: Path, zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """A model of the zoo, or tiny_deepseek, with a random MTP layer."""
+    """Returns a model of the zoo, or tiny_deepseek, with a random MTP layer."""
 
     @cache
     def write(name: str) -> Path:
@@ -153,7 +153,7 @@ def test_mtp_of_several_modules_changes_no_token(count, options, drafting_engine
         drafted, accepted = told(engine)
         by_place = engine.metric_vectors()["vllm:spec_decode_num_accepted_tokens_per_pos"]
         of_drafter = engine.on_workers("draft_replays")[0]
-    # As measured for one module that runs three times.
+    # As measured for one MTP layer that runs three times.
     rates = [count * each / drafted for each in by_place]
     print(f"{accepted} of {drafted} drafts accepted, by place {rates}")
     assert all(rate > bound for rate, bound in zip(rates, (0.65, 0.45, 0.35), strict=False))
@@ -184,10 +184,10 @@ def test_heads_change_no_token(method, count, options, drafting_engine, tiny_lla
     padded = {k: options.pop(k) for k in ("disable_padded_drafter_batch",) if k in options}
     asked = {**speculation(method, count, model=str(head), **padded), **options}
     with drafting_engine(tiny_llama, asked) as engine:
-        # With one draft per step there is at most one for each of 381 tokens.
+        # With one draft per step, 381 tokens get at most one draft each.
         assert told(engine)[0] > min(500, 300 * count)
         replayed = sum(engine.on_workers("draft_replays")[0].values())
-    # A step of decodes replays each of its passes.
+    # A decode step replays each draft pass.
     assert replayed > 10 * count if options == GRAPHS else not replayed
 
 
@@ -215,7 +215,8 @@ def test_all_drafts_of_the_model_itself_are_accepted(options, drafting_engine, t
 @pytest.mark.parametrize(
     ("target", "method", "draft", "least", "bounds"),
     [
-        # Measured: 0.60 and 0.26 of the drafts; by position 0.73, 0.59, 0.47 and 0.47, 0.20, 0.10.
+        # Measured acceptance: mtp 0.60, by position 0.73, 0.59, 0.47; eagle3 0.26, by position
+        # 0.47, 0.20, 0.10.
         pytest.param("tiny_deepseek", "mtp", None, 0.5, (0.65, 0.5, 0.4), id="mtp"),
         pytest.param(
             *("tiny_llama", "eagle3", "tiny_llama_eagle3", 0.2, (0.4, 0.15, 0.06)),
@@ -264,10 +265,10 @@ def test_a_rotated_model_is_drafted_for_as_well_as_before(start_engine, tiny_dee
 def test_in_16_bits_every_token_is_the_greatest_as_far_as_rounding_tells(
     tiny_deepseek, start_engine
 ):
-    """On a chip that accepts only documented calls.
+    """Runs on a chip that accepts only documented calls.
 
-    Several rows of a request are summed in another order than one row, so text may differ where
-    16-bit rounding decides between two tokens.
+    Verifying several rows changes the order of sums, so texts may differ where 16-bit rounding
+    decides between two tokens.
     """
     options = {
         "dtype": "bfloat16",

@@ -1,4 +1,4 @@
-"""Sampling with drafts: greedy tokens stay the same with every option, and seeds repeat."""
+"""Sampling with drafts: options keep greedy tokens unchanged, and seeds reproduce samples."""
 
 import math
 import re
@@ -80,7 +80,7 @@ def test_greedy_tokens_stay(feature: str, plain: EngineProcess, speculating: Eng
 
 @pytest.mark.thorough
 def test_synchronous_steps_count_tokens_for_a_minimum(plain, start_engine, tiny_deepseek):
-    """Under asynchronous scheduling vLLM also counts rejected drafts."""
+    """With asynchronous scheduling, vLLM counts rejected drafts, too."""
     asked = {"min_tokens": 24, "stop_token_ids": [326, 722]}
     options = {**speculation("mtp", DRAFTS), **OPTIONS, "async_scheduling": False}
     with start_engine(tiny_deepseek, environment=RACES, **options) as engine:
@@ -116,7 +116,7 @@ def test_requests_that_vllm_does_not_support_with_drafts_are_refused(speculating
 
 
 def test_the_host_waits_no_more_often_than_without_drafts(speculating: EngineProcess):
-    """The host waits once per step, for tokens whose number drafter and next step need."""
+    """The host waits once per step, for the tokens: drafter and next step need their number."""
     speculating.on_workers("count_waits_of_steps")
     generate(speculating)
     (steps,) = speculating.on_workers("waits_of_steps")

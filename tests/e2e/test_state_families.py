@@ -1,4 +1,4 @@
-"""Families with other kinds of recurrent state: transformers' tokens."""
+"""More families with recurrent state: transformers' tokens."""
 
 import pytest
 
@@ -19,7 +19,7 @@ THOROUGH = pytest.mark.thorough
         # Mamba 1, alone and with attention and experts.
         pytest.param("falcon_mamba", IN_PARTS, id="falcon_mamba_in_parts", marks=THOROUGH),
         pytest.param("jamba", {**TWO_RANKS, **IN_PARTS}, id="jamba_tensor2", marks=THOROUGH),
-        # Mamba2 alone, with attention in every layer, and below attention that layers share.
+        # Mamba2 alone, with attention in every layer, and with attention shared by layers.
         pytest.param("mamba2", IN_PARTS, id="mamba2_in_parts", marks=THOROUGH),
         pytest.param("falcon_h1", IN_PARTS, id="falcon_h1_in_parts", marks=THOROUGH),
         pytest.param("zamba2", IN_PARTS, id="zamba2_in_parts", marks=THOROUGH),

@@ -1,7 +1,7 @@
-"""Models in 16 bits on a chip that accepts only documented calls, compared with transformers.
+"""16-bit models on a chip that accepts only documented calls, compared with transformers.
 
-Two computations in 16 bits round differently, so logprobs are compared instead of tokens: for the
-whole vocabulary after every prompt token.
+Two computations in 16 bits round differently, so the whole vocabulary's logprobs after every prompt
+token are compared instead of tokens.
 """
 
 import math
@@ -25,13 +25,13 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 THOROUGH, NIGHTLY = pytest.mark.thorough, pytest.mark.nightly("refusals")
 A2, A3 = "Ascend910B3", "Ascend910_9391"
 
-# All differences of one model: root mean square and maximum, twice the worst model's values.
+# Limits of a model's logprob differences, root mean square and maximum: twice the worst model's.
 BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
-# Relative difference of a perplexity: the worst has 0.0012 and 0.0005.
+# Limits of a perplexity's relative difference. Worst measured: 0.0012 and 0.0005.
 PERPLEXITY = {torch.bfloat16: 0.01, torch.float16: 0.002}
 
-# Heads of 64 and 128 with and without groups, windows, biases; 80, padded to 128; MLA with 4 and
-# 128 heads of 32, also padded; routed experts; sinks.
+# Heads of 64 and 128 with and without groups, windows, biases; heads of 80, padded to 128; MLA with
+# 4 and 128 heads of 32, also padded; routed experts; sinks.
 MODELS = (
     ("llama_head64_gqa4", torch.bfloat16, A3),
     ("llama_head64_gqa4", torch.float16, A2),
@@ -53,7 +53,7 @@ MIXTURES = ("deepseek_v3_moe", "qwen3_moe_softmax_top2_of_8", "gpt_oss_sinks_win
 ALL_LOGPROBS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=-1)
 
 
-# vLLM's log line about weights, after it has read them.
+# vLLM logs this when the weights are loaded.
 LOADED = "Loading weights took"
 
 
@@ -84,14 +84,14 @@ def logprobs_of(output: Any, vocabulary: int) -> torch.Tensor:
 def test_logprobs_equal_those_of_transformers_in_the_same_dtype(
     name: str, dtype: torch.dtype, soc: str, zoo: Zoo, start_engine: StartEngine, prompts: Prompts
 ) -> None:
-    chosen = prompts[2:10]  # around a block's length, where cache errors occur, and others
+    chosen = prompts[2:10]  # lengths around a block, where cache errors occur, and others
     extension = f"{RoutingWorker.__module__}.{RoutingWorker.__name__}"
     outputs, answers = [], []
     with start_engine(
         zoo(name), **options_of(dtype, soc), worker_extension_cls=extension
     ) as engine:
         (num_routers,) = engine.on_workers("record_routers")
-        # One by one if the rows of a step's routers must be identified.
+        # Models with routers run one prompt at a time, so that each router row has a known token.
         for batch in [[prompt] for prompt in chosen] if num_routers else [chosen]:
             inputs = [{"prompt_token_ids": prompt} for prompt in batch]
             outputs += engine.generate(inputs, ALL_LOGPROBS)
@@ -103,7 +103,8 @@ def test_logprobs_equal_those_of_transformers_in_the_same_dtype(
     for prompt, output, scores in zip(chosen, outputs, answers, strict=True):
         assert len(output.outputs[0].token_ids) == ALL_LOGPROBS.max_tokens
         assert len(scores) == num_routers
-        # Other rounding of almost equal scores would select other experts: both use the engine's.
+        # Rounding may change which experts nearly equal scores select: transformers uses the
+        # engine's choice.
         with routed_by(network.network, scores):
             expected = network.logprobs(prompt)[:-1]
         differences.append(logprobs_of(output, expected.shape[-1]) - expected)
@@ -140,7 +141,7 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
     assert perplexity == pytest.approx(math.exp(-expected.mean()), rel=PERPLEXITY[dtype])
 
 
-# An unchanged model, except for some entries of its config.json.
+# The unchanged model, with other entries in its config.json.
 def with_numbers(**numbers: Any) -> dict[str, Any]:
     return {**options_of(torch.bfloat16, A2), "hf_overrides": numbers}
 

@@ -1,8 +1,7 @@
-"""`vllm-davinci verify` on virtual NPUs: a whole run, and ten planted differences by name.
+"""`vllm-davinci verify` on virtual NPUs: a whole run; ten planted differences are named.
 
-Differences are planted by public means: a chip's file, settings of the virtual NPU, a plan of
-faults. No such means exists for a wrong operator result or wrong tokens, so the second report is
-edited.
+A chip file, settings of the virtual NPU and a fault plan produce the differences. They cannot
+produce a wrong operator result or wrong tokens, so the test edits these into the second report.
 """
 
 import json
@@ -22,7 +21,7 @@ from vllm_davinci_testing.processes.programs import run_to_end
 
 LIMIT_S = 1800.0
 MODEL = "qwen3-30b-a3b"
-# The planted chip's figures; the others are an ascend910b3's.
+# The planted chip's figures; all others are the ascend910b3's.
 PLANTED_FIGURES = """
 based_on = "ascend910b3"
 soc = "Ascend910B3"
@@ -32,14 +31,14 @@ hbm_bandwidth = { value = 1.2, unit = "TB/s", source = "planted" }
 host_operator_launch = { value = 30, unit = "us", source = "planted" }
 cube_float16 = { value = 200, unit = "TOP/s", source = "planted" }
 """
-# The operator appears to be missing, and the runtime has fewer streams.
+# SwiGLU appears to be missing, and the runtime has fewer streams.
 PLANTED_FAULTS = "launch:aclnnSwiGlu@1+=561003;stream@300+=207000"
 
 
 def verify(directory: Path, *options: str, virtual: tuple[str, ...] = ()) -> Path:
-    """Runs `vllm-davinci verify` on a virtual NPU; returns the directory, whatever was found."""
+    """Runs `vllm-davinci verify` on a virtual NPU; returns the directory, whatever the findings."""
     command = Path(sys.executable).parent
-    # The tests' own settings do not apply: SoC `reference`, and a directory for refusals.
+    # Drop the tests' own settings: SoC `reference`, and a directory for refusals.
     own = {name: value for name, value in os.environ.items() if not name.startswith("VNPU_")}
     done = run_to_end(
         [
@@ -93,7 +92,7 @@ def test_ten_planted_differences_are_found_and_named(tmp_path: Path) -> None:
         "a wrong result": _named(found, f"operators/npu_rms_norm/{MODEL}/16 tokens, bfloat16"),
         "an operator that is not there": {
             *_named(found, f"operators/npu_swiglu/{MODEL}"),
-            *_named(found, f"operators/compiled experts/{MODEL}"),  # which launches it
+            *_named(found, f"operators/compiled experts/{MODEL}"),  # launches SwiGLU
         },
         "a looser constraint": {
             name
@@ -141,7 +140,7 @@ def _constraints_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fitted_is_planted(report: dict[str, Any], planted: Path, fitted: Path) -> None:
-    """Asserts that a chip's file fitted to the second report has the planted chip's figures."""
+    """Asserts that fitting a chip file to the second report yields the planted chip's figures."""
     write_chip(fit(report, "ascend910b3"), fitted)
     one, other = (load_machine(str(path), "node-of-8").figures for path in (planted, fitted))
 

@@ -1,6 +1,6 @@
-"""Models with image encoders: transformers' tokens and features, and no wait of the host.
+"""Models with image encoders: transformers' tokens and features, and the host never waits.
 
-A layer's own cases are in packages/core/tests/attention/test_encoder.py.
+packages/core/tests/attention/test_encoder.py tests the layer.
 """
 
 import json
@@ -28,21 +28,21 @@ from vllm_davinci_testing.engines.transformers_reference import CLOSE
 from vllm_davinci_testing.engines.vision_reference import AUTO_CLASS, MAX_TOKENS, Reference, Request
 
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-# Width and height: alone, several together, an edge of one merged patch, smaller windows at edges.
+# Width and height: one image, several, an edge of one merged patch, smaller windows at edges.
 SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
-# Images, then videos: frames, width, height. An odd number of frames is padded by one. Positions in
-# time stay below those in space: beyond that, vLLM continues them as the model's authors do, and
-# transformers has text at late frames' positions.
+# Images, then videos (frames, width, height). An odd number of frames is padded by one. Positions
+# in time stay below those in space: beyond that, vLLM continues as the model's authors do, and
+# transformers gives text the positions of late frames.
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
 FPS = [3.0, 2.5]
 FAMILIES = sorted(
     name
     for name in vision_zoo.MODELS
-    if not name.startswith(  # those of test_vision_families and the zoo
+    if not name.startswith(  # in test_vision_families and the zoo
         ("exaone", "glm5_next", "glm_ocr", "qwen3_5", "qwen3_vl_moe")
     )
 )
-OTHER_FAMILIES = ("glm4v", "glm4v_moe", "internvl", "qwen2_vl")  # whose parts the others share
+OTHER_FAMILIES = ("glm4v", "glm4v_moe", "internvl", "qwen2_vl")  # the others share their parts
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def reference(vision: Callable[[str], Path]) -> Callable[[str], Reference]:
 
 
 def generated(engine: EngineProcess, asked: list[Request]) -> list[tuple[list[int], list[int]]]:
-    """Returns each request's prompt, with placeholders for images and videos, and tokens."""
+    """Returns each request's prompt, with placeholders for images and videos, and its tokens."""
     return [
         (list(output.prompt_token_ids), list(output.outputs[0].token_ids))
         for output in engine.generate(asked, GREEDY)
@@ -112,7 +112,7 @@ def test_tokens_and_features_equal_those_of_transformers_and_the_encoder_waits_f
     asked = requests(family)
     limits = {"image": 4, "video": 2} if vision_zoo.MODELS[family].takes_videos else {"image": 4}
     with start(vision(family), limit_mm_per_prompt=limits) as engine:
-        # All steps share a mask, created by the first, and a workspace, as large as the largest's.
+        # The first step creates a mask and the largest workspace, which later steps share.
         generated(engine, [{"prompt": "words " * 70}])
         engine.on_workers("watch_encoder")
         answers = generated(engine, asked)
@@ -122,9 +122,9 @@ def test_tokens_and_features_equal_those_of_transformers_and_the_encoder_waits_f
         reference(family).assert_chosen(request, answer)
 
     expected = [each for request in asked for each in reference(family).features(request)]
-    # Columns after these are those of deeper blocks (DeepStack).
+    # Later columns belong to deeper blocks (DeepStack).
     found = torch.cat([output for output, _ in forwards])[:, : expected[0].shape[1]]
-    # vLLM encodes the images of a step before its videos.
+    # In each step vLLM encodes images before videos.
     starts = {start for features in expected for start in places_of(features, found)}
     assert len(starts) == len(expected)
     assert len(found) == sum(map(len, expected))
@@ -137,7 +137,7 @@ def test_tokens_and_features_equal_those_of_transformers_and_the_encoder_waits_f
 
 
 def places_of(features: torch.Tensor, rows: torch.Tensor) -> list[int]:
-    """Returns where `features` occur in `rows`, to fp32's accuracy."""
+    """Returns the rows at which `features` occur, to fp32's accuracy."""
     windows = rows.unfold(0, len(features), 1).transpose(1, 2)  # [starts, tokens, hidden_size]
     errors = (windows - features).norm(dim=2) / features.norm(dim=1)
     return (errors.amax(dim=1) < 1e-4).nonzero().flatten().tolist()
@@ -186,7 +186,7 @@ def test_torchvision_for_cuda_can_be_imported_before_vllm():
 RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}}
 TWO_RANKS = {"tensor_parallel_size": 2}
 UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "token"}}}
-# Fewer tokens than the prompts have: images and videos are chunked.
+# Prompts have more tokens, so images and videos are chunked.
 CHUNKS = {"max_num_batched_tokens": 64, "max_num_seqs": 4}
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -250,7 +250,8 @@ def test_an_int8_text_model_answers_as_its_integers_do(int8: Path, start: Callab
             for request, (_, tokens) in zip(asked, answers, strict=True)
         ]
     )
-    assert (gaps > CLOSE).sum() <= 1 and gaps.max() < 2 * CLOSE  # processors round bf16 differently
+    # Processors differ in how they round bf16.
+    assert (gaps > CLOSE).sum() <= 1 and gaps.max() < 2 * CLOSE
     assert (gaps > 0).float().mean() < 0.1
 
 

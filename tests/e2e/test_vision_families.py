@@ -1,4 +1,4 @@
-"""Families whose encoders vLLM defines itself: transformers' tokens, and no wait of the host.
+"""Families whose encoders vLLM defines: transformers' tokens, and the host never waits.
 
 `nox -s zoo` serves the others.
 """
@@ -12,9 +12,9 @@ from vllm_davinci_testing.engines.multimodal_serving import served_family
 from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
 from vllm_davinci_testing.plugin import EXACT_SOC
 
-# LLaVA uses the output of a layer before its encoder's last. Pixtral's definition copies tables
-# that it creates on the host, GLM-ASR's reads back lengths that it has copied. Gemma4, PaddleOCR-VL
-# and Qwen3-ASR call operators without rules here; `nox -s zoo` serves them.
+# LLaVA uses the output of an encoder layer before the last. Pixtral's definition copies tables from
+# the host, GLM-ASR's reads back lengths. Gemma4, PaddleOCR-VL and Qwen3-ASR call operators without
+# rules; `nox -s zoo` serves them.
 NAMES = ("glm5_next", "glm_ocr", "glmasr", "llava", "minimax_m3_vl", "pixtral", "qwen3_5")
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 

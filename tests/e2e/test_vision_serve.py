@@ -1,4 +1,4 @@
-"""A server of models with an image encoder: data, files, and broken input."""
+"""A server of models with image encoders: data URLs, files, and broken input."""
 
 import base64
 import io
@@ -74,7 +74,7 @@ def chat(client: openai.OpenAI, urls: Sequence[str]) -> Any:
 
 
 def answer(client: openai.OpenAI, *urls: str) -> tuple[list[int], list[int]]:
-    """Returns the prompt, with placeholders for images and videos, and the tokens."""
+    """Returns the prompt, with placeholders for images and videos, and the answer's tokens."""
     completion = chat(client, urls)
     return completion.prompt_token_ids, completion.choices[0].token_ids
 
@@ -89,7 +89,7 @@ def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(client, se
 
 
 def videos(directory: Path) -> dict[str, tuple[np.ndarray, str]]:
-    """Returns each video's decoded frames and the address by which it can be sent."""
+    """Returns each video's decoded frames, and the URL to send."""
     frames = pictures.video(8, 196, 56, seed=3)
     file = directory / "video.mp4"
     content = pictures.mp4(file, frames, fps=VIDEO_FPS)
@@ -115,13 +115,13 @@ def test_a_video_comes_as_a_file_or_as_frames(form, client, tmp_path, reference)
 
 # --- bad images and videos -----------------------------------------------------------------------
 
-MOST_PIXELS = 300_000  # of an image of the server
-MOST_GROWTH = 16 << 20  # bytes that its processes may gain in total
+MOST_PIXELS = 300_000  # per image, a limit of the server
+MOST_GROWTH = 16 << 20  # bytes that all its processes may gain
 NO_PIXELS = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + struct.pack(">II", 0, 10) + bytes(9)
 
 
 def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
-    """Returns URLs of invalid inputs, and a word of each one's error; `seed` varies them."""
+    """Returns URLs of invalid inputs with a word of the expected error; `seed` varies them."""
     image = encoded(pictures.image(56, 56, seed))
     video = pictures.mp4(directory / "whole.mp4", pictures.video(4, 56, 56, seed), fps=2.0)
     large = pictures.mp4(directory / "large.mp4", np.zeros((2, 600, 600, 3), np.uint8), fps=2.0)
@@ -166,7 +166,7 @@ def test_a_bad_image_or_video_is_a_client_error_and_the_server_continues(case, c
      pytest.param(200, 1000, id="1000", marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_bad_requests_leave_no_memory_behind(first, requests, client, server, tmp_path):
-    """The server's processes hold no more memory after all requests than after `first` ones."""
+    """The server's processes use no more memory at the end than after the `first` requests."""
 
     def resident() -> int:
         return sum(process.memory_info().rss for process in server.processes())
@@ -184,7 +184,7 @@ def test_bad_requests_leave_no_memory_behind(first, requests, client, server, tm
     assert resident() - held < MOST_GROWTH
 
 
-# Simulates a missing package in every process that finds this file on its path.
+# Hides torchvision in every process that finds this file on its path.
 WITHOUT_TORCHVISION = """
 import sys
 
@@ -209,7 +209,7 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 @pytest.mark.thorough
 def test_without_torchvision_the_start_says_what_is_missing(vision, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCHVISION)
-    # With an empty cache: vLLM stores its findings about a model's class.
+    # Use an empty cache, because vLLM stores what it found about a model's class.
     environment = {"PYTHONPATH": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
     server = ServerProcess(
         vision("qwen2_5_vl"), tmp_path / "log.txt", *SMALL, environment=environment

@@ -21,7 +21,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 DENSE, LATENT = "llama_head64_gqa4", "deepseek_v3_dense"
 EXPERTS = "qwen3_moe_softmax_top2_of_8"
-DIVIDED_EXPERTS = "qwen3_moe_unnormalized_top3_of_16"  # groups of 32 divide half of their width
+DIVIDED_EXPERTS = "qwen3_moe_unnormalized_top3_of_16"  # groups of 32 divide half an expert's width
 THOROUGH = pytest.mark.thorough
 CASES = [
     pytest.param(model, settings, options, id=f"{model}-{'-'.join(map(str, settings))}-{ranks}",
@@ -89,7 +89,7 @@ def test_a_scheme_of_one_file_is_written_checked_and_served(zoo, start_engine, p
 
 
 def without(directory: Path, ending: str) -> str:
-    """Removes the first tensor with that ending from a checkpoint; returns its name."""
+    """Removes a checkpoint's first tensor with that ending; returns its name."""
     tensors = load_file(directory / WEIGHTS)
     name = next(name for name in sorted(tensors) if name.endswith(ending))
     del tensors[name]

@@ -1,4 +1,4 @@
-"""A trainer sends a server new weights over HCCL: a fresh engine's weights, bit for bit."""
+"""A trainer sends a server new weights over HCCL: bit for bit those of a fresh engine."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ HCCL = '--weight-transfer-config={"backend": "hccl"}'
 
 
 def state(server: ServerProcess) -> tuple[list[list[int]], dict[str, str]]:
-    """Returns greedy tokens, and a digest of each tensor of each rank."""
+    """Returns greedy tokens, and a checksum of each rank's tensors."""
     answer = httpx.post(f"{server.url}/weight_checker", json={"action": "checksum"}, timeout=120)
     answer.raise_for_status()
     return [server.complete(prompt, 12) for prompt in PROMPTS], answer.json()["checksums"]

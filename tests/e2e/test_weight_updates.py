@@ -1,4 +1,4 @@
-"""New weights for a running engine: a fresh engine's weights, bit for bit, read by graphs."""
+"""A running engine gets new weights: bit for bit those of a fresh engine, also in graphs."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 512,
     "worker_extension_cls": WORKER,
-    "enable_prefix_caching": False,  # the caller must reset a cache of the old weights
+    "enable_prefix_caching": False,  # otherwise the caller would have to reset the prefix cache
     **decode_graphs(4, 8),
 }
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
@@ -69,7 +69,7 @@ class CheckpointSource(WeightSource):
 
 
 def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[str]) -> None:
-    """Gives the engine the weights of a checkpoint. way: a row of the guide's table"""
+    """Gives the engine a checkpoint's weights. way: a row of the guide's table"""
     if way == "reload":
         engine.on_workers("reload_from", str(checkpoint))
     elif way == "npu_ipc":
@@ -126,7 +126,7 @@ def test_updated_weights_equal_those_of_a_fresh_engine(
         ways = [("reload", new), ("npu", old), ("cpu", new), ("reload", old)]
         if adapter is not None:
             ways += [("cpu, names of wrapped layers", new)]
-        if ranks == 1:  # the trainer is one process
+        if ranks == 1:  # the trainer is a single process
             ways += [("npu_ipc", new), ("npu_ipc", old), ("npu_ipc", new)]
         for way, checkpoint in ways:
             update(engine, way, checkpoint, addresses)

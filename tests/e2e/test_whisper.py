@@ -1,4 +1,4 @@
-"""Whisper, whose decoder attends to an audio encoder: tokens, limits, server."""
+"""Whisper: the decoder attends to an audio encoder. Tokens, limits, server."""
 
 import io
 import re
@@ -33,7 +33,7 @@ THOROUGH = pytest.mark.thorough
 GRAPHS = decode_graphs(2, 8)
 TENSOR2: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 OPTIONS = {"max_model_len": 448, "limit_mm_per_prompt": {"audio": 1}}
-# Seconds of audio, and tokens before the answer: shorter input is padded with silence.
+# Seconds of audio, and prompt tokens; shorter audio is padded with silence.
 CASES = [(3.0, 1), (0.5, 4), (2.0, 130), (3.0, 126), (1.5, 60), (4.5, 2)]
 
 
@@ -57,7 +57,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, request: dict[str, Any], tokens: list[int]) -> torch.Tensor:
-        """Returns [tokens, vocabulary]: the logits from which each token is chosen."""
+        """Returns [tokens, vocabulary]: the logits that choose each of `tokens`."""
         waves, rate = request["encoder_prompt"]["multi_modal_data"]["audio"]
         features = self._extractor(waves, sampling_rate=rate, return_tensors="pt").input_features
         prompt = request["decoder_prompt"]["prompt_token_ids"]
@@ -99,7 +99,7 @@ def requests() -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
-        # Prompts of several steps beside decodes, some of them from graphs.
+        # Chunked prompts run beside decodes, some from graphs.
         pytest.param(
             {**GRAPHS, "max_num_batched_tokens": 448, "max_num_seqs": 4}, FUZZED, id="graphs_races"
         ),
@@ -119,7 +119,7 @@ def test_tokens_equal_those_of_transformers(options, environment, whisper, refer
     assert [each.outputs[0].token_ids for each in again] == [
         each.outputs[0].token_ids for each in outputs
     ]
-    # Each has its own audio, and most have different texts.
+    # Each request has its own audio, and most texts differ.
     assert len({tuple(each.outputs[0].token_ids) for each in outputs}) >= len(asked) - 2
     if "compilation_config" in options:
         assert all(sum(of_worker.values()) > 5 for of_worker in replays)
@@ -127,7 +127,7 @@ def test_tokens_equal_those_of_transformers(options, environment, whisper, refer
 
 @THOROUGH
 def test_a_preempted_request_answers_as_one_that_was_not(whisper, reference, start_engine):
-    """The encoder of a preempted request runs again, among those of new requests."""
+    """A preempted request's encoder runs again, together with new requests' encoders."""
     asked = [request(number, 3.0, 100 + 5 * (number % 6)) for number in range(12)]
     few_blocks = {"kv_cache_memory_bytes": 24 * (256 << 10), "disable_log_stats": False}
     with start_engine(whisper, environment=FUZZED, **OPTIONS, **few_blocks) as engine:
@@ -181,7 +181,7 @@ def test_what_an_encoder_decoder_does_not_do_is_turned_off_or_refused(whisper, t
 
 
 def test_another_model_of_this_kind_is_refused_by_name(tmp_path: Path) -> None:
-    """The configuration is minimal: the engine reads nothing else before it refuses."""
+    """The configuration is minimal, because the engine reads nothing else before it refuses."""
     architecture = "NemotronParseForConditionalGeneration"
     transformers.BartConfig(architectures=[architecture]).save_pretrained(tmp_path / "model")
     write_tokenizer(tmp_path / "model")

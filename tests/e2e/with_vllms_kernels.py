@@ -1,6 +1,6 @@
-"""Generates with an engine of this process: `with_vllms_kernels.py MODEL OPTIONS RESULT`.
+"""Generates with an in-process engine: `with_vllms_kernels.py MODEL OPTIONS RESULT`.
 
-RESULT gets tokens and probabilities of each request, and the launches of each Triton kernel.
+The file RESULT gets each request's tokens and probabilities, and each Triton kernel's launches.
 """
 
 import json
@@ -41,7 +41,7 @@ def main() -> None:
         **engine,
     )
     llm.collective_rpc("count_triton_launches")
-    # Drafts exclude the rest.
+    # Speculative decoding refuses the other sampling options.
     drawn = (PLAIN,) if "speculative_config" in engine else (PLAIN, *REST)
     sampling = [(GREEDY, *drawn)[number % (1 + len(drawn))] for number in range(len(PROMPTS))]
     outputs = llm.generate(list(PROMPTS), sampling, use_tqdm=False)
