@@ -85,7 +85,7 @@ def test_every_benchmark_has_arguments_and_a_docstring():
 
 
 def test_the_hidden_share_and_the_bound_of_a_step_come_from_its_trace():
-    """Each of two halves has two times 10 us of computation and 8 us of communication."""
+    """Each of two halves computes twice for 10 us and communicates twice for 8 us."""
     step_trace = import_module("multistream.step_trace")
 
     def task(name: str, category: str, half: int, begin: float, end: float, waited: float = 0.0):
@@ -99,14 +99,14 @@ def test_the_hidden_share_and_the_bound_of_a_step_come_from_its_trace():
             task("all_reduce", "collective", 1, 30, 38),
             task("event wait", "event", 0, 30, 36, 6),
             task("aclnnMm", "operator", 0, 30, 40),
-            task("all_reduce", "collective", 0, 39, 50, 3),  # 3 of them for the other rank
-            Task(2, 0, "all_reduce", "collective", 0, 99, 1.0, 0.0),  # that rank's
+            task("all_reduce", "collective", 0, 39, 50, 3),  # waits 3 us for the other rank
+            Task(2, 0, "all_reduce", "collective", 0, 99, 1.0, 0.0),  # the other rank's
         ]
     )
     (step,) = step_trace.steps_of(timeline, [(0.0, 60.0)])
-    # 8 of 16 us of the first half's communication lie under 10 us of the second's computation.
+    # 8 of the first half's 16 us of communication overlap the second half's computation.
     assert step.hidden_share() == pytest.approx(8 / 10)
-    # The part that is split lasts from 20 to 50; 10 + 10 us are computed in it and 24 communicated.
+    # The split part lasts from 20 to 50; it has 20 us of computation and 24 us of communication.
     assert step.unsplit() == 20 + 10
     assert step.bound() == 24 + 30
 

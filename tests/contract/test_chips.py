@@ -1,4 +1,4 @@
-"""A chip is one file of vnpu's `chips/`: the device's table and core's rows agree with it."""
+"""A chip is one file of vnpu's `chips/`; the device's table and core's rows agree with it."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ CHIPS = {path.stem: chip_files.read_chip(path) for path in sorted(chip_files.FOL
 
 
 def test_core_has_every_chip_as_its_file_states_it() -> None:
-    """If this fails after a file was added or changed, run `nox -s docs`."""
+    """If this fails after a chip file was changed, run `nox -s docs`."""
     rows = import_module("chip_rows")
     text = (ROOT / rows.ROWS).read_text(encoding="utf-8")
     assert text == rows.chip_rows(chip_files)
@@ -41,7 +41,7 @@ def test_the_names_of_a_chip_are_its_own(name: str) -> None:
 
 
 def test_sources_query_properties_of_chips_and_never_compare_their_names() -> None:
-    """`chip_of` and `soc_of` find a chip's row by the prefix that its file states."""
+    """`chip_of` and `soc_of` find a chip's row by the prefix in its file."""
     serving = ("core", "kernels", "models", "multistream", "vnpu")
     sources = [
         path

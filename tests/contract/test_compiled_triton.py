@@ -25,7 +25,9 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def replayed(directory: Path) -> dict[str, dict[str, Any]]:
-    """Returns results by kernel, from Triton's interpreter, because there is no GPU here."""
+    """Runs the recorded kernels in Triton's interpreter, because there is no GPU here; returns
+    results by kernel.
+    """
     written = directory / "results.json"
     run(sys.executable, TOOLS / "replay.py", directory, "--json", written,
         TORCH_DEVICE_BACKEND_AUTOLOAD="0")  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_davinci.core import components
 
-# Excludes devices: their functions may be compiled, without a readable signature.
+# Excludes devices, whose functions may be compiled and have no readable signature.
 ROLES = {role.package: role for role in components.ROLES}
 
 

@@ -1,4 +1,4 @@
-"""Upstream test suites: the files that run, and the content of their record and page."""
+"""Upstream test suites: selected files, their record, and its page."""
 
 from importlib import import_module
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_run_is_compared_with_the_recorded_one(tmp_path, capsys):
         record = results.report(found, [], {"version": "abc of today"})
         return results.finish(record, recorded, is_to_be_recorded)
 
-    assert finish(True, one="passed", two="failed") == 1  # without a reason
+    assert finish(True, one="passed", two="failed") == 1  # fails: the failed case has no reason
     assert finish(False, one="passed", two="failed") == 0
     assert finish(False, one="passed", two="passed") == 0
     assert finish(False, one="failed", two="passed") == 1

@@ -1,4 +1,4 @@
-"""The guide's published commands equal rows of the table of deployments, word by word."""
+"""The guide's published commands equal rows of the deployments table, word by word."""
 
 import re
 import shlex

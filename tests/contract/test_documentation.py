@@ -1,4 +1,4 @@
-"""Targets named on pages exist: files, nox sessions, packages."""
+"""Files, nox sessions and packages that pages name exist."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ import pytest
 from vllm_davinci_testing.processes.forked import run_alone
 
 ROOT = Path(__file__).parents[2]
-# Directories of build output or installed files.
+# Directories with build output or installed files.
 BUILT = {".nox", ".venv", "build", "dist"}
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not BUILT & set(path.relative_to(ROOT).parts))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -99,7 +99,7 @@ def test_every_package_is_in_the_readme_and_has_readme_and_changelog(packages: l
 
 
 def test_every_release_says_what_hardware_has_run_it(packages: list[Path]):
-    """The first line of each release in a changelog: "Never run on hardware", or what ran on which
+    """Each release in a changelog begins with "Never run on hardware", or with what ran on which
     chip.
     """
     for package in packages:
@@ -123,7 +123,7 @@ def test_the_readme_names_every_command():
 
 
 def test_vllms_commands_in_the_readme_are_valid():
-    """Also checks that vLLM knows every option: it only warns about unknown ones."""
+    """Also checks that vLLM knows every option, because vLLM only warns about unknown ones."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^\$ (?:vnpu run -- )?vllm (serve|bench throughput) (.*)$", text, re.M)
     assert {name for name, _ in commands} == {"serve", "bench throughput"}

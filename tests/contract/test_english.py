@@ -1,4 +1,4 @@
-"""Docstrings begin with a subject or a verb, and use the words of the field."""
+"""Docstrings begin with a subject or a verb, and use the field's words."""
 
 import ast
 import re
@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("packages", "tests", "benchmarks", "ci", "examples", "checkpoints", "conformance")
-# "Of one weight at most so many." leaves the reader to look for its subject, and "Whether `plan`
-# has anything to do." has no verb of its own: "True if steps may be split."
+# "Of one weight at most so many." hides its subject, and "Whether `plan` has anything to do." has
+# no main verb: write "True if steps may be split."
 CLAUSE = re.compile(r"(Whether|Which|How|Where|Of|What|Whose|That|Those|How much)\b")
 WORDS = {
     r"seals?|unsealed": "checksum",
@@ -34,7 +34,7 @@ HOUSEHOLD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each string that documents a module, a class, a function or a field."""
+    """Yields line and text of each docstring of a module, class, function or field."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -45,7 +45,7 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def plain_faults(source: str) -> Iterator[tuple[int, str]]:
-    """Line of each docstring that opens with a clause or has one of WORDS, and the words."""
+    """Yields line and words of each docstring that opens with a clause or contains one of WORDS."""
     for line, text in docstrings(source):
         for found in (CLAUSE.match(text), HOUSEHOLD.search(text)):
             if found:

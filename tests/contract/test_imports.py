@@ -1,9 +1,9 @@
-"""Dependencies have one direction: between packages, core's folders, and files.
+"""Imports have one direction: between packages, core's folders, and files.
 
-Packages: the table in AGENTS.md. Each package's imports are read from its sources, and it is
-imported in a process that blocks everything it must not import. Core's folders: imports go down
-only. Files and folders of every package: no import cycle. Imports for annotations, or inside
-functions, count too, because a reader follows them as well.
+Packages: each one's sources import only what the table in AGENTS.md allows, and a process that
+blocks everything else can import it. Core's folders import only from folders below them. No files
+or folders of a package form an import cycle. Imports for annotations, or inside functions, count
+too, because a reader follows them as well.
 """
 
 import ast
@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-# Package -> modules of this table that its sources may import.
+# Package -> modules that its sources may import, besides modules outside this table.
 MAY_IMPORT = {
     "multistream": {"torch", "greenlet"},
     "operators": {"torch"},
     "kernels": {"torch", "torch_npu"},
     "core": {"vllm", "torch", "torch_npu", "transformers", "vllm_davinci.operators"},
     "models": {"vllm", "torch", "vllm_davinci.core", "transformers"},
-    # in its folders `hosts`, called by the device if torch is present, and `triton_backend`
+    # only in its folders `hosts`, called by the device if torch is present, and `triton_backend`
     "vnpu": {"torch", "torch_npu"},
     "meta": {
         "vllm",
@@ -58,7 +58,8 @@ OURS = {f"vllm_davinci.{name}" for name in MAY_IMPORT}
 ROOT = Path(__file__).parents[2]
 PRESENT = sorted(name for name in MAY_IMPORT if (ROOT / "packages" / name / "src").is_dir())
 
-# Core's folders and the files at its root from bottom to top: each imports from those before it.
+# Core's folders and root files from bottom to top: each imports only from those above it in this
+# list.
 CORE_FOLDERS = (
     "errors",
     "log",
@@ -96,11 +97,11 @@ CORE_FOLDERS = (
     "out_of_tree",
     "upstream_overrides",
     "",  # core/__init__.py, the public API
-    "export",  # offline work, which serving does not import
+    "export",  # used offline; serving does not import it
 )
 MAX_FILES_AT_CORES_ROOT = 8
 
-# Imports each package in a fork that has torch, which all may import.
+# Imports each package in a fork of a process with torch, which every package may import.
 BLOCK_AND_IMPORT = """
 import importlib, json, os, sys, traceback
 import torch
@@ -151,9 +152,7 @@ def imported_modules(source: Path) -> set[str]:
 
 
 def concerned(module: str) -> str | None:
-    """Returns the package that a module belongs to (`vllm`, `vllm_davinci.core`, ...), if the table
-    has it.
-    """
+    """Returns the package of a module (`vllm`, `vllm_davinci.core`, ...) if the table has it."""
     parts = module.split(".")
     name = ".".join(parts[:2]) if parts[0] == "vllm_davinci" else parts[0]
     return name if name in THIRD_PARTY | OURS else None
@@ -176,12 +175,13 @@ def test_each_package_imports_with_its_forbidden_neighbours_blocked():
     for package in PRESENT:
         forbidden = (THIRD_PARTY | OURS) - MAY_IMPORT[package] - {f"vllm_davinci.{package}"}
         if "torch_npu" in MAY_IMPORT[package]:
-            # The environment's check before torch_npu is executed is in meta, whoever imports it.
+            # meta checks the environment before torch_npu runs, whichever package imports
+            # torch_npu.
             forbidden.discard("vllm_davinci.meta")
         blocked[f"vllm_davinci.{package}"] = sorted(forbidden)
     done = subprocess.run(
         [sys.executable, "-c", BLOCK_AND_IMPORT, json.dumps(blocked)],
-        # Imports by torch and vLLM through entry points are not the package's own.
+        # Entry points of torch and vLLM would import more than the package does.
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VLLM_PLUGINS": ""},
         capture_output=True,
         text=True,
@@ -208,7 +208,7 @@ def test_a_package_declares_its_imports(package: str):
 
 @cache
 def sources(package: str) -> dict[str, Path]:
-    """Maps every module of a package to its file; compiled ones have a .pyi file."""
+    """Maps every module of a package to its file; compiled modules have a .pyi file."""
     base = ROOT / "packages" / package / "src"
     modules = {}
     for source in sorted([*base.rglob("*.py"), *base.rglob("*.pyi")]):
@@ -220,9 +220,9 @@ def sources(package: str) -> dict[str, Path]:
 
 @cache
 def imports_within(package: str) -> dict[str, set[str]]:
-    """Maps each module to the package's own modules that it imports.
+    """Maps each module to the modules of its package that it imports.
 
-    `from package import name` imports the module of that name, if it exists.
+    `from package import name` counts as an import of the module `package.name`, if it exists.
     """
     modules = sources(package)
     graph: dict[str, set[str]] = {}
@@ -239,7 +239,7 @@ def imports_within(package: str) -> dict[str, set[str]]:
 
 
 def folder(module: str, package: str) -> str:
-    """Returns a module's folder within its package; a file at the root is its own folder."""
+    """Returns a module's folder within its package; a root file is a folder of its own."""
     source = sources(package)[module]
     inside = source.relative_to(ROOT / "packages" / package / "src" / "vllm_davinci" / package)
     if len(inside.parts) > 1:

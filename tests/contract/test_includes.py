@@ -1,6 +1,6 @@
-"""C++ units and folders include each other in one direction.
+"""C++ units, and folders, include each other in one direction.
 
-A unit is a header and the source of the same name. Generated headers and those of other packages
+A unit is a header with the source of the same name. Generated headers and other packages' headers
 belong to no unit.
 """
 
@@ -31,7 +31,7 @@ def units_of(csrc: Path) -> dict[str, set[str]]:
 
 
 def circle_in(graph: dict[str, set[str]]) -> list[str]:
-    """Returns an include cycle; empty if there is none."""
+    """Returns an include cycle, or an empty result."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -48,7 +48,7 @@ def test_no_units_include_each_other_in_a_circle(csrc: Path) -> None:
 
 @pytest.mark.parametrize("csrc", SOURCES, ids=lambda csrc: csrc.parent.name)
 def test_no_folders_include_each_other_in_a_circle(csrc: Path) -> None:
-    """Folders at the top of `csrc`; files outside them assemble them."""
+    """Checks folders at the top of `csrc`; files outside folders may include any of them."""
     graph: dict[str, set[str]] = {}
     for unit, included in units_of(csrc).items():
         if "/" not in unit:

@@ -1,4 +1,4 @@
-"""Pages of figures state date and commit, and are not much older than their code."""
+"""Pages with measurements state date and commit, and are not much older than their code."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from vllm_davinci_testing.processes.programs import run_to_end
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("docs/measurements/*.md")), ROOT / "docs" / "guides" / "model_time.md"]
 MOST_RELEASES_BEHIND = 1
-# Pages known to be older, and the reason; a page that is measured again leaves the list.
+# Pages known to be outdated, with the reason; remove a page when it is measured again.
 KNOWN: dict[str, list[str]] = {}
 STAMP = re.compile(
     r"^Figures of (?P<date>\d{4}-\d\d-\d\d) at commit (?P<commit>[0-9a-f]{7,40}), "
@@ -22,12 +22,12 @@ STAMP = re.compile(
 
 
 def releases_behind(changelog: str, version: str) -> int:
-    """Number of newer releases of a package. changelog: with a heading for each, newest first"""
+    """Returns how many releases are newer. changelog: a package's, newest release first"""
     return re.findall(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE).index(version)
 
 
 def problems(page: str, vllm_minor: int, changelogs: dict[str, str]) -> list[str]:
-    """Returns the problems of a page's stamp. changelogs: text by package"""
+    """Returns what is wrong with a page's stamp. changelogs: text by package"""
     found = STAMP.search(page)
     if found is None:
         return ["it has no line 'Figures of DATE at commit ... ' (ci/versions.py: stamp)"]

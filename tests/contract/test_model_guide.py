@@ -1,4 +1,4 @@
-"""The guide to new models shows a real one: it is one file and one row, and vLLM serves it."""
+"""The guide to new models shows a real one: one file and one row, served by vLLM."""
 
 from __future__ import annotations
 

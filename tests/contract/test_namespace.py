@@ -1,4 +1,4 @@
-"""No package owns `vllm_davinci`: each adds a part and none closes it."""
+"""No package owns `vllm_davinci`: each adds a folder, and none adds an `__init__.py`."""
 
 import importlib.metadata
 import sys
@@ -23,10 +23,10 @@ def verify_wheels(repository: Path):
 
 @pytest.fixture(scope="module")
 def files_by_distribution(packages, verify_wheels, tmp_path_factory) -> dict[str, list[str]]:
-    """Files that the wheel of each package installs.
+    """Lists the files that each package's wheel installs.
 
-    Pure-Python wheels are built here; a compiled package is read as installed, or from its sources
-    if the install is editable.
+    Builds pure-Python wheels; for a compiled package, reads the installed files, or the sources of
+    an editable install.
     """
     directory = tmp_path_factory.mktemp("wheels")
     files: dict[str, list[str]] = {}

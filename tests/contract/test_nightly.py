@@ -1,4 +1,4 @@
-"""The nightly run: its parts, missed goals, and its summary."""
+"""The nightly run: its parts, missed goals, and summary."""
 
 import sys
 from importlib import import_module

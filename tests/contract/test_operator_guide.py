@@ -1,4 +1,4 @@
-"""The guide to new operators shows a real one, and its promises hold."""
+"""The guide to new operators shows a real one, and what it promises holds."""
 
 import json
 import re
@@ -19,7 +19,7 @@ VNPU = ROOT / "packages" / "vnpu"
 
 @pytest.fixture(scope="module")
 def shown() -> tuple[str, str]:
-    """Returns the shown operator's name and code."""
+    """Returns name and code of the operator that the guide shows."""
     (code,) = re.findall(r"```cpp\n(.*?)```", GUIDE, re.DOTALL)
     (name,) = re.findall(r"^VNPU_OPERATOR\((\w+)", code, re.MULTILINE)
     return name, code
@@ -35,7 +35,7 @@ def test_the_code_is_all_that_there_is_of_the_operator(shown: tuple[str, str]) -
         if path.suffix in {".cpp", ".h", ".inc", ".in", ".json", ".py"}
         and re.search(rf"\b(aclnn)?{name}\b", path.read_text(encoding="utf-8"))
     ]
-    # A command records modelled times of all operators.
+    # Files with modelled times name all operators.
     elsewhere = {each for each in others if "/legacy/" in each or "modelled_calls" in each}
     assert set(others) - elsewhere <= {file}
 
@@ -79,7 +79,7 @@ def _defined(text: str, result: str) -> set[str]:
 
 
 def test_rules_and_cost_stand_in_the_operators_own_file() -> None:
-    """Rules and costs shared by operators of several files may stand in a header."""
+    """Rules and costs shared by several files' operators may be in a header."""
     for path in sorted(VNPU.glob("csrc/ops/*/*.cpp")):
         text = path.read_text(encoding="utf-8")
         headers = [*path.parent.glob("*.h"), *path.parents[1].glob("*.h")]

@@ -1,4 +1,4 @@
-"""An operator's call and definition are one row of one file, and every check runs it."""
+"""An operator's call and definition are one row of one file, which every check runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A token may differ from the reference's only where rounding decides between the two."""
+"""A token may differ from the reference only where rounding decides between two tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,8 +34,8 @@ def rows_of(reference: TransformersReference, tokens: list[int]) -> torch.Tensor
 def two_outputs_apart(
     reference: TransformersReference, name: str, first: int, second: int, gap: float
 ) -> Iterator[None]:
-    """Inside the block, two outputs of a weight are nearly equal: row `second` is row `first`,
-    scaled so that its results are lower by the share `gap`.
+    """In this context, a weight's row `second` is its row `first`, scaled so that its outputs are
+    lower by the factor `gap`.
     """
     weight = reference.network.get_parameter(name)
     before = weight.detach().clone()
@@ -80,7 +80,7 @@ def test_either_of_two_tokens_that_rounding_decides_between_is_right(gap, is_rig
     other = (token + 1) % 64
     with two_outputs_apart(reference, "lm_head.weight", token, other, gap):
         assert reference.greedy(PROMPT, 1) == [token]
-        # The text is compared from there.
+        # The reference compares from this token on.
         tokens = [other, *reference.greedy([*PROMPT, other], NUM_TOKENS - 1)]
         assert (reference.first_difference(PROMPT, tokens) is None) == is_right
         last = int(rows_of(reference, tokens)[-1].argmin())
@@ -92,8 +92,8 @@ def test_either_of_two_tokens_that_rounding_decides_between_is_right(gap, is_rig
 def continuations(
     reference: TransformersReference, second: int, gap: float
 ) -> tuple[list[int], list[int]]:
-    """Greedy texts if the last prompt token's second-best expert is just not chosen, and just
-    chosen: its logit is lower, or higher, than the best one's by the share `gap`.
+    """Returns two greedy texts: expert `second` of the last prompt token has a logit below, then
+        above, the best expert's by the factor `gap`.
 
     The first text's weights remain in the model.
     """
@@ -113,7 +113,7 @@ def continuations(
     return texts[1], texts[0]
 
 
-# 2e-7 is two units in a logit's last place: some processors' sums round both texts to one expert.
+# 2e-7 is two units in a logit's last place: on some processors both texts choose the same expert.
 @pytest.mark.parametrize(("gap", "is_right"), [(1e-6, True), (1e-3, False)])
 def test_either_of_two_experts_that_rounding_decides_between_is_right(gap, is_right, reference):
     weight = reference.network.model.layers[1].mlp.gate.weight
@@ -121,7 +121,7 @@ def test_either_of_two_experts_that_rounding_decides_between_is_right(gap, is_ri
     num_different = 0
     for second in range(len(weight)):
         expected, tokens = continuations(reference, second, gap)
-        if tokens[0] != expected[0]:  # otherwise the choice of expert makes no difference
+        if tokens[0] != expected[0]:  # otherwise both experts give the same token
             num_different += 1
             assert reference.first_difference(PROMPT, expected) is None
             assert (reference.first_difference(PROMPT, tokens) is None) == is_right

@@ -1,4 +1,4 @@
-"""The sum of all lines must not grow, and a function has at most 60 lines."""
+"""The total number of lines must not grow, and a function has at most 60 lines."""
 
 import ast
 import sys
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("packages", "tests", "benchmarks", "checkpoints", "ci", "examples")
 FUNCTION_LINES = 60
-# Longer ones, with the lines that they may have, rounded up to tens: the list only shrinks.
+# Longer functions with their limits, rounded up to tens; this list only shrinks.
 FUNCTIONS: dict[str, int] = {
     "ci/prepare_environment.py:prepare": 90,
     "packages/core/src/vllm_davinci/core/triton_kernels/drafting.py:prepare_block_inputs": 100,
@@ -39,7 +39,7 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Yields name and number of lines of each Python function."""
+    """Yields name and line count of each Python function."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
@@ -47,7 +47,7 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def problems(found: dict[str, int], limit: int, listed: dict[str, int]) -> list[str]:
-    """Returns functions longer than the limit, and listed exceptions that are no longer needed."""
+    """Returns functions above the limit, and listed exceptions that are no longer needed."""
     long = [
         f"{name}: {lines} lines, at most {listed.get(name, limit)}: split it where it has a "
         "second reason to change"

@@ -1,4 +1,4 @@
-"""The tests' plugin: selected cases, lanes, times, calls, interrupts."""
+"""The tests' pytest plugin: case selection, lanes, times, calls, interrupts."""
 
 import datetime
 import json
@@ -51,7 +51,7 @@ def run_pytest(directory: Path, source: str, *command: str) -> subprocess.Comple
 def test_children_of_tests_can_be_interrupted_where_pytest_was_started_with_interrupts_ignored(
     tmp_path: Path,
 ):
-    """Starts as `nohup pytest &` does."""
+    """Starts pytest like `nohup pytest &`."""
     done = run_pytest(
         tmp_path,
         """
@@ -149,7 +149,7 @@ def test_lanes_report_as_one_process_does_and_survive_a_crash(tmp_path: Path):
         "def test_after(): pass\n"
     )
     (tmp_path / "test_broken.py").write_text("import no_such_module\n")
-    # A lane has two of a folder's three files: each finds its conftest's fixtures.
+    # One lane has two of a folder's three files; each finds the fixtures of its conftest.
     (folder := tmp_path / "folder").mkdir()
     (folder / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef shared():\n    return 7\n"
@@ -193,7 +193,7 @@ def test_lanes_report_as_one_process_does_and_survive_a_crash(tmp_path: Path):
     assert (tmp_path / "torn_down").read_text() == "x"
     files = json.loads((tmp_path / "results" / "test_times.json").read_text())["files"]
     assert files["test_it.py"]["cases"] == 3
-    assert files["test_it.py"]["processor_s"] > 0.5  # most of it the fork's
+    assert files["test_it.py"]["processor_s"] > 0.5  # mostly the fork's
 
 
 @AT_NIGHT
@@ -210,7 +210,7 @@ def test_an_interrupt_ends_lanes_with_what_has_passed_and_the_status_of_an_inter
     while not (tmp_path / "waits").exists():
         assert time.monotonic() - begin < 100
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    os.killpg(process.pid, signal.SIGINT)  # like a terminal
     printed, _ = process.communicate(timeout=100)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "KeyboardInterrupt" in printed and "1 passed" in printed, printed
@@ -239,7 +239,7 @@ def test_recorded_times_are_of_the_files_that_ran_and_are_there(tmp_path: Path):
 
 
 def test_serving_calls_only_operators_with_rules(tmp_path: Path):
-    """The calling module has the path of a module of core."""
+    """The calling code has the path of a module of core."""
     served = tmp_path / "vllm_davinci" / "core" / "served.py"
     served.parent.mkdir(parents=True)
     served.write_text("def call(tensor):\n    tensor.erfinv_()\n")

@@ -1,4 +1,4 @@
-"""The scripts behind the tasks: what makes a wheel or environment stale, and their errors."""
+"""The scripts behind the tasks: what outdates a wheel or an environment, and their errors."""
 
 import json
 import os
@@ -112,7 +112,7 @@ def test_processes_of_a_step_end_with_it(progress, tmp_path: Path):
     begin = time.monotonic()
     with pytest.raises(progress.StepFailedError, match="ran past 2 s"):
         steps.run(["sh", "-c", "sleep 60 & wait"], limit_s=2)
-    # The child keeps the output pipe open while it lives.
+    # The child keeps the output pipe open.
     assert time.monotonic() - begin < 30
 
 
@@ -121,17 +121,17 @@ def test_isolated_tests_past_their_limit_end_with_all_that_they_started(tmp_path
     os.mkfifo(tmp_path / "alive")
     alive = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
     begin = time.monotonic()
-    command = ["sh", "-c", "sleep 60 > alive & wait"]  # as a launcher and its pytest
+    command = ["sh", "-c", "sleep 60 > alive & wait"]  # like a launcher and its pytest
     with pytest.raises(progress.StepFailedError, match="did not end within 2 s"):
         isolated.run_outside_checkout(command, tmp_path, 2)
     os.set_blocking(alive, True)
-    assert os.read(alive, 1) == b""  # the other end is open while the child lives
+    assert os.read(alive, 1) == b""  # while the child lives, the other end is open
     os.close(alive)
     assert time.monotonic() - begin < 30
 
 
 def test_a_build_beside_the_steps_ends_when_they_fail(progress, tmp_path: Path, monkeypatch):
-    """Commands are waited for if nothing fails, and ended if a download fails."""
+    """Builds are awaited if nothing fails, and ended if a download fails."""
     beside = import_module("builds_beside")
     package = tmp_path / "kernels"
     package.mkdir()
@@ -189,14 +189,14 @@ def test_a_wheel_that_is_built_beside_the_steps_is_handed_over(tmp_path: Path, m
     (tmp_path / "CMakeLists.txt").write_text("")
     monkeypatch.setattr(beside.wheel_cache, "compiled_wheel", lambda package, *_: package)
     with beside.builds_beside([tmp_path], Path(sys.executable), tmp_path) as builds:
-        builds.begin_without_torch()  # this package has no such part
+        builds.begin_without_torch()  # this package has no part that builds without torch
         builds.begin()
         assert builds.wheels[tmp_path.name].result(timeout=30) == tmp_path
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a Python and a uv that record their arguments; uv fails."""
+    """A folder with a `python` and a `uv` that record their arguments; uv fails."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, answer in (("python", "echo \"global.find-links='/wheels'\""), ("uv", "exit 1")):
@@ -224,7 +224,7 @@ def test_pip_installs_what_uv_fails_to_install(progress, programs: Path, tmp_pat
 
 
 def test_without_a_configured_place_torch_is_the_one_for_the_cpu(progress, programs, tmp_path):
-    (programs / "python").write_text("#!/bin/sh\n")  # configured for nothing
+    (programs / "python").write_text("#!/bin/sh\n")  # pip has no configuration
     (programs / "uv").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     installer = import_module("installer").Installer(
         programs / "python", progress.Steps(1, tmp_path / "logs")

@@ -1,9 +1,9 @@
-"""A test module's path mirrors the path of the source that it tests.
+"""A test module's path mirrors its source's path.
 
 `packages/core/tests/attention/test_paged.py` tests `vllm_davinci/core/attention/paged.py`;
-`packages/vnpu/tests/device/test_memory.py` tests `csrc/device/memory.cpp`. One module may have
-several: `test_metadata_of_ubatches.py` belongs to `metadata` too. Tests of a whole folder begin
-with its name.
+`packages/vnpu/tests/device/test_memory.py` tests `csrc/device/memory.cpp`. A source may have
+several test modules: `test_metadata_of_ubatches.py` tests `metadata`, too. The name of a test of a
+whole folder begins with the folder's name.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ TESTS = sorted(
 
 
 def named_sources(test: Path) -> list[Path]:
-    """Returns the source files and folders that a test of this name may test."""
+    """Returns the source files and folders that a test may belong to by its path."""
     package = ROOT / Path(*test.parts[:2])
     inner = Path(*test.parts[3:-1])
     name = test.stem.removeprefix("test_")

@@ -1,4 +1,4 @@
-"""The comparison of two vLLM wheels: its report on each name that our code uses."""
+"""The comparison of two vLLM wheels reports each changed name that our code uses."""
 
 import zipfile
 from functools import reduce

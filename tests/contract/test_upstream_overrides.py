@@ -1,4 +1,4 @@
-"""The table of deviations from vLLM's hooks matches the code, and is complete."""
+"""The table of deviations from vLLM's hooks is complete and matches the code."""
 
 import ast
 import inspect
@@ -16,12 +16,11 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
 NAMED = {place for override in OVERRIDES for place in override.where}
 NAMED_MODULES = {place.split(":")[0] for place in NAMED}
-# core's loggers have names below vLLM's, because vLLM prints only these.
 FOREIGN = ("torch", "torch_npu", "npu", "vllm")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    """The name of each of core's modules in the table's form, and its content."""
+    """Yields each module of core: its name in the table, and its syntax tree."""
     for path in sorted(CORE.rglob("*.py")):
         relative = path.relative_to(CORE.parent).with_suffix("")
         if relative.name != "upstream_overrides":
@@ -56,10 +55,11 @@ def test_every_private_method_of_vllm_that_is_overridden_has_a_row():
 
 
 def test_overrides_of_methods_without_autograd_run_without_it():
-    """Without this, autograd would keep each step's tensors allocated for a backward pass."""
+    """With autograd, each step's tensors would be kept for a backward pass."""
     exempt = {
         "core.runner.graphs:_OnNPU.capture",  # runs no model
-        "core.worker:NPUWorker.determine_available_memory",  # its private half is decorated
+        # The private method that it calls is decorated.
+        "core.worker:NPUWorker.determine_available_memory",
     }
     with_autograd = set()
     for name, _ in sources():
@@ -91,8 +91,8 @@ def is_vllms(cls: type) -> bool:
 
 
 def test_every_module_that_reaches_into_others_has_a_row():
-    """A row is needed for imports of vLLM's private names, for assignments to foreign modules and
-    to private attributes of foreign objects, and for vLLM's module and file names in strings.
+    """A row is needed for imports of vLLM's private names, assignments to foreign modules or to
+    private attributes of foreign objects, and strings with vLLM's module or file names.
     """
     reaching = {
         name: why
@@ -120,5 +120,6 @@ def reaches(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         words = node.value
         is_path = words.startswith(("vllm.", "vllm/")) and " " not in words and len(words) > 5
+        # core names its loggers "vllm.NAME", because vLLM prints only these.
         if is_path and words != "vllm.":
             yield f"names {words}"

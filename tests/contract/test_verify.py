@@ -1,4 +1,4 @@
-"""`vllm-davinci verify` asks about everything that core launches, and its calls are current."""
+"""`vllm-davinci verify` checks every operator that core launches, and its calls are current."""
 
 import lzma
 import re

@@ -1,4 +1,4 @@
-"""Versions are pinned in core's pyproject.toml only, and all copies agree."""
+"""Versions are pinned in core's pyproject.toml only; all copies agree."""
 
 import re
 import subprocess
@@ -15,12 +15,13 @@ from vllm_davinci.meta import supported_versions
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ("torch", "torch-npu", "vllm")
-# "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.33"; not "vllm>=0.33.0", which is read as metadata.
+# Finds "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.33"; ranges ("vllm>=0.33.0") are read from
+# metadata.
 NAMED = re.compile(r"\b(torch(?:[-_]npu)?|vllm)(?:==| )v?(\d+\.\d+(?:\.\d+)?)\b", re.IGNORECASE)
-# Figures keep the release with which they were measured.
+# Measurements keep the releases that they were made with.
 STAMP = re.compile(r"^Figures of .*$", re.MULTILINE)
 SUFFIXES = {".py", ".pyi", ".toml", ".md", ".yml", ".sh", ".txt", ".cmake", ".h", ".cpp"}
-# These name other versions on purpose, or the versions of measurements.
+# These files name other versions on purpose, or versions of measurements.
 OF_THEIR_OWN = (
     "packages/meta/tests/",
     "docs/measurements/",
@@ -58,7 +59,7 @@ def oldest_of(requirement: Requirement) -> str:
 
 
 def requirements(content: dict[str, Any]) -> list[Requirement]:
-    """Returns all requirements of a package: to run, build and test it, and of its extras."""
+    """Returns all requirements of a package: to run, build and test it, and its extras."""
     project = content["project"]
     texts = [
         *project["dependencies"],
@@ -73,14 +74,15 @@ def test_every_package_pins_the_releases_that_core_pins(projects, pinned):
     different = [
         f"{name}: {requirement}"
         for name, content in projects.items()
-        # multistream is usable with torch alone, of several releases.
+        # multistream needs only torch, and supports several releases.
         if name != "vllm-davinci-multistream"
         for requirement in requirements(content)
         if requirement.name in THIRD_PARTY
         and str(requirement) not in content["build-system"]["requires"]
         and requirement.specifier != pinned[requirement.name].specifier
     ]
-    # Compiled code is for one torch: pip builds it with the default, nox with the environment's.
+    # Compiled code is for a single torch: pip builds with the default release, nox with the
+    # environment's.
     defaults = {
         requirement
         for content in projects.values()
@@ -103,7 +105,7 @@ def test_our_packages_ask_for_each_other_in_the_versions_they_have(projects: dic
 
 
 def test_requirements_have_tested_ranges(projects: dict[str, Any]):
-    """Third-party requirements have an upper limit, and include constraints.txt's version."""
+    """Third-party requirements have an upper limit and include constraints.txt's version."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     tested = dict(re.findall(r"^(?:# )?([a-z\d-]+)==(\S+)", text, re.MULTILINE))
     assert "://" not in text, "constraints.txt names a registry"
@@ -170,7 +172,7 @@ def test_whatever_names_a_release_names_that_one(pinned: dict[str, Requirement])
 
 
 def test_no_message_spells_out_a_release_of_ours(packages: list[Path]):
-    """`vllm_davinci.core.errors.RELEASE` reads it from the installed metadata."""
+    """`vllm_davinci.core.errors.RELEASE` reads the release from the installed metadata."""
     spelled = [
         f"{source.relative_to(ROOT)}: {found}"
         for package in packages
@@ -197,7 +199,7 @@ def test_the_requirements_for_npus_are_the_pinned_releases_and_our_packages(pack
         "torch-npu": f"=={versions.TORCH_NPU_VERSION}",
         "vllm": f"=={versions.VLLM_VERSION}",
     }
-    # vLLM's wheel on the index is for CUDA, and a built one in pip's cache may be.
+    # The index has vLLM's wheel for CUDA, and pip may have cached one.
     assert "--no-binary vllm" in lines
     local = {ROOT / line for line in lines if line.startswith("./")}
     assert local == {package for package in packages if package.name != "vnpu"}

@@ -15,7 +15,7 @@ POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 @pytest.fixture(scope="module")
 def subclasses() -> list[type]:
-    """Every class of core and models that has a vLLM class among its bases."""
+    """Lists every class of core and models that has a vLLM class among its bases."""
     return sorted(
         {
             value
@@ -48,10 +48,10 @@ def is_vllms(cls: type) -> bool:
 
 
 def overrides(cls: type) -> Iterator[tuple[str, Any, Any]]:
-    """Name, our function and vLLM's, for each method that replaces a vLLM method.
+    """Yields the name, our function and vLLM's function of each method that replaces vLLM's.
 
-    A layer's `forward_oot` replaces its `forward_native`: the declaration in vLLM's CustomOp
-    takes any arguments.
+    A layer's `forward_oot` is compared with its `forward_native`, because CustomOp declares
+    `forward_oot` with any arguments.
     """
     for name, value in vars(cls).items():
         ours = function_of(value)
@@ -70,13 +70,13 @@ def function_of(value: Any) -> Any:
 
 
 def parameters_of(function: Any) -> dict[str, Parameter]:
-    """Parameters that a caller passes, by name, without `self` or `cls`."""
+    """Returns parameters by name, without `self` or `cls`."""
     parameters = dict(inspect.signature(function).parameters)
     return {name: p for name, p in parameters.items() if name not in {"self", "cls"}}
 
 
 def mismatch(ours: Any, theirs: Any) -> str | None:
-    """The reason why a call that `theirs` accepts is not accepted by `ours`, or None."""
+    """Returns why `ours` does not accept a call that `theirs` accepts, or None."""
     mine = parameters_of(ours)
     kinds = {parameter.kind for parameter in mine.values()}
     takes_any_keyword = Parameter.VAR_KEYWORD in kinds
@@ -109,7 +109,7 @@ def test_the_classes_that_vllm_asks_for_are_subclasses_of_its_own(subclasses: li
     assert {"NPUPlatform", "NPUWorker", "NPUModelRunner", "NPUCommunicator"} <= names
 
 
-# Classes whose `__init__` is not compared: only we construct them, or vLLM by keywords.
+# `__init__` is not compared for classes that only our code constructs, or vLLM by keywords.
 CONSTRUCTED_IN_ONE_WAY = {
     "BlockSparseAttention",
     "HCCLTrainerInitInfo",
@@ -139,7 +139,7 @@ def test_abstract_methods_of_vllm_are_all_there(subclasses: list[type]):
     missing = {
         cls.__qualname__: sorted(cls.__abstractmethods__)
         for cls in subclasses
-        # A part of the V2 runner is combined with the class that vLLM chooses.
+        # The V2 runner's parts are combined with the class that vLLM chooses.
         if getattr(cls, "__abstractmethods__", None)
         and not cls.__name__.endswith(("Base", "NPUModelState", "Drafter"))
     }

@@ -1,4 +1,4 @@
-"""No attribute of any vLLM module is replaced, from import to generated text."""
+"""No attribute of a vLLM module is replaced between its import and generated text."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from vllm_davinci_testing.processes.forked import run_command, run_together
 from vllm_davinci_testing.processes.programs import run_to_end
 from vllm_davinci_testing.processes.ranks import free_port
 
-# Enough to start, run and end an engine on a busy machine with two cores.
+# Lets an engine start, run and end on a busy machine with two cores.
 LIMIT_S = 400
-REPORT = "vllm_attributes: "  # how the line of vllm_attributes.py begins
+REPORT = "vllm_attributes: "  # begins the line of vllm_attributes.py
 COMMANDS = Path(sys.executable).parent
 PROGRAM = "tests/contract/vllm_attributes.py"
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
 
-# A function; a name that only its own module rebinds; a method.
+# A function, a name that only its own module rebinds, and a method.
 ALTERED = {
     "vllm.v1.worker.gpu.model_runner:set_forward_context": (
         "vllm.v1.worker.gpu.model_runner.set_forward_context"
@@ -55,9 +55,9 @@ def attributes_after_an_engine(
     (line,) = (line for line in output.splitlines() if line.startswith(REPORT))
     report: dict[str, Any] = json.loads(line.removeprefix(REPORT))
     assert report["platform"] == "vllm_davinci.core.platform"
-    assert report["offline"] == []  # what only `vllm-davinci quantize` needs
+    assert report["offline"] == []  # used by `vllm-davinci quantize` only
     assert report["tokens"] == [4, 4, 4, 4]
-    # Fewer would mean that the recorder missed vLLM's modules.
+    # With fewer, the recorder would have missed vLLM's modules.
     assert report["modules"] > 300
     return report
 
@@ -74,8 +74,8 @@ def test_no_attribute_is_replaced_by_a_dense_model_and_a_replaced_one_would_be_f
 def test_no_attribute_is_replaced_by_quantized_experts_in_split_steps_of_two_ranks(
     repository: Path, tmp_path: Path
 ):
-    """Two data-parallel ranks, each an engine and a worker in one process. The second is a fork of
-    a process that has imported vLLM, so only the first has a record.
+    """Each of two data-parallel ranks has its engine and worker in one process. The second rank is
+    a fork of a process that has imported vLLM, so only the first has a record.
     """
     quantized = tmp_path / "quantized"
     source = repository / "checkpoints" / "tiny_deepseek"

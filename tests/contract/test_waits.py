@@ -1,4 +1,4 @@
-"""Every wait of core, kernels and vnpu is listed with the event that ends it."""
+"""Every wait of core, kernels and vnpu is listed with what limits it."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ WAITS = {
     ".h": re.compile(r"\.(?:wait|wait_for|wait_until)\("),
 }
 
-# Each kind of wait, and the event that ends it.
+# Kinds of waits, and what ends each.
 DEVICE = "HCCL_EXEC_TIMEOUT where another rank is late, VNPU_WAIT_LIMIT on a virtual device"
 STREAM = "no wait of the host: a stream waits for an event or a collective"
 START = "--distributed-timeout-seconds, or VLLM_ENGINE_READY_TIMEOUT_S of the front end"
@@ -25,7 +25,7 @@ OWN_LIMIT = "an argument: the limit stands in the call"
 IDLE = "nothing has to: a thread that waits for work, and for which nobody waits"
 USER = "the user's: a command that waits for the program it was given"
 CORE, CSRC = "packages/core/src/vllm_davinci/core/", "packages/vnpu/csrc/"
-# File, or folder, of each wait.
+# What ends the waits of each file or folder.
 LISTED = {
     f"{CORE}device/refusals.py": DEVICE,
     f"{CORE}device/sleeping_memory.py": DEVICE,
@@ -64,7 +64,7 @@ LISTED = {
 
 
 def waits(path: Path) -> list[str]:
-    """Returns the lines of a file that wait."""
+    """Returns a file's lines that wait."""
     pattern = WAITS[path.suffix]
     return [line.strip() for line in path.read_text("utf-8").splitlines() if pattern.search(line)]
 

@@ -1,12 +1,12 @@
-"""Runs an engine and prints, as a line of JSON, every vLLM attribute that other code replaced.
+"""Runs an engine and prints every vLLM attribute that other code replaced, as a line of JSON.
 
-`python tests/contract/vllm_attributes.py CHECKPOINT OPTIONS [ALTERED ...]`, in a process of its
-own: each vLLM module is recorded right after its own code has run, and compared after plugins were
-registered, a model was loaded and text was generated, then again after ALTERED attributes were
-replaced, to prove that the comparison detects it. A module's own functions may rebind names that
-they declare `global`; assignments from outside are found by their author, whatever the name. Our
-hooks' entries in vLLM's registries change no attribute, except stand-ins for Triton kernels, which
-vLLM's own hook puts in place of the kernels.
+Usage: `python tests/contract/vllm_attributes.py CHECKPOINT OPTIONS [ALTERED ...]`. Records each
+    vLLM module right after its code has run, and compares it after plugins were registered, a model
+    was loaded and text was generated. Then replaces the ALTERED attributes and compares again, to
+    prove that replacements are detected. A module's own functions may rebind names that they
+    declare `global`; assignments from other modules are always reported. Entries of our hooks in
+    vLLM's registries change no attribute, except Triton kernels, which vLLM's own hook replaces by
+    stand-ins.
 """
 
 import ast
@@ -18,16 +18,16 @@ from types import ModuleType
 from typing import Any
 
 MISSING = object()
-# Precedes the report, which is one line among vLLM's.
+# Marks the report among vLLM's lines.
 REPORT = "vllm_attributes: "
-# Number of tokens of a prompt: large enough that steps are split.
+# Length of the prompt in tokens: enough that steps are split.
 PROMPT_TOKENS = 200
 # Modules that serving must not import.
 OFFLINE = "vllm_davinci.core.export"
 
 
 class Recorder:
-    """Keeps the original attributes of every vLLM module, and of the classes that it defines."""
+    """Keeps the original attributes of every vLLM module, and of its classes."""
 
     def __init__(self) -> None:
         self.modules: dict[str, dict[str, Any]] = {}
@@ -52,7 +52,7 @@ class Recorder:
             module.__class__ = _watched_module(self)
 
     def replaced(self) -> list[str]:
-        """Lists differences from the record, without names that each module rebinds itself."""
+        """Lists differences from the record, without names that modules rebind themselves."""
         found = list(self.from_outside)
         for name, before in self.modules.items():
             own = names_it_rebinds(sys.modules[name])
@@ -73,12 +73,12 @@ class _RecordingLoader(SourceFileLoader):
 
 @cache
 def _watched_module(recorder: Recorder) -> type[ModuleType]:
-    """A module class that records assignments to its attributes from outside."""
+    """Returns a module class that records assignments by other modules."""
 
     class WatchedModule(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
             by = sys._getframe(1).f_globals.get("__name__", "")
-            # The import system binds a submodule in its package.
+            # Importing a submodule binds it in its package.
             is_import = isinstance(value, ModuleType) and by == "importlib._bootstrap"
             if by.split(".")[0] != "vllm" and not is_import:
                 recorder.from_outside.append(f"{self.__name__}.{name}: assigned by {by}")
@@ -96,7 +96,7 @@ def _replaced_in(
 
 @cache
 def names_it_rebinds(module: ModuleType) -> frozenset[str]:
-    """Names that functions of a module declare `global` and assign."""
+    """Returns names that a module's functions declare `global` and assign."""
     if module.__file__ is None:
         return frozenset()
     with open(module.__file__, encoding="utf-8") as file:
@@ -110,14 +110,14 @@ def _differs(before: dict[str, Any], now: dict[str, Any], attribute: str) -> boo
     was, is_now = before.get(attribute, MISSING), now.get(attribute, MISSING)
     if was is is_now:
         return False
-    # A submodule becomes an attribute of its package when it is first imported; vLLM's packages
-    # load some of their own names at first use.
+    # The first import of a submodule makes it an attribute of its package; vLLM's packages load
+    # some of their own names at first use.
     if was is MISSING:
         origin = is_now.__name__ if isinstance(is_now, ModuleType) else _origin(is_now)
         return origin.split(".")[0] not in {"vllm", "builtins", ""}
     if is_stand_in(was, is_now):
         return False
-    # vLLM's LazyLoader stands for a module until its first use, then replaces itself.
+    # vLLM's LazyLoader stands for a module until first used, then replaces itself.
     is_own_stand_in = type(was).__module__ == "vllm.utils.import_utils"
     return not (is_own_stand_in and is_now is sys.modules.get(was.__name__))
 
