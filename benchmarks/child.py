@@ -25,7 +25,7 @@ def run_child(
     """Runs `python arguments` silently; raises RuntimeError with its last lines if it fails.
 
     Returns its output.
-    environment: the child's variables; None: this process's
+    environment: the child's variables; None: those of this process
     """
     inherited = os.environ if environment is None else environment
     process = subprocess.run(
@@ -49,7 +49,7 @@ class AskedChild:
     """A child process that answers questions in order.
 
     Questions and answers are lines of JSON: questions on the child's standard input, answers on the
-    file descriptor given by its last argument. Its first answer, before any question, means that it
+    file descriptor given by its last argument. Its first answer, before any question, says that it
     is ready.
     """
 

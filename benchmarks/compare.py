@@ -18,7 +18,7 @@ class ResultFileError(Exception):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result file's content; raises ResultFileError that names the file and the cause."""
+    """Reads a result file; raises ResultFileError that names the file and the cause."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], console: Console) -> None:
-    """Prints each figure that both results have, its change, and all other differences."""
+    """Prints each figure that both results have, with its change, and all other differences."""
     if before["benchmark"] != after["benchmark"]:
         raise ResultFileError(
             f"different benchmarks: {before['benchmark']} and {after['benchmark']}"

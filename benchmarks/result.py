@@ -1,4 +1,4 @@
-"""The result of a benchmark: two sides of a comparison, and the source of each figure.
+"""A benchmark's result: two sides of a comparison, and the source of each figure.
 
 from result import Result, Row
 
@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-# Written into every result; readers refuse what they do not know.
+# Version of the result format; readers refuse others.
 FORMAT = 1
-# Processor flags, as /proc/cpuinfo names them, that decide which product a library chooses.
+# Processor flags, as in /proc/cpuinfo, that decide which matrix product a library chooses.
 MATRIX_INSTRUCTIONS = ("avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 DISTRIBUTIONS = (
     "torch",
@@ -38,18 +38,19 @@ class Kind(StrEnum):
 
     MEASURED = "measured"  # this host's clock, or its memory
     MODELLED = "modelled"  # the virtual NPU's timing model
-    COUNTED = "counted"  # exact: launches, copies, bytes, tokens
+    COUNTED = "counted"  # exact counts: launches, copies, bytes, tokens
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of both sides.
+    """One figure for both sides.
 
     ours, baseline: the two sides in `unit`, from the same run; baseline is None if there is none
     bound: the best value possible in this run, in `unit`; None if there is none
     at_least, at_most: the goal for `ratio`, or for `ours` without a baseline
     quartiles: of ours, if it is a median
-    interval: range of the goal's figure over all assumptions: the whole range must reach the goal
+    interval: range of `ratio`, or of `ours` without a baseline, over all assumptions; all of it
+        must reach the goal
     """
 
     name: str
@@ -83,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one run of one benchmark.
+    """One run of one benchmark.
 
     ours, baseline: descriptions of the two sides, for the table's head
     device: the device under test and, on the virtual NPU, its execution policy
@@ -114,7 +115,7 @@ class Result:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of all involved packages, from installed metadata."""
+    """Returns the versions of all involved packages, from installed metadata."""
     found = {"python": platform.python_version()}
     for distribution in DISTRIBUTIONS:
         try:
@@ -125,7 +126,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def host_facts() -> dict[str, Any]:
-    """Processor, cores and threads, on which measured figures depend."""
+    """Returns the processor, cores and threads, which affect measured figures."""
     model = platform.machine()
     flags: set[str] = set()
     try:

@@ -1,4 +1,4 @@
-"""Prints a result as a table, readable from 80 columns on."""
+"""Prints a result as a table that is readable at 80 columns."""
 
 from rich import box
 from rich.console import Console
@@ -45,7 +45,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def figure_table(*columns: str) -> Table:
-    """Makes an empty table: a column for the figures' names, and narrow ones for numbers."""
+    """Makes an empty table with a column for the figures' names, and narrow columns for numbers."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1), leading=1)
     table.add_column("figure", overflow="fold")
     for name in columns:
@@ -54,7 +54,7 @@ def figure_table(*columns: str) -> Table:
 
 
 def figure(name: str, unit: str, kind: str) -> Text:
-    """A figure's name, with its unit and kind below it."""
+    """Formats a figure's name, with its unit and kind below it."""
     return Text(name).append(f"\n[{unit}, {kind}]", style="dim")
 
 
@@ -68,7 +68,7 @@ def number(value: float | None) -> str:
 
 
 def _ours(row: Row) -> Text:
-    """The value, with its quartiles below it."""
+    """Formats the value, with its quartiles below it."""
     text = Text(number(row.ours))
     if row.quartiles is not None:
         text.append("\n" + " to\n".join(map(number, row.quartiles)), style="dim")

@@ -1,7 +1,7 @@
 """Runs one benchmark: `python benchmarks/run.py GROUP/NAME [options] [--json FILE]`.
 
-A benchmark is a module `benchmarks/GROUP/NAME.py` with `add_arguments(parser)` and
-`run(args) -> Result`. `--list` names them all.
+A benchmark is a module `benchmarks/GROUP/NAME.py` with `add_arguments(parser)` and `run(args) ->
+Result`. `--list` lists all.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DIRECTORY = Path(__file__).resolve().parent
 
 
 def available() -> dict[str, str]:
-    """Each benchmark's name and the first line of its docstring, found without importing it."""
+    """Maps each benchmark's name to the first line of its docstring, without importing it."""
     found = {}
     for path in sorted(DIRECTORY.glob("*/[!_]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ def available() -> dict[str, str]:
 
 
 def with_options(result: Result, name: str, given: argparse.Namespace) -> Result:
-    """The result under the benchmark's name, with its options among the settings."""
+    """Returns the result with the benchmark's name, and its options among the settings."""
     asked = dict(vars(given))
     seed = asked.pop("seed", result.seed)
     return replace(result, benchmark=name, seed=seed, settings={**asked, **result.settings})

@@ -1,4 +1,4 @@
-"""One decode layer of DeepSeek-V3 on one device: torch_npu's operators, and our compiled stages."""
+"""One decode layer of DeepSeek-V3 on one device: torch_npu's operators and our compiled stages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +12,15 @@ import vllm_davinci.kernels
 
 EPSILON = 1e-6
 
-# By name, in a layer's order. `norm` returns the input of `preprocess`, and the sum.
+# Stages by name, in a layer's order. `norm` returns the sum, and its norm for `preprocess`.
 Stages = dict[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a layer on one of two TP ranks, by the names of DeepSeek-V3's config.json.
+    """Sizes of a layer on one of two TP ranks, named as in DeepSeek-V3's config.json.
 
-    A whole layer is impossible on one device: attention takes at most 64 query heads per cache
-    head.
+    One device cannot have a whole layer: attention supports at most 64 query heads per cache head.
     """
 
     hidden: int = 7168
@@ -42,7 +41,7 @@ class Sizes:
 
 
 def made(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Allocates device memory without setting it."""
+    """Allocates device memory without initializing it."""
     return torch.empty(sizes, dtype=dtype, device="npu")
 
 
@@ -53,7 +52,7 @@ class Layer:
         s = self.sizes = Sizes()
         self.x, self.residual = made(num_tokens, s.hidden), made(num_tokens, s.hidden)
         self.input_norm, self.post_norm = made(s.hidden), made(s.hidden)
-        # Linear weights lie as [out, in] and are used transposed.
+        # Linear weights are stored as [out, in] and used transposed.
         self.a_weight = made(s.q_lora_rank + s.kv_lora_rank + s.rope, s.hidden).t()
         self.q_a_norm, self.kv_a_norm = made(s.q_lora_rank), made(s.kv_lora_rank)
         self.q_b_weight = made(s.heads * (s.nope + s.rope), s.q_lora_rank).t()
@@ -78,14 +77,14 @@ class Layer:
         self.scale = (s.nope + s.rope) ** -0.5
 
     def named(self, names: str) -> dict[str, Any]:
-        """The attributes with these names, as keyword arguments."""
+        """Returns the attributes with these names as keyword arguments."""
         return {name: getattr(self, name) for name in names.split()}
 
 
 def norm_of_sum(
     layer: Layer, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of x + residual, and x + residual."""
+    """Returns the norm of x + residual, and x + residual."""
     normalized, _, total = torch_npu.npu_add_rms_norm(x, layer.residual, weight, EPSILON)
     return normalized, total
 
@@ -116,7 +115,7 @@ def prepare_attention(
 
 
 def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
-    """Attention over the cache of MLA, then the up-projection of values."""
+    """Attends over the MLA cache, then projects the values up."""
     s = layer.sizes
     out, _ = torch_npu.npu_fused_infer_attention_score(
         absorbed,
@@ -140,7 +139,7 @@ def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.
 
 
 def chosen_experts(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and ids of each token's experts, both [num_tokens, top_k]."""
+    """Returns weights and ids of each token's experts, both [num_tokens, top_k]."""
     s = layer.sizes
     weights, ids, _ = torch_npu.npu_moe_gating_top_k(
         logits,
@@ -158,7 +157,9 @@ def chosen_experts(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, to
 def rows_by_expert(
     layer: Layer, x: torch.Tensor, ids: torch.Tensor, **quantization: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows sorted by expert, the row of each choice, rows per expert, and scales of int8 rows."""
+    """Returns rows sorted by expert, each choice's row, rows per expert, and scales of int8
+    rows.
+    """
     experts = layer.sizes.experts
     return torch_npu.npu_moe_init_routing_v2(
         x,
@@ -182,7 +183,7 @@ def sum_by_token(
 
 
 def composed(layer: Layer) -> Stages:
-    """The stages as torch_npu calls, as core runs them without vllm-davinci-kernels."""
+    """Returns the stages as torch_npu calls, as core runs them without vllm-davinci-kernels."""
     s = layer.sizes
 
     def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -224,7 +225,7 @@ def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch
 def preprocess_at_once(
     layer: Layer, operator: str, weights: str, **others: None
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """`preprocess` as one compiled call. hidden_scale: given if hidden_states are int8"""
+    """`preprocess` as one compiled call. hidden_scale: scales if hidden_states are int8"""
     given = layer.named(f"{weights} q_a_norm kv_a_norm W_UK cos sin kv_c_cache k_pe_cache")
     return partial(
         vllm_davinci.kernels.load(operator),
@@ -255,7 +256,7 @@ def experts_at_once(
 
 
 def ours(layer: Layer) -> Stages:
-    """The same stages as one compiled call each."""
+    """Returns the same stages, each as one compiled call."""
     add_rms_norm = vllm_davinci.kernels.load("add_rms_norm")
     preprocess = preprocess_at_once(layer, "mla_preprocess", "a_weight q_b_weight")
     return {

@@ -1,6 +1,6 @@
 """The decode layer of DeepSeek-V3 with W8A8_DYNAMIC projections and experts.
 
-Router, norms and absorbed products stay in floats, as in the checkpoints.
+Router, norms and absorbed products are floats, as in the checkpoints.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ from kernels.decode_layer import (
     sum_by_token,
 )
 
-# Rows as int8, and a scale each.
+# int8 rows, and one scale per row.
 Quantized = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -56,7 +56,7 @@ def _project(layer: W8A8Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 def composed(layer: W8A8Layer) -> Stages:
-    """The stages as torch_npu calls, as core runs them without vllm-davinci-kernels."""
+    """Returns the stages as torch_npu calls, as core runs them without vllm-davinci-kernels."""
     s = layer.sizes
 
     def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
@@ -105,7 +105,7 @@ def composed(layer: W8A8Layer) -> Stages:
 
 
 def ours(layer: W8A8Layer) -> Stages:
-    """The same stages as one compiled call each, except for the output projection."""
+    """Returns the same stages, each except the output projection as one compiled call."""
     add_rms_norm, add_rms_norm_dynamic_quant = (
         vllm_davinci.kernels.load(name) for name in ("add_rms_norm", "add_rms_norm_dynamic_quant")
     )

@@ -1,13 +1,12 @@
-"""Host time to launch one decode layer of DeepSeek-V3: torch_npu calls against our stages.
+"""Host time to launch one decode layer of DeepSeek-V3: torch_npu calls and our stages.
 
-The layer is the norm before attention, MLA preprocess, attention over its cache with the
-values' up projection, the output projection, the norm before the experts, the router, and routed
-experts, in the sizes of DeepSeek-V3 on one device; in bf16, and with W8A8_DYNAMIC projections and
-experts. Both sides launch the same operators of CANN in the same order. On the virtual NPU they do
-no arithmetic (VNPU_COMPUTE=0) and the weights are reserved, never touched, so only the host's work
-is measured. Each value of TASK_QUEUE_ENABLE has its own process, because torch_npu reads it once;
-both sides take turns in it. Times are processor time of the launching thread: other programs on the
-machine do not count.
+The layer has DeepSeek-V3's sizes on one device, in bf16, and with W8A8_DYNAMIC projections and
+experts: norm, MLA preprocess, attention over the cache with the values' up projection, output
+projection, norm, router, routed experts. Both sides launch the same CANN operators in the same
+order. The virtual NPU does no arithmetic (VNPU_COMPUTE=0) and weights are only reserved, so that
+the host's work alone is measured. Each value of TASK_QUEUE_ENABLE has its own process, because
+torch_npu reads it once; both sides take turns in it. Times are processor time of the launching
+thread, without other programs.
 """
 
 import argparse

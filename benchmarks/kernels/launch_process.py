@@ -1,4 +1,4 @@
-"""Measures one process's part of launch.py: `launch_process.py TOKENS ROUNDS LAYERS`."""
+"""Measures for launch.py in one process: `launch_process.py TOKENS ROUNDS LAYERS`."""
 
 import json
 import statistics
@@ -16,11 +16,11 @@ from kernels.decode_layer import Layer, Stages
 from vllm_davinci.kernels._C import launch_count
 
 Sides = dict[str, Stages]
-FIRST_ROUNDS = 5  # which fill caches
+FIRST_ROUNDS = 5  # warm up caches
 
 
 class Calls(TorchDispatchMode):
-    """Collects the calls that reach the device: all except views and allocations."""
+    """Collects the calls that reach the device: not views or allocations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
         returns = func._schema.returns
         is_view = any(r.alias_info and not r.alias_info.is_write for r in returns)
-        is_cast = func.name().startswith("aten::to.")  # the layer's casts change the dtype
+        is_cast = func.name().startswith("aten::to.")  # the layer's casts change the dtype only
         if is_cast or not (is_view or "empty" in func.name()):
             self.names.append(func.name())
         return func(*args, **(kwargs or {}))
@@ -55,7 +55,7 @@ def calls_and_launches(layer: Layer, stages: Stages) -> tuple[int, int]:
 
 
 def calls_of(layer: Layer, ours: Stages) -> dict[str, Callable[[Stages], Any]]:
-    """The timed calls, by name."""
+    """Returns the calls to time, by name."""
     rows, _ = ours["norm"](layer.x)
     absorbed_and_rope = ours["preprocess"](rows)
     logits = torch.mm(layer.x, layer.router).float()
@@ -75,7 +75,7 @@ def calls_of(layer: Layer, ours: Stages) -> dict[str, Callable[[Stages], Any]]:
 def times_us(
     call: Callable[[Stages], Any], sides: Sides, rounds: int, layers: int
 ) -> dict[str, list[float]]:
-    """Quartiles of microseconds per call for each side; both take turns."""
+    """Returns quartiles of microseconds per call for each side; the sides take turns."""
     measured: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds + FIRST_ROUNDS):
         for side, stages in sides.items():

@@ -1,11 +1,11 @@
-"""Runs two ubatches in turn on any accelerator of torch, with copies as communication.
+"""Interleaves two ubatches on any accelerator of torch, with copies as communication.
 
-Each layer multiplies the hidden states several times, then moves them to the host's memory and
-back, as a collective would move them to other ranks: a copy engine does this concurrently with the
-matrix products. The ubatches run serially, then interleaved; both orders give the same bits. The
-bound is the longer of all products alone and all copies alone. It needs torch, rich and the
-multistream package, no vLLM, and runs on any device of torch's: a virtual NPU's times mean nothing,
-its equal bits do. The sizes are those of a small test; a GPU needs larger ones to be busy.
+Each layer multiplies the hidden states several times, then copies them to the host and back in
+    place of a collective; a copy engine does this concurrently with products. The ubatches run
+    serially, then interleaved, and both orders give the same bits. The bound is the longer of all
+    products alone and all copies alone. Needs torch, rich and the multistream package, but no vLLM.
+    A virtual NPU's times mean nothing, but its equal bits do. The default sizes suit a small test;
+    a GPU needs larger ones to be busy.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Model:
 
 
 def _times_ms(action: Callable[[], object], repetitions: int) -> list[float]:
-    """Time by the device's events, after one run that is not counted."""
+    """Times an action by the device's events, after a warm-up."""
     action()
     times = []
     for _ in range(repetitions):
@@ -92,7 +92,9 @@ def _captured(device: torch.device, action: Callable[[], object]) -> Callable[[]
 
 
 def _measure(model: Model, inputs: list[torch.Tensor], repetitions: int) -> dict[str, list[float]]:
-    """Milliseconds of both orders and of their parts. Checks that both give the same bits."""
+    """Returns milliseconds of both orders and of their parts. Checks that both give the same
+    bits.
+    """
     outputs: dict[str, list[torch.Tensor]] = {}
     interleave = Interleave(StreamPool())
 

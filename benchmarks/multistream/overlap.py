@@ -1,17 +1,16 @@
-"""Measures dual-batch overlap in wall time: prefills on two ranks, whole and split, and the bound.
+"""Measures dual-batch overlap in wall time: prefills on two ranks, whole and split, and a bound.
 
-Operators and collectives take artificial times on the virtual NPU, in proportion to the bytes that
-they write, so that half a step takes half as long. They sleep and do no arithmetic, so the host's
+On the virtual NPU operators and collectives take artificial times, in proportion to the bytes that
+they write, so that half a step takes half as long. They sleep instead of computing, so the host's
 cores suffice for two ranks with a compute and a communication stream each. Traces show how much
 communication was hidden; `--traces DIRECTORY` keeps them.
 
-The dense model's artificial times make its intervals between collectives equally long. If intervals
-differ, each half's interval still overlaps with a collective of the other half, and the longer of
-the two counts.
+The dense model's intervals between collectives are equally long. With other models each half's
+interval overlaps a collective of the other half, and the longer of the two counts.
 
-`dense` and `deepseek` are one DP rank of two TP ranks. `dp_ranks` is two DP ranks of one TP rank,
-which send tokens to experts and back by all-to-all. The routing is computed and differs between
-layers and halves, so that no two intervals are equally long.
+`dense` and `deepseek` have one DP rank of two TP ranks. `dp_ranks` has two DP ranks of one TP rank,
+which send tokens to experts and back by all-to-all. Routing differs between layers and halves, so
+that no two intervals are equally long.
 """
 
 import argparse
@@ -45,11 +44,11 @@ class Case:
     """A model on two ranks.
 
     checkpoint: a shipped one; changes: other values for its config.json
-    pace:     VNPU_PACE: makes computation and communication about equally long
+    pace:     VNPU_PACE with which computation and communication take about equally long
     engine:   arguments for vLLM's engine
     options:  its additional_config, without dbo
     dp_ranks: data-parallel ranks
-    computes: whether operators do their arithmetic
+    computes: True if operators do their arithmetic
     """
 
     checkpoint: str
@@ -61,7 +60,7 @@ class Case:
     computes: bool = False
 
 
-# A hidden size larger than the latent one, as in models that are not tiny.
+# The hidden size exceeds the latent size, as in models that are not tiny.
 DEEPSEEK = {
     "hidden_size": 1536,
     "q_lora_rank": 384,
@@ -149,7 +148,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def write_model(directory: Path, case: Case, num_layers: int, num_tokens: int, seed: int) -> int:
-    """Writes a checkpoint, with weights only if values matter. Returns its vocabulary size."""
+    """Writes a checkpoint, with weights only if values matter; returns its vocabulary size."""
     text = (CHECKPOINTS / case.checkpoint / "config.json").read_text(encoding="utf-8")
     configuration = {
         **json.loads(text),
@@ -214,7 +213,7 @@ def _prefills(
                 "VNPU_COMPUTE": str(int(case.computes)),
                 "VNPU_PACE": args.pace or case.pace,
                 "VNPU_TRACE": str(traces),
-                # The engine runs in the calling process, so that it sees a batch's requests
+                # The engine runs in the calling process, so that it sees all requests of a batch
                 # together.
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "OMP_NUM_THREADS": "1",

@@ -1,4 +1,4 @@
-"""Measures one DP rank of overlap.py: `overlap_process.py OPTIONS_JSON`.
+"""Measures one DP rank for overlap.py: `overlap_process.py OPTIONS_JSON`.
 
 An engine prefills batches and writes their times to the file named in the options.
 """
@@ -14,9 +14,7 @@ from vllm import LLM, SamplingParams
 
 
 def measure(options: dict[str, Any]) -> list[tuple[float, float]]:
-    """Prefills batches; returns each batch's begin and end in microseconds of the monotonic
-    clock.
-    """
+    """Prefills batches; returns begin and end of each in microseconds of the monotonic clock."""
     tokens, requests = options["tokens"], options["requests"]
     engine = LLM(
         options["model"],
@@ -49,7 +47,7 @@ def measure(options: dict[str, Any]) -> list[tuple[float, float]]:
         batches.append((begin / 1000, time.monotonic_ns() / 1000))
     decisions = engine.collective_rpc("overlap_decisions")[0]
     assert decisions.get("split", 0) == (len(batches) if decisions else 0), decisions
-    return batches[1:]  # the first one warms up
+    return batches[1:]  # the first batch warms up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures of one step, from one rank's trace."""
+"""Overlap, bound and other figures of one step, from one rank's trace."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class StepTrace:
     tasks: list[Task]
 
     def computing(self, label: str | None = None) -> list[Interval]:
-        """Intervals in which operators ran; with a label, those of one ubatch."""
+        """Returns the intervals in which operators ran; with a label, those of one ubatch."""
         return [
             task.busy
             for task in self.tasks
@@ -31,7 +31,7 @@ class StepTrace:
         ]
 
     def communicating(self, label: str | None = None) -> list[Interval]:
-        """Intervals in which collectives ran, without their wait for the other rank."""
+        """Returns the intervals in which collectives ran, without their wait for the other rank."""
         return [
             task.busy
             for task in self.tasks
@@ -39,28 +39,27 @@ class StepTrace:
         ]
 
     def layers(self) -> Interval:
-        """The interval from the first to the last collective's end: the part of a step that a split
-        divides.
+        """Returns the interval that a split divides: from the first to the last collective's end.
 
-        The part before it is the embedding's lookup and collective.
+        The embedding's look-up and collective precede it.
         """
         intervals = self.communicating()
         return min(begin for begin, _ in intervals), max(end for _, end in intervals)
 
     def unsplit(self) -> float:
-        """The step's remaining time: scheduling, inputs, sampling, answer."""
+        """Returns the step's remaining time: scheduling, inputs, sampling, answer."""
         begin, end = self.layers()
         return (begin - self.begin) + (self.end - end)
 
     def bound(self) -> float:
-        """The shortest step time for these totals."""
+        """Returns the shortest step time possible with this computation and communication."""
         part = [self.layers()]
         computing = length(common(self.computing(), part))
         return max(computing, length(common(self.communicating(), part))) + self.unsplit()
 
     def hidden_share(self) -> float:
-        """Overlap of the first ubatch's communication with the second's computation, as a fraction
-        of the smaller.
+        """Returns how much the first ubatch's communication and the second's computation overlap,
+        as a fraction of the smaller.
 
         Raises TraceError if either is absent, as in a trace without labels.
         """
@@ -79,7 +78,7 @@ class StepTrace:
 
 
 def steps_of(timeline: Timeline, windows: list[Interval]) -> list[StepTrace]:
-    """For each window, the step of the rank whose trace begins first."""
+    """Returns the step of each window, of the rank whose trace begins first."""
     rank = min({task.process for task in timeline.tasks if task.category == "collective"})
     steps = []
     for begin, end in windows:

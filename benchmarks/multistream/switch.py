@@ -1,9 +1,9 @@
-"""Measures the host cost of taking turns: greenlets with events, vLLM's threads, and a whole step.
+"""Measures the host cost of switching ubatches: our greenlets, vLLM's threads, and a whole step.
 
-One hand-over is all work at a ubatch's collective: recording and waiting for events, switching
-streams, resuming the other ubatch with its forward context. vLLM's side calls what its all-to-all
-calls there, in two threads on the same virtual device. The step is 61 layers with two collectives
-each; operators do no work, so that only the host's time is measured.
+A hand-over is all work at a ubatch's collective: events are recorded and awaited, streams switched,
+and the other ubatch resumed with its forward context. vLLM's side makes the calls of its
+all-to-all, in two threads on the same virtual device. The step has 61 layers with two collectives
+each. Operators do no work, so that only the host's time is measured.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measures one process's part of switch.py: `switch_process.py HAND_OVERS STEPS LAYERS`."""
+"""Measures for switch.py in one process: `switch_process.py HAND_OVERS STEPS LAYERS`."""
 
 import json
 import socket
@@ -21,16 +21,17 @@ from vllm_davinci.multistream import Interleave, StreamPool, communicate
 T = TypeVar("T")
 
 REPETITIONS = 15
-# Pairs of a round of interleaved sums and a round of bare sums. Rounds are short, so that the
-# machine has the same speed in both.
+# Pairs of interleaved and bare sums. Rounds are short, so that both run at the same machine speed.
 ROUNDS, ROUNDS_PER_COUNT = 61, 10
-DEPTH = 20  # Python frames between a model's root and its collectives, as in vLLM's models
+DEPTH = 20  # frames between a model's root and its collectives, as in vLLM's models
 HIDDEN = 512
 TOKENS = 64
 
 
 def _times_us(action: Callable[[], object], count: int, per: int) -> list[float]:
-    """Runs an action `count` times after a warm-up; microseconds per run, divided by `per`."""
+    """Runs an action `count` times after a warm-up; returns microseconds per run, divided by
+    `per`.
+    """
     action()
     times = []
     for _ in range(count):
@@ -65,7 +66,7 @@ def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
 
 
 def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[float]:
-    """Times hand-overs between two ubatches with vLLM's contexts, a thread each."""
+    """Times hand-overs between two ubatches with vLLM's contexts, each in a thread."""
 
     def turns() -> None:
         for _ in range(count // 2):
@@ -78,7 +79,9 @@ def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[flo
 
 
 def beyond_collectives(count: int) -> list[float]:
-    """Times sums over ranks of two ubatches that do nothing else, beyond serial sums."""
+    """Times two ubatches' all-reduces, with nothing else in them, beyond the time of serial
+    ones.
+    """
     run = Interleave(StreamPool())
     total = torch.zeros(1).npu()
     per_round = max(2, count // ROUNDS_PER_COUNT)
@@ -108,14 +111,14 @@ def beyond_collectives(count: int) -> list[float]:
     return beyond
 
 
-# Launches of a decoder layer of DeepSeek-V3: attention and its norm, then the experts'. With two
-# sums over ranks (a copy and a collective each) they are 29.
+# Launches of a decoder layer of DeepSeek-V3: attention with its norm, then the experts. Two
+# all-reduces (a copy and a collective each) add four.
 LAUNCHES = (12, 13)
 LAUNCHES_PER_LAYER = sum(LAUNCHES) + 4
 
 
 def layer(x: torch.Tensor) -> torch.Tensor:
-    """Makes about as many launches as a decoder layer, none of which does any arithmetic here."""
+    """Makes about as many launches as a decoder layer, without arithmetic."""
     for count in LAUNCHES:
         for _ in range(count):
             x = torch.neg(x)
@@ -130,7 +133,9 @@ def _all_reduce(partial: torch.Tensor) -> torch.Tensor:
 
 
 def steps(count: int, num_layers: int) -> dict[str, list[float]]:
-    """Host time of one step: as two halves one after the other, as two interleaved halves."""
+    """Measures the host time of a step as two halves one after the other, and as two interleaved
+    halves.
+    """
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         for _ in range(num_layers):
@@ -140,7 +145,7 @@ def steps(count: int, num_layers: int) -> dict[str, list[float]]:
     halves = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16).npu().chunk(2)
     run = Interleave(StreamPool())
     found: dict[str, list[float]] = {"halves": [], "interleaved": []}
-    # In turn, so that changes of the machine's speed affect both.
+    # The orders alternate, so that changes of the machine's speed affect both.
     for _ in range(count):
         found["halves"] += _times_us(lambda: [forward(half) for half in halves], 1, 1)
         found["interleaved"] += _times_us(

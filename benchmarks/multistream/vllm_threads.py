@@ -1,4 +1,4 @@
-"""Runs ubatches with vLLM's own contexts, in a thread each, on the same virtual device."""
+"""Runs ubatches with vLLM's own contexts, each in a thread, on the same virtual device."""
 
 import threading
 from collections.abc import Callable
@@ -46,6 +46,6 @@ def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
 
 
 def set_stream(stream: torch.npu.Stream) -> None:
-    """Like vLLM's wrapper for CUDA: stores the current stream, which vLLM's contexts compare."""
+    """Stores the current stream for vLLM's contexts to compare, like vLLM's wrapper for CUDA."""
     torch_utils._current_stream_tls.value = stream
     torch.npu.set_stream(stream)

@@ -1,10 +1,9 @@
-"""Routed experts of a published revision: time of all launches except the matrix products.
+"""Time of a published revision's routed experts: all launches except the matrix products.
 
-Public revisions of that time (vllm-project/vllm-ascend at e9ada685ec, `fused_experts` with an
-expert map) copy a row for each token and chosen expert of all ranks, then quantize, activate,
-weight, mask and sum all rows, although a rank's own experts computed only 1 / ranks of them. Prints
-the modelled picoseconds of one layer: `all_rows.py TOKENS`, under `vnpu run --no-compute --chip
-NAME`.
+The revision (vllm-project/vllm-ascend at e9ada685ec, `fused_experts` with an expert map) copies a
+    row for each token and chosen expert of all ranks, then quantizes, activates, weights, masks and
+    sums all rows, although a rank's experts compute only 1 / ranks of them. Prints one layer's
+    modelled picoseconds: `all_rows.py TOKENS`, under `vnpu run --no-compute --chip NAME`.
 """
 
 import sys

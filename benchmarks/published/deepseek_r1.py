@@ -1,4 +1,4 @@
-"""Dry-runs of DeepSeek-R1 in int8 with the checkpoint of the published commands."""
+"""Dry-runs of DeepSeek-R1 in int8, with the published commands' checkpoint."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from vllm_davinci.planner.deployments.checkpoint import write_checkpoint
 from vllm_davinci.planner.deployments.table import deployment
 
 LIMIT_S = 1200.0
-# The checkpoint of the published commands.
+# The published commands' checkpoint.
 CHECKPOINT = deployment("deepseek-r1-mla-multistream").checkpoint
 CONFIG = CHECKPOINT.configuration()
 MOE_LAYERS: int = CONFIG["num_hidden_layers"] - CONFIG["first_k_dense_replace"]
@@ -21,7 +21,7 @@ MOE_LAYERS: int = CONFIG["num_hidden_layers"] - CONFIG["first_k_dense_replace"]
 def dry_run(
     chip: str, topology: str, *options: str, config: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """JSON report of a dry-run of rank 0 of 16 with these additional options.
+    """Dry-runs rank 0 of 16 with these additional options; returns the report.
 
     config: the plugin's options
     """
@@ -35,7 +35,7 @@ def dry_run(
 def step_costs(
     chip: str, topology: str, destination: Path, *options: str, config: Mapping[str, Any]
 ) -> None:
-    """Writes the `step_costs` file of such an engine."""
+    """Writes the `step_costs` file of this engine."""
     with tempfile.TemporaryDirectory(prefix="deepseek-r1.") as name:
         options = (f"--step-costs={destination}", *options)
         _command(Path(name), chip, topology, config, *options)
@@ -60,7 +60,9 @@ def _command(
 def dry_run_options(
     model: Path, chip: str, topology: str, config: Mapping[str, Any] | None
 ) -> tuple[str, ...]:
-    """Options of `vllm-davinci dry-run` for rank 0 of 16. model: a directory for its checkpoint"""
+    """Returns options of `vllm-davinci dry-run` for rank 0 of 16. model: a directory for its
+    checkpoint
+    """
     write_checkpoint(CHECKPOINT, model)
     return (
         *(f"--model={model}", f"--chip={chip}", f"--topology={topology}"),

@@ -1,8 +1,8 @@
 """Split decisions for DeepSeek-R1 W8A8 on 16 chips, and the host's time to model its steps.
 
-Steps of many sizes are split if their step times predict a gain; regret is relative to the faster
-of whole and split. `published/page` compares such steps with published ones. `--rows` runs only the
-decisions or only the host's times.
+Steps are split if step times predict a gain; regret is relative to the faster of whole and split.
+`published/page` compares such steps with published ones. `--rows` runs only the decisions or only
+the host's times.
 """
 
 import argparse
@@ -19,7 +19,7 @@ GOAL_STEP_S, GOAL_TIMELINE_S, GOAL_START_S, GOAL_MEMORY_GIB = 0.2, 1.0, 25.0, 1.
 
 
 def cost_rows(runs: Runs) -> list[Row]:
-    """Rows on the time that this host needs to model a prefill."""
+    """Returns rows on the time that this host needs to model a prefill."""
     trace = runs.directory / "timeline.json"
     plain, host = runs.prefill(SERIAL_ORDER), runs.newest_host
     traced = runs.prefill(SERIAL_ORDER, f"--trace={trace}")

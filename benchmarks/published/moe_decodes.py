@@ -1,8 +1,8 @@
-"""Host time of published decode steps of Qwen3-30B-A3B, compared with the timing model's.
+"""Host time of published decode steps of Qwen3-30B-A3B, compared with the timing model.
 
-Launches per layer are counted in the sources of the releases that were measured (vllm-project/
-vllm-ascend), not in ours. None of the commands distributes experts over ranks, so that each rank
-has a slice of every expert, and routing does not change a rank's share.
+Launches per layer are counted in the sources of the measured releases (vllm-project/vllm-ascend),
+not in ours. No command distributes experts over ranks: each rank has a slice of every expert, and
+routing does not change its share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,7 @@ LAYERS = 48
 
 @dataclass(frozen=True)
 class Launches:
-    """The host's calls for one layer of a decode step; operators and collectives are those outside
-    graphs.
-    """
+    """Host calls for one layer of a decode step; `operators` and `collectives` exclude graphs."""
 
     told: str
     graphs: int = 0
@@ -27,7 +25,7 @@ class Launches:
     events: int = 0
 
     def host_ps(self, figures: Mapping[str, int]) -> int:
-        """Host time of a step."""
+        """Returns the host time of a step."""
         per_layer = (
             self.graphs * figures["host_graph_launch"]
             + self.operators * figures["host_operator_launch"]
@@ -37,10 +35,10 @@ class Launches:
         return LAYERS * per_layer
 
 
-# v0.9.2rc1: `splitting_ops` cut the graph at `unified_ascend_attention_with_output`, which copies
+# v0.9.2rc1: `splitting_ops` cuts the graph at `unified_ascend_attention_with_output`, which copies
 # values, writes the cache, attends and copies its output.
 IN_PIECES = Launches("a graph per layer; attention's 4 launches beside it", graphs=1, operators=4)
-# v0.9.1rc1, whose graphs cannot hold Qwen3-MoE (pull request 1381, 6 July 2025), and v0.9.2rc1
+# v0.9.1rc1, whose graphs do not support Qwen3-MoE (pull request 1381, 6 July 2025), and v0.9.2rc1
 # with --enforce-eager: 2 norms, 5 products, 2 norms of heads, rotary embedding, attention as above,
 # 5 for the choice of experts, 9 more of `fused_experts`.
 ONE_BY_ONE = Launches("all 28 launches and 2 sums one by one", operators=28, collectives=2)
@@ -48,7 +46,7 @@ ONE_BY_ONE = Launches("all 28 launches and 2 sums one by one", operators=28, col
 # launches attention, ends the update and records an event.
 UPDATED = Launches("one graph; attention's update per layer", operators=2, events=3)
 
-# Rows of others.FIGURES, by their sources: how the release launches, and how it may have.
+# Rows of others.FIGURES, by source: how the release launches, and how it may have launched.
 RELEASES: Mapping[int, tuple[Launches, ...]] = {
     2328: (IN_PIECES, ONE_BY_ONE),
     1605: (ONE_BY_ONE,),  # of 3 July 2025
@@ -60,8 +58,8 @@ RELEASES: Mapping[int, tuple[Launches, ...]] = {
 class Decode:
     """A published decode step.
 
-    ours_ps:   time of our modelled step
-    device_ps: the part of it in which the device is busy
+    ours_ps:   time of the modelled step
+    device_ps: time in which the device is busy
     """
 
     name: str
@@ -73,7 +71,7 @@ class Decode:
 
 
 def moe_page(decodes: Sequence[Decode], chip: str) -> str:
-    """The table of these steps in Markdown."""
+    """Returns the table of these steps in Markdown."""
     machine = load_machine(chip, "node-of-8")
     highest = {name: machine.ranges.get(name, (0, value))[1]
                for name, value in machine.figures.items()}  # fmt: skip

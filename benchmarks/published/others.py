@@ -1,12 +1,12 @@
 """Decode steps that users of Ascend chips have published, as options of dry-runs.
 
-Nothing is fitted to them. A figure counts as `held` if it was first compared after the model's code
-and figures had been settled. Sources state machine, release and load only in part; the row has the
-assumptions for the rest. Intervals cover the ranges of assumed figures and everything that a source
-leaves open: the number of chips, the variant of a chip, how steps are launched. By default,
-releases of that time replay graphs in pieces and launch attention between them. The time of such a
-step lies between that of a graph of the whole step, as this engine replays it, and that of a step
-launched operator by operator.
+Nothing is fitted to them. A figure is `held` if it was first compared after the model's code and
+    figures had been settled. Sources state machine, release and load only in part; each row has
+    assumptions for the rest. Intervals cover the ranges of assumed figures and what a source leaves
+    open: the number of chips, a chip's variant, how steps are launched. By default, releases of
+    that time replay piecewise graphs and launch attention between them. Such a step takes longer
+    than one graph of the whole step, as this engine replays it, and less than a step launched
+    operator by operator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Figure:
     published: ms of one decode step of `requests` requests behind prompts of `prompt_tokens`
     source:    number of the issue or pull request
     taken:     assumptions about what the source does not state
-    or_else:   fields of this figure with other values that the source allows
+    or_else:   other values of this figure's fields that the source allows
     is_held:   first compared after the model was settled
     """
 
@@ -56,7 +56,7 @@ class Figure:
     or_else: tuple[dict[str, Any], ...] = ()
 
     def possible(self) -> Iterator[Figure]:
-        """This figure, and its variants for everything the source leaves open."""
+        """Returns this figure, and a variant for each thing that the source leaves open."""
         yield self
         for fields in self.or_else:
             yield replace(self, **fields, or_else=())
@@ -104,9 +104,9 @@ FIGURES = (
 
 
 def dry_run_options(figure: Figure, model: Path) -> tuple[str, ...]:
-    """Options of a dry-run, without its report. model: a directory for its checkpoint"""
-    # All requests have the same prompt: after the first one the others find it in the cache. The
-    # first request must still generate when the last prompt is computed, and for a few steps more.
+    """Returns options of a dry-run, except its report. model: a directory for its checkpoint"""
+    # All requests have the same prompt, which later ones find in the prefix cache. The first
+    # request must still generate when the last prompt has been computed, and for a few more steps.
     output_tokens = 6 + figure.prompt_tokens // CHUNK
     write_checkpoint(Checkpoint(figure.model, figure.model, ISSUES, figure.quantization), model)
     return (

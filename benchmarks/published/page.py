@@ -1,9 +1,9 @@
-"""Writes the page of published figures and the timing model's, with intervals and errors by
+"""Writes the page of published figures beside the timing model's, with intervals and errors by
 mechanism.
 
-Every figure is modelled in one run of this program: on the stated machine, over the ranges
-of assumed figures and of what a source leaves open, and without each mechanism of the model that
-figures can turn off. `--keep` keeps the modelled steps, and a later run reads them.
+One run models every figure: on the stated machine, over the ranges of assumed figures and of what a
+source leaves open, and with each mechanism turned off that figures can turn off. `--keep` stores
+the modelled steps for later runs.
 """
 
 import argparse
@@ -32,25 +32,27 @@ from vllm_davinci.planner.deployments.table import Checkpoint
 from vllm_davinci.vnpu.timing.variants import WITHOUT
 
 CHIP, TOPOLOGY = "ascend910b2", "two-meshes-of-8"
-# The next chip and its links, with less communication.
+# The next chip and its topology, with a smaller share of communication.
 NEXT_CHIP, NEXT_TOPOLOGY = "ascend910c", "supernode"
 LIMIT_S = 1800.0
 
-# Published: requests per second without and with overlap, by all-gather and all-reduce, then with
-# all-to-alls; maximum shares of communication in prefill; milliseconds between tokens. Single runs.
+# Published figures: requests per second without and with overlap, by all-gather and all-reduce,
+# then by all-to-alls; maximum shares of communication in prefill; milliseconds between tokens.
+# Single runs.
 SERIAL, OVERLAPPED, OVERLAPPED_ALL_TO_ALL = 2.17, 2.60, 1.01
 SHARE, NEXT_SHARE = 0.55, 0.35
 INTERVAL_MS = 59.04
-# Gain of a decode step by a reduce-scatter for an all-reduce (sharded_pair.py); its layout,
-# requests and machine are not stated. The release does so if the ranks divide the tokens.
+# Gain of a decode step with reduce-scatter instead of all-reduce (sharded_pair.py); the source does
+# not state layout, requests and machine. The release does so if the ranks divide the tokens.
 SHARDED_GAIN = 1.03
 SHARDED_LAYOUTS = {"in one mesh": (8, 24), "over both meshes": (16, 32)}
-# Goals: gain over the serial step, share of a bound, or, if negative, share of one stream's time.
+# Goals: gain over the serial step, or share of a bound; negative: share of the time with one
+# stream.
 GOAL_OVERLAP, GOAL_OF_BOUND, GOAL_BEST = 1.45, 0.85, 1.75
 GOAL_ALL_TO_ALL, GOAL_LEAN_ALL_TO_ALL, GOAL_OF_ALL_TO_ALL_BOUND = 1.12, 1.55, 0.97
 GOAL_DECODE, GOAL_FUSED_DECODE = -1 / 1.05, -1 / 1.08
 
-# Prompts first, so that all requests decode together.
+# Prompts come first, so that all requests decode together.
 PROMPTS_FIRST = {"ascend_scheduler_config": {"enabled": True}}
 DECODE_GRAPH = {**PROMPTS_FIRST, "torchair_graph_config": {"enabled": True}}
 SIDE_STREAMS = {
@@ -73,9 +75,7 @@ Options = Callable[[Path], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a dry-run. Its options are made for a model in a directory; `taken` finds the
-    step.
-    """
+    """A step of a dry-run. Options are made for a model in a directory; `taken` finds the step."""
 
     options: Options
     taken: Callable[[dict[str, Any]], dict[str, Any]]
@@ -93,7 +93,7 @@ def _r1(
 
 
 def _qwen3(config: Mapping[str, Any]) -> Step:
-    """Prefills of 4 x 2048 tokens on each of two DP ranks of two chips, by all-to-alls."""
+    """Returns prefills of 4 x 2048 tokens on each of two DP ranks of two chips, by all-to-alls."""
 
     def of(model: Path) -> tuple[str, ...]:
         write_checkpoint(Checkpoint("qwen3-30b-a3b", "qwen3-30b-a3b", others.ISSUES, {}), model)
@@ -115,7 +115,9 @@ _PREFETCH = {**SIDE_STREAMS, "weight_prefetch_config": {"enabled": True}}
 
 
 def steps_of_r1(slow: Callable[[], str]) -> dict[str, Step]:
-    """Steps of DeepSeek-R1 and Qwen3-30B-A3B by name. slow: the topology with fitted links"""
+    """Returns steps of DeepSeek-R1 and Qwen3-30B-A3B by name. slow: the topology with fitted
+    links
+    """
     prefill = runs.PREFILL
 
     def on_slow(config: Mapping[str, Any]) -> Step:
@@ -181,7 +183,9 @@ def _of(bound: str) -> Callable[[View], float]:
 
 
 def figures_of_r1() -> tuple[Figure, ...]:
-    """Published figures and goals of DeepSeek-R1 W8A8 on 16 chips, and of Qwen3-30B-A3B's split."""
+    """Returns published figures and goals of DeepSeek-R1 W8A8 on 16 chips, and of Qwen3-30B-A3B's
+    split.
+    """
     added_ps = added_by_all_rows()
 
     def rate_of_all_rows(view: View) -> float:
@@ -228,27 +232,29 @@ def figures_of_r1() -> tuple[Figure, ...]:
 
 
 def _sharded(view: View, saved: View) -> float:
-    """Gain of a step whose exchanges take that many picoseconds less per layer."""
+    """Returns a step's gain if its exchanges take `saved_ps` less per layer."""
     layers: int = deepseek_r1.MOE_LAYERS
     return view["host_ps"] / (view["host_ps"] - layers * saved["saved_ps"])
 
 
 def added_by_all_rows() -> int:
-    """Picoseconds by which a step takes longer if each rank processes all ranks' expert rows."""
+    """Returns picoseconds that a step takes longer if each rank processes all ranks' expert
+    rows.
+    """
     tokens = str(runs.REQUESTS * runs.PROMPT_TOKENS)
     printed = _printed("published.all_rows", tokens, options=("--no-compute", f"--chip={CHIP}"))
     return deepseek_r1.MOE_LAYERS * int(printed)
 
 
 def saved_by_shards(where: str) -> dict[str, int]:
-    """Picoseconds saved per layer by exchanging shards, by machine."""
+    """Returns picoseconds saved per layer by exchanging shards, by machine."""
     sizes = map(str, SHARDED_LAYOUTS[where])
     saved: dict[str, int] = json.loads(_printed("published.sharded_pair", CHIP, TOPOLOGY, *sizes))
     return saved
 
 
 def _printed(program: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
-    """Runs a program of this folder and returns its last output line. options: of `vnpu run`"""
+    """Runs a program of this folder; returns its last output line. options: for `vnpu run`"""
     command = ("-m", "vllm_davinci.vnpu", "run", *options, "--", "python", "-m", program)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     return run_child([*command, *arguments], LIMIT_S, environment).splitlines()[-1]
@@ -320,7 +326,7 @@ call. A step takes the longer of host and device, plus vLLM's own Python."""  # 
 
 
 class Steps:
-    """Models steps on their machine, on its variants and without each mechanism, each once."""
+    """Models steps, each once: on their machine, on its variants, and without each mechanism."""
 
     def __init__(self, kept: Path, processes: int) -> None:
         self._kept, self._processes, self._context = kept, processes, prepared_processes()
@@ -347,7 +353,9 @@ class Steps:
             list(pool.map(lambda name: self._report(name), last))
 
     def report(self, name: str, options: Options) -> dict[str, Any] | None:
-        """Report of a dry-run; None if it failed. options: for a model in this directory"""
+        """Returns the report of a dry-run, or None if it failed. options: for a model in this
+        directory
+        """
         report = self._kept / f"{name}.json"
         if not report.is_file():
             begin = time.monotonic()
@@ -378,7 +386,7 @@ class Steps:
         return str(file)
 
     def _view(self, name: str) -> dict[str, View] | None:
-        """The times of a step by machine; "" is its own machine."""
+        """Returns a step's times by machine; "" is its own machine."""
         if name in SHARDED_LAYOUTS:
             return self._saved(name)
         report = self._report(name)
@@ -395,7 +403,7 @@ class Steps:
         return {machine: {"saved_ps": ps} for machine, ps in saved.items()}
 
     def of_r1(self, figure: Figure) -> Compared | None:
-        """Compares a figure of steps with ours; None if a step failed."""
+        """Compares a published figure with ours; None if a step failed."""
         views = [self._view(name) for name in figure.steps]
         known = [view for view in views if view is not None]
         if len(known) < len(views):
@@ -423,7 +431,7 @@ class Steps:
         )  # fmt: skip
 
     def moe_decode(self, figure: others.Figure) -> Decode:
-        """The row of a user's step of a sparse model in the table of launches."""
+        """Returns a user's row for the table of sparse models' decode steps."""
         [step, *_] = self._user_steps(figure)
         modelled = step["modelled"]
         return Decode(figure.name, figure.source, figure.published, figure.requests,

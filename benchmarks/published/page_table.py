@@ -1,24 +1,24 @@
-"""Tables of published figures, of our goals, and of errors by mechanism, in Markdown."""
+"""Tables of published figures, our goals, and errors by mechanism, in Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_davinci.vnpu.timing.variants import WITHOUT
 
-# Largest error of steps and rates, as a share; of ratios below _SMALL; of other ratios; _SMALL.
+# Largest relative error of steps and rates; of ratios below _SMALL; of other ratios; _SMALL.
 _ABSOLUTE, _SMALL_RATIO, _LARGE_RATIO, _SMALL = 0.20, 0.05, 0.10, 1.15
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A published figure or a goal, and our value.
+    """A published figure or a goal, with our value.
 
-    published: None for a figure with a goal only
+    published: None if there is only a goal
     values:    ours by machine; "" is the stated machine
-    interval:  of ours over the ranges of assumed figures and what the source leaves open
-    is_ratio:  True if it matters on which side of 1 it lies
-    goal:      minimum over the whole interval, or, if negative, minus the maximum; None: no goal
-    taken:     what the source does not state
+    interval:  of ours, over the ranges of assumed figures and of what the source leaves open
+    is_ratio:  True if it must lie on the published side of 1
+    goal:      minimum over the whole interval; negative: minus the maximum; None: no goal
+    taken:     assumptions for what the source does not state
     """
 
     name: str
@@ -32,12 +32,12 @@ class Compared:
 
     @property
     def ours(self) -> float:
-        """The value on the stated machine."""
+        """Returns the value on the stated machine."""
         return self.values[""]
 
     @property
     def errors(self) -> dict[str, float]:
-        """Errors as shares: of the whole model (""), and without each mechanism."""
+        """Returns relative errors: of the whole model (""), and without each mechanism."""
         assert self.published is not None
         return {
             name.removeprefix(f"{WITHOUT} "): value / self.published - 1
@@ -59,7 +59,7 @@ class Compared:
 
     @property
     def sign(self) -> str:
-        """Tells whether our whole interval lies on the same side of 1 as the published ratio."""
+        """Tells whether our whole interval lies on the published ratio's side of 1."""
         if not self.is_ratio or self.published is None:
             return ""
         ends = {(end > 1) == (self.published > 1) for end in self.interval}
@@ -67,12 +67,12 @@ class Compared:
 
     @property
     def at_least(self) -> float | None:
-        """The goal, if it is a minimum."""
+        """Returns the goal if it is a minimum."""
         return self.goal if self.goal is not None and self.goal > 0 else None
 
     @property
     def at_most(self) -> float | None:
-        """The goal, if it is a maximum."""
+        """Returns the goal if it is a maximum."""
         return -self.goal if self.goal is not None and self.goal < 0 else None
 
     @property

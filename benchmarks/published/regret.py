@@ -1,9 +1,9 @@
-"""Modelled loss from deciding by step times, compared with the best fixed schedule.
+"""Modelled loss from deciding by step times, relative to the best fixed schedule.
 
-An engine at a deployment's sizes, with fewer layers, runs random workloads by each fixed schedule
-(a dispatch method, whole or as ubatches) and as `overlap` and `moe_communication` = 'auto'
-decide by the engine's `step_costs` file. The regret of a workload is its time over the time of its
-fastest fixed schedule, minus 1. Nothing here was measured on an NPU.
+An engine with a deployment's sizes, but fewer layers, runs random workloads with each fixed
+schedule (a dispatch method, with whole or split steps), and with `overlap` and `moe_communication`
+= 'auto', which decide by the engine's `step_costs` file. A workload's regret is its time over the
+time of its fastest fixed schedule, minus 1. Nothing was measured on an NPU.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from result import Kind, Result, Row
 from vllm_davinci.planner.dry_run import step_costs
 from vllm_davinci.planner.dry_run.of_deployment import take_deployment
 
-# The first seed was used while the decisions were developed, the second was not.
+# The first seed was used while the decisions were developed; the second was not.
 SEEDS = (30, 47)
 GOAL_REGRET = 0.01
 DEPLOYMENT = "qwen3-235b-bf16-a2-dp2-tp8"
@@ -126,7 +126,7 @@ def _workloads(explored: Any, count: int, seed: int) -> list[Work]:
 def _durations(
     explored: Any, workloads: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> list[int]:
-    """Modelled picoseconds of each workload."""
+    """Returns modelled picoseconds of each workload."""
     from vllm_davinci.planner.dry_run.workload import Workload
 
     return [

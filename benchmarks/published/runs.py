@@ -1,4 +1,4 @@
-"""The published steps of DeepSeek-R1 W8A8, as options of dry-runs."""
+"""Published steps of DeepSeek-R1 W8A8, as options of dry-runs."""
 
 import argparse
 import json
@@ -18,14 +18,14 @@ PREFILL = (
     *(f"--requests={2 * REQUESTS}", f"--concurrency={REQUESTS}", "--output-tokens=1"),
     *(f"--prompt-tokens={PROMPT_TOKENS}", EXPERT_PARALLEL),
 )
-# The published command has prompts of 4096 tokens and 1536 output tokens. Here the prompts have the
+# The published command has prompts of 4096 tokens and 1536 output tokens. These prompts have the
 # mean length of its contexts, and a few steps follow.
 DECODE = (
     *("--requests=24", "--prompt-tokens=4864", "--output-tokens=4"),
     "--max-num-batched-tokens=32768",
 )
 DECODE_STEP = [1] * 24
-# Requests per second, published, with all-to-alls and without overlap.
+# Published requests per second with all-to-alls, without overlap.
 SERIAL_ALL_TO_ALL = 0.90
 ALL_TO_ALL = {"moe_communication": "all_to_all"}
 NEVER = {"min_total_tokens_to_split": 1 << 30}
@@ -34,7 +34,7 @@ SERIAL_ORDER = {**PUBLISHED, "dbo": NEVER}
 
 
 class Runs:
-    """Runs dry-runs on the modelled machine, each once."""
+    """Dry-runs on the modelled machine; each runs once."""
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.chip, self.topology, self.routing = args.chip, args.topology, args.routing
@@ -44,7 +44,7 @@ class Runs:
         self._reports: dict[str, dict[str, Any]] = {}
 
     def report(self, config: dict[str, Any], *options: str) -> dict[str, Any]:
-        """The report of a dry-run. config: the plugin's options"""
+        """Returns the report of a dry-run. config: the plugin's options"""
         key = json.dumps([config, options])
         if key not in self._reports:
             routing = f"--routing={self.routing}"
@@ -54,12 +54,12 @@ class Runs:
         return self._reports[key]
 
     def prefill(self, config: dict[str, Any], *options: str) -> dict[str, Any]:
-        """The second step of 4 x 4096 tokens, which reuses what the first created."""
+        """Returns the second prefill of 4 x 4096 tokens, which reuses what the first created."""
         return prefill_of(self.report(config, *PREFILL, *options))
 
 
 def slower_all_to_alls(sent: dict[str, float], serial: dict[str, float]) -> float:
-    """Factor on the time of all-to-alls at which the serial step has the published rate.
+    """Returns the factor on all-to-all times that gives the serial step the published rate.
 
     sent, serial: the serial step with all-to-alls, and without
     """
@@ -69,7 +69,7 @@ def slower_all_to_alls(sent: dict[str, float], serial: dict[str, float]) -> floa
 
 
 def write_slow_topology(file: Path, slower: float) -> None:
-    """Writes a copy of the topology of that name, with all-to-alls that take longer."""
+    """Writes a copy of the topology named like the file, with slower all-to-alls."""
 
     def share(match: re.Match[str]) -> str:
         fitted = f"{float(match[2]) / slower:.6f}"
@@ -81,12 +81,12 @@ def write_slow_topology(file: Path, slower: float) -> None:
 
 
 def prefill_of(report: dict[str, Any]) -> dict[str, Any]:
-    """The second step of a report, which reuses what the first created."""
+    """Returns a report's second step, which reuses what the first created."""
     step: dict[str, Any] = report["steps"][1]
     return step
 
 
 def decode_of(report: dict[str, Any]) -> dict[str, Any]:
-    """The last step of a report in which all requests decode."""
+    """Returns a report's last step in which all requests decode."""
     last: dict[str, Any] = [step for step in report["steps"] if step["tokens"] == DECODE_STEP][-1]
     return last

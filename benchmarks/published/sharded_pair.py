@@ -1,11 +1,11 @@
-"""Compares the exchange of a decode layer before and after a published change.
+"""Compares a decode layer's collectives before and after a published change.
 
-vllm-project/vllm-ascend, pull request 1194 (release 0.9.2rc1), in decodes from graphs whose experts
-are on other ranks: the all-reduce after attention becomes a reduce-scatter, each rank sends its
-shard to the experts without a slice of its own, and the all-gather moves from behind the experts,
-where it filled a list that was concatenated, to before the next layer's attention. Both have two
-collectives per layer. Prints the modelled picoseconds that it saves per layer, by machine, as JSON:
-`sharded_pair.py CHIP TOPOLOGY RANKS TOKENS`, under `vnpu run`.
+The change (vllm-project/vllm-ascend, pull request 1194, release 0.9.2rc1) concerns decodes from
+    graphs with experts on other ranks. The all-reduce after attention becomes a reduce-scatter.
+    Each rank sends its shard to the experts without slicing first. The all-gather moves from after
+    the experts, where it filled a list to concatenate, to before the next attention. Both versions
+    have two collectives per layer. Prints the modelled picoseconds saved per layer, by machine, as
+    JSON: `sharded_pair.py CHIP TOPOLOGY RANKS TOKENS`, under `vnpu run`.
 """
 
 import json
@@ -21,13 +21,13 @@ from vllm_davinci.vnpu.timing import read_report, read_variants
 
 HIDDEN_SIZE = 7168
 LAYERS = 8
-# Tasks between meetings of the ranks, about as many as the engine here has in a layer.
+# Tasks between the ranks' collectives: about as many as in a layer of our engine.
 ATTENTION, EXPERTS = 20, 6
 
 
 class Layers:
-    """Layers of `tokens` rows on `ranks` ranks: their exchanges, and small tasks in place of the
-    rest.
+    """Layers of `tokens` rows on `ranks` ranks: their collectives, and small tasks for all other
+    work.
     """
 
     def __init__(self, ranks: int, tokens: int) -> None:
@@ -48,8 +48,8 @@ class Layers:
         self.shard.copy_(self.rows[: self.own])
         self._exchange_with_experts()
         dist.all_gather_into_tensor(self.gathered, self.shard)
-        self.parts.copy_(self.gathered)  # into the list
-        self.rows.copy_(self.parts)  # concatenated
+        self.parts.copy_(self.gathered)  # fills the list
+        self.rows.copy_(self.parts)  # concatenates it
 
     def after(self) -> None:
         torch_npu.npu_add_rms_norm(self.shard, self.residual_shard, self.weight, 1e-6)
@@ -79,7 +79,7 @@ def main(chip: str, topology: str, ranks: int, tokens: int) -> None:
     machine = VirtualDeviceConfig(
         devices=1, compute=False, chip=chip, topology=topology, phantom_ranks=True, variants=True
     )
-    os.environ.update(machine.environment())  # read when the device opens
+    os.environ.update(machine.environment())  # read when the device is opened
     torch.npu.set_device(0)
     dist.init_process_group("hccl", rank=0, world_size=ranks, store=dist.HashStore())
     layers = Layers(ranks, tokens)
@@ -101,4 +101,4 @@ def main(chip: str, topology: str, ranks: int, tokens: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    os._exit(0)  # the other ranks take no part in the end of the group
+    os._exit(0)  # the other ranks do not take part in ending the group

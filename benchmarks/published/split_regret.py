@@ -1,4 +1,4 @@
-"""Loss from letting step times decide whether DeepSeek-R1 W8A8's steps on 16 chips are split."""
+"""Loss from splitting DeepSeek-R1 W8A8's steps on 16 chips as step times decide."""
 
 import random
 from typing import Any
@@ -23,7 +23,7 @@ def host_ps(step: dict[str, Any]) -> int:
 
 
 def regret_rows(runs: Runs) -> list[Row]:
-    """The time of each step as step times decide it, relative to the faster of whole and split."""
+    """Returns each step's time as decided, relative to the faster of whole and split."""
     costs = runs.directory / "costs.json"
     order = {**PUBLISHED, "dbo": {"split": "token"}}
     engine = ("--enforce-eager", EXPERT_PARALLEL, f"--max-num-batched-tokens={CHUNK}")

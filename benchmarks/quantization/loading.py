@@ -1,9 +1,9 @@
-"""Time and memory to load quantized checkpoints, compared with the same layers in bf16.
+"""Time and memory to load quantized checkpoints, compared with their bf16 layers.
 
-One DeepSeek of random weights: in bf16, as the int8 checkpoint that `vllm-davinci quantize` makes
-of it, and with fp8 weights in blocks, which become floats or int8 while they are read. Every load
-has its own process, whose host memory is sampled; the baseline of the memory rows is one shard.
-Files are read once from the disk and once from the page cache.
+Loads a DeepSeek with random weights in bf16, in int8 (`vllm-davinci quantize`), and in block-wise
+fp8, which becomes float or int8 while it is read. Each load has its own process, whose host memory
+is sampled; memory is compared with one shard. Files are read once from the disk and once from the
+page cache.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from result import Kind, Result, Row
 PROCESS_LIMIT_S = 900
 CHILD = Path(__file__).with_name("loading_process.py")
 NUM_SHARDS = 4
-# Relative to the float checkpoint's time; and host memory beyond the weights, in shards.
+# Limits: time relative to the float checkpoint, and host memory beyond the weights, in shards.
 TIME_AT_MOST, SHARDS_AT_MOST = 1.2, 2.0
-# State of the files: as for a server's first start, or a later one.
+# State of the files: read from the disk, as at a server's first start, or cached.
 PLACES = DISK, MEMORY = "disk", "the cache of files"
 
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Result:
         console.print("writing the checkpoints")
         models = _write(scratch, args)
         found = {}
-        os.sync()  # otherwise written pages could not be dropped from the page cache
+        os.sync()  # unwritten pages would stay in the page cache
         for name, (model, options) in models.items():
             console.print(f"loading {name}")
             runs = [_load(model, options, scratch, place) for place in PLACES * args.rounds]

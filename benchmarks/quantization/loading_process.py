@@ -18,7 +18,9 @@ SAMPLE_S = 0.002
 
 
 def anonymous_bytes() -> int:
-    """This process's memory without file-backed pages; includes the virtual device's memory."""
+    """Returns this process's memory without file-backed pages, but with the virtual device's
+    memory.
+    """
     amounts = []
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(("RssAnon:", "RssShmem:")):
@@ -31,13 +33,13 @@ def main(model: Path, result: Path, quantization: str | None = None) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    choose_fused_ops(True)  # as a worker does
+    choose_fused_ops(True)  # a worker does the same
     with tempfile.NamedTemporaryFile() as store, set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, f"file://{store.name}", 0, backend="gloo")
         initialize_model_parallel(1, 1)
     made = LoadedModel(model, quantization=quantization)
     for parameter in made.network.parameters():
-        parameter.data.fill_(1)  # so that all of the weights' memory is there before
+        parameter.data.fill_(1)  # allocates all of the weights' memory before the measurement
     torch.accelerator.synchronize()
     before = anonymous_bytes()
     largest, ended = 0, threading.Event()

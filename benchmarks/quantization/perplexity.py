@@ -1,10 +1,10 @@
 """Perplexity of int8 checkpoints on held-out text, compared with their bf16 source.
 
-`vllm-davinci quantize` makes all int8 checkpoints. `vllm-davinci perplexity` scores the same
-windows of text with each, so that the figures differ by the arithmetic alone. The shipped
-checkpoints, which learned the standard library's source, are calibrated with files that they have
-seen and scored with others; a model of another directory with the texts of Python's help
-(`pydoc_data.topics`), one in four of which is scored.
+`vllm-davinci quantize` makes all int8 checkpoints. `vllm-davinci perplexity` scores each with the
+same windows of text, so that only the arithmetic differs. Shipped checkpoints were trained on the
+standard library's source: training files calibrate, held-out files are scored. For a model in
+another directory, three quarters of Python's help texts (`pydoc_data.topics`) calibrate, and one
+quarter is scored.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from result import Kind, Result, Row
 PROCESS_LIMIT_S = 3600
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 BARE = ("--no-smoothing", "--budget", "none")
-# Name -> type, whether the text calibrates it, further options, and the maximum perplexity relative
-# to bf16. Rounding alone has no limit: its loss depends on the model.
+# Name -> type, True if calibrated with text, further options, and maximum perplexity relative to
+# bf16. Rounding alone has no limit, because its loss depends on the model.
 CASES: dict[str, tuple[str, bool, tuple[str, ...], float | None]] = {
     "W8A16": ("W8A16", False, (), 1.01),
     "W8A8_DYNAMIC": ("W8A8_DYNAMIC", False, (), None),
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    source = CHECKPOINTS / args.model  # which is a directory of its own where it is a whole path
+    source = CHECKPOINTS / args.model  # an absolute path replaces CHECKPOINTS
     seen, unseen = _texts_of_others() if Path(args.model).is_dir() else _texts_of_ours()
     console = Console()
     with tempfile.TemporaryDirectory() as directory:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> Result:
             held_out.append(scratch / f"held_out_{number}.txt")
             held_out[-1].write_text(content, encoding="utf-8")
         text = scratch / "calibration.txt"
-        # A part of every file, so that ranges cover all kinds of text.
+        # Use a part of every file, so that ranges cover all kinds of text.
         share = max(1, 8 * args.calibration_tokens // len(seen))
         text.write_text("\n".join(content[:share] for content in seen), encoding="utf-8")
         console.print(f"scoring {args.model} in bf16")
@@ -111,7 +111,9 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _calibration(report: dict[str, Any]) -> str:
-    """The text's loss, the number of products per type, and the costliest layers."""
+    """Formats the calibration text's loss, the number of products per type, and the costliest
+    layers.
+    """
     kinds = Counter(layer["type"] for layer in report["layers"])
     worst = sorted(report["layers"], key=lambda layer: -max(layer["estimated_loss"].values()))
     said = (
@@ -125,7 +127,7 @@ def _calibration(report: dict[str, Any]) -> str:
 
 
 def _texts_of_ours() -> tuple[list[str], list[str]]:
-    """Files of the standard library that the shipped checkpoints learned, and the others."""
+    """Returns the shipped checkpoints' training files, and their held-out files."""
     sys.path.append(str(CHECKPOINTS))
     from corpus import held_out_files, training_files  # beside the checkpoints, not a package
 
@@ -133,7 +135,9 @@ def _texts_of_ours() -> tuple[list[str], list[str]]:
 
 
 def _texts_of_others() -> tuple[list[str], list[str]]:
-    """Python's help in English: texts for calibration, and one in four texts for scoring."""
+    """Returns Python's help in English: texts for calibration, and one in four texts for
+    scoring.
+    """
     named = sorted(topics.items())
     is_scored = [hashlib.sha256(name.encode()).digest()[0] % 4 == 0 for name, _ in named]
     return tuple(

@@ -1,4 +1,4 @@
-"""The baseline for encoders: each block reads lengths back from the device."""
+"""Baseline for encoders: each block reads lengths back from the device."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 def read_lengths_in_every_block(encoder: torch.nn.Module) -> list[Any]:
     """Makes each block read its attention lengths from the device; returns removable hooks.
 
-    encoder: one of Qwen3-VL's shape, whose blocks call `attn.attn`
+    encoder: like Qwen3-VL's, whose blocks call `attn.attn`
     """
 
     def forget(module: torch.nn.Module, arguments: Any, options: dict[str, Any]) -> Any:

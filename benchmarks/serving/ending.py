@@ -1,10 +1,9 @@
-"""Seconds from a signal until a server has ended whose engine is in a step that exceeds every
-limit.
+"""Seconds from a signal until a server has ended whose engine runs a step that exceeds all limits.
 
-Each server has open requests, streams and others, and gets SIGINT as from a terminal, SIGTERM as
-from a supervisor, or SIGINT twice while requests have a minute to finish; a program that uses vLLM
-gets SIGINT while it generates. `answered` is when the last request had its last chunk or its error,
-`ended` when the last process was gone. `--page FILE` writes docs/measurements/ending.md.
+Each server has open requests, some of them streams, and gets SIGINT as from a terminal, SIGTERM as
+from a supervisor, or SIGINT twice while requests have a minute to finish. A program that uses vLLM
+gets SIGINT while it generates. `answered`: the last request has its last chunk or its error;
+`ended`: the last process is gone. `--page FILE` writes docs/measurements/ending.md.
 """
 
 import argparse
@@ -42,7 +41,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @dataclass(frozen=True)
 class Ending:
-    """Seconds from the signal, the exit status, and True if sockets or shared memory were left.
+    """Seconds from the signal, the exit status, and True if no sockets or shared memory were left.
 
     answered_s: 0 if no client waits
     """
@@ -59,7 +58,9 @@ def of_server(
     signalled: tuple[signal.Signals, bool],
     is_repeated: bool = False,
 ) -> Callable[[Path, Path], Ending]:
-    """Ends a server once. is_repeated: times count from a second signal, sent a second later"""
+    """Ends a server once. is_repeated: sends the signal again after a second, and counts from
+    there
+    """
 
     def end(model: Path, folder: Path) -> Ending:
         with signalled_server(kind, model, folder, *options) as ending:
@@ -70,7 +71,7 @@ def of_server(
                 time.sleep(1)
                 at_s = ending.signal(*signalled)
             ended_s = ending.wait_for_end() - at_s
-            # A fork server's tracker of shared memory continues with that server.
+            # For a fork server, its tracker of shared memory continues.
             left = [path for path in held if kind is ServerProcess and path.exists()]
             return Ending(
                 max(each.ended_at_s for each in ending.requests) - at_s,
@@ -125,7 +126,7 @@ def of_program(model: Path, folder: Path) -> Ending:
 
 
 End = Callable[[Path, Path], Ending]
-# Name -> how one end is caused, its status, and its time limit.
+# Name -> how the end is caused, its status, and its time limit.
 KINDS: dict[str, tuple[End, tuple[int, ...], float]] = {
     "one rank, Ctrl-C": (of_server(ForkedServer, (), CTRL_C), (0,), ENDED_WITHIN_S),
     "one rank, SIGTERM": (of_server(ForkedServer, (), SIGTERM), (0,), ENDED_WITHIN_S),
@@ -164,13 +165,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def in_turn(names: Sequence[str]) -> Iterator[str]:
-    """Yields kinds of ending forever; every third round spawns processes, which import vLLM."""
+    """Yields kinds of endings forever; every third round spawns processes, which import vLLM."""
     for number in itertools.count():
         yield from (name for name in names if "spawned" not in name or number % 3 == 0)
 
 
 def count_right(name: str, endings: list[Ending]) -> int:
-    """Counts the endings of a kind that had the documented status and left nothing behind."""
+    """Counts endings of a kind with the documented status and nothing left behind."""
     return sum(each.status in KINDS[name][1] and each.is_clean for each in endings)
 
 
@@ -192,7 +193,7 @@ beside other work: {load:.0f} processes ran or waited for a core.
 
 
 def page_of(found: dict[str, list[Ending]], at_once: int) -> str:
-    """The page of measurements. found: completed endings by kind"""
+    """Returns the page of measurements. found: completed endings by kind"""
     host = host_facts()
     ended = {name: list(endings) for name, endings in found.items() if endings}
     lines = [
@@ -217,9 +218,9 @@ def page_of(found: dict[str, list[Ending]], at_once: int) -> str:
 
 
 def run(args: argparse.Namespace) -> Result:
-    # A job in the background ignores SIGINT, and its processes would, too.
+    # Background jobs ignore SIGINT, and so would the processes that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The servers are of float32, which no chip's attention takes.
+    # The servers compute in float32, which no chip's attention supports.
     os.environ.setdefault("VNPU_SOC", "reference")
     found: dict[str, list[Ending]] = {name: [] for name in args.only}
 

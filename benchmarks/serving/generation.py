@@ -4,7 +4,9 @@ from typing import Any
 
 
 def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's arguments for one side of a comparison; options: offline_throughput.process_options"""
+    """Returns vLLM's arguments for one side of a comparison; options:
+    offline_throughput.process_options
+    """
     return {
         "model": options["model"],
         "dtype": "bfloat16",
@@ -18,7 +20,7 @@ def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompts(options: dict[str, Any]) -> list[dict[str, list[int]]]:
-    """A different prompt per request: they differ from the first token."""
+    """Makes a different prompt per request: they differ from the first token."""
     vocabulary = options["vocabulary"]
     return [
         {

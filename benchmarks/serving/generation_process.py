@@ -32,7 +32,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams  # timed: the import is part of the start-up
+    from vllm import LLM, SamplingParams  # timed, because start-up includes the import
 
     imported_s = time.perf_counter() - BEGIN
     llm = LLM(**engine_arguments(options))
@@ -61,7 +61,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         "warm_up_tokens_per_s": rates[0],
         "tokens_per_s": rates[1:],
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
-        # The engine runs in a child process; the front end's own memory is not the engine's.
+        # The engine is a child process, so the front end's memory is not included.
         "engine_peak_bytes": max(_peak_bytes(pid) for pid in processes[1:] or processes),
         "front_end_peak_bytes": _peak_bytes(processes[0]),
     }

@@ -1,6 +1,6 @@
 """Times one engine that stores prompts' blocks on the host and loads them again.
 
-`python kv_offload_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+`python kv_offload_process.py OPTIONS_JSON` writes its results to the file named in the options.
 """
 
 import json
@@ -23,7 +23,8 @@ from vllm import SamplingParams
 from vllm_davinci.core.kv_offload.host_rows import HostRows
 from vllm_davinci.core.kv_offload.transfers import Direction, Pairs
 
-# As Qwen3-8B's cache in bf16: 36 layers' keys and values, 8 heads of 128, in blocks of 128 tokens.
+# Like Qwen3-8B's cache in bf16: 36 layers' keys and values, 8 heads of 128, in blocks of 128
+# tokens.
 REGIONS, ROW_BYTES, BLOCKS = 72, 128 * 8 * 128 * 2, 8
 FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
 WARM_UP_ROUNDS = 2
@@ -67,7 +68,8 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def transfer_rates() -> dict[str, float]:
-    """Bytes per second of loads, stores and one copy of the same size; medians of 9, in turn.
+    """Returns bytes per second of loads, stores and one copy of the same size: medians of 9, in
+    turn.
 
     The loaded blocks are scattered on the device and adjacent on the host.
     """

@@ -1,8 +1,7 @@
-"""Rate of transferring a prompt's blocks between engines, compared with one copy of the same size.
+"""Rate of transferring a prompt's blocks between engines, compared with one equally large copy.
 
-One process's engine computes prompts; the other's receives their blocks and continues. Its steps
-wait until the blocks are received and verified; then one step computes. The same two processes also
-transfer as many bytes through one socket (TCP, loopback).
+One engine computes prompts; the other receives and verifies their blocks, then computes one step.
+Each has a process. The two processes also send as many bytes through one socket (TCP, loopback).
 """
 
 import argparse
@@ -76,7 +75,7 @@ def rows_of(carrier: str, found: dict[str, Any]) -> list[Row]:
 
 
 def measure(scratch: Path, carrier: str, prompt_tokens: int, rounds: int) -> dict[str, Any]:
-    """Measures transfers between two engines by turns; neither engine does other work."""
+    """Measures transfers between two engines in turn; neither engine has other work."""
     options = {
         "connector": CARRIERS[carrier],
         "model": str(scratch / "model"),
@@ -87,12 +86,12 @@ def measure(scratch: Path, carrier: str, prompt_tokens: int, rounds: int) -> dic
     found: dict[str, Any] = {key: [] for key in TIMES}
     try:
         for role in ("kv_producer", "kv_consumer"):
-            # The first writes the model.
+            # The first engine writes the model.
             children.append(child({**options, "role": role}))
             children[-1].answer()
         for number in range(1 + rounds):
             once = ask_once(*children, options, number)
-            if number:  # the first connects the engines
+            if number:  # the first transfer connects the engines
                 for key in TIMES:
                     found[key].append(once[key])
         return {**found, **{key: once[key] for key in ("num_bytes", "tokens", "asked_tokens")}}
@@ -107,7 +106,7 @@ TIMES = ("come_s", "over_s", "computed_s", "socket_s", "copy_s")
 def ask_once(
     prefills: AskedChild, decodes: AskedChild, options: dict[str, Any], number: int
 ) -> dict[str, Any]:
-    """Computes one prompt in one engine and continues it in the other; then copies once through a
+    """Computes a prompt in one engine and continues it in the other; then copies once through a
     socket.
     """
     told = prefills.ask({"do": "prefill", "seed": number})

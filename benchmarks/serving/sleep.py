@@ -1,7 +1,7 @@
-"""Sleep, wake-up and new weights of an engine, compared with its start: memory and time.
+"""Memory and time of an engine's sleep, wake-up and new weights, compared with its start.
 
-One process starts an engine, which then sleeps and wakes in turn. Times are of this host's memory
-and processor; a chip copies weights over its own link. Bytes are counted by the device.
+One process starts an engine, which alternately sleeps and wakes. Times are those of this host's
+memory and processor; a chip copies weights over its own link. The device counts bytes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from result import Kind, Result, Row
 PROCESS_LIMIT_S = 600
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
 CHILD = Path(__file__).with_name("sleep_process.py")
-MOST_LEFT = 0.01  # of weights and KV cache
+MOST_LEFT = 0.01  # bytes of weights and KV cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

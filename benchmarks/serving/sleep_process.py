@@ -1,6 +1,6 @@
 """Times one engine that sleeps, wakes up and receives new weights.
 
-`python sleep_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+`python sleep_process.py OPTIONS_JSON` writes its results to the file named in the options.
 """
 
 import json

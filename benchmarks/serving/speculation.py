@@ -1,9 +1,9 @@
 """Speculative decoding with trained drafters, compared with no drafts.
 
-One process per engine, greedy text of the same prompts. Tokens per second are this machine's, whose
-processor does the arithmetic of a step's rows one after another: a chip that waits for weights
-verifies several rows in about the time of one. Launches and tokens per step are counted. The two
-engines run one after the other: their rates are comparable only on an idle machine.
+One process per engine continues the same prompts greedily. This machine's processor computes a
+    step's rows one after another, but a chip that waits for weights verifies several rows in about
+    the time of one: tokens per second differ there. Launches and tokens per step are counted. The
+    engines run one after the other, so their rates are comparable only on an idle machine.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PROCESS_LIMIT_S = 900
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 CHILD = Path(__file__).with_name("speculation_process.py")
 EAGLE3 = {"method": "eagle3", "model": str(CHECKPOINTS / "tiny_llama_eagle3")}
-# Checkpoint -> its cases: name -> --speculative-config.
+# Checkpoint -> cases: name -> --speculative-config.
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "tiny_deepseek": {
         "MTP, one draft": {"method": "mtp", "num_speculative_tokens": 1},

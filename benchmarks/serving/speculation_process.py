@@ -1,6 +1,6 @@
 """Continues prompts on one engine with or without drafts: speed, steps, launches.
 
-`python speculation_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+`python speculation_process.py OPTIONS_JSON` writes its results to the file named in the options.
 """
 
 import json
@@ -20,7 +20,7 @@ from vllm_davinci.vnpu import _C
 
 
 class StepCount:
-    """Counts a runner's steps and the host's launches in them."""
+    """Counts a runner's steps, and the host's launches in them."""
 
     def __init__(self, runner: Any) -> None:
         self.steps = 0
@@ -63,7 +63,7 @@ def measure(options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
             "launches_per_step": launches / steps,
         }
 
-    generate(most)  # warm
+    generate(most)  # warms up
     return {
         str(number): [generate(number) for _ in range(options["rounds"])]
         for number in options["requests"]

@@ -1,6 +1,6 @@
 """Runs decode steps on two ranks whole and as two ubatches, captured and eager.
 
-`python split_step_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+`python split_step_process.py OPTIONS_JSON` writes its results to the file named in the options.
 """
 
 import json
@@ -23,9 +23,8 @@ SPLIT = {"enabled": True, "decode": True, "min_decode_tokens_to_split": 2}
 class StepTimingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls.
 
-    Times the host's work for a step, from its inputs to its sampled tokens: processor time of the
-    thread that prepares, launches (TASK_QUEUE_ENABLE=0) and samples. Excludes the virtual device's
-    threads, and waits for the device or the other rank.
+    Measures processor time of the thread that prepares, launches (TASK_QUEUE_ENABLE=0) and samples
+    a step. Excludes the virtual device's threads, and waits for the device or the other rank.
     """
 
     model_runner: Any
@@ -47,7 +46,8 @@ class StepTimingWorker:
             return timed_forward
 
         def timed_execute(*args: Any, **kwargs: Any) -> Any:
-            torch.npu.synchronize()  # a waiting thread of the host runs tasks of the virtual device
+            # While it waits, a host thread runs the virtual device's tasks.
+            torch.npu.synchronize()
             begin = time.thread_time()
             output = execute(*args, **kwargs)
             self.steps.append(time.thread_time() - begin)
@@ -63,14 +63,14 @@ class StepTimingWorker:
         runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def taken_times(self) -> tuple[float, float]:
-        """Medians since the last call, in seconds: of a step, and of its model forward."""
+        """Returns medians since the last call, in seconds: of a step, and of its model forward."""
         found = statistics.median(self.steps), statistics.median(self.forwards)
         self.steps.clear()
         self.forwards.clear()
         return found
 
     def split_decodes(self, is_split: bool) -> None:
-        """Switches the split on or off; graphs are captured again."""
+        """Switches the split on or off, and captures graphs again."""
         runner = self.model_runner
         runner.splitter._decisions.revise(decode=is_split)
         runner.splitter._graph_decisions.clear()
@@ -78,7 +78,7 @@ class StepTimingWorker:
         runner.graphs.destroy()
         runner.graphs.use_sizes(sizes)
         runner.capture_model()
-        self.forwards.clear()  # captures are no steps
+        self.forwards.clear()  # do not count captures as steps
 
     def replay_steps(self, are_replayed: bool) -> None:
         """Makes steps replay graphs or run eagerly."""

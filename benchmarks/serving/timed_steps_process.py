@@ -1,7 +1,7 @@
-"""Times one engine's steps, batch by batch, on request.
+"""Times one engine's steps, one batch per question.
 
-`python timed_steps_process.py OPTIONS_JSON FD` answers each question with the step times of a
-batch, so that two engines can take turns.
+`python timed_steps_process.py OPTIONS_JSON FD` answers each question with a batch's step times, so
+that two engines can take turns.
 """
 
 import json
@@ -27,7 +27,7 @@ def answer(options: dict[str, Any], answers: int) -> None:
 
 
 def _steps_of_batch(llm: LLM, number: int, options: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of each step: wall time, and processor time of all threads."""
+    """Returns each step's seconds: wall time, and processor time of all threads."""
     engine = llm.llm_engine
     sampling = SamplingParams(temperature=0, max_tokens=options["output_tokens"], ignore_eos=True)
     for request, prompt in enumerate(prompts(options)):

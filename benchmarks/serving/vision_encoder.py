@@ -1,9 +1,9 @@
-"""Forward of an image encoder, compared with one blocking copy per block.
+"""Forward time of an image encoder, with and without a blocking copy in each block.
 
-Operators do no work and take a given time each (VNPU_PACE), on a thread of the device, so that
-host and device can work at the same time. The bound is the slower of the two, each timed alone: the
-host while the device is held up, the device when all has been launched. The blocking form reads the
-lengths of sequences back from the device in every layer.
+Operators do no work and sleep for a given time (VNPU_PACE) in a thread of the device, so that host
+and device can work at the same time. The bound is the slower of the two, each timed alone: the host
+while the device is blocked, the device after all launches. The blocking form reads sequence lengths
+back from the device in every layer.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from result import Kind, Result, Row
 PROCESS_LIMIT_S = 600
 CHILD = Path(__file__).with_name("vision_encoder_process.py")
 MOST_OF_BOUND = 1.03
-MOST_OF_BLOCKING = 0.8  # 1.25 times as fast
+MOST_OF_BLOCKING = 0.8  # a speedup of 1.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

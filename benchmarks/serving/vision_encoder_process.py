@@ -1,7 +1,7 @@
 """Times one image encoder: host alone, device alone, both, and with a blocking copy per block.
 
-`python vision_encoder_process.py OPTIONS_JSON` writes what it found to the file that the options
-name. Operators do no work and take a given time each.
+`python vision_encoder_process.py OPTIONS_JSON` writes its results to the file named in the options.
+Operators do no work and sleep for a given time.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from vllm.plugins import load_general_plugins
 
 from vllm_davinci.vnpu import _C
 
-PR_SET_TIMERSLACK, SLACK_NS = 29, 1000  # without it, Linux ends sleeps 50 us late
+PR_SET_TIMERSLACK, SLACK_NS = 29, 1000  # with the default slack, Linux ends sleeps 50 us late
 
 
 def encoder_of(options: dict[str, Any]) -> torch.nn.Module:
@@ -43,7 +43,7 @@ def encoder_of(options: dict[str, Any]) -> torch.nn.Module:
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # also of threads made from now on
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # also for threads started later
     load_general_plugins()
     torch.set_default_dtype(torch.bfloat16)
     config = VllmConfig(device_config=DeviceConfig(device="npu"))
@@ -85,7 +85,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def together(forward: Callable[[], None]) -> float:
-    """Seconds until host and device have finished a forward."""
+    """Returns seconds until host and device have finished a forward."""
     torch.npu.synchronize()
     begin = time.perf_counter()
     forward()
@@ -94,8 +94,8 @@ def together(forward: Callable[[], None]) -> float:
 
 
 def apart(forward: Callable[[], None], other: torch.npu.Stream) -> tuple[float, float]:
-    """Seconds of the host alone, with the device held up, and of the device alone, after all
-    launches.
+    """Returns seconds of the host alone, while the device is blocked, and of the device alone,
+    after all launches.
     """
     torch.npu.synchronize()
     gate = torch.npu.ExternalEvent()

@@ -1,11 +1,10 @@
 """Sends requests with images to a server, with both forms of its encoder.
 
-One `vllm serve` of a small Qwen3-VL with an encoder of 27 blocks; its client is vLLM's own,
-`vllm bench serve --backend openai-chat --dataset-name random-mm`, once for each form and round.
-Between rounds the server's worker changes its form (`/collective_rpc`, vLLM's endpoint for
-development). Operators compute and take a given time each on top of it (VNPU_PACE), on a thread of
-the device. Server, engine, device and client share the host's cores: figures hold for this host
-only; their purpose is the difference between the two forms.
+`vllm serve` runs a small Qwen3-VL with an encoder of 27 blocks. The client is vLLM's own, `vllm
+bench serve --backend openai-chat --dataset-name random-mm`, once per form and round. Between rounds
+the worker changes its form (`/collective_rpc`, vLLM's endpoint for development). Operators compute
+and then sleep for a given time (VNPU_PACE) in a thread of the device. Server, engine, device and
+client share the host's cores, so only the difference between the two forms is meaningful.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> Result:
         server = start(model, directory, args)
         try:
             server.wait_until_ready()
-            # One-time work of a server: its first image of a size, its first step of each kind.
+            # Warm up: the server's first image of a size, and its first step of each kind.
             bench(server, model, args, 8, seed=args.seed)
             for number in range(1, args.rounds + 1):
                 # Both forms get the same requests, and no results are cached (see `start`).
@@ -85,7 +84,7 @@ def start(model: Path, directory: Path, args: argparse.Namespace) -> ServerProce
         "--dtype=bfloat16",
         "--max-model-len=512",
         "--max-num-seqs=32",
-        # Otherwise the second form would find the first one's results.
+        # Otherwise the second form would use the first one's cached results.
         "--no-enable-prefix-caching",
         "--mm-processor-cache-gb=0",
         f"--kv-cache-memory-bytes={96 << 20}",
@@ -114,7 +113,8 @@ def change_form(server: ServerProcess, method: str) -> None:
 def bench(
     server: ServerProcess, model: Path, args: argparse.Namespace, requests: int, seed: int
 ) -> dict[str, Any]:
-    """Returns the results saved by `vllm bench serve`.
+    """Returns the results saved by `vllm bench serve`; raises RuntimeError with its last lines if
+    it fails.
 
     Raises RuntimeError with its last lines if it fails.
     """

@@ -1,10 +1,10 @@
 """Host time of a decode step outside the model's forward, compared with vLLM's CPU backend.
 
-Scheduler, preparation of inputs, sampling and output of steps that decode 24 and 256 requests, with
-tiny_llama in bf16, each side in a process of its own on one thread of torch, in turns. Ours replays
-graphs. vLLM's CPU backend has no asynchronous scheduling: ours is measured without it too. The
-model's time, with its logits and until the device has finished, is measured separately and
-subtracted; both sides sample on the host.
+Measures scheduler, input preparation, sampling and output of steps that decode 24 and 256 requests
+with tiny_llama in bf16. Each side has its own process with one thread of torch; they take turns.
+Ours replays graphs. vLLM's CPU backend has no asynchronous scheduling, so ours is also measured
+without it. The time of the model and its logits, until the device has finished, is measured
+separately and subtracted; both sides sample on the host.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def _child(python: Path | str, options: dict[str, Any], environment: dict[str, s
 def _take_turns(
     sides: dict[str, AskedChild], batch: int, rounds: int
 ) -> dict[str, list[list[float]]]:
-    """Times of each side's rounds, except the first round. Other load affects both sides."""
+    """Times each side's rounds, except the first round. Other load affects both sides."""
     times: dict[str, list[list[float]]] = {name: [] for name in sides}
     for _ in range(rounds + 1):
         for name, child in sides.items():
@@ -111,7 +111,7 @@ def _row(
     what: str,
     goal: float | None,
 ) -> Row:
-    """Makes a row of medians; its note has the minima, which other programs disturb least."""
+    """Makes a row of medians; its note has the minima, which other programs affect least."""
     ours, baseline = ([each[index] * 1e3 for each in times[name]] for name in (side, "CPU backend"))
     low, median, high = statistics.quantiles(ours, n=4) if len(ours) > 1 else ours * 3
     least, baseline_least = min(ours), min(baseline)

@@ -1,6 +1,6 @@
 """Times whole decode steps of one engine, and their forwards separately.
 
-`python whole_step_process.py OPTIONS_JSON FD` runs in either side's environment and answers a
+`python whole_step_process.py OPTIONS_JSON FD` runs in either side's environment and answers one
 question at a time, so that the sides can take turns.
 """
 
@@ -40,7 +40,7 @@ class Times(NamedTuple):
 
 
 class ForwardTimer:
-    """Time of the model's forward and logits, with a wait for the device before and after.
+    """Times the model's forward and logits, with a wait for the device before and after.
 
     The timer adds these waits: vLLM's CPU backend has none.
     """
@@ -99,7 +99,7 @@ def answer(options: dict[str, Any], answers: int) -> None:
 
 
 def _outside(llm: LLM, timer: ForwardTimer, prompts: list[Any], options: dict[str, Any]) -> Times:
-    """Time per decode step outside the forward: long outputs minus short ones."""
+    """Returns the time per decode step outside the forward: long outputs minus short ones."""
 
     def run(tokens: int) -> Times:
         sampling = SamplingParams(
@@ -115,7 +115,7 @@ def _outside(llm: LLM, timer: ForwardTimer, prompts: list[Any], options: dict[st
 
 
 def _profile(llm: LLM, prompts: list[Any], options: dict[str, Any]) -> list[tuple[str, float]]:
-    """Functions with the longest own time, in microseconds per step."""
+    """Returns the functions with the longest own time, in microseconds per step."""
     sampling = SamplingParams(
         max_tokens=options["steps"], ignore_eos=True, detokenize=False, **options["sampling"]
     )

@@ -1,8 +1,8 @@
-"""Cost of fault-injection points in calls of operators.
+"""Cost of fault-injection points in operator calls.
 
-One process has no plan; the other has a rule that never applies but that each point looks up. This
-costs more than the branch in a process without a plan, so it bounds that cost. The processes
-alternate, so that other load on the machine affects both.
+One process has no fault plan. The other has a rule that each point looks up but that never applies,
+which bounds the cost of a point without a plan. The processes alternate, so that other load on the
+machine affects both.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from result import Kind, Result, Row
 
 MOST = 1.01
 OPERATORS = ("add", "matmul")
-# In no group: these processes have one rank.
+# Never reached: these processes have one rank and no group.
 UNREACHED = "segment:open@1000000=throw"
 BLOCK_CALLS = 400
 
@@ -80,7 +80,7 @@ def _start(operator: str, plan: str) -> subprocess.Popen[str]:
 
 
 def _block(side: subprocess.Popen[str]) -> float:
-    """Microseconds per call in one block."""
+    """Returns microseconds per call in one block."""
     assert side.stdin is not None and side.stdout is not None
     side.stdin.write("\n")
     side.stdin.flush()

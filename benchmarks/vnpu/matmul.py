@@ -1,10 +1,10 @@
 """Matrix products on the virtual NPU, compared with torch's CPU device.
 
-`rows x depth @ depth x columns`, the second operand a linear layer's weight ([columns, depth],
-transposed), which stays the same from call to call as weights do. A call of the virtual NPU
-includes its launch; one wait ends each batch of calls. The two sides take turns.
+Products are `rows x depth @ depth x columns`. The second operand is a linear layer's weight
+([columns, depth], transposed), the same in all calls. A call of the virtual NPU includes its
+launch; one wait ends each batch of calls. The two sides take turns.
 
-A ratio above 1 means that on this processor torch's library is faster than vnpu.
+A ratio above 1 means that torch's library is faster on this processor.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from result import Kind, Result, Row
 
 BATCHES = 15
-# Rows of one decode, of a batch of decodes, of a prefill; weights of a small model, an output
-# layer, a 7B model's projection.
+# Rows of one decode, a batch of decodes, and a prefill; weights of a small model, an output layer,
+# and a 7B model's projection.
 ROWS = (1, 32, 256)
 WEIGHTS = ((192, 192), (384, 2048), (1024, 384), (384, 8192), (4096, 4096))
 DTYPES = ("bfloat16", "float16", "float32")
@@ -78,7 +78,7 @@ def _in_turn(
     synchronize: Callable[[], None],
     batch_s: float,
 ) -> tuple[list[float], list[float]]:
-    """Microseconds per call of both sides, one value per batch."""
+    """Returns microseconds per call of both sides, one value per batch."""
     sides: list[tuple[Callable[[], object], list[float]]] = [(ours, []), (baseline, [])]
     calls = {}
     for call, _ in sides:

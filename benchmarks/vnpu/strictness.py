@@ -1,9 +1,9 @@
 """Cost of checking every call against CANN's documents. Also checks that no call is refused.
 
 Two engines take turns batch by batch, so that other load affects both: one on virtual NPUs that
-check calls, one on virtual NPUs that do not (VNPU_STRICT=0, which also omits workspaces). Each has
-its own process and one thread of torch. All batches have the same steps; each step's shortest time
-counts. Replayed graphs make few calls; eager steps make all of them.
+check calls, one with VNPU_STRICT=0, which checks nothing and omits workspaces. Each has its own
+process and one thread of torch. All batches have the same steps; each step's shortest time counts.
+Replayed graphs make few calls; eager steps make all calls.
 """
 
 import argparse
@@ -28,7 +28,7 @@ STEPS: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"enforce_eager": Tru
 
 
 class Batches(NamedTuple):
-    """An engine's batches, as from `timed_steps_process.py`.
+    """An engine's batches, as answered by `timed_steps_process.py`.
 
     calls: number of calls checked meanwhile
     """
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _take_turns(options: dict[str, Any], counted: Path) -> list[Batches]:
-    """Runs batches of both sides in turn; leaves out the first, a warm-up."""
+    """Runs batches of both sides in turn; omits the first batch, a warm-up."""
     with (
         _child(options, counted, is_strict=True) as strict,
         _child(options, counted, is_strict=False) as lenient,
@@ -136,7 +136,7 @@ def _rows(steps: str, batches: list[Batches], options: dict[str, Any]) -> list[R
 
 
 def _least(batches: list[dict[str, list[float]]], clock: str) -> list[float]:
-    """Shortest time of each step over all batches."""
+    """Returns each step's shortest time over all batches."""
     return [min(times) for times in zip(*(batch[clock] for batch in batches), strict=True)]
 
 

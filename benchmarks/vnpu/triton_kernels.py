@@ -1,7 +1,7 @@
 """Triton kernels on the virtual NPU.
 
-Compares a launch with torch's smallest operator, in one process; and vLLM's kernels, at the size of
-a step (8 rows of 151,936 logits), with Triton's interpreter, in separate processes.
+Compares a launch with torch's smallest operator in one process, and vLLM's kernels at a step's size
+(8 rows of 151,936 logits) with Triton's interpreter in separate processes.
 """
 
 import argparse
