@@ -19,15 +19,15 @@ WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     ),
     # The V2 runner's tables are copied from pinned memory (core.runner.buffers).
     "vllm.v1.worker.gpu.buffer_utils": ("Pinned memory is not available on this platform",),
-    # Concerns a way to divide a product that is not used here.
+    # Concerns sharding of a product that is not used here.
     "vllm.models.kimi_k3.amd.latent_moe_runner": ("K3 latent-MoE tail is not shardable",),
     # Concerns our own scheduler (core.scheduler), which is asynchronous if vLLM's is.
     "vllm.config.scheduler": ("Using custom scheduler class %s",),
 }
 
-# Logger -> prefix of a warning, and the seconds after the begin of a program's end in which it is
-# irrelevant. Two threads of vLLM wait for the engine's process, and one may miss its end because
-# the other reaps it. vLLM waits longer than END_S before it kills.
+# Logger -> prefix of a warning, and for how many seconds after a shutdown begins it is irrelevant.
+# Two threads of vLLM wait for the engine's process, and one may miss its end because the other
+# reaps it. vLLM waits longer than END_S before it kills.
 END_S = 4.0
 NOT_AT_THE_END: dict[str, tuple[str, float]] = {
     "vllm.v1.engine.core_client": (

@@ -202,7 +202,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def log_warnings(cls) -> None:
-        """Logs warnings after each logging configuration, which removes handlers."""
+        """Adds the engine-death log handler again after vLLM has configured logging."""
         fail_when_engine_dies()
 
     # --- configuration ---------------------------------------------------------------------

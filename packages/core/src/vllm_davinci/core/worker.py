@@ -165,7 +165,7 @@ class NPUWorker(Worker):
         )
         assigned = parallel.assigned_physical_gpu_ids
         if assigned is None and parallel.nnodes_within_dp > 1:
-            # vLLM then counts as many ranks on this host, and not as many as it has devices.
+            # Makes vLLM count this host's ranks of the engine instead of its devices.
             here = range(parallel.local_world_size)
             assigned = [NPUPlatform.device_id_to_physical_device_id(each) for each in here]
         if assigned is not None:

@@ -92,7 +92,7 @@ class AcceleratorDevice:
 
 
 def current_device() -> Device:
-    """Does nothing: there is nothing to wait for."""
+    """The accelerator that this process uses; HostDevice if it has none."""
     # A build for an accelerator may run on a machine without its driver.
     if not torch.accelerator.is_available() or torch.accelerator.device_count() == 0:
         return HostDevice()

@@ -1,4 +1,4 @@
-"""Does nothing: there is nothing to wait for."""
+"""Errors of this package."""
 
 
 class MultistreamError(RuntimeError):

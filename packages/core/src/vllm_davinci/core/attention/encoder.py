@@ -19,8 +19,8 @@ MAX_SEQUENCES = 4096
 class SequenceEnds:
     """Host copies of the sequence ends in `cu_seqlens` tensors.
 
-    Stored per tensor for its lifetime, not per layer: an encoder may alternate between two sets of
-    sequences (windows and whole images), and a process may hold two encoders.
+    Stored per tensor, for its lifetime, because an encoder may alternate between windows and whole
+    images, and a process may hold two encoders.
     """
 
     def __init__(self) -> None:

@@ -164,8 +164,8 @@ class NPUAttentionMetadataBuilder(MetadataBuilderBase[NPUAttentionMetadata]):
         block_table = common.block_table_tensor[:num_reqs]
         ranges = common.mm_req_doc_ranges
         if self.prompt_lens is not None and not causal:
-            # vLLM calls HRM-Text's layers bidirectional: true of the prompt, not of tokens that a
-            # preempted request computes again.
+            # vLLM marks HRM-Text's layers bidirectional. Only the prompt is: tokens that a
+            # preempted request recomputes are causal.
             causal, lens = True, self.prompt_lens() if common.max_query_len > 1 else ()
             ranges = whole_prompts(range(len(lens)), lens)
         elif ranges and self.prompt_lens is not None:

@@ -86,7 +86,7 @@ def _misshapen(
     for name, copied in tracker.copied.items():
         shape = tracker.seen[name]
         module = modules.get(tracker.places[name].rpartition(".")[0])
-        if getattr(module, "loads_shards", False):  # any part of one, or none
+        if getattr(module, "loads_shards", False):  # may read part of a tensor, or none
             continue
         if isinstance(module, VocabParallelEmbedding):  # the last ranks may hold few rows
             is_whole = shape[0] in (module.org_vocab_size, module.num_embeddings)
@@ -183,7 +183,7 @@ def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _shards(model: torch.nn.Module) -> Iterator[str]:
-    """Name prefixes of tensors of which ranks read those that hold their rows, or none."""
+    """Name prefixes of modules that read only a rank's rows of their tensors, or none."""
     for name, module in model.named_modules():
         if getattr(module, "loads_shards", False):
             yield f"{name}."

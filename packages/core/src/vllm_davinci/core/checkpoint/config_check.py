@@ -179,7 +179,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _absent(count: int, present: set[int]) -> str:
-    """Missing numbers below `count`, shortened however large it is; empty if none is missing."""
+    """Missing numbers below `count`, as a short list; empty if none is missing."""
     absent = max(count - sum(1 for number in present if number < count), 0)
     first = islice((number for number in range(count) if number not in present), min(absent, 8))
     listed = ", ".join(map(str, first))

@@ -1,8 +1,8 @@
 """Passes workers' metrics to the server's metrics endpoint.
 
-vLLM's worker output has no field for them. A worker writes them to a file of prometheus_client, as
-processes of one server do that share an endpoint. The file is in a directory that only the server's
-user may enter; the server removes it at its end.
+vLLM's worker output has no field for them. A worker writes them to a file of prometheus_client's
+multiprocess mode, in a directory that only the server's user may enter. The server removes it at
+its end.
 """
 
 import os
@@ -76,7 +76,7 @@ class MetricsFile:
             self._lose(error)
 
     def _open(self) -> MmapedDict | None:
-        # Not the name of this process's own metrics in prometheus_client.
+        # Differs from the file name that prometheus_client gives this process's own metrics.
         name = f"{self._kind}-{self._engine}-{os.getpid()}.db"
         try:
             if self._is_shared or _is_private(self._directory):

@@ -1,7 +1,7 @@
 """Timeouts of ranks that wait for each other in a step: inner waits are shorter.
 
-vLLM gives up on a step after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS without naming the late rank. Inner
-waits know more, so each timeout is a fraction of that one, and one setting scales them all.
+vLLM times out a step after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS without naming the late rank. Inner
+waits can name it, so each gets a fraction of that timeout, and one setting scales all.
 """
 
 from collections.abc import MutableMapping

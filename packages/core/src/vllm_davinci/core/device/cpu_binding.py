@@ -1,4 +1,4 @@
-"""Binds workers' threads to cores of their own."""
+"""Binds each worker's threads to its own cores."""
 
 import os
 from collections.abc import Collection

@@ -33,7 +33,7 @@ EXPANDABLE_SEGMENTS = "expandable_segments"
 
 
 _are_expandable = False  # set by `use_expandable_segments`
-_asked_share: float | None = None  # device memory's, before an engine lowers it
+_asked_share: float | None = None  # allowed share of device memory before an engine lowers it
 
 
 def use_expandable_segments(asked: str) -> None:

@@ -143,7 +143,7 @@ class NPUCommunicator(UbatchCommunicator):
         return gathered if self.rank_in_group == dst else None
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """Overwrites `tensor` with that of rank `src`, and returns it."""
+        """Overwrites `tensor` with rank `src`'s, and returns it."""
         self._collective(
             "broadcast",
             lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group, async_op=True),

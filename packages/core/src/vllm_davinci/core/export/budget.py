@@ -102,7 +102,7 @@ def choose(
     found = take(0)
     if found.is_within(budget):
         return found
-    low, high, last = 0, len(order), 0  # `low` steps are too few; all of them suffice
+    low, high, last = 0, len(order), 0  # `low` steps are too few; taking all steps suffices
     guess = _first_guess(costs, order, kind, budget)
     while high - low > 1:
         last = min(max(guess, low + 1), high - 1)

@@ -16,8 +16,8 @@ _QUANTIZED = re.compile(
     r"(^|\.)(\w+_proj|linear_attn\.in_proj_\w+|wq_b|attn\.(wq_a|wkv)|kv_a_proj_with_mqa|(shared_)?experts\.(\d+\.)?w[123])$"
 )
 # vLLM splits kv_b_proj for MLA, projections of the MTP head are small and sensitive, and the
-# indexer's two projections are one float product in vLLM. So are Kimi-K3's to and from its latent
-# experts, and those that score its residuals.
+# indexer's two projections are one float product in vLLM. Kimi-K3's projections to and from latent
+# experts, and for scores of residuals, stay floats too.
 _KEPT_FLOAT = re.compile(
     r"(^|\.)(kv_b_proj|(eh|e|h)_proj|indexer\.(wk|weights_proj))$"
     r"|\.(routed_expert_(down|up)|\w+_res)_proj$"

@@ -46,7 +46,7 @@ def _other_quantization(engine: Engine) -> str | None:
 
 
 def _settle(engine: Engine) -> None:
-    """Sets the dtype of an indexer's keys: the model's, or int8 if the model has that."""
+    """Sets the dtype of an indexer's keys: the model's, or int8 if the checkpoint says so."""
     attention = getattr(engine.vllm, "attention_config", None)
     if attention is None:
         return

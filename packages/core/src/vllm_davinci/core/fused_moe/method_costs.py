@@ -36,7 +36,7 @@ class _Curves:
     by_method: Mapping[str, Sequence[float]]
 
     def at(self, num_tokens: int, method: str) -> float:
-        """Interpolated step time; beyond the ends that of the nearest: only ratios matter."""
+        """Interpolated step time; beyond the ends, the nearest one, because only ratios matter."""
         return float(np.interp(num_tokens, self.tokens, self.by_method[method]))
 
 

@@ -12,7 +12,7 @@ class CapturableMetadata(Protocol):
     host_lengths: records launches with lengths on the host during a capture; else None
     widths:       blocks of each request that graphs of one size read, ascending; absent if graphs
                   do not depend on it
-    width:        the one of them for the graph that holds this step; None in an eager step
+    width:        the width of the graph that holds this step; None in an eager step
     num_blocks:   of the longest request; absent like `widths`
     """
 

@@ -83,10 +83,10 @@ class KVCacheMemory:
 
         vLLM plans one allocation in which every layer has a contiguous region of num_blocks pages.
         The first part of a region holds the keys of all blocks, the second the values (with MLA:
-        kv_c rows, k_pe rows, an indexer's rows). A block has other bytes of its region than in
-        vLLM's own views, but every cache group divides the region in this way, so groups stay
-        separate. If some groups hold recurrent state, a page holds a block's keys and its values;
-        with MLA a state is spread over the block's bytes in each part (`shared_pages`). Row caches
+        kv_c rows, k_pe rows, an indexer's rows). A block occupies other bytes of its region than in
+        vLLM's views, but every cache group divides the region in this way, so groups stay separate.
+        If some groups hold recurrent state, a page holds a block's keys and its values; with MLA a
+        state is spread over the block's bytes in each part (`shared_pages`). Row caches
         are packed: the pages of all layers of a group form one block after another
         (`attention.compressed.row_cache`).
 

@@ -8,8 +8,8 @@ from typing import Any
 class LateTransfers:
     """Reads that NIXL has not completed.
 
-    If NIXL releases an active read, its bytes still arrive in pages on the host. The device's
-    blocks of the same numbers do not change.
+    After NIXL releases an active read, its bytes still arrive in host pages. The device's blocks do
+    not change.
 
     agent: NIXL's agent that owns the transfers
     """

@@ -28,7 +28,7 @@ class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
         super().process_weights_after_loading(layer)
         weight = layer.get_parameter("weight").detach().as_subclass(torch.Tensor)
         if weight.dim() != 2:
-            return  # a convolution's weight, in a linear layer only to divide it among ranks
+            return  # a convolution's weight; the linear layer only divides it among ranks
         weight_t = weight.t()
         loaded = self._weight_t
         if loaded is None or loaded.shape != weight_t.shape or loaded.dtype != weight_t.dtype:
@@ -65,7 +65,7 @@ def prepare_weight(layer: Any) -> None:
     Layers replaced by NPU classes do so themselves; callers that use vLLM's own subclasses of
     linear layers call this.
     """
-    # Exactly vLLM's own class: a quantization configuration's choice stays.
+    # Replaces only vLLM's own class; a quantization method stays.
     if type(layer.quant_method) is UnquantizedLinearMethod:
         layer.quant_method = NPUUnquantizedLinearMethod()
 

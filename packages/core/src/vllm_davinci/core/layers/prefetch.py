@@ -10,7 +10,7 @@ from vllm.forward_context import get_forward_context
 from vllm_davinci.core.components.protocols import StreamScheduler
 from vllm_davinci.core.config.sized_choices import SizedChoices
 
-MAX_BYTES = 16 << 20  # more would evict what previous steps left for later ones
+MAX_BYTES = 16 << 20  # more would evict data that later steps read
 SIDE = "prefetch"
 
 

@@ -61,7 +61,7 @@ def plan_chunks(
     begins = np.cumsum([0, *active])
     steps = tuple(zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True))
 
-    # Of each slot in the chunks: request (in the plan's order), and token in the request.
+    # For each slot in the chunks: its request, in the plan's order, and its token's index there.
     rows = np.concatenate([np.arange(count) for count in active])
     step = np.repeat(np.arange(len(active)), active)
     position = (step[:, None] * CHUNK_TOKENS + np.arange(CHUNK_TOKENS)).reshape(-1)

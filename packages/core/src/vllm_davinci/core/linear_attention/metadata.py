@@ -162,7 +162,7 @@ class LinearAttentionBackend(LayersOwnBackendBase):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
-        # The second is for models with row caches, too; their other layers decide.
+        # Supports the second for models with row caches, whose other layers choose the layout.
         return (KVCacheLayout.LBNHC, KVCacheLayout.BLNHC)
 
     @classmethod

@@ -4,8 +4,8 @@ Encoders make tables on the host (positions, masks) and copy them to the device 
 memory, which waits for all of the device's work. Or they read back values that were just copied
 there, or derived ones such as an image's number of patches. A torch mode around the encoder's call
 avoids both waits: copies use pinned memory, and the host remembers integers that it has copied and
-computes all values derived from them by operations in FOLLOWED. Quotients may be rounded otherwise
-by the device, so they are never read from the host, and integers made of them are copied from it.
+computes all values derived from them by operations in FOLLOWED. The device may round quotients
+differently, so they, and integers made of them, are read from the device.
 """
 
 from collections.abc import Callable, Iterable
@@ -104,7 +104,7 @@ class HostValues(TorchFunctionMode):
         return None if known is None or known.is_floating_point() else known
 
     def _set(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Writes to a part of a tensor, which stays known if the part and the new values are."""
+        """Writes to a part of a tensor, which stays known if part and values are known."""
         target = args[0]
         try:
             hosts = [self._on_host(each) for each in args]

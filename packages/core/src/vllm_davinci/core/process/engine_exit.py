@@ -15,8 +15,7 @@ from types import TracebackType
 
 import tqdm
 
-# A library whose C++ objects are in reference cycles. It prints those that the collector has not
-# freed at the end.
+# Library with C++ objects in reference cycles. At exit it prints those that are not freed.
 LISTS_WHAT_IS_LEFT = "triton._C.libtriton"
 # vLLM's names of the processes that it starts with multiprocessing.
 WORKER = "VllmWorker"
@@ -28,11 +27,11 @@ ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None]
 
 
 def leave_at_exit() -> None:
-    """Spares this process the interpreter's final collections, if possible. Idempotent.
+    """Makes this process skip the interpreter's final garbage collections, if possible. Idempotent.
 
-    These take 3 s of processor time in each of an engine's processes, and threads that run C++ code
-    meanwhile may abort the process. A forked process skips them by itself. A program's own process
-    needs them, except after Ctrl-C.
+    They take 3 s of processor time in each engine process, and C++ threads that run meanwhile may
+    abort it. Forked processes skip them anyway. A program's own process needs them, except after
+    Ctrl-C.
     """
     if is_of_engine():
         util.Finalize(None, _leave_engine, exitpriority=AFTER_ALL_OTHERS)
@@ -44,7 +43,7 @@ def leave_at_exit() -> None:
 
 
 def _leave_engine() -> None:
-    """Leaves with the current SystemExit's status. Other errors are left to Python."""
+    """Ends the process with the current SystemExit's status. Python handles other errors."""
     error = sys.exc_info()[1] or SystemExit(0)
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         leave(error.code or 0)
@@ -53,7 +52,7 @@ def _leave_engine() -> None:
 def _leave_interrupted(
     before: ExceptHook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Ends a program after an uncaught KeyboardInterrupt: by SIGINT, as Python does."""
+    """Ends a program by SIGINT after an uncaught KeyboardInterrupt, as Python does."""
     before(kind, error, trace)
     goes_on = sys.flags.interactive or sys.flags.inspect or hasattr(sys, "ps1")  # a prompt follows
     if issubclass(kind, KeyboardInterrupt) and not goes_on:
@@ -69,17 +68,17 @@ def leave(status: int) -> None:
 
 
 def leave_after_exit_handlers() -> None:
-    """Exit handler of a signalled server: calls the other handlers, then leaves. Register it last.
+    """Exit handler of a signalled server: calls the other handlers, then exits. Register it last.
 
-    During the final collections no timer would end the server. The status is 1 if Python has
-    printed an exception, else 0.
+    Skips the final garbage collections, in which no time limit could end the server. The status is
+    1 if Python has printed an exception, else 0.
     """
     atexit.unregister(leave_after_exit_handlers)
     leave(int(hasattr(sys, "last_type")))
 
 
 def _finish() -> None:
-    """Waits for threads, calls exit handlers and flushes output, as the interpreter does first."""
+    """Waits for threads, calls exit handlers and flushes output, as at interpreter exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

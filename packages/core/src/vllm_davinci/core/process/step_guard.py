@@ -37,7 +37,7 @@ logger = init_logger(__name__)
 SETTLE_S = 3.0
 # Time for the failed rank to reply with its error before its process ends.
 REPLY_S = 2.0
-# Time after which the other ranks end: first the device lets them reply with the cause.
+# Time for the other ranks, once the device releases them, to reply with the cause before they end.
 PEERS_REPLY_S = 4.0
 # Time that a rank in a step waits for vLLM to end an engine after one of its processes has ended.
 LOSS_S = 5.0

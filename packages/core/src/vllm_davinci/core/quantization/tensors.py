@@ -17,7 +17,7 @@ class Extent(Enum):
     CHANNEL_COLUMN = "[out, 1]"
     GROUPS = "[out, groups of in]"
     ONE = "[1]"
-    PER_PART = "[out, 1 or 16]"  # one per part of the input that a rank may hold
+    PER_PART = "[out, 1 or 16]"  # one column per part of the input that a rank may hold
 
     def shape(self, out_features: int, in_features: int, group_size: int = 0) -> tuple[int, ...]:
         """The tensor's shape. group_size: input entries that share a scale; 0: all"""
@@ -115,7 +115,7 @@ def device_dtype(spec: TensorSpec, params_dtype: torch.dtype) -> torch.dtype:
 def conversion(
     spec: TensorSpec, params_dtype: torch.dtype
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Converts a checkpoint's tensor to the parameter's content; None if a cast is enough."""
+    """Function from a checkpoint's tensor to the parameter's content; None if a cast is enough."""
     if not spec.has_bits:
         return None
     as_bits = params_dtype == torch.float16

@@ -78,7 +78,7 @@ class NPUBlockTables(BlockTables):
                     f"has room for {len(row)}."
                 )
             row[start:end] = 0 if self.redirect_writes_to_null_block else block_ids
-            if overwrite:  # what a drafter writes past the end goes to the null block
+            if overwrite:  # a drafter's writes past the end go to the null block
                 row[end:] = 0
             counts[group, req_index] = end
         self._version += 1

@@ -157,7 +157,7 @@ class _OnNPU(CudaGraphManager):
 class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
     """The graphs of a model's steps.
 
-    on_trial: while a graph is tried, its descriptor: all steps replay it. Otherwise dummy steps
+    on_trial: descriptor of the graph being tried, which all steps replay. By themselves dummy steps
     would select only one of a size's graphs with adapters
     """
 
@@ -175,7 +175,7 @@ class NPUGraphManager(ModelCudaGraphManager, _OnNPU):
         return self.on_trial or super().dispatch(*args, **kwargs)
 
     def _to_replay(self, desc: BatchExecutionDescriptor) -> list[_Captured]:
-        """All of the size on trial: the first replay allocates a graph's streams and events."""
+        """All graphs of the trial size: a first replay allocates a graph's streams and events."""
         return self.graphs[desc] if self.on_trial else super()._to_replay(desc)
 
     def _metadata(self) -> list[dict[str, Any]]:

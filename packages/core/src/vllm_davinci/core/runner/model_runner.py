@@ -266,7 +266,7 @@ class NPUModelRunner(AdapterRunner, GPUModelRunner):
 
     def maybe_dummy_run_with_lora(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """vLLM's context, which removes its dummy adapters at its end. While graphs are tried, the
-        adapters stay that the capture has added for all graphs."""
+        adapters that the capture has added stay."""
         manager: NPUGraphManager | None = getattr(self, "cudagraph_manager", None)
         if manager is not None and manager.on_trial is not None:
             return nullcontext()

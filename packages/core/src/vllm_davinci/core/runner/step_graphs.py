@@ -66,7 +66,7 @@ class DraftPassGraphs:
         if failed:
             self._use([count for count in sizes if count not in failed])
         for manager in self._managers:
-            manager.replays.clear()  # earlier replays were no steps
+            manager.replays.clear()  # replays before this were trials
         return {count * self._query_len: f"of the drafter, {why}" for count, why in failed.items()}
 
     def _use(self, counts: list[int]) -> None:
@@ -219,7 +219,7 @@ class StepGraphs:
             self._give_up(failed)
             self.use_sizes(captured)
         self.captured_bytes = before - _free_bytes()
-        manager.replays.clear()  # earlier replays were no steps
+        manager.replays.clear()  # replays before this were trials
         lock_workspace()
         logger.info_once(
             "Graph mode: %d graphs captured in %.1f s, %s of device memory.",

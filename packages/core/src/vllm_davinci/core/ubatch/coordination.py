@@ -1,7 +1,7 @@
 """Data-parallel ranks coordinate a step in one reduction on the host.
 
 vLLM exchanges token counts and graphs' modes before every step. This message says how each DP rank
-would split its step. A rank that would not, even an idle one, prevents the split.
+would split its step. A rank that keeps its step whole, even an idle one, prevents the split.
 """
 
 from collections.abc import Sequence

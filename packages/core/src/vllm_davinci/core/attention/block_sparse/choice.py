@@ -9,7 +9,7 @@ from vllm_davinci.core.attention.composed_plan import Piece, most_elements
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
-# Fewer widths of graphs are fewer graphs, with more scores of blocks that no request has.
+# Fewer widths mean fewer graphs, but more scores for blocks that no request has.
 GRAPH_FACTOR = 4
 
 

@@ -104,15 +104,14 @@ class Compressor(nn.Module):
         )
         if len(pooled) == 0:
             return
-        # Of a graph's tokens, those inside the first group have no row.
+        # In a graph, tokens inside the first group have no row.
         first = step.shared(("first", ratio), lambda: (last.positions + (1 - ratio)).clamp_(min=0))
         self.cache.write(step, self.finish(pooled, first, step))
 
     def _entries(self, last: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the states of the groups that end with these tokens, and a mask of missing
-        ones.
+        """Indices of the states of groups that end with these tokens, and a mask of missing states.
 
-        [n, tokens of a row] each. Missing ones have the first token's index.
+        [n, tokens of a row] each. Missing states have the first token's index.
         """
         back = torch.arange(1 - self._num_entries, 1, device=last.positions.device)
         positions = last.positions.unsqueeze(1) + back
@@ -172,7 +171,7 @@ class MeanKeys(nn.Module):
         """Indices of the keys of the groups that the step completes, and their first tokens."""
         last = step.closing(self.ratio)
         within = torch.arange(self.ratio, device=last.positions.device)
-        # Of a graph's tokens, those inside the first group have no row.
+        # In a graph, tokens inside the first group have no row.
         first = (last.positions + (1 - self.ratio)).clamp_(min=0)
         places = first.unsqueeze(1) + within
         numbers = self.states.numbers(places, last.requests.unsqueeze(1))

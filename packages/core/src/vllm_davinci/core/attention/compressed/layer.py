@@ -16,7 +16,7 @@ WINDOW_PAGES = 4
 class CompressedAttention(nn.Module):
     """One layer's caches, and the rows that its queries attend to.
 
-    window:     how many last tokens a query sees uncompressed, itself included
+    window:     number of newest tokens that a query sees uncompressed, itself included
     compressor: writes rows that stand for groups of tokens; None in layers with a window only
     choice:     chooses among these rows; None if queries see all of them
     most_rows:  most compressed rows that a query sees
@@ -101,7 +101,8 @@ class CompressedAttention(nn.Module):
                 places, requests = groups.clamp(min=0), tokens.requests[part].unsqueeze(1)
                 return compressor.cache.numbers(places, requests), groups < 0
 
-            # Equal in all layers without a choice; of a part of the tokens, not worth the memory.
+            # Shared by all layers without a choice. Indices of part of the tokens are not worth the
+            # memory.
             is_shared = chosen is None and part == slice(0, step.num_tokens)
             key = compressor.cache.key, "visible"
             numbers, hidden = step.shared(key, of_groups) if is_shared else of_groups()

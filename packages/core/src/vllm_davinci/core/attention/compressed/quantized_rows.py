@@ -1,7 +1,7 @@
-"""Rows of 8-bit integers and a scale each: an indexer's keys in half the memory.
+"""Rows of 8-bit integers with one scale each: an indexer's keys in half the memory.
 
 A Hadamard matrix spreads large entries over a whole row before it is rounded. Products with queries
-that the same matrix has multiplied stay the same but for a common factor.
+multiplied by the same matrix change only by a common factor.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ ELEMENTS = 2**25
 
 
 class QuantizedRows(RowCacheLayer):
-    """The integers' cache, and a second one of the scales.
+    """The integers' cache, with a second cache for their scales.
 
     kind: the rows as floats; `page_rows` None turns graphs off, as in other caches
 
@@ -45,7 +45,7 @@ class QuantizedRows(RowCacheLayer):
         return x.to(self.rotation.dtype) @ self.rotation
 
     def write(self, step: StepTokens, rows: torch.Tensor) -> torch.Tensor:
-        """As of any cache. rows: [n, width], floats that are not rotated"""
+        """See RowCacheLayer. rows: [n, width], floats, not yet rotated"""
         integers, scales = torch_npu.npu_dynamic_quant(self.rotated(rows))
         self.scales.write(step, scales.unsqueeze(1))
         return super().write(step, integers)
@@ -53,13 +53,13 @@ class QuantizedRows(RowCacheLayer):
     def of_request(
         self, step: StepTokens, request: int, num_rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of any cache; rows are rotated floats."""
+        """See RowCacheLayer; returns rotated floats."""
         places, integers = super().of_request(step, request, num_rows)
         return places, self._floats(integers, self.scales.of_request(step, request, num_rows)[1])
 
     def page_parts(self, step: StepTokens) -> Iterator[PageParts]:
-        """As of any cache, but rotated copies of the rows: a part has as many requests as memory
-        allows."""
+        """See RowCacheLayer. Parts hold rotated copies of the rows, for as many requests as fit
+        into memory."""
         requests, device = step.num_requests, step.device
         most = self.rows_of_request
         num_rows = -(-most // PAGE_ROWS) * PAGE_ROWS

@@ -53,7 +53,7 @@ class RowKind:
 
     width:          entries per row
     tokens_per_row: tokens that one row stands for; it is written with the last of them
-    window:         how many last tokens' rows are kept, the newest included; None keeps all
+    window:         number of newest tokens whose rows are kept; None keeps all
     pages:          pages per block of the engine's block size
     page_rows:      rows per page of the operator that reads the cache in graphs; None without such
                     an operator, and then without graphs
@@ -119,10 +119,10 @@ class RowCacheMetadata(AttentionMetadata):
     host_lengths: HostLengths | None = None
 
     def tokens(self, positions: torch.Tensor) -> StepTokens:
-        """The step's tokens, the same for all groups, so a model may ask any group.
+        """Returns the step's tokens. All cache groups return the same.
 
-        positions: [num_tokens], int64. Read in graphs only: outside, the lengths give them.
-                   Rotary ones, [3, num_tokens], are never read, as those of images are no numbers.
+        positions: [num_tokens], int64. Read in graphs only; outside, computed from lengths. Rotary
+                   ones, [3, num_tokens], are never read: an image's do not count tokens.
         """
         if self.host_lengths is None:
             return self._tokens
@@ -130,7 +130,7 @@ class RowCacheMetadata(AttentionMetadata):
         if positions.ndim == 2:
             assert self.on_device is not None
             newest = torch.arange(-num_tokens // count, 0, device=positions.device)
-            # A request of padding has no tokens.
+            # A padding request has no tokens.
             positions = (self.on_device.unsqueeze(1) + newest).flatten().clamp(min=0)
         return StepTokens.of_graph(positions, self.slot_mapping[:num_tokens], count)
 
@@ -174,7 +174,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
             "head_size_v": 0,
             "dtype": kind.dtype,
             "tokens_per_state": kind.tokens_per_row,
-            # So that each block begins with a whole row, or page of rows, of every kind.
+            # Each block must begin with a whole row, or page of rows, of every kind.
             "block_stride_alignment": kind.row_bytes * (kind.page_rows or 1),
         }
         if kind.window is None:
@@ -241,7 +241,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
     def of_request(
         self, step: StepTokens, request: int, num_rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first rows of a request: their places [num_rows], int64, and [num_rows, width].
+        """Returns 0 to num_rows - 1, int64, and the request's first rows [num_rows, width].
 
         request: row of the block table
         """
@@ -265,7 +265,7 @@ class RowCacheLayer(nn.Module, AttentionLayerBase):
     def written(self, step: StepTokens) -> torch.Tensor:
         """Indices of the rows that the step's tokens complete, int64, for layers of this key.
 
-        Rows that are not to be written go to the null block, which belongs to no request.
+        Rows to be skipped go to the null block, which belongs to no request.
         """
         found: torch.Tensor = step.shared((self.key, "written"), lambda: self._written(step))
         return found

@@ -95,8 +95,7 @@ class StepTokens:
     def num_complete(self, ratio: int) -> torch.Tensor:
         """Number of complete groups of `ratio` tokens that each token sees: [num_tokens], int64.
 
-        Padding sees none, whatever its position: it has null blocks, in which layers cannot find
-        rows.
+        0 for padding, at any position: its blocks are null blocks, which hold no rows.
         """
 
         def counted() -> torch.Tensor:

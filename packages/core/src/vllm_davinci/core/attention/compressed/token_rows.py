@@ -10,7 +10,7 @@ from vllm_davinci.core.attention.compressed.step_tokens import StepTokens, Token
 class TokenRows(nn.Module):
     """A row of four integers per token: its id, then up to three rotary positions.
 
-    window: how many last tokens are kept, the newest included
+    window: number of newest tokens that are kept
     """
 
     def __init__(self, window: int, prefix: str) -> None:

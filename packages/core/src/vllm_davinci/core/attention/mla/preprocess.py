@@ -2,7 +2,7 @@
 
 On two streams, in steps with decodes only:
 
-    side:          | W_DKV           | kv-op      |        | q_pe |
+    side:          | W_DKV           | write kv   |        | q_pe |
     main:  | W_DQ  | q-norm, cos/sin | W_UQ       | split  | W_UK | attention | W_UV | W_O
 
 The weights of W_DQ and W_O are fetched into the cache before their inputs are ready.
@@ -265,7 +265,7 @@ class MLAPreprocess:
     def _compress_on_two_streams(
         self, hidden_states: torch.Tensor, fork: Fork
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Input of the queries' up-projection, before its norm, and input of the kv-op."""
+        """Returns the queries' up-projection input, before its norm, and `write_cache`'s input."""
         if self.q_lora_rank is None:
             project = self.modules.kv_a_proj_with_mqa
             return hidden_states, fork.run(lambda x: project(x)[0], hidden_states)

@@ -191,8 +191,8 @@ class W4A8Dynamic(W8A8Dynamic):
     is_written = False
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
-        # The files' 8 times the sums is not used: it is of whole experts, while a rank needs the
-        # sums of its own part.
+        # The files' own sums times 8 are not used: they cover whole experts, and a rank needs its
+        # part's.
         return *self.parameters, TensorSpec("scale_bias", Extent.PER_PART, (torch.float32,))
 
     def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:
