@@ -1,7 +1,7 @@
 """Lists the tasks. `nox --list` shows them; run plain `nox` before a commit.
 
-The sessions that need vLLM share one environment, `.nox/serving`, which
-`ci/prepare_environment.py` makes and brings up to date; only `lint` and `isolated` have their own.
+Sessions that need vLLM share one environment, `.nox/serving`, which `ci/prepare_environment.py`
+creates and updates; only `lint` and `isolated` have their own.
 """
 
 import os
@@ -24,14 +24,15 @@ DENSE_CHECKPOINT = "checkpoints/tiny_llama"
 DEEPSEEK_CHECKPOINT = "checkpoints/tiny_deepseek"
 DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 TOOLS = ("build", "test", "typecheck", "lint")
-# Tests of several ranks start as many processes, and each engine takes about 1 GB.
+# Tests of several ranks start one process per rank, and each engine takes about 1 GB.
 CORES = len(os.sched_getaffinity(0))
-# One more than cores: a third of a lane's time is spent waiting for processes.
+# One more process than cores, because a third of a lane's time is spent waiting for other
+# processes.
 TEST_PROCESSES = min(4, CORES + 1)
 IN_PARALLEL = (
-    # A file stays in one process, whose tests share engines; a line per file shows the progress.
+    # A file's tests share engines, so they stay in one process; a line per file shows progress.
     (f"--lanes={TEST_PROCESSES}", "--override-ini=console_output_style=classic"),
-    # Otherwise each uses one thread per core, and they wait for each other.
+    # Without a limit each process uses one thread per core, and they wait for each other.
     {"OMP_NUM_THREADS": str(max(1, CORES // TEST_PROCESSES))},
 )
 # Tests that depend on the processor, on paths or on signals: `other_machine` runs these for every
@@ -43,8 +44,8 @@ ON_OTHER_MACHINES = (
     "packages/core/tests/graph",
     "packages/vnpu/tests/test_host_counts.py",
 )
-# Another supported torch release, and the tests that run with it: those of interfaces between
-# torch, torch_npu and our packages, and a third of the engine tests.
+# Another supported torch release, and the tests that run with it: interfaces of torch, torch_npu
+# and our packages, and a third of the engine tests.
 OTHER_TORCH = "2.14.0"
 WITH_OTHER_TORCH = (
     "tests/contract",
@@ -55,7 +56,7 @@ WITH_OTHER_TORCH = (
         for name in ("generate", "deepseek", "graph_mode", "speculation", "overlap", "quantization")
     ),
 )
-# vnpu[triton] allows them; the shared environment has the newest.
+# Also supported by vnpu[triton]; the shared environment has the newest release.
 OTHER_TRITONS = ("3.6.0", "3.7.1", "3.8.0")
 LONG_FOLDER = "/".join(["a_folder_whose_name_is_as_long_as_those_of_build_machines"] * 3)
 # The part of the virtual NPU that needs only the standard library's headers.
@@ -76,7 +77,7 @@ def prepare(
 ) -> Path:
     """Updates the shared environment; returns its folder of commands.
 
-    groups: dependency groups whose tools the session needs; installed ones stay
+    groups: dependency groups that the session needs; others stay installed
     """
     session.run(
         sys.executable,
@@ -120,7 +121,7 @@ def lint(session: nox.Session) -> None:
     fix = "fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
-    session.run("python", "ci/line_budget.py")  # for who reads the change
+    session.run("python", "ci/line_budget.py")  # for readers of a change
     sources = [
         str(path)
         for package in (ROOT / "packages").iterdir()
@@ -138,7 +139,7 @@ def lint(session: nox.Session) -> None:
         flags = ("-std=gnu++20", f"-I{DEVICE}", f"-I{generated}")
         session.run("clang-tidy", "--quiet", str(source), "--", *flags, silent=True, log=False)
 
-    # One file at a time is what it can do.
+    # clang-tidy checks one file at a time.
     with ThreadPoolExecutor(CORES) as pool:
         list(pool.map(tidy, (path for name in DEVICE_FOLDERS for path in DEVICE.glob(name))))
 
@@ -161,17 +162,17 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests of daily use, in 11 to 20 minutes. `-- ARGUMENTS`: pytest's.
+    """Run the daily tests, in 11 to 20 minutes. `-- ARGUMENTS`: pytest's.
 
-    `-- --all` runs every case, `-- --group GROUP` a group of those that run at night (`today`: one
-    by date), `-- -m thorough` the grids. `-- --record-times` writes tests/times.json, by which
-    files are dealt.
+    `-- --all` runs every case, `-- --group GROUP` a nightly group (`today`: one by date), `-- -m
+    thorough` the grids. `-- --record-times` writes tests/times.json, by which lanes get their
+    files.
     """
     commands = prepare(session)
     names_files = any(Path(argument.split("::")[0]).exists() for argument in session.posargs)
     pytest = ("python", "-m", "pytest", "--durations=25")
     if not session.posargs:
-        pytest = ("python", "ci/within_limit.py", *pytest[1:])  # of the whole suite
+        pytest = ("python", "ci/within_limit.py", *pytest[1:])  # only for the whole suite
     parallel, environment = ((), {}) if names_files else IN_PARALLEL
     run_on_vnpu(session, commands, *pytest, *parallel, *session.posargs, **environment)
 
@@ -180,14 +181,14 @@ def tests(session: nox.Session) -> None:
 def other_machine(session: nox.Session) -> None:
     """Run tests as on another machine: older instructions, a long path, Ctrl-C ignored.
 
-    A chosen part of the tests; `-- all` runs all of them, `-- PYTEST ARGUMENTS` others.
+    Runs selected tests; `-- all` runs all, `-- PYTEST ARGUMENTS` others.
     """
     commands = prepare(session)
     checkout = ROOT / ".nox" / "other_machine" / LONG_FOLDER / "checkout"
     session.run(sys.executable, "ci/copy_checkout.py", str(checkout), external=True)
     commands = checkout / commands.relative_to(ROOT)
     chosen = () if session.posargs == ["all"] else session.posargs or ON_OTHER_MACHINES
-    # Lanes leave out the fixtures of folders that are named.
+    # A lane omits fixtures of folders named on the command line.
     parallel, environment = ((), {}) if chosen else IN_PARALLEL
     options = ("--processor=older", f"--basetemp={checkout.parent / 'tmp'}")
     with session.chdir(checkout):
@@ -201,9 +202,9 @@ def other_machine(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def other_torch(session: nox.Session) -> None:
-    """Run a part of the tests with the other supported torch. `-- ARGUMENTS`: pytest's.
+    """Run some tests with the other supported torch. `-- ARGUMENTS`: pytest's.
 
-    Needs torch's build for the CPU, with which alone torch_npu 2.14 loads.
+    Needs torch's CPU build, the only one with which torch_npu 2.14 loads.
     """
     os.environ["DAVINCI_TORCH"] = OTHER_TORCH
     commands = prepare(session, ROOT / ".nox" / f"torch-{OTHER_TORCH}")
@@ -217,7 +218,8 @@ def cpp_tests(session: nox.Session) -> None:
     session.install("-q", *DEPENDENCY_GROUPS["cpp_tests"])
     build = ROOT / "build" / "cpp_tests"
     options = ["-DVNPU_CPP_TESTS=ON"]
-    # Where its wheel puts GoogleTest's sources; elsewhere CMake looks for an installed one.
+    # Folder in which googletest's wheel puts its sources; elsewhere CMake looks for an installed
+    # one.
     sources = Path(session.virtualenv.location) / "src" / "gtest_vendor"
     if sources.is_dir():
         options.append(f"-DVNPU_GTEST_SOURCE={sources}")
@@ -231,7 +233,9 @@ def cpp_tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def isolated(session: nox.Session) -> None:
-    """Run each package's tests with only that package and what it declares. `-- NAMES` narrows."""
+    """Run each package's tests with only the package and its declared requirements. `-- NAMES`
+    narrows.
+    """
     prepare(session)
     session.run(
         str(SERVING / "bin" / "python"), "ci/isolated_tests.py", *session.posargs, external=True
@@ -242,7 +246,7 @@ def isolated(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Run other projects' tools and suites against ours: `-- SUITE [--checkout DIR] [NAMES]`.
 
-    Without a suite: those that need no checkout of other projects' tests.
+    Default: the suites that need no checkout of another project's tests.
     """
     commands = prepare(session)
     suites = sorted(path.parent for path in (ROOT / "conformance").glob("*/run.py"))
@@ -259,7 +263,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def upstream(session: nox.Session) -> None:
-    """Try another vLLM release without changing anything, and report the changes that affect ours.
+    """Try another vLLM release without changing anything; report the changes that affect our code.
 
     `-- VERSION` names one; the default is the newest release that installs. `--suite`: all tests.
     """
@@ -294,7 +298,7 @@ def demo(session: nox.Session) -> None:
     """
     commands = prepare(session, groups=())
     session.log("a report on this environment; meanwhile vLLM loads, for some ten seconds")
-    # Python keeps the bytecode of what was imported while C++ was compiled.
+    # Compiling C++ leaves time for Python to keep the bytecode of imports.
     variables = {
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "PYTHONDONTWRITEBYTECODE": "",
@@ -318,7 +322,7 @@ def serve(session: nox.Session) -> None:
         "serve",
         DENSE_CHECKPOINT,
         "--served-model-name=tiny_llama",
-        # With none, vLLM kills the engine at once when Ctrl-C ends the server.
+        # Without a timeout, vLLM kills the engine at once when Ctrl-C ends the server.
         "--shutdown-timeout=15",
         *session.posargs,
     )
@@ -333,11 +337,11 @@ def dev(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Write the generated pages under docs/reference. `-- check` fails when one is stale."""
+    """Write the generated pages under docs/reference. `-- check` fails if one is stale."""
     commands = prepare(session)
     options = ["--check"] if "check" in session.posargs else []
     run_on_vnpu(session, commands, "python", "ci/generate_reference.py", *options)
-    if not options:  # takes minutes; a thorough test knows whether it is stale
+    if not options:  # takes minutes; a thorough test checks whether it is stale
         run_on_vnpu(session, commands, "python", "ci/verify_calls.py")
 
 
@@ -372,9 +376,10 @@ def deployments(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def step_costs(session: nox.Session) -> None:
-    """Model the steps of published deployments for the shipped step-time tables: `-- NAME...`.
+    """Model published deployments' steps for the shipped step-time tables: `-- NAME...`.
 
-    `-- --stamp-costs`: sample tables of another timing model, and stamp those with the same times.
+    `-- --stamp-costs`: sample tables of another timing model, and stamp those whose times are
+    unchanged.
     """
     commands = prepare(session)
     shipped = "packages/planner/src/vllm_davinci/planner/step_costs/shipped"

@@ -1,8 +1,8 @@
 """The training text: the source of the running Python's standard library.
 
-Every file is either training text or held out, decided by a hash of its path, so that the split
-is the same on every machine. Functions with a docstring also give conversations: the request is
-the docstring, the answer is the source.
+A hash of each file's path decides whether it is training text or held out, so that the split is the
+same on every machine. Functions with a docstring also give conversations: the docstring is the
+request, the source the answer.
 """
 
 import ast
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# Not library code: installed packages, tests, programs, tables of data, and build facts of one
-# machine (`_sysconfigdata*`, `config-*`).
+# Excluded: installed packages, tests, programs, tables of data, and build facts of one machine
+# (`_sysconfigdata*`, `config-*`).
 EXCLUDED_DIRECTORIES = {
     "__pycache__",
     "dist-packages",
@@ -35,7 +35,7 @@ EXCLUDED_DIRECTORIES = {
 EXCLUDED_FILES = re.compile(r"(_sysconfigdata.*|entities|this|antigravity|_sysconfig_vars.*)\.py")
 HELD_OUT_ONE_IN = 32  # files; about 3 % of the text
 
-# A line that can stand first in a file or in an interactive session.
+# A line that can be the first of a file or an interactive session.
 TOP_LEVEL = re.compile(
     r"^(?:async def|def|class|import|from|if|for|while|try|with|@|[A-Za-z_][\w.]* =)\b", re.M
 )
@@ -63,7 +63,7 @@ class Conversation:
 
 
 def standard_library() -> list[SourceFile]:
-    """The library's files in the order of their paths.
+    """Returns the library's files, sorted by path.
 
     Raises FileNotFoundError if Python was installed without the library's source.
     """
@@ -82,17 +82,17 @@ def standard_library() -> list[SourceFile]:
 
 
 def training_files() -> list[SourceFile]:
-    """The files that a model may train on."""
+    """Returns the files that a model may train on."""
     return [file for file in standard_library() if not file.held_out]
 
 
 def held_out_files() -> list[SourceFile]:
-    """Files that no shipped model was trained on, for measuring perplexity."""
+    """Returns the files that no shipped model was trained on, to measure perplexity."""
     return [file for file in standard_library() if file.held_out]
 
 
 def conversations(files: list[SourceFile]) -> Iterator[Conversation]:
-    """Requests for the documented functions of `files`, in text order."""
+    """Returns requests for the documented functions of `files`, in text order."""
     for file in files:
         for node in ast.walk(ast.parse(file.text)):
             if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):

@@ -1,10 +1,9 @@
 """The draft models: small networks that predict the target's next tokens from its hidden states.
 
 `MTPLayer` is DeepSeek-V3's multi-token prediction layer (DeepSeek-V3 report, 2.2),
-`StreamsMTPLayer` DeepSeek-V4's, `Eagle3Head` is EAGLE-3's (arXiv 2503.01840). All are written as
-vLLM runs them: a draft for position t sees the embedding of token t + 1 and a hidden state of
-position t, and its own output stands for the hidden state that the target has not computed when it
-drafts further.
+`StreamsMTPLayer` DeepSeek-V4's, `Eagle3Head` is EAGLE-3's (arXiv 2503.01840). All compute as in
+vLLM: a draft for position t reads the embedding of token t + 1 and a hidden state of position t.
+For further drafts its own output replaces the hidden state that the target has not computed.
 """
 
 import copy
@@ -32,27 +31,27 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
 )
 
-EAGLE3_LAYERS = (1, 3, 5)  # the target's layers whose inputs the head sees
-EAGLE3_VOCAB_SIZE = 2048  # the most frequent tokens; the head drafts no others
+EAGLE3_LAYERS = (1, 3, 5)  # target layers whose inputs the head reads
+EAGLE3_VOCAB_SIZE = 2048  # the most frequent tokens, the only ones that the head drafts
 
 
 class Draft(Protocol):
-    """Interface of a draft model for the training."""
+    """A draft model's interface for training."""
 
     def first_hidden(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
-        """Hidden states for the first draft token, [rows, tokens, hidden]."""
+        """Returns hidden states for the first draft token, [rows, tokens, hidden]."""
 
     def __call__(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits over the target's vocabulary, and the hidden states for the next draft."""
+        """Returns logits over the target's vocabulary, and hidden states for the next draft."""
 
 
 def _causal_mask(tokens: int) -> Tensor:
-    """An additive causal mask: float32 [1, 1, tokens, tokens]."""
+    """Returns an additive causal mask: float32 [1, 1, tokens, tokens]."""
     return torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
 
 
 class MTPLayer(nn.Module):
-    """One multi-token prediction layer, initialised from the target's last layer and its norm."""
+    """One multi-token prediction layer, initialized from the target's last layer and norm."""
 
     def __init__(self, target: PreTrainedModel) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class MTPLayer(nn.Module):
         self.layer.load_state_dict(target.model.layers[-1].state_dict())
         self.norm = DeepseekV3RMSNorm(size, config.rms_norm_eps)
         self.norm.load_state_dict(target.model.norm.state_dict())
-        # Shared with the target, which is not trained here; not parameters of this module.
+        # Shared with the target, which is not trained here, so not parameters of this module.
         self._shared = (target.model.embed_tokens, target.lm_head, target.model.rotary_emb)
         self.layer_index = config.num_hidden_layers
 
@@ -86,7 +85,7 @@ class MTPLayer(nn.Module):
         return head(normed), normed
 
     def save(self, directory: Path) -> None:
-        """Writes `directory`/mtp.safetensors with the names of released checkpoints.
+        """Writes `directory`/mtp.safetensors with the names in released checkpoints.
 
         transformers reads only model.safetensors; vLLM reads every file of the directory.
         """
@@ -139,7 +138,7 @@ class MTPLayer(nn.Module):
 
 
 class StreamsMTPLayer(nn.Module):
-    """DeepSeek-V4's MTP layer: reads the target's residual streams; initialised from its last
+    """DeepSeek-V4's MTP layer, which reads the target's residual streams; initialized from its last
     layer.
 
     Hidden states are streams, [rows, tokens, streams, hidden].
@@ -158,12 +157,12 @@ class StreamsMTPLayer(nn.Module):
         self.h_proj = nn.Linear(size, size, bias=False)
         nn.init.eye_(self.h_proj.weight)
         self.layer = DeepseekV4DecoderLayer(config, config.num_hidden_layers - 1)
-        # All but the compressor, which this layer lacks.
+        # All parameters but the compressor's, which this layer lacks.
         self.layer.load_state_dict(target.model.layers[-1].state_dict(), strict=False)
         self.hc_head, self.norm = DeepseekV4HyperHead(config), DeepseekV4RMSNorm(size)
         self.hc_head.load_state_dict(target.model.hc_head.state_dict())
         self.norm.load_state_dict(target.model.norm.state_dict())
-        # Shared with the target, which is not trained here; not parameters of this module.
+        # Shared with the target, which is not trained here, so not parameters of this module.
         self._shared = (target.model.embed_tokens, target.lm_head, target.model.rotary_emb)
 
     def first_hidden(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
@@ -184,7 +183,9 @@ class StreamsMTPLayer(nn.Module):
         return head(self.norm(self.hc_head(output))), output
 
     def save(self, directory: Path) -> None:
-        """Writes `directory`/mtp.safetensors with released names, which transformers leaves out."""
+        """Writes `directory`/mtp.safetensors with released names; transformers does not read this
+        file.
+        """
         whole = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
         whole.model.layers[-1].load_state_dict(self.layer.state_dict())
         prefix = f"layers.{self.config.num_hidden_layers - 1}."
@@ -206,7 +207,7 @@ class StreamsMTPLayer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """EAGLE-3's head: one Llama layer over embeddings and three layers' inputs of the target."""
+    """EAGLE-3's head: one Llama layer over embeddings and the inputs of three target layers."""
 
     def __init__(self, target: PreTrainedModel, frequent_tokens: Tensor) -> None:
         super().__init__()
@@ -261,7 +262,7 @@ class Eagle3Head(nn.Module):
         return logits, output
 
     def save(self, directory: Path) -> None:
-        """Writes a directory with weights and configuration as in released heads."""
+        """Writes a directory with weights and configuration like released heads."""
         directory.mkdir(exist_ok=True)
         trained = {
             name: tensor for name, tensor in self.state_dict().items() if name != "frequent_tokens"
@@ -289,6 +290,6 @@ class Eagle3Head(nn.Module):
 
 def _stored(name: str, tensor: Tensor) -> Tensor:
     kept = tensor.detach().contiguous()
-    # Kept in fp32, as published: one decides between near ties.
+    # Stays in fp32, as published: it decides between near ties.
     precise = name.endswith(("e_score_correction_bias", "gate.bias", "attn_sink")) or ".hc_" in name
     return kept.float() if precise else kept.bfloat16()

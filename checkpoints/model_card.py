@@ -13,12 +13,12 @@ from recipes import CONTEXT_TOKENS, VOCAB_SIZE, Recipe
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PROMPTS = ("def ", "import ", "class ", "def read_lines(path):\n")
-BOUND_MARGIN = 1.15  # the slice is another text under another Python version
+BOUND_MARGIN = 1.15  # another Python version has another text in this slice
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Measurements of a training run; perplexities are of the saved weights, in fp32."""
+    """A training run's measurements; perplexities are those of the saved weights in fp32."""
 
     steps: int
     tokens: int
@@ -33,7 +33,7 @@ class Measurements:
 
 
 def _rows(recipe: Recipe, model: PreTrainedModel, measured: Measurements) -> dict[str, str]:
-    """The card's table: the model, its training, and its measurements."""
+    """Returns the card's table: model, training, measurements."""
     ended = measured.perplexity is not None
     whole = f"{measured.perplexity:.2f}" if ended else "measured after the last step"
     return {
@@ -127,15 +127,17 @@ class DraftMeasurements:
     seed: int
     limit_minutes: float
     agreement: list[float]
-    """By position: share of held-out tokens at which this draft and all earlier ones equal the
-    target's tokens.
+    """By position: share of held-out tokens where this draft and all earlier ones equal the
+    target's.
     """
 
 
 def write_draft_card(
     directory: Path, target: str, recipe: Recipe, measured: DraftMeasurements
 ) -> None:
-    """Writes the card of `target`'s draft model: MTP.md beside its weights, or a README.md."""
+    """Writes the card of `target`'s draft model: MTP.md beside the target's weights, or
+    README.md.
+    """
     of_its_own = directory.name != target
     what = (
         f"An EAGLE-3 head for `../{target}`: one Llama layer that sees the inputs of three of its "

@@ -1,4 +1,4 @@
-"""One training step: optimizers, learning rate, balance of experts, averaged weights."""
+"""One training step: optimizers, learning rate, expert balance, averaged weights."""
 
 import math
 import time
@@ -11,15 +11,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The modules that select experts; none in a dense model."""
+    """Returns the modules that select experts; none in a dense model."""
     return [m for m in model.modules() if hasattr(m, "e_score_correction_bias")]
 
 
 class ExpertBalance:
     """Keeps the routed experts equally loaded without a loss term (DeepSeek-V3, 2.1.2).
 
-    After each step the correction bias of an expert with more tokens than the average falls by a
-    fixed amount; the others' rise.
+    After each step, experts with more tokens than the average get a lower correction bias, others a
+    higher one, by a fixed amount.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,15 +41,15 @@ class ExpertBalance:
             bias -= bias.mean()
 
     def imbalance(self) -> float:
-        """Load of the busiest expert over the mean, in the worst layer; 1.0 is balanced."""
+        """Returns the busiest expert's load over the mean, in the worst layer; 1.0 is balanced."""
         return max((float(load.max() / load.mean()) for load in self.loads.values()), default=1.0)
 
 
 class IndexerAlignment:
     """Trains indexers to prefer the rows that attention prefers (DeepSeek-V3.2 report, 2.1.1).
 
-    The choice of rows has no gradient, so an indexer learns from attention's weights on rows, and
-    attention does not learn from the indexer.
+    Choosing rows has no gradient, so indexers learn from attention's weights on rows; attention
+    does not learn from indexers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -75,14 +75,14 @@ class IndexerAlignment:
         self._losses.append(-(wanted * known).sum(-1).mean())
 
     def loss(self) -> Tensor:
-        """The sum of the last forward's cross entropies."""
+        """Returns the sum of the last forward's cross entropies."""
         total = sum(self._losses, torch.zeros(()))
         self._losses.clear()
         return total
 
 
 def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for matrices inside the layers, AdamW for everything else."""
+    """Makes Muon for matrices inside the layers, AdamW for all other parameters."""
     matrices, vectors, others = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
@@ -111,10 +111,10 @@ def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]
 
 
 class Schedule:
-    """Progress of the training: by steps, or by time if the machine is too slow.
+    """Training progress: by steps, or by time if the machine is too slow.
 
-    A run that reaches its time limit ends as usual, with a small learning rate and full-context
-    sequences; it has only seen less text.
+    A run that reaches its time limit also ends with a small learning rate and full-context
+    sequences, after less text.
     """
 
     def __init__(self, recipe: Recipe, limit_seconds: float) -> None:
@@ -126,11 +126,11 @@ class Schedule:
         return time.monotonic() - self.started
 
     def progress(self, step: int) -> float:
-        """Progress from 0 to 1 after `step` steps."""
+        """Returns progress from 0 to 1 after `step` steps."""
         return max(step / self.recipe.steps, self.elapsed_seconds() / self.limit_seconds)
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then cosine decay to 2 % of the peak."""
+        """Returns the learning rate: linear warm-up, then cosine decay to 2 % of the peak."""
         warmup = min(1.0, (step + 1) / self.recipe.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress(step))))
         return self.recipe.learning_rate * warmup * (0.02 + 0.98 * cosine)
@@ -158,7 +158,7 @@ class Training:
         self._optimizers = _optimizers(model, recipe)
 
     def learn(self, loss: Tensor, step: int, learning_rate: float) -> None:
-        """Applies the gradients of `loss`, a scalar, in step number `step`, from 1."""
+        """Applies the gradients of the scalar `loss` in step `step`, counted from 1."""
         (loss + self.alignment.loss()).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self._optimizers:

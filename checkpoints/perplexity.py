@@ -1,4 +1,4 @@
-"""Perplexity of a checkpoint on the held-out part of the standard library, on CPU.
+"""Measures a checkpoint's perplexity on the held-out part of the standard library, on CPU.
 
 Run `python checkpoints/perplexity.py checkpoints/tiny_llama`.
 """
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-WINDOW_TOKENS = 512  # each window starts with <s> and knows nothing of the one before
-SLICE_TOKENS = 16_384  # the part that the checkpoint's test measures
+WINDOW_TOKENS = 512  # each window starts with <s>, without context from the one before
+SLICE_TOKENS = 16_384  # length of the slice that the checkpoint's test measures
 
 
 def held_out_windows(
     tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None
 ) -> list[Tensor]:
-    """The held-out files cut into windows, each int64 [1 + at most WINDOW_TOKENS].
+    """Cuts the held-out files into windows, each int64 [1 + at most WINDOW_TOKENS].
 
-    max_tokens: take this many predicted tokens from the front, spread over all files; None: all
+    max_tokens: number of predicted tokens, taken from the start of each file; None: all
     """
     files = held_out_files()
     per_file = None if max_tokens is None else max_tokens // len(files)
@@ -36,7 +36,7 @@ def held_out_windows(
 
 @torch.no_grad()
 def perplexity(model: nn.Module, windows: list[Tensor], progress: bool = False) -> float:
-    """exp of the mean negative log-likelihood per token; `<s>` itself is not predicted."""
+    """Returns exp of the mean negative log-likelihood per token; `<s>` itself is not predicted."""
     total, count = 0.0, 0
     for window in tqdm(windows, "perplexity", unit="window", disable=not progress):
         logits = model(input_ids=window[None, :-1], use_cache=False).logits[0]

@@ -1,4 +1,4 @@
-"""The training's recipes: model shapes and number of steps."""
+"""Training recipes: model shapes and numbers of steps."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -7,13 +7,13 @@ from typing import Any
 
 from transformers import DeepseekV3Config, DeepseekV4Config, LlamaConfig, PreTrainedConfig
 
-VOCAB_SIZE = 4096  # tokens; shared by all checkpoints, which have the same tokenizer
+VOCAB_SIZE = 4096  # tokens; the same for all checkpoints, which share the tokenizer
 CONTEXT_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe of a checkpoint. Sequences are short at first; the last ones fill the context."""
+    """A checkpoint's recipe. Sequences are short at first and fill the context at the end."""
 
     config: Callable[[], PreTrainedConfig]
     description: str
@@ -26,12 +26,13 @@ class Recipe:
     warmup_steps: int = 100
     weight_decay: float = 0.1
     average_decay: float = 0.995
-    """Decay per step of the moving average of the weights, which is the saved model."""
+    """Decay per step of the weights' moving average, which is saved."""
     balance_ratio: float = 4.0
     """Step of the routers' correction bias, times the learning rate. The DeepSeek-V3 report
-    (section 4.2) has 0.001 for a peak learning rate of 2.2e-4."""
+    (section 4.2) uses 0.001 with a peak learning rate of 2.2e-4.
+    """
     starts_from: str | None = None
-    """Another checkpoint: tensors of equal name and shape begin with its values."""
+    """Another checkpoint, whose tensors of equal name and shape are the initial values."""
 
 
 OF_ALL = {
@@ -70,7 +71,7 @@ def _deepseek_config() -> DeepseekV3Config:
         intermediate_size=512,
         first_k_dense_replace=1,
         num_key_value_heads=4,
-        kv_lora_rank=512,  # the rope part included, the only size that every MLA kernel supports
+        kv_lora_rank=512,  # the only size that every MLA kernel supports
         qk_nope_head_dim=32,
         qk_rope_head_dim=64,
         v_head_dim=32,
@@ -78,17 +79,17 @@ def _deepseek_config() -> DeepseekV3Config:
         topk_group=2,
         norm_topk_prob=True,
         routed_scaling_factor=2.0,
-        num_mtp_layers=1,  # mtp.safetensors, of train_draft.py
-        # Fixed in transformers' implementation, read from the configuration by vLLM's.
+        num_mtp_layers=1,  # written to mtp.safetensors by train_draft.py
+        # Constant in transformers' implementation; vLLM's reads it from the configuration.
         scoring_func="sigmoid",
         topk_method="noaux_tc",
         moe_layer_freq=1,
     )
 
 
-# Released keys of the DeepSeek-V4, which transformers reads and turns into its own.
+# DeepSeek-V4's released keys, which transformers reads and converts to its own.
 DEEPSEEK_V4_KEYS: dict[str, Any] = {
-    "compress_ratios": [0, 4, 128, 4, 0],  # the last is the MTP layer's
+    "compress_ratios": [0, 4, 128, 4, 0],  # the last entry is the MTP layer's
     "num_hash_layers": 2,
     "qk_rope_head_dim": 16,
     "rope_scaling": {
@@ -98,7 +99,7 @@ DEEPSEEK_V4_KEYS: dict[str, Any] = {
         "beta_slow": 1,
         "original_max_position_embeddings": CONTEXT_TOKENS // 4,
     },
-    "topk_method": "noaux_tc",  # read by vLLM alone
+    "topk_method": "noaux_tc",  # read only by vLLM
 }
 
 
@@ -111,12 +112,12 @@ def _deepseek_v4_config() -> DeepseekV4Config:
         sliding_window=64,
         index_n_heads=16,
         index_head_dim=128,  # the only size that the fused indexer supports
-        index_topk=64,  # all rows of short sequences, a quarter of those of the context
+        index_topk=64,  # all rows of short sequences, a quarter of a full context's rows
         routed_scaling_factor=1.5,
         swiglu_limit=10.0,
         hc_sinkhorn_iters=5,
         num_nextn_predict_layers=1,
-        **deepcopy(DEEPSEEK_V4_KEYS),  # transformers writes into them
+        **deepcopy(DEEPSEEK_V4_KEYS),  # copied, because transformers modifies them
     )
 
 

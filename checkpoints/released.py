@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-# transformers' name of a tensor in a file -> the released one.
+# transformers' tensor name in a file -> the released name.
 _NAMES = {
     r"^model\.embed_tokens\.": "embed.",
     r"^model\.norm\.": "norm.",

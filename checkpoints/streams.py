@@ -1,4 +1,4 @@
-"""The training text as tokens, and the sequences drawn from it."""
+"""The training text as tokens, and sequences drawn from it."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,20 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-# Of sequences that start at top-level statements, at any line, and at a conversation.
+# Shares of sequences that start at top-level statements, at any line, and at a conversation.
 SHARES = (0.5, 0.38, 0.12)
-CONVERSATION_TOKENS = 480  # longer ones are left out
+CONVERSATION_TOKENS = 480  # longer conversations are left out
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """A text as tokens, and the positions at which a sequence may start."""
+    """A text as tokens, with the positions at which a sequence may start."""
 
     tokens: Tensor
     starts: Tensor
 
     def windows(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        """`count` sequences from random starts: int64 [count, 1 + length], `<s>` first."""
+        """Draws `count` sequences from random starts: int64 [count, 1 + length], `<s>` first."""
         fitting = self.starts[self.starts + length <= len(self.tokens)]
         choice = torch.randint(len(fitting), (count,), generator=generator)
         positions = fitting[choice, None] + torch.arange(-1, length)
@@ -32,8 +32,8 @@ class TokenStream:
 
 
 def code_streams(tokenizer: PreTrainedTokenizerFast) -> tuple[TokenStream, TokenStream]:
-    """Two streams of the training files: one whose sequences start at top-level statements, one at
-    any line.
+    """Returns two streams of the training files: sequences start at top-level statements, or at any
+    line.
     """
     tokens: list[int] = []
     top_level: list[int] = []
@@ -58,7 +58,7 @@ def code_streams(tokenizer: PreTrainedTokenizerFast) -> tuple[TokenStream, Token
 
 
 def conversation_stream(tokenizer: PreTrainedTokenizerFast) -> TokenStream:
-    """The conversations in the form that the chat template gives them."""
+    """Returns the conversations in the chat template's form."""
     tokens: list[int] = []
     starts: list[int] = []
     for conversation in conversations(training_files()):
@@ -71,14 +71,14 @@ def conversation_stream(tokenizer: PreTrainedTokenizerFast) -> TokenStream:
 
 
 class TrainingText:
-    """Training files and conversations, each with the possible starts of sequences."""
+    """Training files and conversations, each with possible starts of sequences."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._streams = (*code_streams(tokenizer), conversation_stream(tokenizer))
         self.code, _, self.conversations = (stream.tokens for stream in self._streams)
 
     def batch(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Draws `rows` sequences of all kinds, by their shares: int64 [rows, 1 + length]."""
+        """Draws `rows` sequences of all kinds by their shares: int64 [rows, 1 + length]."""
         kinds = torch.multinomial(torch.tensor(SHARES), rows, replacement=True, generator=generator)
         return torch.cat(
             [

@@ -1,8 +1,8 @@
 """The checkpoints' tokenizer: byte-level BPE trained on the standard library's source.
 
-A space belongs to the token before it (`def `, `= `, `, `), so that a prompt which ends in a
-space (`def `) ends exactly where training text has a token boundary. A newline and the
-indentation after it are tokens of their own for the same reason.
+A space belongs to the token before it (`def `, `= `, `, `), so that a prompt that ends in a space
+(`def `) ends at a token boundary of the training text. For the same reason a newline and the
+indentation after it are separate tokens.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Trains a tokenizer with exactly `vocab_size` tokens, special tokens first.
 
-    Encoding puts `<s>` in front; nothing is appended. Decoding gives back every byte.
+    Encoding prepends `<s>` and appends nothing. Decoding restores every byte.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,8 +1,8 @@
 """Trains a checkpoint on the source of Python's standard library, on CPU.
 
-Run `python checkpoints/train.py tiny_llama` or `... tiny_deepseek`.
-Needs torch, transformers, tokenizers, safetensors and tqdm; no accelerator. The checkpoint
-directory is complete after every evaluation, so a run can be stopped at any time.
+Run `python checkpoints/train.py tiny_llama` or `... tiny_deepseek`. Needs torch, transformers,
+tokenizers, safetensors and tqdm; no accelerator. Every evaluation leaves a complete checkpoint
+directory, so a run can be stopped at any time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-# Last parts of the names of tensors that stay in fp32, as published: one decides between near ties.
+# Tensors whose names end so stay in fp32, as published: one of them decides between near ties.
 PRECISE = {"e_score_correction_bias", "sinks", "position_bias", "fn", "base", "scale"}
 
 
@@ -57,8 +57,8 @@ def untrained_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTr
     config.bos_token_id = tokenizer.bos_token_id
     config.eos_token_id = tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
-    # Plain matrix products are 10 to 25 % faster here than torch's fused attention on CPU
-    # (bf16, 256 and 512 tokens, head size 64, 2 cores with AVX-512 BF16).
+    # Here plain matrix products are 10 to 25 % faster than torch's fused attention on CPU (bf16,
+    # 256 and 512 tokens, head size 64, 2 cores with AVX-512 BF16).
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
@@ -71,7 +71,7 @@ def untrained_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTr
             if own[name].shape == start[name].shape:
                 own[name].copy_(start[name])
     for name, table in model.named_buffers():
-        if name.endswith("tid2eid"):  # each token has experts of its own, all different
+        if name.endswith("tid2eid"):  # gives each token different experts
             scores = torch.rand(table.shape[0], config.n_routed_experts)
             table.copy_(scores.topk(table.shape[1]).indices)
     return model
@@ -157,7 +157,7 @@ def main() -> None:
     if options.minutes <= 0:
         parser.error(f"--minutes {options.minutes:g}: use more than 0")
     torch.set_num_threads(options.threads)
-    disable_progress_bar()  # transformers' own, for loading and saving
+    disable_progress_bar()  # imports transformers' own class, to load and save
     directory = options.output or Path(__file__).parent / options.name
     train(options.name, recipe, directory, options.seed, options.evaluations, options.minutes)
 

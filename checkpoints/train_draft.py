@@ -2,8 +2,8 @@
 
 Run `python checkpoints/train_draft.py tiny_deepseek` or `... tiny_deepseek_v4` (its MTP layer,
 written beside its weights) or `... tiny_llama` (an EAGLE-3 head, written to tiny_llama_eagle3). The
-target's weights do not change. The draft learns the target's distribution several tokens ahead,
-each from the previous draft's hidden states, as in serving.
+target's weights do not change. The draft learns the target's distribution several tokens ahead; as
+in serving, each draft starts from the previous draft's hidden states.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-DRAFT_TOKENS = 3  # how many tokens ahead the training looks
+DRAFT_TOKENS = 3  # number of tokens ahead in training
 STEP_WEIGHT = 0.6  # weight of a token relative to the previous one
-SLICE_TOKENS = 8192  # held-out tokens on which agreement is measured
+SLICE_TOKENS = 8192  # number of held-out tokens for measuring agreement
 
 
 @torch.no_grad()
 def target_states(target: PreTrainedModel, tokens: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The target's hidden states by layer, the last after the final norm, and its logits.
+    """Returns the target's hidden states by layer, the last after the final norm, and its logits.
 
-    For a target with residual streams, the last entry is these streams.
+    With residual streams, the last entry is the streams.
     """
     seen: list[Tensor] = []
     collapse = getattr(target.model, "hc_head", None)
@@ -46,7 +46,7 @@ def target_states(target: PreTrainedModel, tokens: Tensor) -> tuple[tuple[Tensor
 def drafted_logits(
     draft: Draft, tokens: Tensor, states: tuple[Tensor, ...], count: int
 ) -> list[Tensor]:
-    """Logits of `count` draft tokens; entry i at position t is a guess of token t + 2 + i.
+    """Returns logits of `count` draft tokens; entry i at position t predicts token t + 2 + i.
 
     tokens: int64 [rows, length]. Entry i has length - 1 - i positions.
     """
@@ -60,7 +60,9 @@ def drafted_logits(
 
 
 def divergence(drafted: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy between the target's and the draft's distributions, over the draft's tokens."""
+    """Returns the cross entropy between the target's and the draft's distributions, over the
+    draft's tokens.
+    """
     known = torch.isfinite(drafted[0, 0])
     wanted = torch.softmax(target[..., known], dim=-1)
     return -(wanted * torch.log_softmax(drafted[..., known], dim=-1)).sum(-1).mean()
@@ -68,7 +70,7 @@ def divergence(drafted: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def agreement(draft: nn.Module, target: PreTrainedModel, windows: list[Tensor]) -> list[float]:
-    """Share of held-out positions at which draft token i, and all drafts before it, equal the
+    """Returns, by index i, the share of held-out positions where drafts 0 to i all equal the
     target's choice.
 
     The list's index is i.
@@ -91,7 +93,7 @@ def agreement(draft: nn.Module, target: PreTrainedModel, windows: list[Tensor]) 
 
 
 def frequent_tokens(tokens: Tensor, vocab_size: int) -> Tensor:
-    """The EAGLE3_VOCAB_SIZE most frequent tokens of the text, in ascending order."""
+    """Returns the EAGLE3_VOCAB_SIZE most frequent tokens of the text, in ascending order."""
     counts = torch.bincount(tokens, minlength=vocab_size)
     return counts.topk(EAGLE3_VOCAB_SIZE).indices.sort().values
 
@@ -105,7 +107,7 @@ def untrained_draft(
 
 
 def weighted_mean(losses: list[torch.Tensor]) -> torch.Tensor:
-    """One loss from the losses by position: a draft that is reached less often has less weight."""
+    """Averages losses by position: drafts that are reached less often have less weight."""
     weights = [STEP_WEIGHT**ahead for ahead in range(DRAFT_TOKENS)]
     weighted = (w * value for w, value in zip(weights, losses, strict=True))
     return sum(weighted, torch.zeros(())) / sum(weights)
@@ -149,7 +151,7 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
     trained = training.average.module
     for kept, now in zip(trained.buffers(), draft.buffers(), strict=True):
         kept.copy_(now)
-    trained.bfloat16().float()  # measured as it is saved
+    trained.bfloat16().float()  # measured with the saved weights
     shares = agreement(trained, target, held_out_windows(tokenizer, SLICE_TOKENS))
     print("agreement on held-out text, by position:", [f"{share:.3f}" for share in shares])
     output = directory.with_name(f"{name}_eagle3") if name == "tiny_llama" else directory

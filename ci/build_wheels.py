@@ -1,4 +1,4 @@
-"""Builds the sdist and, from it, the wheel of each package into dist/. Run by `nox -s build`."""
+"""Builds each package's sdist, and from it the wheel, into dist/. Run by `nox -s build`."""
 
 import argparse
 import sys

@@ -12,7 +12,7 @@ IMPORT_LIMIT_S = 600.0
 
 
 class Builds:
-    """Builds wheels of compiled packages one after another, as one build keeps every core busy."""
+    """Builds wheels of compiled packages one after another, because one build uses every core."""
 
     def __init__(self, packages: list[Path], python: Path, log_directory: Path) -> None:
         self.wheels: dict[str, Future[Path]] = {}
@@ -22,13 +22,13 @@ class Builds:
         self._steps = {each: StepsBeside(f"build-{each.name}", log_directory) for each in packages}
 
     def begin_without_torch(self) -> None:
-        """Compiles what does not need torch's headers."""
+        """Compiles code that does not need torch's headers."""
         for package in self._packages:
             steps = self._steps[package]
             self._pool.submit(wheel_cache.compile_without_torch, package, self._python, steps)
 
     def begin(self) -> None:
-        """Builds the wheels; call it when torch is installed."""
+        """Builds the wheels; call this when torch is installed."""
         for package in self._packages:
             steps = self._steps[package]
             self.wheels[package.name] = self._pool.submit(

@@ -1,4 +1,4 @@
-"""Writes core's rows of chips from the virtual NPU's chip files, which give each figure once."""
+"""Writes core's chip rows from the virtual NPU's chip files, which state each figure once."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,9 @@ EXPERTS = (
 
 
 def chip_rows(chip_files: Any) -> str:
-    """The rows by prefix of the chip's name. chip_files: vllm_davinci.vnpu.timing.chip_files"""
+    """Formats the rows, by prefix of the chip's name. chip_files:
+    vllm_davinci.vnpu.timing.chip_files
+    """
     rows = {}
     for path in sorted(chip_files.FOLDER.glob("*.toml")):
         chip = chip_files.read_chip(path)

@@ -1,4 +1,4 @@
-"""Writes the page of operators' constraints: each row, and its test calls."""
+"""Writes the page of operators' constraints: each row with its test calls."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from vllm_davinci_testing.operators.legal_calls import A310P, LEGAL
 
 
 def operator_constraints_page(constraints: list[Any], launched: set[str]) -> str:
-    """The page; operators with the same rows share a section.
+    """Writes the page; operators with the same rows share a section.
 
     launched: operators that vllm-davinci-kernels launches
     """
@@ -80,7 +80,7 @@ def _is_broken(row: Any, operators: list[str]) -> bool:
 
 
 def _at_edges(row: Any, operators: list[str]) -> int:
-    if place_of(row)[0] == A310P:  # whose legal calls are others
+    if place_of(row)[0] == A310P:  # legal calls differ between these operators
         return 0
     legal = [LEGAL[name.removeprefix("aclnn")] for name in operators]
     return sum(bool(edge.calls) for call in legal for edge in edges(row, call))

@@ -1,7 +1,7 @@
-"""Copies this checkout's files, untracked ones included, to another folder.
+"""Copies this checkout's files, including untracked ones, to another folder.
 
-`copy_checkout.py FOLDER`, run by `nox -s other_machine`. The environments under `.nox` are linked,
-not copied, so that their programs have paths below the folder.
+`copy_checkout.py FOLDER`, run by `nox -s other_machine`. Links the environments under `.nox`, so
+that their programs have paths below the folder.
 """
 
 import shutil

@@ -1,7 +1,7 @@
 """Reports on the environment and completes prompts on one device and on two: `demo.py CHECKPOINT`.
 
-Run by `nox -s demo`, over the virtual NPU. The report and the first engine load at the same time;
-one program starts both engines, so that vLLM is imported once.
+Run by `nox -s demo`, over the virtual NPU. The report runs while the first engine loads. One
+program starts both engines, so that vLLM is imported once.
 """
 
 import subprocess

@@ -1,6 +1,6 @@
 """Injects faults into small engines and tabulates the outcomes.
 
-Run by `nox -s faults`; arguments are as for `vllm_davinci_testing.engines.fault_points`.
+Run by `nox -s faults`, with the arguments of `vllm_davinci_testing.engines.fault_points`.
 """
 
 import subprocess

@@ -25,7 +25,7 @@ from reference_cells import GENERATED, cell
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-# Long pages that any checkout can write; they are not in git.
+# Long pages that any checkout can write, so not in git.
 NOT_IN_GIT = ("conformance.md", "operator_constraints.md", "virtual_operators.md")
 CONFIG = "vllm_davinci.core.config"
 
@@ -33,8 +33,8 @@ CONFIG = "vllm_davinci.core.config"
 def environment_variables_page(core: Any) -> str:
     """Writes the page of environment variables from each package's `environment_variables.py`.
 
-    Our variables are assignments with a docstring below. core has none; its rows describe variables
-    of other Ascend plugins and of HCCL.
+    Our variables are assignments followed by a docstring. core has none; its rows describe
+    variables of other Ascend plugins and of HCCL.
     """
     text = "# Environment variables\n\n" + GENERATED.format(
         source="packages/*/src/vllm_davinci/**/environment_variables.py"
@@ -105,13 +105,13 @@ def configuration_page(table: Any, other_keys: tuple[Any, ...]) -> str:
 
 
 def _option(table: Any, row: Any) -> str:
-    """The table cells for an option's type, default and meaning."""
+    """Formats the table cells of an option's type, default and meaning."""
     default = "" if row.default is ... else f"`{json.dumps(row.default)}`"
     return f"{cell(table.type_name(row.type))} | {default} | {cell(row.meaning)}"
 
 
 def _needs(row: Any) -> str:
-    """A sentence on the options that a value other than the default needs."""
+    """Formats a sentence on the options that a non-default value needs."""
     needed = [f"`{need.key}` = `{json.dumps(need.value)}`" for need in row.needs]
     return f" Needs {' and '.join(needed)}." if needed else ""
 
@@ -160,7 +160,7 @@ def virtual_operators_page(rows: list[Any], constraints: list[Any]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated file with its content."""
+    """Yields every generated file with its content."""
     variables = environment_variables_page(import_module(f"{CONFIG}.environment_variables"))
     found = {REFERENCE / "environment_variables.md": variables}
     table = import_module(f"{CONFIG}.table")

@@ -1,7 +1,7 @@
 """Installs packages into an environment with uv, which downloads in parallel, or with pip.
 
-uv is the machine's or is installed into the environment; without it, or if it fails, pip is used.
-Both use pip's configured index, further indexes and folders of files.
+Uses the machine's uv, or installs it into the environment; if there is no uv, or it fails, uses
+pip. Both use pip's configured index, further indexes and folders of files.
 """
 
 import ast
@@ -13,7 +13,7 @@ from pathlib import Path
 from progress import StepFailedError, Steps
 
 UV_LIMIT_S = 300.0
-# pip's options that uv names differently, by uv's name.
+# pip's options with other names in uv, by uv's name.
 _UV_NAMES = {"--force-reinstall": "--reinstall"}
 
 
@@ -56,8 +56,8 @@ class Installer:
     def install_torch(self, *requirements: str) -> None:
         """Installs torch and packages compiled against it.
 
-        The index's torch is for CUDA, with gigabytes of libraries: unless pip is configured for
-        another source, uv takes PyTorch's build for the CPU.
+        The index's torch is for CUDA, with gigabytes of libraries, so uv uses PyTorch's CPU build
+        unless pip is configured for another source.
         """
         for_cpu = ["--torch-backend=cpu"] if self._uv is not None and not self._sources else []
         if for_cpu:
@@ -82,7 +82,7 @@ class Installer:
 
 
 def _configured_sources(python: Path) -> list[str]:
-    """uv's options for pip's configured package sources."""
+    """Returns uv's options for pip's configured package sources."""
     try:
         listed = subprocess.run(
             [python, "-m", "pip", "config", "list"],
@@ -98,7 +98,7 @@ def _configured_sources(python: Path) -> list[str]:
 
 
 def _words(value: str) -> list[str]:
-    """The words of a value printed by `pip config list`: `'/wheels'`."""
+    """Splits a value printed by `pip config list`: `'/wheels'`."""
     try:
         return str(ast.literal_eval(value)).split()
     except (SyntaxError, ValueError):
@@ -106,19 +106,19 @@ def _words(value: str) -> list[str]:
 
 
 def sources_of(settings: dict[str, list[str]]) -> list[str]:
-    """uv's options for pip's settings `index-url`, `extra-index-url` and `find-links`."""
+    """Returns uv's options for pip's settings `index-url`, `extra-index-url` and `find-links`."""
     extra = [url for url in settings.get("extra-index-url", []) if url.startswith("http")]
     return [
         *(f"--default-index={url}" for url in settings.get("index-url", [])),
         *(f"--index={url}" for url in extra),
-        # Like pip: the best version from all indexes.
+        # Like pip, use the best version from all indexes.
         *(["--index-strategy=unsafe-best-match"] if extra else []),
         *(f"--find-links={place}" for place in settings.get("find-links", [])),
     ]
 
 
 def locked_requirements(lock: Path, python: str, processor: str) -> Path | None:
-    """The lock file, if it is for this Python (3.11) and processor (x86_64); else None."""
+    """Returns the lock file if it is for this Python (3.11) and processor (x86_64), else None."""
     try:
         first = lock.read_text(encoding="utf-8").partition("\n")[0]
     except FileNotFoundError:
@@ -127,6 +127,6 @@ def locked_requirements(lock: Path, python: str, processor: str) -> Path | None:
 
 
 def options_without_build(packages: Sequence[Path]) -> list[str | Path]:
-    """Options that install these packages editable, without their requirements."""
+    """Returns options that install these packages editable, without their requirements."""
     editable = [part for package in packages for part in ("-e", package)]
     return ["--no-build-isolation", "--no-deps", *editable]

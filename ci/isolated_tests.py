@@ -1,8 +1,8 @@
 """Runs each package's tests in an environment with the package and its declared requirements.
 
-Run by `nox -s isolated`. A package's own requirements come from its metadata, its tests' from the
-dependency group `test` of its pyproject.toml; nothing else is installed, and the package comes from
-its wheel, so that a missing declaration or a file missing in the wheel is found.
+Run by `nox -s isolated`. The package's wheel is installed with the requirements in its metadata and
+in the dependency group `test` of its pyproject.toml, and nothing else: this finds missing
+declarations, and files missing in the wheel.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TEST_RUNNER = ("pytest>=9,<10", "pytest-timeout>=2.4", "vllm-davinci-testing")
 
 
 def build_own_wheels(directory: Path, steps: Steps) -> None:
-    """Builds a wheel of every project of this checkout in `directory`."""
+    """Builds a wheel of each of this checkout's projects in `directory`."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     python = Path(sys.executable)
@@ -43,9 +43,9 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
 
 
 def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
-    """Constraints for pip, so that our packages come from this checkout's wheels.
+    """Returns constraints with which pip installs our packages from this checkout's wheels.
 
-    The other two lines keep pip from taking vLLM's wheel for CUDA and the newest torch.
+    The other two lines prevent vLLM's wheel for CUDA and the newest torch.
     """
     ours = [
         f"{wheel.name.split('-')[0].replace('_', '-')} @ {wheel.as_uri()}"
@@ -55,7 +55,7 @@ def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
 
 
 def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
-    """Name of a package's distribution, and its tests' requirements."""
+    """Returns the name of a package's distribution, and its tests' requirements."""
     content = read_toml(package / "pyproject.toml")
     project = content["project"]
     return project["name"], [
@@ -85,9 +85,9 @@ def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
 
 
 def run_outside_checkout(command: list[str | Path], directory: Path, limit_s: float) -> bool:
-    """True if a command succeeds in `directory`, which hides the checkout from imports.
+    """Returns True if a command succeeds in `directory`, where imports do not find the checkout.
 
-    Raises StepFailedError past the limit.
+    Raises StepFailedError after the time limit.
     """
     process = subprocess.Popen(
         [str(part) for part in command], cwd=directory, start_new_session=True

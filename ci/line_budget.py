@@ -1,8 +1,8 @@
 """Compares lines and tokens of every part of the repository with the recorded ones.
 
-`python ci/line_budget.py` prints them with what has changed since they were recorded. The sums of
-Python and of C++ may only fall: `--record` writes the present ones, and requires `--for REASON` if
-a sum grew. tests/contract/test_sizes.py fails where a sum has grown unrecorded.
+`python ci/line_budget.py` prints them with changes since they were recorded. The sums of Python and
+of C++ may only fall: `--record` writes the current sums, and requires `--for REASON` if one grew.
+tests/contract/test_sizes.py fails if a sum grew without a record.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Sizes = dict[str, dict[str, Size]]  # by language and part
 
 
 def part_of(file: Path) -> str:
-    """The part that a file belongs to: `packages/core/src`, `tests/e2e`, `ci` (two folders, three
-    below packages/).
+    """Returns a file's part: `packages/core/src`, `tests/e2e`, `ci` (two folders, three below
+    packages/).
     """
     folders = file.parts[:-1]
     return "/".join(folders[: 3 if folders[:1] == ("packages",) else 2]) or "."
@@ -63,7 +63,7 @@ def size_of(path: Path) -> Size:
 
 
 def measured(root: Path = ROOT) -> Sizes:
-    """The current sizes of all files outside environments and builds."""
+    """Returns the current sizes of all files outside environments and builds."""
     found: Sizes = {language: {} for language in LANGUAGES}
     for language, suffixes in LANGUAGES.items():
         for path in sorted(root.rglob("*")):
@@ -88,7 +88,7 @@ def total(parts: dict[str, Size]) -> Size:
 
 
 def grown(before: Sizes, now: Sizes) -> list[str]:
-    """A line for each sum that has grown."""
+    """Describes each sum that has grown in a line."""
     return [
         f"{language}: {new} {what}, and {old} are recorded"
         for language in LANGUAGES
@@ -120,7 +120,7 @@ def record(now: Sizes, reason: str) -> None:
     for language, parts in now.items():
         content[language] = {part: [size.lines, size.tokens] for part, size in parts.items()}
     text = json.dumps(content, indent=1)
-    # One row per line, so that changes of two parts touch different lines.
+    # Write one row per line, so that changes of two parts touch different lines.
     RECORD.write_text(re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text) + "\n", "utf-8")
 
 

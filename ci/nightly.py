@@ -1,14 +1,14 @@
-"""Runs everything that takes too long for every change, and prints each part's result.
+"""Runs everything that takes too long to run for every change; prints each part's result.
 
 Run by `nox -s nightly`; `-- NAMES` selects parts by prefix (`tests`, `bench kernels`). The other
 parts run even if one fails. `--checkouts DIR` names a folder with checkouts of upstream tests, each
 under its suite's name; these suites run too, and fail if a test fails that passed in the recorded
 results.json.
 
-The exit status is 1 if a part failed, or missed a goal whose figure is counted or modelled, hence
-equal on every machine. known_misses.toml lists goals missed for a known reason: these fail only if
-their figure changes. Missed goals of measured figures are printed only, as the machine may be the
-cause.
+The exit status is 1 if a part failed, or missed a goal for a counted or modelled figure, which is
+the same on every machine. known_misses.toml lists goals missed for a known reason: these fail only
+if their figure changes. Missed goals for measured figures are only printed, because the machine may
+be the cause.
 """
 
 import argparse
@@ -29,8 +29,7 @@ from versions import ROOT, read_toml
 RESULTS = ROOT / "results" / "nightly"
 LONG_LIMIT_S = 3 * 3600.0
 BENCHMARK_LIMIT_S = 3 * 3600.0
-# Sessions of the noxfile with their arguments; sessions that this checkout's noxfile lacks are
-# skipped.
+# noxfile sessions with their arguments; those that this checkout's noxfile lacks are skipped.
 SESSIONS = (
     ("tests", "--all"),
     ("other_machine", "all"),
@@ -46,7 +45,7 @@ SESSIONS = (
     ("zoo",),
     ("clients",),
 )
-# Daily tests of a 910B, run on a 910C: calls of operators, none of which may be refused (float32 is
+# A 910B's daily tests, run on a 910C: operator calls, none of which may be refused (float32 is
 # exact only on `reference`), and engines on the strict chip.
 ON_910C = (
     (
@@ -101,7 +100,7 @@ def printed_by(*command: str) -> str:
 
 
 def session_parts(known: Container[str]) -> list[Part]:
-    """Parts of the sessions, some on another chip too. known: names of existing sessions"""
+    """Returns the sessions' parts, some of them also for another chip. known: existing sessions"""
     parts = [Part(" ".join(arguments), arguments, LONG_LIMIT_S) for arguments in SESSIONS]
     parts += [
         Part(f"910C {arguments[0]}", arguments, LONG_LIMIT_S, environment=environment)
@@ -111,7 +110,9 @@ def session_parts(known: Container[str]) -> list[Part]:
 
 
 def checkout_parts(checkouts: Path) -> list[Part]:
-    """Parts of upstream test suites with a checkout in the folder, under the suite's name."""
+    """Returns parts for upstream test suites whose checkout is in the folder, under the suite's
+    name.
+    """
     parts = []
     for reasons in sorted((ROOT / "conformance").glob("*/reasons.toml")):
         suite = reasons.parent.name
@@ -124,7 +125,7 @@ def checkout_parts(checkouts: Path) -> list[Part]:
 
 
 def all_parts(checkouts: Path | None) -> list[Part]:
-    """All parts: sessions, suites with checkouts, benchmarks."""
+    """Returns all parts: sessions, suites with checkouts, benchmarks."""
     listed = json.loads(printed_by(sys.executable, "-m", "nox", "--list", "--json"))
     parts = session_parts({session["name"] for session in listed})
     parts += checkout_parts(checkouts) if checkouts is not None else []
@@ -158,7 +159,7 @@ def run(part: Part, steps: Steps) -> Outcome:
 
 
 def goals_of(result: dict[str, Any], known: Mapping[str, float]) -> tuple[bool, str]:
-    """Returns whether a benchmark met all machine-independent goals, and a text on all its goals.
+    """Returns True if a benchmark met all machine-independent goals, and a text on all its goals.
 
     result: result file of `benchmarks/run.py --json`
     known:  value of each row whose goal is known to be missed
@@ -192,7 +193,7 @@ def goals_of(result: dict[str, Any], known: Mapping[str, float]) -> tuple[bool, 
 
 
 def known_misses(benchmark: str) -> dict[str, float]:
-    """A benchmark's rows whose goals are known to be missed, with their values."""
+    """Returns a benchmark's rows whose goals are known to be missed, with their values."""
     misses = read_toml(KNOWN_MISSES)["miss"]
     return {miss["row"]: miss["value"] for miss in misses if miss["benchmark"] == benchmark}
 

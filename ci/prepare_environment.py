@@ -1,9 +1,9 @@
-"""Creates or updates the environment that the nox sessions share.
+"""Creates or updates the nox sessions' shared environment.
 
 Run by `noxfile.py`; on its own: `python ci/prepare_environment.py --directory DIR`. Real torch,
 torch_npu and vLLM come from the package index, compiled packages from the wheel cache, pure Python
-packages editable from this checkout. C++ is compiled while wheels are downloaded and installed. A
-second run without changes installs nothing.
+packages editable from this checkout. C++ is compiled while wheels are downloaded and installed.
+Without changes, a second run installs nothing.
 """
 
 import argparse
@@ -22,17 +22,16 @@ from installer import Installer, locked_requirements, options_without_build
 from progress import StepFailedError, Steps, exit_status
 from versions import ROOT, read_toml
 
-# Core-seconds of a new environment without caches, on a processor without AVX-512.
+# Core-seconds to create an environment without caches, on a processor without AVX-512.
 NEW_ENVIRONMENT_CORE_S = 600
-# File in the environment's directory: lists what was installed, and marks the directory as
-# replaceable.
+# A file in the environment that lists what was installed and marks the directory as replaceable.
 STAMP = "installed.json"
-# In order of dependence: a package's requirements come before it.
+# Sorted by dependence: a package comes after its requirements.
 PACKAGES = (
     *("multistream", "operators", "vnpu", "kernels", "core", "models", "meta", "planner", "verify"),
 )
-# Imports an engine's modules on the CPU while C++ is compiled, to write their bytecode and to fill
-# the disk cache. Failures are ignored: they recur later with a message.
+# Imports an engine's modules on the CPU while C++ is compiled: this writes bytecode and fills the
+# disk cache. Failures are ignored, because they recur later with a message.
 IMPORTS = """
 import importlib
 for name in (
@@ -49,29 +48,31 @@ for name in (
 IMPORT_ENVIRONMENT = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VLLM_PLUGINS": "", "PYTHONDONTWRITEBYTECODE": "",
 }  # fmt: skip
-# Support code of the tests: a distribution that is installed too and never released.
+# The tests' support code is installed like a package and never released.
 TEST_SUPPORT = ROOT / "tests" / "support"
 
 
 def present_packages() -> list[Path]:
-    """The packages of this checkout, in order of dependence."""
+    """Returns this checkout's packages, sorted by dependence."""
     found = (ROOT / "packages" / name for name in PACKAGES)
     return [package for package in found if (package / "pyproject.toml").is_file()]
 
 
 def installed_projects() -> list[Path]:
-    """Directories that an environment installs: the packages, then the tests' support code."""
+    """Returns the directories that an environment installs: packages, then the tests' support
+    code.
+    """
     return [*present_packages(), TEST_SUPPORT]
 
 
 def third_party_requirements(groups: list[str]) -> list[str]:
-    """The root's dependency groups as pip requirements."""
+    """Returns the root's dependency groups as pip requirements."""
     known = read_toml(ROOT / "pyproject.toml")["dependency-groups"]
     return [requirement for group in groups for requirement in known[group]]
 
 
 def own_requirements() -> list[str]:
-    """Requirements of the packages except vLLM, torch and each other."""
+    """Returns the packages' requirements, except vLLM, torch and each other."""
     needed: set[str] = set()
     for project in installed_projects():
         needed.update(read_toml(project / "pyproject.toml")["project"].get("dependencies", []))
@@ -79,7 +80,7 @@ def own_requirements() -> list[str]:
 
 
 def requirements_fingerprint(vllm_version: str) -> str:
-    """Hash of everything whose change requires a new environment."""
+    """Hashes everything that requires a new environment when it changes."""
     digest = hashlib.sha256()
     for fact in (
         sys.version,
@@ -93,7 +94,7 @@ def requirements_fingerprint(vllm_version: str) -> str:
 
 
 def package_fingerprint(package: Path, editable: bool) -> str:
-    """Hash of everything whose change requires installing this package again."""
+    """Hashes everything that requires reinstalling this package when it changes."""
     if wheel_cache.is_compiled(package):
         return f"{'editable' if editable else 'wheel'}-{wheel_cache.compiled_package_key(package)}"
     metadata = hashlib.sha256((package / "pyproject.toml").read_bytes())
@@ -107,8 +108,8 @@ def prepare(
 ) -> None:
     """Updates the environment in `directory` to this checkout.
 
-    groups: the root's dependency groups to install too
-    editable: install compiled packages editable too, for their developers
+    groups: the root's dependency groups to install
+    editable: True if compiled packages are editable, too, for their developers
     vllm_version: a version other than the default ignores the packages' requirements
     """
     python = directory / "bin" / "python"
@@ -158,7 +159,8 @@ def prepare(
             installed["requirements"] = wanted
         elif missing:
             steps.start(f"tools: {', '.join(groups)}")
-            installer.install(*missing, *_pinned_torch())  # or one of them takes a newer torch
+            # Otherwise one of them may install a newer torch.
+            installer.install(*missing, *_pinned_torch())
         installed["tools"] = "\n".join(sorted({*filter(None, tools), *missing}))
         _write_stamp(stamp_path, installed)
         if plain:
@@ -168,7 +170,7 @@ def prepare(
             installer.install(*options_without_build(plain))
             installed.update({package.name: fingerprints[package.name] for package in plain})
             _write_stamp(stamp_path, installed)
-        # Compiled packages last: their build runs while the others are installed.
+        # Compiled packages come last, because their build runs while the others are installed.
         with run_beside([python, "-c", IMPORTS], IMPORT_ENVIRONMENT, steps.log_directory, is_new):
             for package in compiled:
                 steps.start(str(package.relative_to(ROOT)))
@@ -215,9 +217,10 @@ def _install_torch(installer: Installer, steps: Steps) -> None:
 def _install_vllm(
     python: Path, installer: Installer, tools: list[str], vllm_version: str, steps: Steps
 ) -> None:
-    """Installs vLLM, its and our packages' requirements, and tools; keeps torch and torch_npu.
+    """Installs vLLM, requirements of vLLM and of our packages, and tools; keeps torch and
+    torch_npu.
 
-    Uses the lock's files if it is for this Python and processor, else the newest that fit.
+    Uses the lock's files if they are for this Python and processor, else the newest that fit.
     """
     steps.start("requirements of vLLM and of our packages, tools")
     running = ".".join(map(str, sys.version_info[:2]))
@@ -254,7 +257,7 @@ def _install_editable(package: Path, python: Path, installer: Installer, steps: 
 
 
 def _editable_options(package: Path, python: Path, installer: Installer, steps: Steps) -> list[str]:
-    """Options of an editable build: compile, or reuse a wheel of the same sources."""
+    """Returns options of an editable build: compile, or reuse a wheel of the same sources."""
     build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
     wheel = wheel_cache.kept_wheel(package)
     if wheel is None:
@@ -264,7 +267,7 @@ def _editable_options(package: Path, python: Path, installer: Installer, steps: 
     shutil.rmtree(unpacked, ignore_errors=True)
     installer.install("--no-deps", "--target", unpacked, wheel)
     compiled = unpacked / "vllm_davinci" / package.name
-    # A folder of its own, so that the compiling build remains incremental.
+    # Uses a folder of its own, so that the compiling build remains incremental.
     return [
         f"-Cbuild-dir={build_directory.with_name(f'{build_directory.name}-prebuilt')}",
         f"-Ccmake.define.PREBUILT={compiled}",
@@ -272,7 +275,7 @@ def _editable_options(package: Path, python: Path, installer: Installer, steps: 
 
 
 def _read_stamp(path: Path) -> dict[str, str]:
-    """Fingerprints of the requirements and of each installed package, by name."""
+    """Reads fingerprints of the requirements and of each installed package, by name."""
     try:
         stamp: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):

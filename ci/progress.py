@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-# Interval of output without a terminal, as a silent build looks like a hang.
+# Interval of output without a terminal, where a silent build looks like a hang.
 HEARTBEAT_S = 15.0
-# A command without a time limit counts as hung after printing nothing for this long; unpacking
-# files of gigabytes prints nothing.
+# A command without a time limit counts as hung if it is silent for this long; unpacking gigabytes
+# prints nothing.
 QUIET_LIMIT_S = 3600.0
 LINES_SHOWN_ON_FAILURE = 40
 _COUNTED = re.compile(r"\[(\d+)/(\d+)\]")
@@ -35,7 +35,9 @@ def exit_status(work: Callable[[], object]) -> int:
 
 
 def print_problems(problems: Sequence[str], checked: str) -> int:
-    """Prints each problem, and how many there are in what was checked. Returns the exit status."""
+    """Prints each problem, and the number of checked things without one. Returns the exit
+    status.
+    """
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{checked}, {len(problems)} problems")
@@ -83,7 +85,7 @@ class Steps:
     ) -> None:
         """Runs a command, showing its latest line; raises StepFailedError with its last lines.
 
-        limit_s: limit of the whole command; None: it may be silent for QUIET_LIMIT_S at a time
+        limit_s: limit of the whole command; None: the limit is QUIET_LIMIT_S of silence
         """
         log_path = self.log_path
         began_s = time.monotonic()
@@ -98,10 +100,10 @@ class Steps:
                 text=True,
                 errors="replace",
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,  # ends a build's compilers too
+                start_new_session=True,  # also ends a build's compilers
             )
             self._running.add(process)
-            if self._is_stopped:  # since the command was started
+            if self._is_stopped:  # seconds since the command was started
                 self.stop()
             display = self._display(began_s)
             reader = threading.Thread(target=_copy, args=(process, log, display), daemon=True)
@@ -130,7 +132,7 @@ class Steps:
         )
 
     def stop(self) -> None:
-        """Ends the running commands and their children, also one that is being started."""
+        """Ends running commands and their children, and commands that are just being started."""
         self._is_stopped = True
         for process in tuple(self._running):
             with contextlib.suppress(ProcessLookupError):
@@ -141,7 +143,9 @@ class Steps:
 
 
 class StepsBeside(Steps):
-    """Commands that run beside the steps on the terminal, with output to their own log only."""
+    """Commands that run in the background of the steps on the terminal, with output to a log of
+    their own.
+    """
 
     def __init__(self, name: str, log_directory: Path) -> None:
         super().__init__(1, log_directory)
@@ -164,7 +168,8 @@ class StepsBeside(Steps):
 def wait_for_all(
     process: subprocess.Popen[Any], limit_s: float, since_s: Callable[[], float] | None = None
 ) -> int | None:
-    """Waits for a process; its status, or None if it was killed with its children at the limit.
+    """Waits for a process; returns its status, or None if it was killed with its children at the
+    limit.
 
     process: started with start_new_session=True
     since_s: returns the time.monotonic() from which the limit counts, polled; default: now
@@ -184,7 +189,7 @@ def wait_for_all(
 
 
 class _Display:
-    """Shows a command's latest line: in place on a terminal, every HEARTBEAT_S elsewhere."""
+    """Shows a command's latest line: in place on a terminal, otherwise every HEARTBEAT_S."""
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s

@@ -1,8 +1,7 @@
 """Fails if a package's sources changed without its version or changelog.
 
-A release is the tag NAME-vVERSION. Sources that differ from the tag of their own version need a
-new version; every version needs its heading in the package's CHANGELOG.md. Run by
-`nox -s release_check`.
+A release is the tag NAME-vVERSION. Sources that differ from their version's tag need a new version,
+and every version needs a heading in the package's CHANGELOG.md. Run by `nox -s release_check`.
 """
 
 import subprocess
@@ -17,7 +16,7 @@ SOURCES = ("src", "csrc", "include", "soc", "CMakeLists.txt", "pyproject.toml")
 
 
 def package_problems(package: Path) -> list[str]:
-    """Reasons against releasing a package as it is."""
+    """Returns what prevents a release of the package."""
     version = read_toml(package / "pyproject.toml")["project"]["version"]
     found: list[str] = []
     changelog = package / "CHANGELOG.md"

@@ -1,8 +1,8 @@
 """Tags compiled wheels with the oldest Linux that they support. Run by `nox -s build`.
 
 A built wheel is tagged `linux_x86_64`, which no index accepts. auditwheel finds the policy (such as
-manylinux_2_34) that has all C and C++ symbols it uses. The libraries of torch and torch_npu come
-from their own wheels and are not copied.
+manylinux_2_34) with all C and C++ symbols that the wheel uses. It does not copy the libraries of
+torch and torch_npu, which come from their own wheels.
 """
 
 import argparse

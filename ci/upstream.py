@@ -1,13 +1,13 @@
-"""Reports in an hour which changes another vLLM would require here; changes nothing itself.
+"""Reports in an hour which changes another vLLM release would require; changes nothing.
 
-`upstream.py [VERSION] [--report FILE] [--suite]`, run by `nox -s upstream`: creates an environment
-with that vLLM, compares the sources of the methods, names, attributes and kernels on which ours
-depend, then runs contract tests and a short end-to-end part there, or with --suite all tests. The
-report lists changes by file; it is written before and after the tests. Exit status 1 if a test
-fails. Parts have no time limit, and show their progress.
+`upstream.py [VERSION] [--report FILE] [--suite]`, run by `nox -s upstream`, creates an environment
+with that vLLM, compares the sources of all names that our code depends on, then runs contract tests
+and some end-to-end tests there, or all tests with --suite. The report lists changes by file; it is
+written before and after the tests. Exits with 1 if a test fails. Parts have no time limit and show
+their progress.
 
-The default version is the newest release that installs beside core's torch; the report says which
-newer ones do not, and why.
+The default is the newest release that installs with core's torch; the report says why newer
+releases do not.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from progress import StepFailedError, Steps
 from versions import ROOT
 
 GROUPS = ("build", "test")
-# From quick tests, whose failures say most, to generation.
+# Quick tests first, whose failures say most; generation last.
 TESTS = (
     "tests/contract/test_vllm_interface.py",
     "tests/contract/test_upstream_overrides.py",
@@ -41,8 +41,8 @@ TESTS = (
 )
 SUITE = ("packages", "tests/contract", "tests/e2e")
 INDEX_LIMIT_S = 300.0
-MOST_SHOWN = 300  # characters of a failure
-# Kinds of upstream_hooks.py, in the order in which they break a start.
+MOST_SHOWN = 300  # maximum characters of a failure
+# Kinds of upstream_hooks.py; those that break a start come first.
 KINDS = {
     "imported": "Names that are imported",
     "overridden": "Methods that are overridden",
@@ -51,7 +51,7 @@ KINDS = {
 }
 
 
-# Each failed installation may take a build; older releases would add nothing.
+# Each failed installation may include a build; older releases would add nothing.
 MOST_TRIED = 4
 _FINAL = re.compile(r"\d+\.\d+\.\d+(?:\.post\d+)?")
 
@@ -63,12 +63,12 @@ class Failure:
 
 
 def key(version: str) -> tuple[int, ...]:
-    """Sort key of releases."""
+    """Sort key for releases."""
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def newer_releases(listed: str) -> list[str]:
-    """Final releases after the supported one, newest first.
+    """Returns final releases after the supported one, newest first.
 
     listed: output of `pip index versions vllm`
     """
@@ -82,7 +82,9 @@ def newer_releases(listed: str) -> list[str]:
 def newest_that_installs(
     releases: Sequence[str], install: Callable[[str], None]
 ) -> tuple[str | None, dict[str, str]]:
-    """The first release for which `install` succeeds, and why the releases before it fail."""
+    """Returns the first release for which `install` succeeds, and why earlier ones in the list
+    fail.
+    """
     refused: dict[str, str] = {}
     for version in releases[:MOST_TRIED]:
         try:
@@ -137,7 +139,7 @@ def write(report: Path, text: str) -> int:
 
 
 def run(version: str, report: Path | None, tests: Sequence[str], refused: str = "") -> int:
-    """Runs the comparison and `tests`, and writes the report. refused: a note on releases"""
+    """Runs the comparison and `tests`; writes the report. refused: a note on releases"""
     report = report or ROOT / "results" / f"upstream-{version}.md"
     directory = environment_of(version)
     steps = Steps(2, directory.parent / f"{directory.name}-logs")
@@ -152,9 +154,7 @@ def run(version: str, report: Path | None, tests: Sequence[str], refused: str = 
 
 
 def compare(python: Path, version: str, steps: Steps) -> dict[str, Any]:
-    """Compares both vLLM releases, in the environment of the supported one, where the packages
-    work.
-    """
+    """Compares both vLLM releases in the supported one's environment, where our packages work."""
     wheels = [
         wheel_cache.vllm_wheel(python, steps, each) for each in (versions.VLLM_VERSION, version)
     ]
@@ -201,7 +201,7 @@ def failures_of(cases: list[ElementTree.Element]) -> Iterator[Failure]:
 
 
 def page(version: str, compared: dict[str, Any], tests: tuple[list[Failure], int] | None) -> str:
-    """Returns the report. tests: failures and the number of all; None before they have run"""
+    """Returns the report. tests: failures, and the number of tests; None before they have run"""
     changes = compared["changes"]
     failures, num_tests = tests or ([], 0)
     lines = [
@@ -223,7 +223,7 @@ def page(version: str, compared: dict[str, Any], tests: tuple[list[Failure], int
 
 
 def _moved(changes: list[dict[str, Any]]) -> Iterator[str]:
-    """Yields lines on changes of one kind, by vLLM's file."""
+    """Yields lines on one kind of change, by vLLM's file."""
     for file, own in groupby(changes, key=lambda change: change["file"]):
         yield from (f"`{file}`", "")
         for name, users in groupby(own, key=lambda change: (change["name"], change["what"])):

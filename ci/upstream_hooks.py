@@ -1,9 +1,9 @@
-"""Compares two wheels of vLLM in the names that this repository depends on.
+"""Compares, in two vLLM wheels, the names that this repository depends on.
 
 `upstream_hooks.py OLD_WHEEL NEW_WHEEL FILE` runs in an environment with the old wheel. Writes JSON:
-the number of names compared, and the changes among overridden methods, imported names, vLLM's
-attributes that our methods read from `self`, and Triton kernels with stand-ins. The new wheel is
-read, never imported. Prints the names of modules as progress.
+the number of names compared, and changes of overridden methods, imported names, attributes of vLLM
+that our methods read from `self`, and Triton kernels with stand-ins. The new wheel is read but not
+imported. Prints module names as progress.
 """
 
 import ast
@@ -24,7 +24,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Hook:
-    """A name of vLLM on which our code depends.
+    """A name of vLLM that our code depends on.
 
     ours:   the dependent code, as MODULE:NAME
     module: vLLM's module that defines it
@@ -52,7 +52,7 @@ class Wheel:
         self._trees: dict[str, ast.Module] = {}
 
     def find(self, module: str, name: str) -> ast.AST | None:
-        """The definition of a name, or the statement that binds it otherwise."""
+        """Returns a name's definition, or the statement that binds it otherwise."""
         if module not in self._sources:
             return None
         if module not in self._trees:
@@ -68,14 +68,14 @@ class Wheel:
         return attribute in attributes(self.find(module, owner))
 
     def file(self, module: str) -> str:
-        """Path of a module in the wheel."""
+        """Returns the path of a module in the wheel."""
         return self._files.get(module, module)
 
     def has_module(self, name: str) -> bool:
         return name in self._sources
 
     def places(self, name: str) -> list[str]:
-        """Modules that define a class or function of that name."""
+        """Returns modules that define a class or function of that name."""
         return [
             module
             for module, source in self._sources.items()
@@ -84,7 +84,7 @@ class Wheel:
 
 
 def bindings(statements: list[ast.stmt]) -> dict[str, ast.AST]:
-    """Names that a scope binds, also under `if`, `try` and `with`."""
+    """Returns names that a scope binds, also under `if`, `try` and `with`."""
     found: dict[str, ast.AST] = {}
     for node in statements:
         if isinstance(node, DEFINITIONS):
@@ -104,14 +104,14 @@ def bindings(statements: list[ast.stmt]) -> dict[str, ast.AST]:
 
 
 def attributes(scope: ast.AST | None) -> set[str]:
-    """Names that a class binds, in its body or on `self`."""
+    """Returns names that a class binds, in its body or on `self`."""
     body = getattr(scope, "body", [])
     stored = {name for node in body for name in of_self(node, ast.Store)}
     return {*bindings(body), *stored}
 
 
 def of_self(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    """Attributes of `self` that a tree loads or stores."""
+    """Returns attributes of `self` that a tree loads or stores."""
     return {
         node.attr
         for node in ast.walk(tree)
@@ -121,7 +121,7 @@ def of_self(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
 
 
 def hooks(old: Wheel | None = None) -> Iterator[Hook]:
-    """All hooks: overridden methods, imported names, attributes and kernels.
+    """Returns all hooks: overridden methods, imported names, attributes and kernels.
 
     old: the installed wheel, whose classes bind the attributes
     """
@@ -140,7 +140,7 @@ def hooks(old: Wheel | None = None) -> Iterator[Hook]:
 
 
 def kernels(table: str) -> Iterator[Hook]:
-    """Kernels with stand-ins. table: MODULE:NAME of a mapping from kernels' paths"""
+    """Returns kernels with stand-ins. table: MODULE:NAME of a mapping from kernels' paths"""
     module, _, name = table.partition(":")
     for kernel in getattr(import_module(module), name):
         owner, _, own_name = kernel.rpartition(".")
@@ -150,7 +150,7 @@ def kernels(table: str) -> Iterator[Hook]:
 def read_attributes(
     module: str, names: dict[str, object], path: Path, old: Wheel
 ) -> Iterator[Hook]:
-    """Attributes of `self` that our methods load and only a vLLM base class binds."""
+    """Returns attributes of `self` that our methods load and only a vLLM base class binds."""
     tree = bindings(ast.parse(path.read_text(encoding="utf-8")).body)
     for cls in names.values():
         if not (isinstance(cls, type) and cls.__module__ == module):
@@ -194,7 +194,7 @@ def change(hook: Hook, old: Wheel, new: Wheel) -> str | None:
         return f"{attribute} is no longer bound in {owner}, or in a base of it alone"
     before, after = old.find(hook.module, hook.name), new.find(hook.module, hook.name)
     if before is None or (hook.name.startswith("__") and hook.name.endswith("__")):
-        return None  # not defined in the source: made by a decorator, or a module itself
+        return None  # defined by a decorator, or a module itself
     if after is None:
         if new.has_module(f"{hook.module}.{hook.name}"):
             return None
@@ -230,7 +230,7 @@ def parameters_changed(before: ast.AST | None, after: ast.AST | None) -> str | N
 
 
 def parameters(node: ast.AST | None) -> dict[str, str]:
-    """A function's parameters by name, with their default, as written."""
+    """Returns a function's parameters by name, with their defaults as written."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return {}
     arguments = node.args
@@ -246,7 +246,7 @@ def parameters(node: ast.AST | None) -> dict[str, str]:
 
 
 def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """The statements of a function without its docstring."""
+    """Returns a function's statements without its docstring."""
     statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [ast.dump(statement) for statement in statements]
 

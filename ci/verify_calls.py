@@ -1,8 +1,8 @@
 """Writes the calls that `vllm-davinci verify` tries on a chip, with the expected answers.
 
-They are the calls of the virtual NPU's tests: legal, at the edge of a rule, or breaking a rule,
-generated or written by hand. A machine with a chip has no virtual NPU, so they are stored as data.
-The expected answers are the virtual NPU's, for each chip and release of CANN in a process of its
+The calls are those of the virtual NPU's tests, generated or written by hand: legal, at the edge of
+a rule, or breaking a rule. They are stored as data, because a machine with a chip has no virtual
+NPU. The expected answers are the virtual NPU's; each chip and CANN release runs in a process of its
 own. Run by `nox -s docs`.
 """
 
@@ -24,7 +24,7 @@ PLACES = [
 PLACE_NAMES = {"Ascend910B3": "A2", "Ascend910_9391": "A3"}
 LIMIT_S = 600.0
 TOO_LARGE = "507015"
-"""Status of operands outside allocated memory: no answer about the call."""
+"""Status for operands outside allocated memory, which says nothing about the call."""
 
 
 def written(value: Any) -> Any:
@@ -56,15 +56,15 @@ def written(value: Any) -> Any:
 
 
 def asks_a_group(arguments: Mapping[str, Any]) -> bool:
-    """True if a call needs a group of ranks, which the operator's first phase looks up."""
+    """True if a call needs a group of ranks, which the operator looks up in its first phase."""
     return "group" in arguments
 
 
-Found = tuple[str, str, Mapping[str, Any]]  # operator, what is asked, changes of the legal call
+Found = tuple[str, str, Mapping[str, Any]]  # operator, question, changes to the legal call
 
 
 def chosen() -> Iterator[Found]:
-    """Yields the calls that get their intended answer on this process's chip and release."""
+    """Yields the calls that get their intended answer on this process's chip and CANN release."""
     from vllm_davinci.vnpu.operator_rows import constraints
     from vllm_davinci_testing.operators import (
         edge_calls,
@@ -106,7 +106,7 @@ def chosen() -> Iterator[Found]:
 
 
 def in_place(place: tuple[str, str], task: str, given: str = "") -> Any:
-    """Runs this program in another process, with the given chip and release."""
+    """Runs this program in another process, with the given chip and CANN release."""
     soc, cann = place
     command = ["vnpu", "run", "--soc", soc, "--cann", cann, "--", sys.executable, __file__, task]
     done = subprocess.run(
@@ -118,7 +118,7 @@ def in_place(place: tuple[str, str], task: str, given: str = "") -> Any:
 
 
 def calls_file() -> str:
-    """The file's text, one call per line."""
+    """Formats the file, one call per line."""
     legal: dict[str, Any] = {}
     calls: dict[str, dict[str, Any]] = {}
     for place in PLACES:

@@ -14,13 +14,13 @@ NAMESPACE_INIT = "vllm_davinci/__init__.py"
 
 
 def wheel_files(wheel: Path) -> list[str]:
-    """Names of the files that a wheel installs, without its metadata."""
+    """Returns the names of the files that a wheel installs, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return installed_files(archive.namelist())
 
 
 def wheel_problems(wheel: Path) -> list[str]:
-    """Problems of a wheel's tag and licence files."""
+    """Returns problems of a wheel's tag and licence files."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     found = [
@@ -38,7 +38,7 @@ def installed_files(names: Iterable[str]) -> list[str]:
 
 
 def problems(files: Mapping[str, list[str]]) -> list[str]:
-    """Problems of a set of distributions. Argument: files by distribution."""
+    """Returns problems of a set of distributions. Argument: files by distribution."""
     found: list[str] = []
     owners: dict[str, list[str]] = {}
     for distribution, names in files.items():

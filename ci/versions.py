@@ -24,7 +24,7 @@ _CORE = read_toml(ROOT / "packages" / "core" / "pyproject.toml")["project"]
 
 
 def _oldest(distribution: str) -> str:
-    """The first version in core's requirement, such as `>=0.33.0,<0.34`."""
+    """Returns the lowest version of a requirement of core, such as `>=0.33.0,<0.34`."""
     for requirement in _CORE["dependencies"]:
         if found := re.fullmatch(rf"{distribution}[=>]=([\d.]+)(?:,.*)?", requirement):
             return found[1]
@@ -53,7 +53,7 @@ OLDEST_PYTHON, NEWEST_PYTHON = _python_range()
 
 
 def commit() -> str:
-    """Short hash of the current commit."""
+    """Returns the short hash of the current commit."""
     return subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
@@ -61,7 +61,7 @@ def commit() -> str:
 
 
 def stamp(*packages: str) -> str:
-    """The line with date, commit and versions on a page of figures.
+    """Returns the line with date, commit and versions for a page of figures.
 
     packages: folders under packages/ whose code is measured
     tests/contract/test_measurements.py reads the line.

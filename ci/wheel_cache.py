@@ -1,8 +1,8 @@
-"""Cache of wheels that take long to build, once per machine.
+"""Builds and caches wheels that take long to build, once per machine.
 
-vLLM has no wheel for machines without its built-in devices, so it is built from its sdist for the
-target `empty`; our compiled packages are built from this checkout. Each wheel is in a folder named
-by a hash of its inputs, so a second environment only copies it.
+vLLM has no wheel for machines without its built-in devices, so its sdist is built for the target
+`empty`; our compiled packages are built from this checkout. Each wheel is in a folder named by a
+hash of its inputs, so a second environment only copies it.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from pathlib import Path, PurePath
 from progress import StepFailedError, Steps
 from versions import OTHER_TORCH, ROOT, TORCH_NPU_VERSION, TORCH_VERSION, VLLM_VERSION
 
-# Build requirements of vLLM and of our packages, installed beforehand because an isolated build
-# would download torch a second time.
+# Build requirements of vLLM and our packages, preinstalled because an isolated build would download
+# torch again.
 BUILD_REQUIREMENTS = (
     "cmake>=3.26",
     "editables>=0.5",
@@ -38,7 +38,7 @@ BUILD_REQUIREMENTS = (
     "setuptools-scm>=8",
     "wheel",
 )
-# Wait for another session's build, on a busy machine.
+# Time to wait for another session's build, on a busy machine.
 LOCK_LIMIT_S = 4 * 3600.0
 # Peak memory of a translation unit with torch's headers (measured with g++ 12).
 BYTES_PER_COMPILER = 2 << 30
@@ -47,7 +47,7 @@ _NOT_SOURCES = {"tests", "build", "dist", "__pycache__", "CHANGELOG.md", "README
 
 
 def cache_directory() -> Path:
-    """DAVINCI_WHEEL_CACHE, or ~/.cache/vllm-davinci/wheels."""
+    """Returns DAVINCI_WHEEL_CACHE, or ~/.cache/vllm-davinci/wheels."""
     chosen = os.environ.get("DAVINCI_WHEEL_CACHE")
     path = Path(chosen) if chosen else Path.home() / ".cache" / "vllm-davinci" / "wheels"
     path.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def is_compiled(package: Path) -> bool:
 
 
 def compiled_package_key(package: Path) -> str:
-    """Hash of a compiled package's sources, its build requirements, and the Python."""
+    """Hashes a compiled package's sources, its build requirements, and the Python."""
     digest = hashlib.sha256()
     place = sys.implementation.cache_tag, platform.machine()
     for fact in (TORCH_VERSION, TORCH_NPU_VERSION, *place):
@@ -77,7 +77,7 @@ def _wheel(python: Path) -> list[str | Path]:
 
 
 def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
-    """vLLM's wheel for the target `empty`, from the cache or built with `python`."""
+    """Returns vLLM's wheel for the target `empty`, from the cache or built with `python`."""
     key = f"vllm-{version}-{sys.implementation.cache_tag}-{platform.machine()}"
     return _cached(
         key,
@@ -86,7 +86,7 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": version,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            # Metadata and wheel are built in two processes, which both import torch.
+            # Metadata and wheel are built in two processes; both import torch.
             "PYTHONDONTWRITEBYTECODE": "",
         },
         steps,
@@ -94,11 +94,11 @@ def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
 
 
 def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
-    """A compiled package's wheel, from the cache or built with `python`.
+    """Returns a compiled package's wheel, from the cache or built with `python`.
 
     Raises StepFailedError if the wheel has no module `_C`.
     """
-    # The build without torch has left the option in the folder's CMake cache.
+    # The build without torch has left this option in the folder's CMake cache.
     options = ["-Ccmake.define.WITHOUT_TORCH=OFF"] if has_part_without_torch(package) else []
     wheel = _cached(
         _key(package),
@@ -113,10 +113,10 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
 
 
 def compile_without_torch(package: Path, python: Path, steps: Steps) -> None:
-    """Compiles a package's part without torch's headers, in its wheel's build folder.
+    """Compiles a package's code without torch's headers, in its wheel's build folder.
 
-    Does nothing if the wheel is cached or there is no such part. Errors are ignored, as the wheel's
-    own build reports them better.
+    Does nothing if the wheel is cached or there is no such code. Errors are ignored, because the
+    wheel's own build reports them better.
     """
     if kept_wheel(package) is not None or not has_part_without_torch(package):
         return
@@ -143,7 +143,7 @@ def build_directory(package: Path) -> Path:
 
 
 def kept_wheel(package: Path) -> Path | None:
-    """The cached wheel of the same sources, or None."""
+    """Returns the cached wheel of the same sources, or None."""
     return next(iter(sorted((cache_directory() / _key(package)).glob("*.whl"))), None)
 
 
@@ -152,7 +152,7 @@ def _key(package: Path) -> str:
 
 
 def build_environment(python: Path) -> dict[str, str]:
-    """Environment variables for a C++ build with the tools installed beside `python`."""
+    """Returns variables for a C++ build with the tools installed beside `python`."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     jobs = max(1, min(os.cpu_count() or 1, memory_bytes // BYTES_PER_COMPILER))
     variables = {
@@ -162,7 +162,7 @@ def build_environment(python: Path) -> dict[str, str]:
     }
     if ccache := shutil.which("ccache"):
         variables["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
-        # Without these, ccache skips every file that uses a precompiled header.
+        # Otherwise ccache skips every file that uses a precompiled header.
         variables["CCACHE_SLOPPINESS"] = os.environ.get(
             "CCACHE_SLOPPINESS", "pch_defines,time_macros,include_file_mtime,include_file_ctime"
         )

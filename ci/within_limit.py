@@ -1,10 +1,9 @@
-"""Runs the tests and prints their time; fails if they have become much too slow.
+"""Runs the tests and prints their time; fails if they are much too slow.
 
 `within_limit.py ARGUMENTS` runs `python ARGUMENTS`; `nox -s tests` calls it for the whole suite.
-The goal is 12 minutes on two idle cores. Wall time depends on the machine's load, so the limit
-applies to the processor time of the tests and their child processes, which other programs lengthen
-little (shared caches and cores). The goal corresponds to 24 core-minutes; the limit is three times
-that: twice for slower processors, half as much again for busy neighbours.
+The goal is 12 minutes on two idle cores, which is 24 core-minutes. The limit applies to processor
+time of the tests and their child processes, because other programs affect it less than wall time.
+It is three times the goal: a factor of 2 for slower processors, and 1.5 for busy machines.
 """
 
 import ctypes
@@ -18,18 +17,19 @@ from pathlib import Path
 
 GOAL_MINUTES = 12
 LIMIT_CORE_MINUTES = 72
-# Time for engines left by tests to end.
+# Time for engines that tests left running to end.
 ORPHANS_LIMIT_S = 20.0
-_SET_CHILD_SUBREAPER = 36  # of prctl: orphaned descendants become children of this process
+_SET_CHILD_SUBREAPER = 36  # of prctl: orphaned descendants become this process's children
 
 
 def run(command: list[str]) -> tuple[int, float, float]:
-    """Exit status, seconds, and processor seconds of all the command's processes."""
+    """Returns the exit status, seconds, and processor seconds of all the command's processes."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began_s = time.monotonic()
     process = subprocess.Popen(command)
     while process.returncode is None:
-        with suppress(KeyboardInterrupt):  # the command gets it too, and prints more when it ends
+        # The command gets Ctrl-C, too, and prints more before it ends.
+        with suppress(KeyboardInterrupt):
             ended, status = os.waitpid(
                 -1, 0
             )  # reaps any child, so that tests see ended processes disappear
@@ -61,7 +61,7 @@ def processor() -> str:
 
 
 def verdict(seconds: float, core_seconds: float, limit_minutes: float) -> tuple[bool, str]:
-    """Returns whether the limit is kept, and a text on the times."""
+    """Returns True if the limit is kept, and a text on the times."""
     text = (
         f"tests took {seconds / 60:.1f} min (goal: {GOAL_MINUTES} on two idle cores), "
         f"{core_seconds / 60:.1f} core-minutes (limit: {limit_minutes:g}), on "

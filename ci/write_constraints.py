@@ -1,7 +1,7 @@
 """Writes constraints.txt: the tested files of this release, by version and hash.
 
 Run by `nox -s constraints`. pip resolves the packages' requirements for this Python and processor,
-and reports the files that it would install.
+and lists the files that it would install.
 """
 
 import json
@@ -21,7 +21,7 @@ from versions import ROOT
 CONSTRAINTS = ROOT / "constraints.txt"
 META = ROOT / "packages" / "meta" / "pyproject.toml"
 LIMIT_S = 900
-# Built here for the target `empty`, or published in variants for several devices.
+# Packages built here for the target `empty`, or published in variants for several devices.
 WITHOUT_HASH = ("vllm", "torch", "torchvision")
 HEAD = """\
 # The files that this release was tested with, on Python {python} and {processor}.
@@ -34,7 +34,7 @@ HEAD = """\
 
 
 def resolved(requirements: list[str]) -> list[dict[str, Any]]:
-    """Files that pip would install into an empty environment."""
+    """Returns the files that pip would install into an empty environment."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
@@ -45,8 +45,8 @@ def resolved(requirements: list[str]) -> list[dict[str, Any]]:
 
 
 def lines(files: list[dict[str, Any]]) -> list[str]:
-    """Lines of the file. A file without a hash becomes a comment, because pip requires hashes for
-    all or none.
+    """Formats the file's lines. A file without a hash becomes a comment, because pip requires
+    hashes for all or none.
     """
     found = []
     for file in files:

@@ -2,8 +2,8 @@
 
 Run by `nox -s zoo`; `-- FAMILY...` selects families (default: all that vLLM and transformers
 share). Writes results/zoo/page.md, the source of docs/measurements/models.md, from all results in
-results/zoo/families: a run of some families keeps the others' results with their commits, which the
-page names.
+results/zoo/families. Running some families keeps the others' results, and the page names their
+commits.
 """
 
 import json
@@ -58,7 +58,7 @@ Families that vLLM and transformers both have, and that have no small model here
 
 
 def last_line(error: BaseException) -> str:
-    """Shortens the error to one line, for a table."""
+    """Shortens the error to one line for a table."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     text = (named or lines or [repr(error)])[-1]
@@ -109,7 +109,7 @@ def served_text(model_type: str, work: Path) -> dict[str, Any]:
 
 
 def served_with_media(family: str, work: Path) -> dict[str, Any]:
-    """Like served_text, also with the host's waits in a call of the encoder."""
+    """Like served_text, but also counts the host's waits in a call of the encoder."""
     from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
     from vllm_davinci_testing.engines.multimodal_serving import served_family
     from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
@@ -142,13 +142,13 @@ def greedy() -> Any:
 
 
 def without_tokens(error: Exception) -> dict[str, Any]:
-    """The outcome of a family whose engine raised an error."""
+    """Returns the outcome of a family whose engine raised an error."""
     is_refused = any(each in str(error) for each in REFUSALS)
     return {"result": "refused" if is_refused else "fails", "reason": last_line(error)}
 
 
 def compared(differences: Iterable[str | None]) -> dict[str, Any]:
-    """Outcome of a served family. differences: differences from transformers, per prompt"""
+    """Returns a served family's outcome. differences: from transformers, per prompt"""
     every = list(differences)
     wrong = [each for each in every if each is not None]
     equal = f"{len(every) - len(wrong)} of {len(every)} equal"
@@ -162,7 +162,7 @@ def is_equal(result: dict[str, Any]) -> bool:
 
 
 def summary(results: Iterable[dict[str, Any]]) -> str:
-    """A sentence with the number of families per outcome."""
+    """Formats a sentence with the number of families per outcome."""
     every = list(results)
     kinds = [result["result"] for result in every]
     equal = sum(map(is_equal, every))
@@ -204,7 +204,9 @@ def page(
 
 
 def earlier(results: dict[str, dict[str, Any]]) -> str:
-    """Sentences that name the rows' commits, and families of all commits but the most frequent."""
+    """Formats sentences with the rows' commits, and families of all but the most frequent
+    commit.
+    """
     by_commit: dict[str, list[str]] = {}
     for name, each in sorted(results.items()):
         by_commit.setdefault(each["commit"], []).append(name)
@@ -219,7 +221,7 @@ def shown(waits: int | None) -> str:
 
 
 def main(asked: list[str]) -> int:
-    """Exit status 1 if a family is neither exact nor refused."""
+    """Returns exit status 1 if a family is neither exact nor refused."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import tempfile
 

@@ -1,8 +1,8 @@
 """A pytest plugin that runs an even sample of each test function's cases: `--most-cases N`.
 
-The sample has the first case, the last and cases at equal distances between them, the same in every
-run. `--too-large REGEX` excludes cases by name. The plugin reports how many cases of each sampled
-function run.
+The sample has the first case, the last, and cases at equal distances between them; it is the same
+in every run. `--too-large REGEX` excludes cases by name. The plugin reports how many cases of each
+sampled function ran.
 """
 
 import re
@@ -18,13 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def sample(count: int, most: int) -> set[int]:
-    """Indices of at most `most` of `count` cases."""
+    """Returns indices of at most `most` of `count` cases."""
     if count <= most:
         return set(range(count))
     return {place * (count - 1) // (most - 1) for place in range(most)}
 
 
-@pytest.hookimpl(tryfirst=True)  # before --deselect, so that a second start has the same cases
+@pytest.hookimpl(tryfirst=True)  # before --deselect, so that a restart samples the same cases
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     of_function: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

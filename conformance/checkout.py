@@ -1,4 +1,4 @@
-"""Finds the files of another project's tests, in a working tree or a git directory."""
+"""Finds another project's test files in a working tree or a git directory."""
 
 import shutil
 import subprocess
@@ -12,10 +12,9 @@ GIT_LIMIT_S = 300
 
 
 def tests_of(checkout: Path, folder: str, scratch: Path) -> Path:
-    """Makes a directory with only `folder` of the checkout: a copy in `scratch`.
+    """Copies only `folder` of the checkout to `scratch`.
 
-    With the rest of the project beside them, tests would import it instead of the installed
-    package.
+    Beside the rest of the project, tests would import it instead of the installed package.
     """
     if (checkout / folder).is_dir():
         shutil.copytree(checkout / folder, scratch / folder)
@@ -36,7 +35,7 @@ def _extract(git_directory: Path, what: Sequence[str], into: Path) -> None:
 
 
 def files_of(checkout: Path, patterns: Sequence[str], scratch: Path) -> Path:
-    """The matching files of the checkout: the checkout itself, or a copy in `scratch`.
+    """Returns a directory with the matching files: the checkout itself, or a copy in `scratch`.
 
     patterns: git's, such as ":(glob)**/examples/*.cpp"
     """
@@ -48,7 +47,7 @@ def files_of(checkout: Path, patterns: Sequence[str], scratch: Path) -> Path:
 
 
 def version_of(checkout: Path) -> str:
-    """Commit and date of HEAD; without git, the directory's name."""
+    """Returns commit and date of HEAD; without git, the directory's name."""
     where = checkout / ".git" if (checkout / ".git").exists() else checkout
     command = ["git", f"--git-dir={where}", "log", "-1", "--format=%h of %cs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_LIMIT_S, check=False)
@@ -56,9 +55,9 @@ def version_of(checkout: Path) -> str:
 
 
 def extra_packages(*names: str, folder: str = "conformance-packages") -> Path:
-    """A directory beside the wheel cache with packages that only these tests import.
+    """Returns a directory beside the wheel cache with packages that only these tests import.
 
-    Their requirements are not installed: the environment that runs the tests has them.
+    Their requirements are in the environment that runs the tests.
     """
     tag = sys.implementation.cache_tag
     place = wheel_cache.cache_directory().parent / f"{folder}-{tag}"

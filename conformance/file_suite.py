@@ -1,8 +1,8 @@
-"""Runs a suite of pytest or unittest files of another project on the virtual NPU.
+"""Runs another project's suite of pytest or unittest files on the virtual NPU.
 
 Beside the suite's `run.py` are `files.txt` (one path or pattern per line), `reasons.toml`, and
-`results.json` from the last run with `--record` (results.py). If a suite runs its folders except
-some files, `excluded.toml` lists these with the reason:
+`results.json` from the last run with `--record` (results.py). If a suite excludes files of its
+folders, `excluded.toml` lists these with the reason:
 
     [[excluded]]
     why = "train models"
@@ -24,7 +24,7 @@ from test_files import Outcome, TestRun
 from progress import Steps
 from versions import read_toml
 
-# A test that leaves a stream waiting forever does not delay the process's end.
+# Limits waits, so that a stream that waits forever does not delay the end of the process.
 WAITS = {"VNPU_WAIT_LIMIT": "40"}
 
 
@@ -35,17 +35,17 @@ class Suite:
     what:        subject of the tests, for the table
     source:      where to get a checkout
     tests:       the checkout's folder of tests
-    imported:    further needed folders: packages that are not installed
-    folders:     folders whose files `files.txt` selects, if any; it may also name other files
+    imported:    further folders: packages that are not installed
+    folders:     folders of whose files `files.txt` selects some; it may also name other files
     packages:    packages that only these tests import
     packages_folder: folder for them, beside the wheel cache
     import_from: folders to import from: absolute, or of the checkout
     environment: further environment variables
     arguments:   further arguments of pytest
     plugins:     pytest plugins in `directory`, for runs on our devices
-    together:    number of files that share a process, because torch's import would take longer than
-                 each. A file that fails there for an unknown reason runs once more, alone
-    alone:       regular expression: files that match it get a process of their own
+    together: number of files per process, because importing torch takes longer than a file's tests.
+        A file that fails there for an unknown reason runs once more, alone
+    alone:       regular expression of files that get a process of their own
     rule:        how files and cases are chosen, for the page
     test_limit:  maximum seconds of a test
     file_limit:  maximum seconds of a file
@@ -130,10 +130,9 @@ class Suite:
         ]
 
     def _files(self, source: Path, excluded: Mapping[str, list[str]]) -> list[str]:
-        """Files of files.txt without the excluded ones.
+        """Returns the files of files.txt without the excluded ones.
 
-        Raises SystemExit if a suite with excluded files has a file that is neither run nor
-        excluded.
+        If the suite excludes files, raises SystemExit for a file that is neither run nor excluded.
         """
         lines = (self.directory / "files.txt").read_text(encoding="utf-8").split()
         left_out = {file for files in excluded.values() for file in files}
@@ -145,7 +144,7 @@ class Suite:
         return chosen
 
     def _excluded(self, source: Path) -> dict[str, list[str]]:
-        """The files that are not run, by reason."""
+        """Returns the excluded files by reason."""
         path = self.directory / "excluded.toml"
         tables = read_toml(path).get("excluded", []) if path.exists() else []
         return {
@@ -187,7 +186,7 @@ class Suite:
         return checkout.extra_packages(*self.packages, folder=self.packages_folder)
 
     def _groups(self, source: Path, files: list[str]) -> list[list[str]]:
-        """Groups files of one folder; pytest does not allow equal names from two folders."""
+        """Groups files by folder, because pytest does not allow equal names from two folders."""
         groups: list[list[str]] = []
         open_group: list[str] = []
         for file in files:

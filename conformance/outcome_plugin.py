@@ -1,10 +1,10 @@
 """A pytest plugin that writes each test's outcome immediately, as a line of JSON.
 
-Loaded by `test_files.py` into processes that run another project's tests: after a crash or a time
-limit the last line names the running test. The variable CONFORMANCE_OUTCOMES names the file.
+`test_files.py` loads it into processes that run another project's tests: after a crash or a time
+limit, the last line names the running test. The variable CONFORMANCE_OUTCOMES names the file.
 
-A test that waits for a process that failed would wait until its time limit. The plugin ends it soon
-after the failure, with the process's error as message.
+If a process that a test waits for has failed, the plugin ends the test soon, with the process's
+error as message; otherwise the test would wait until its time limit.
 """
 
 import json
@@ -20,15 +20,15 @@ from pathlib import Path
 import pytest
 
 SAMPLED = "sampled"
-"""Marks, in place of an outcome, how many of a function's cases run (case_sample.py)."""
+"""Replaces the outcome with how many of a function's cases run (case_sample.py)."""
 _MESSAGE_LENGTH = 800
 _ERROR_OF_A_PROCESS = re.compile(r"^\w+Error: .*", re.MULTILINE)
-# Time in which a test may notice itself that one of its processes has ended.
+# Time for a test to notice that one of its processes has ended.
 _GRACE_S = 15.0
 
 
 def pytest_configure() -> None:
-    # If a test takes all of the machine's memory, only its own process is ended.
+    # If a test exhausts the machine's memory, the kernel ends only the test's process.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
@@ -41,7 +41,7 @@ def pytest_runtest_call() -> Generator[None]:
         return (yield)
     finally:
         is_over.set()
-        # They would keep their ports.
+        # These processes would keep their ports.
         for left_behind in set(multiprocessing.active_children()) - before:
             left_behind.kill()
             left_behind.join()
@@ -79,7 +79,8 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The reason why a test was skipped, or the error's first line, without the traceback.
+    """Returns why a test was skipped, or its error's first line without traceback. For a passed
+    test, returns the kernels that it launched, if a plugin recorded them.
 
     For a test that passed, returns the kernels that it launched, if a plugin recorded them.
     """

@@ -1,15 +1,15 @@
-"""Page with the results of other projects' tests."""
+"""Writes the page with the results of other projects' tests."""
 
 from pathlib import Path
 from typing import Any
 
 from reference_cells import GENERATED, cell
 
-MOST_NAMES = 3  # of one file's tests in a cell
+MOST_NAMES = 3  # of one file's tests, per cell
 
 
 def conformance_page(records: list[dict[str, Any]]) -> str:
-    """Results of other projects' suites, from the last recorded run of each."""
+    """Formats results of other projects' suites, from the last recorded run of each."""
     text = "# Other projects' tests\n\n" + GENERATED.format(source="conformance/*/results.json")
     text += (
         "Other projects' tests for chips, run on the default virtual NPU (strict, Ascend910B3, "
@@ -48,7 +48,7 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
 
 
 def _shares(record: dict[str, Any]) -> str:
-    """The table line of a suite."""
+    """Formats a suite's table line."""
     able = record["passed"] + record["not_passed"]
     total = able + record["lacks_operator"] + record["skipped"]
     numbers = (record[key] for key in ("passed", "lacks_operator", "not_passed", "skipped"))
@@ -71,7 +71,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _short_names(tests: list[str]) -> list[str]:
-    """Names such as `test_stream.py::test_priority`; for several tests of one file, its name and
+    """Shortens names to `test_stream.py::test_priority`; several tests of a file to its name and
     their number.
     """
     of_file: dict[str, list[str]] = {}
@@ -87,6 +87,8 @@ def _short_names(tests: list[str]) -> list[str]:
 
 
 def _short_path(path: str) -> str:
-    """A file's name; with its folder if the program's name alone is not descriptive."""
+    """Shortens a path to the file's name, or folder and name if the name alone is not
+    descriptive.
+    """
     *_, folder, name = ("", *Path(path).parts)
     return name if "." in name or name.startswith("test_") else f"{folder}/{name}"

@@ -1,10 +1,9 @@
 """A pytest plugin that forks tests' processes from a server that has imported torch_npu.
 
-Tests of collectives start their ranks again for each shape with "spawn", a fresh interpreter whose
-imports take nearly all of the test's time. Here each rank is a child of a fork server that has done
-the imports and used no device; it gets the environment of the process that starts it. Exit code 255
-means that the server has ended, for example when memory ran out: the kernel ends these processes
-first (`outcome_plugin.py`).
+Tests of collectives spawn their ranks again for each shape, and the imports take nearly all of the
+    time. Here a fork server with these imports, which has used no device, forks each rank with the
+    environment of the process that starts it. Exit code 255 means that the server has ended, for
+    example because memory ran out: the kernel ends these processes first (`outcome_plugin.py`).
 """
 
 import multiprocessing

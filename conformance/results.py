@@ -1,4 +1,4 @@
-"""Outcomes of a suite, reasons for tests that do not pass, and the record of a run.
+"""A suite's outcomes, reasons for tests that do not pass, and the record of a run.
 
 A suite's `reasons.toml` has one table per reason:
 
@@ -26,7 +26,8 @@ from test_files import Outcome
 from versions import read_toml
 
 PASSED, SKIPPED = "passed", "skipped"
-SAMPLED = "sampled"  # as outcome_plugin.py, which only other projects' tests import
+# The same string as in outcome_plugin.py, which only other projects' tests import.
+SAMPLED = "sampled"
 KEPT = "outcomes.jsonl"
 
 
@@ -67,7 +68,7 @@ def keep(directory: Path, outcomes: Iterable[Outcome]) -> None:
 
 
 def kept(directory: Path) -> list[Outcome]:
-    """The latest outcome of each test in `directory`."""
+    """Returns the latest outcome of each test in `directory`."""
     path = directory / KEPT
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [Outcome(**json.loads(line)) for line in lines]
@@ -75,7 +76,7 @@ def kept(directory: Path) -> list[Outcome]:
 
 
 def settled(outcomes: list[Outcome], reasons: list[Reason]) -> list[Outcome]:
-    """Outcomes of the files in which every test passed or has a reason."""
+    """Returns outcomes of the files in which every test passed or has a reason."""
     open_files = {each.file for each in outcomes if not is_explained(each, reasons)}
     return [each for each in outcomes if each.file not in open_files]
 
@@ -83,7 +84,7 @@ def settled(outcomes: list[Outcome], reasons: list[Reason]) -> list[Outcome]:
 def report(
     outcomes: Iterable[Outcome], reasons: list[Reason], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record of a run: counts, and each test that does not pass under its reason.
+    """Returns a run's record: counts, and each test that does not pass, under its reason.
 
     about: source, version and selection of the tests
     """
@@ -138,21 +139,21 @@ def share(part: int, whole: int) -> str:
 
 
 def not_passed(record: Mapping[str, Any]) -> set[str]:
-    """Tests that do not pass, with or without a reason, and programs that are not built."""
+    """Returns tests that do not pass, with or without a reason, and programs that are not built."""
     lists = [*record["reasons"].values(), *record.get("not_built", {}).values()]
     return {*record["unexplained"], *(test for tests in lists for test in tests)}
 
 
 def worse_than(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
-    """Tests that do not pass now but passed, or did not exist, in an earlier record."""
+    """Returns tests that do not pass, and that passed or did not exist in an earlier record."""
     return sorted(not_passed(record) - not_passed(earlier))
 
 
 def finish(record: dict[str, Any], recorded: Path, is_to_be_recorded: bool) -> int:
-    """Prints a record, and writes it or compares it with the last recorded run.
+    """Prints a record; writes it, or compares it with the last recorded run.
 
-    Returns 1 if a test fails that the recorded run does not list; when recording, or without a
-    record, if a failed test has no reason.
+    Returns 1 if a test fails that passed in the recorded run. When recording, or without a record,
+    returns 1 if a failed test has no reason.
     """
     ran = record["passed"] + record["not_passed"]
     print(

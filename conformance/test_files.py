@@ -1,7 +1,7 @@
 """Runs pytest or unittest files of other projects, one or several in a process.
 
-If a process ends during a test, a new one runs the remaining tests, so that a crash costs one test
-only.
+If a process ends during a test, a new one runs the remaining tests, so that a crash costs only one
+test.
 """
 
 import json
@@ -17,7 +17,7 @@ from progress import wait_for_all
 
 HERE = Path(__file__).parent
 MOST_STARTS = 12
-_ENDED = (0, 1, 5)  # pytest's statuses of processes that ran what they were given
+_ENDED = (0, 1, 5)  # pytest's exit statuses after all requested tests have run
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class TestRun:
     file_limit_s: float = 400.0
 
     def outcomes(self, files: Sequence[str], log: Path, only: Sequence[str] = ()) -> list[Outcome]:
-        """Outcomes of the tests in `files`, until one exceeds the limit; output goes to `log`.
+        """Runs the tests in `files` until one exceeds the limit; returns outcomes. Output goes to
+        `log`.
 
         only: names of tests of these files; the others do not run
         """
@@ -96,7 +97,7 @@ class TestRun:
 
 
 def _outcomes(lines: Iterator[dict[str, str]], status: int | None) -> Iterator[Outcome]:
-    """The latest outcome of each test; a test that only began is where the process ended."""
+    """Returns the latest outcome of each test; the process ended in a test that has only begun."""
     last: dict[str, Outcome] = {}
     for line in lines:
         before = last.get(line["test"])

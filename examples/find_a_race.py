@@ -1,7 +1,7 @@
 """Finds a missing wait: `VNPU_RACES=report vnpu run -- python examples/find_a_race.py`.
 
 A side stream reads a tensor that the main stream is still writing. On a chip the result is
-sometimes wrong; the virtual NPU reports both lines every time.
+sometimes wrong; the virtual NPU always reports both lines.
 """
 
 import torch
@@ -14,7 +14,7 @@ def overlapped_sum(wait: bool) -> torch.Tensor:
     if wait:
         side.wait_stream(main)
     with torch.npu.stream(side):
-        total = product.sum()  # the line that races without a wait
+        total = product.sum()  # this line races without a wait
     product.record_stream(side)
     main.wait_stream(side)
     return total

@@ -29,7 +29,7 @@ def main() -> None:
         print(f"\n{args.checkpoint} on {devices} x npu", flush=True)
         for output in outputs:
             print(f"\n--- {output.prompt!r}\n{output.prompt}{output.outputs[0].text}", flush=True)
-        del llm  # ends its processes and frees the devices
+        del llm  # ends the engine's processes and frees the devices
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 vnpu run -- python examples/overlap_offline.py checkpoints/tiny_deepseek
 
-All prompts form one step, which is split if it has 256 tokens or more: 41 copies of a short prompt
-are enough.
+All prompts form one step, which is split from 256 tokens on: 41 copies of a short prompt suffice.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from vllm_davinci.multistream import Interleave, StreamPool, communicate
 device = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-class Model(torch.nn.Module):  # an ordinary model, without streams
+class Model(torch.nn.Module):  # an ordinary model without streams
     def __init__(self, num_layers: int = 4, width: int = 256) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(

@@ -1,7 +1,7 @@
 """Shows a race in a Triton kernel and its fix: `vnpu run --triton --races report -- python
 triton_kernel.py`.
 
-The kernel divides a vector by its root mean square. In the first version each program of the grid
+The kernel divides a vector by its root mean square. In the racing version, each program of the grid
 adds its part to the sum and divides by the sum so far; the fixed version sums in a separate launch.
 `--mended` runs only the fixed version, for timing.
 """
@@ -20,7 +20,7 @@ def racing_kernel(x_ptr, out_ptr, sum_ptr, size, BLOCK: tl.constexpr):
     lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + lanes, mask=lanes < size, other=0.0)
     tl.atomic_add(sum_ptr, tl.sum(x * x))
-    mean = tl.load(sum_ptr) / size  # other programs may not have added their part
+    mean = tl.load(sum_ptr) / size  # other programs may still have to add their parts
     tl.store(out_ptr + lanes, x * tl.rsqrt(mean), mask=lanes < size)
 
 
@@ -40,7 +40,7 @@ def scale_kernel(x_ptr, out_ptr, sum_ptr, size, BLOCK: tl.constexpr):
 
 
 def error_of(x: torch.Tensor, racing: bool) -> float:
-    """Largest difference from torch's result."""
+    """Returns the largest difference from torch's result."""
     out, total = torch.empty_like(x), torch.zeros(1, device="npu")
     grid = (triton.cdiv(SIZE, BLOCK),)
     if racing:

@@ -1,11 +1,11 @@
 """Interleaves two ubatches on any accelerator of torch, with copies as communication.
 
 Each layer multiplies the hidden states several times, then copies them to the host and back in
-    place of a collective; a copy engine does this concurrently with products. The ubatches run
-    serially, then interleaved, and both orders give the same bits. The bound is the longer of all
-    products alone and all copies alone. Needs torch, rich and the multistream package, but no vLLM.
-    A virtual NPU's times mean nothing, but its equal bits do. The default sizes suit a small test;
-    a GPU needs larger ones to be busy.
+place of a collective; a copy engine does this concurrently with products. The ubatches run
+serially, then interleaved, and both orders give the same bits. The bound is the longer of all
+products alone and all copies alone. Needs torch, rich and the multistream package, but no vLLM. A
+virtual NPU's times mean nothing, but its equal bits do. The default sizes suit a small test; a GPU
+needs larger ones to be busy.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Compares a decode layer's collectives before and after a published change.
 
 The change (vllm-project/vllm-ascend, pull request 1194, release 0.9.2rc1) concerns decodes from
-    graphs with experts on other ranks. The all-reduce after attention becomes a reduce-scatter.
-    Each rank sends its shard to the experts without slicing first. The all-gather moves from after
-    the experts, where it filled a list to concatenate, to before the next attention. Both versions
-    have two collectives per layer. Prints the modelled picoseconds saved per layer, by machine, as
-    JSON: `sharded_pair.py CHIP TOPOLOGY RANKS TOKENS`, under `vnpu run`.
+graphs with experts on other ranks. The all-reduce after attention becomes a reduce-scatter. Each
+rank sends its shard to the experts without slicing first. The all-gather moves from after the
+experts, where it filled a list to concatenate, to before the next attention. Both versions have two
+collectives per layer. Prints the modelled picoseconds saved per layer, by machine, as JSON:
+`sharded_pair.py CHIP TOPOLOGY RANKS TOKENS`, under `vnpu run`.
 """
 
 import json

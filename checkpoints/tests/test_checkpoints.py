@@ -1,4 +1,4 @@
-"""Checks the shipped checkpoints: they load, are small, and continue Python."""
+"""Checks that shipped checkpoints load, are small, and continue Python."""
 
 import ast
 import re
@@ -37,7 +37,7 @@ DRAFT_LAYOUT = {
     name: {"MTP.md", "mtp.safetensors"} for name in ("tiny_deepseek", "tiny_deepseek_v4")
 }
 PRECISE = re.compile(r"e_score_correction_bias$|gate\.bias$|attn_sink$|\.ape$|hc_")
-# transformers' eager attention takes minutes for the last one.
+# transformers' eager attention takes minutes for the last checkpoint.
 NAMES = [
     pytest.param(name, marks=[pytest.mark.nightly("weights")] if name.endswith("v4") else [])
     for name in sorted(RECIPES)
@@ -184,5 +184,5 @@ def test_a_draft_model_predicts_held_out_text_as_its_card_says(target: str, card
     found = agreement(draft, model, held_out_windows(tokenizer, DRAFT_SLICE_TOKENS))
     expected = [float(share) for share in stated.split(", ")]
     assert len(expected) == len(found) == 3
-    # Another text under another Python.
+    # Another Python version has another text.
     assert all(abs(a - b) < 0.08 for a, b in zip(found, expected, strict=True)), found

@@ -60,8 +60,8 @@ def _(server: Server) -> str:
         },
     }
     choice = {"type": "tool", "name": "look_up"}
-    # A small model may repeat white space, which JSON allows, until its tokens are used up; there
-    # is no penalty in this client's calls.
+    # JSON allows white space, which a small model may repeat until its tokens are used up; this
+    # client's calls have no penalty.
     given = {"tools": [tool], "tool_choice": choice, "extra_body": {"temperature": 1.0}}
     answers = (create(server, max_tokens=96, **given) for _ in range(8))
     blocks = (block for answer in answers for block in answer.content)

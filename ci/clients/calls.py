@@ -12,7 +12,7 @@ LONGEST_ANSWER = 100  # characters, on the page
 def require_refusal(
     call: Callable[[], object], error_class: type[Exception], word: str, status: int | None = None
 ) -> str:
-    """Checks that the call raises this error with the parameter's name; returns its text."""
+    """Checks that the call raises this error, naming the parameter; returns the error's text."""
     try:
         call()
     except error_class as error:
@@ -29,7 +29,7 @@ def require_refusal(
 
 @dataclass(frozen=True)
 class Server:
-    """The server's address, model and features, for a client's program.
+    """Address, model and features of the server that a client's program calls.
 
     url:       base URL without /v1
     model:     the served name
@@ -46,10 +46,10 @@ class Server:
 
 
 class Calls:
-    """The calls of a program: `@calls.add("name")` registers one, `run` makes all.
+    """A program's calls: `@calls.add("name")` registers one, `run` makes all.
 
-    A call checks its answer and returns it in a few words, or nothing if the server lacks the
-    feature.
+    A call checks its answer and summarizes it in a few words; it returns nothing if the server
+    lacks the feature.
     """
 
     def __init__(self) -> None:

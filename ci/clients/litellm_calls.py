@@ -1,4 +1,4 @@
-"""litellm's client: completion, stream, async, text completion, an error of its own class."""
+"""litellm's client: completion, stream, async, text completion, litellm's own error class."""
 
 import asyncio
 from typing import Any

@@ -9,8 +9,8 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 calls = Calls()
-# Each line is split at a token boundary, as lm-eval finds the end's tokens by the number of the
-# start's.
+# Each line is split at a token boundary, because lm-eval locates the end by the start's number of
+# tokens.
 LINES = (
     *(("def __init__(", "self"), ("import os.", "path"), ("len(", "self")),
     *(("isinstance(value", ", str"), ("return self", ".value")),
@@ -74,8 +74,8 @@ def evaluate(server: Server, task: str, text: str) -> dict[str, float]:
 
 @calls.add("multiple choice")
 def _(server: Server) -> str:
-    # The shipped checkpoints were trained on code: in transformers each line's own ending is more
-    # likely than four signs, by a factor of e^10 and more.
+    # The shipped checkpoints were trained on code: transformers finds each line's own ending more
+    # likely than four signs, by a factor of e^10 or more.
     accuracy = evaluate(server, "local_choices", CHOICES)["acc,none"]
     assert accuracy == 1, f"accuracy {accuracy:.2f}"
     return f"accuracy {accuracy:.2f}"

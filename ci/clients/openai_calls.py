@@ -30,10 +30,10 @@ TOOL: Any = {
         "name": "look_up",
         "description": "Looks a name up.",
         "parameters": SCHEMA,
-        "strict": True,  # otherwise a server need not apply the schema to the arguments
+        "strict": True,  # without this, a server need not apply the schema to the arguments
     },
 }
-# JSON may have any white space between its words, which a small model repeats without an end.
+# JSON allows white space between tokens, which a small model repeats without end.
 ENDS = {"frequency_penalty": 2.0}
 
 

@@ -1,7 +1,7 @@
 """Serves the shipped checkpoints and calls them with published clients, as users do.
 
-Run by `nox -s clients`, which installs the clients in an environment of their own. Writes
-results/clients/page.md, the source of docs/measurements/clients.md. A run of some servers adds to
+Run by `nox -s clients`, which installs the clients in a separate environment. Writes
+results/clients/page.md, the source of docs/measurements/clients.md. Running some servers updates
 earlier results.
 """
 
@@ -58,7 +58,7 @@ class Outcome:
     error: str | None
 
 
-Outcomes = dict[str, dict[str, Outcome]]  # by client, by call
+Outcomes = dict[str, dict[str, Outcome]]  # outcomes by client and call
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ SERVERS = (
 
 
 def served(each: Served, directory: Path) -> Iterator[tuple[ForkedServer, Server]]:
-    """Starts a server and stops it when the generator is closed."""
+    """Starts a server; stops it when the generator is closed."""
     checkpoint = ROOT / "checkpoints" / each.checkpoint
     options = [*COMMON, *each.options, f"--served-model-name={each.checkpoint}"]
     if each.has_adapter:
@@ -111,7 +111,7 @@ def called(python: Path, program: str, server: Server) -> dict[str, Outcome]:
         text=True,
         timeout=PROGRAM_LIMIT_S,
         check=False,
-        # litellm reads the prices of models from the network otherwise, and waits for it.
+        # otherwise litellm downloads the prices of models, and waits for them
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"call"')]
@@ -122,9 +122,9 @@ def called(python: Path, program: str, server: Server) -> dict[str, Outcome]:
 
 
 def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
-    """Runs vLLM's own client under load, without a device; no request may fail.
+    """Runs vLLM's own client under load, without a device; every request must succeed.
 
-    Its output may not end with a list of Triton's objects either.
+    Also, its output must not end with a list of Triton's objects.
     """
     environment = {name: value for name, value in os.environ.items() if name not in OF_DEVICE}
     done = subprocess.run(
@@ -151,7 +151,7 @@ def benchmarked(server: Server, directory: Path) -> dict[str, Outcome]:
 
 
 def releases(python: Path) -> str:
-    """Names and releases of the clients."""
+    """Lists the clients' names and releases."""
     program = "import importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in "
     done = subprocess.run(
         [python, "-c", f"{program}{sorted(PROGRAMS)!r}))"],
@@ -164,7 +164,7 @@ def releases(python: Path) -> str:
 
 
 def page(results: dict[str, Outcomes], clients: str) -> str:
-    """The page: a table of clients and servers, the answers of each client's calls, errors.
+    """Writes the page: a table of clients and servers, the answers of each client's calls, errors.
 
     results: by server
     clients: names and releases
@@ -211,7 +211,7 @@ def page(results: dict[str, Outcomes], clients: str) -> str:
 
 
 def answer(results: dict[str, Outcomes], checkpoint: str, client: str, call: str) -> str:
-    """The first correct answer of a checkpoint's servers, as a table cell."""
+    """Returns the first correct answer of a checkpoint's servers, as a table cell."""
     for each in SERVERS:
         outcome = results.get(each.name, {}).get(client, {}).get(call)
         if each.checkpoint == checkpoint and outcome and outcome.error is None:
@@ -220,7 +220,7 @@ def answer(results: dict[str, Outcomes], checkpoint: str, client: str, call: str
 
 
 def read_results(path: Path) -> dict[str, Outcomes]:
-    """Results of earlier runs, by server; empty without a file."""
+    """Reads results of earlier runs, by server; empty without a file."""
     if not path.exists():
         return {}
     return {
@@ -254,7 +254,7 @@ def main() -> int:
                 )
                 right = sum(outcome.error is None for outcome in found[client].values())
                 print(f"{each.name}: {client} {right} of {len(found[client])}", flush=True)
-                # After each client, so that an interrupted run leaves its results.
+                # Write after each client, so that an interrupted run leaves its results.
                 results[each.name] = found
                 results = {s.name: results[s.name] for s in SERVERS if s.name in results}
                 file.write_text(json.dumps(results, indent=1, default=asdict), encoding="utf-8")

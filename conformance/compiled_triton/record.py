@@ -1,10 +1,10 @@
-"""Records what a program's Triton kernels read and write on a virtual NPU.
+"""Records memory that a program's Triton kernels read and write on a virtual NPU.
 
-`vnpu run --triton -- python record.py DIR PROGRAM [ARGUMENTS]`, or `-m MODULE`: runs the program.
-DIR gets, for each kernel, a module with its source and that of the functions it calls, and
-its launches with all memory before and after. `replay.py DIR` repeats them where Triton compiles
-(a GPU), and compares. Recorded are the first launches of each kernel, up to MOST_LAUNCHES with
-different constants, and tensors up to MOST_BYTES.
+`vnpu run --triton -- python record.py DIR PROGRAM [ARGUMENTS]`, or `-m MODULE`, runs the program.
+For each kernel, DIR gets a module with the sources of the kernel and its functions, and launches
+with all memory before and after. `replay.py DIR` repeats them where Triton compiles (a GPU), and
+compares. Records the first launches of each kernel, up to MOST_LAUNCHES with different constants,
+and tensors up to MOST_BYTES.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from vllm_davinci.vnpu.triton_backend.driver import Launcher
 
 MOST_LAUNCHES = 12
 MOST_BYTES = 2 << 20
-# These read addresses from memory, which another machine does not have.
+# These kernels read addresses from memory, which another machine does not have.
 POINTERS_FROM_MEMORY = "pointer_type"
 
 
 class NotRecordedError(Exception):
-    """The reason why a kernel or a launch cannot be repeated elsewhere."""
+    """Says why a kernel or a launch cannot be repeated elsewhere."""
 
 
 def source_of(kernel: JITFunction) -> str:
-    """A module with the kernel and all that it names, importing only triton and torch."""
+    """Returns a module with the kernel and everything that it uses, importing only triton and
+    torch.
+    """
     imports = ["import torch", "import triton", "import triton.language as tl"]
     values: list[str] = []
     functions: list[str] = []
@@ -94,7 +96,7 @@ def _literal(value: Any) -> str:
 
 
 class Memory:
-    """Whole storages of a launch's tensors, each once."""
+    """The whole storages of a launch's tensors, each once."""
 
     def __init__(self) -> None:
         self.storages: list[torch.UntypedStorage] = []
@@ -139,7 +141,7 @@ class Recorder:
         self._sources: dict[int, str] = {}
 
     def source(self, kernel: JITFunction) -> str:
-        """Name of the module with the kernel's source, which is written once."""
+        """Returns the name of the module with the kernel's source, which is written once."""
         if id(kernel) not in self._sources:
             text = source_of(kernel)
             if POINTERS_FROM_MEMORY in text:
@@ -182,7 +184,7 @@ class Recorder:
 
 
 class RecordingLauncher(Launcher):
-    """The virtual NPU's launcher, with a record of each launch."""
+    """The virtual NPU's launcher, which also records each launch."""
 
     recorder: Recorder
 

@@ -1,9 +1,9 @@
 """Repeats recorded launches of Triton kernels where Triton compiles, and compares the memory.
 
-`python replay.py DIR [--json FILE]` on a machine with a GPU, torch and triton; nothing of this
-project is needed. DIR was written by `record.py` on a virtual NPU. Each kernel runs in a process
-of its own. The table says for each kernel how many launches left the same bits, and how far the
-others differ. Without a GPU, Triton's interpreter runs the kernels.
+`python replay.py DIR [--json FILE]` needs a GPU, torch and triton, but nothing of this project.
+`record.py` wrote DIR on a virtual NPU. Each kernel runs in a process of its own. The table says how
+many launches of each kernel left the same bits, and by how much the others differ. Without a GPU,
+Triton's interpreter runs the kernels.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def repeat(record: dict[str, Any], module: Any, torch: Any) -> dict[str, Any]:
     getattr(module, record["function"])[record["grid"]](*arguments, **record["options"])
     equal, worst_ulp, worst = True, 0, 0.0
     for place, expected in enumerate(record["after"]):
-        found = memory[place].cpu()  # waits for the kernel
+        found = memory[place].cpu()  # waits until the kernel has ended
         if torch.equal(found, expected):
             continue
         equal = False
@@ -76,8 +76,8 @@ def repeat(record: dict[str, Any], module: Any, torch: Any) -> dict[str, Any]:
 
 
 def distance(found: Any, expected: Any, torch: Any) -> tuple[int, float]:
-    """Largest distance between two tensors, in units in the last place and relative to the largest
-    element.
+    """Returns the largest distance of two tensors, in units in the last place and relative to the
+    largest element.
     """
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
     differ = found.view(bits) != expected.view(bits)

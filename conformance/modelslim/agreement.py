@@ -1,4 +1,4 @@
-"""Compares two checkpoints of one format, tensor by tensor and bit by bit."""
+"""Compares two checkpoints of the same format, tensor by tensor and bit by bit."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from safetensors import safe_open
 
 @dataclass(frozen=True)
 class Agreement:
-    """Result of comparing two checkpoints' tensors.
+    """Result of comparing two checkpoints.
 
-    equal, other: last part of tensors' names -> number with equal dtype, shape and bits; of others
-    only_one:     names in one of the checkpoints only
+    equal, other: last part of tensors' names -> number of tensors with equal dtype, shape and bits;
+        of others
+    only_one:     names in only one of the checkpoints
     num_integers_apart: number of other tensors in layers with integer weights
     """
 
@@ -32,7 +33,7 @@ class Agreement:
 
 
 def compare(one: Path, other: Path) -> Agreement:
-    """The tensors of two checkpoint directories."""
+    """Compares the tensors of two checkpoint directories."""
     places = [
         {name: path for path in sorted(each.glob("*.safetensors")) for name in names(path)}
         for each in (one, other)
@@ -63,5 +64,5 @@ def tensor(path: Path, name: str) -> torch.Tensor:
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
-    """Raw bytes, so that -0 differs from 0 and a NaN equals itself."""
+    """Returns the raw bytes, so that -0 differs from 0 and a NaN equals itself."""
     return values.contiguous().flatten().view(torch.uint8)

@@ -1,7 +1,7 @@
-"""An environment with the real ModelSlim, made once and kept beside the wheel cache.
+"""Creates an environment with the real ModelSlim, once, beside the wheel cache.
 
-It needs an older transformers than vLLM does, so none of our packages are in it: `vnpu run` of our
-own environment starts its Python, and torch_npu there finds the virtual NPU's libraries.
+ModelSlim needs an older transformers than vLLM, so the environment has none of our packages: our
+environment's `vnpu run` starts its Python, and its torch_npu finds the virtual NPU's libraries.
 """
 
 import shutil
@@ -25,7 +25,7 @@ def directory() -> Path:
 
 
 def prepare(steps: Steps) -> Path:
-    """The environment's Python; installs it on first use (about 2 GB, minutes)."""
+    """Returns the environment's Python; installs it on first use (about 2 GB, minutes)."""
     place = directory()
     python, finished = place / "bin" / "python", place / "finished"
     steps.start(f"environment of ModelSlim {VERSION} in {place}")

@@ -1,7 +1,7 @@
-"""DeepSeek-V3 as ModelSlim expects it: each checkpoint has a copy of this file.
+"""DeepSeek-V3 as ModelSlim expects it; each checkpoint gets a copy of this file.
 
-ModelSlim's adapter is written for the code that DeepSeek ships with its weights: the router's bias
-is a parameter, and a decoder layer finds the angles of its positions itself.
+ModelSlim's adapter expects the code that DeepSeek ships with its weights: the router's bias is a
+parameter, and a decoder layer computes its rotary embeddings itself.
 """
 
 from typing import Any
@@ -14,7 +14,8 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as base
 class DeepseekV3DecoderLayer(base.DeepseekV3DecoderLayer):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self._angles = [base.DeepseekV3RotaryEmbedding(config)]  # in a list: no tensor of the layer
+        # A list hides the module's tensors from the layer.
+        self._angles = [base.DeepseekV3RotaryEmbedding(config)]
         if (gate := getattr(self.mlp, "gate", None)) is not None:
             bias = gate.e_score_correction_bias
             del gate.e_score_correction_bias

@@ -1,9 +1,9 @@
 """An export by ModelSlim's earlier library: `older_export.py MODEL DIRECTORY TEXT.jsonl KIND`.
 
-KIND w8a8: the format before 1.0.0: files named after the type, separate scales of weights and
-products, and a copy of each norm as `norm.module` with outliers moved into it. w4a16, w4a16-groups:
-the type that only this library writes, in format 1.0.0, with a scale per channel or per group. Runs
-in ModelSlim's environment.
+KIND w8a8 is the format before 1.0.0: files named after the type, separate scales of weights and
+products, and for each norm a copy `norm.module` with outliers moved into it. w4a16 and
+w4a16-groups, which only this library writes, are in format 1.0.0, with a scale per channel or per
+group. Runs in ModelSlim's environment.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Results of ModelSlim's exports, as a table and as a page of the documentation."""
+"""Results of ModelSlim's exports, as a table and as a documentation page."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from recipes import Recipe
 
 from versions import stamp
 
-# Compared types, and the maximum perplexity relative to bf16 for types whose rounding by the tool
-# costs more than the goal.
+# What is compared, and the largest increase of perplexity over the definition's, for types whose
+# rounding costs more than the goal.
 NUM_PROMPTS, NUM_TOKENS = 8, 16
 SCORED_TOKENS = 8192
 NEAR_DEFINITION = 0.002
@@ -51,7 +51,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """The result as a documentation page."""
+    """Formats the results as a documentation page."""
     lines = [
         "# ModelSlim's own exports",
         "",

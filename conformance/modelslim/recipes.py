@@ -1,4 +1,4 @@
-"""Recipes for ModelSlim, as data of its recipe files."""
+"""Recipes for ModelSlim, in the form of its recipe files."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ WEIGHT_ONLY_GROUPS = {
 
 
 def linear(qconfig: Step, include: str = "*", *exclude: str) -> Step:
-    # Heads stay floats in every shipped recipe of ModelSlim, and so does attention's kv_b_proj.
+    # Every shipped recipe of ModelSlim keeps heads and attention's kv_b_proj as floats.
     left_out = ["lm_head", *exclude, *(["*kv_b_proj"] if include == "*self_attn*" else [])]
     return {"type": "linear_quant", "qconfig": qconfig, "include": [include], "exclude": left_out}
 
@@ -47,10 +47,10 @@ class Recipe:
     """An export.
 
     model_type: one of ModelSlim's names
-    steps:      of its version 1 recipes; empty if `older` is given
-    refused:    part of the line with which our check and our engine refuse it; None: it is served
+    steps:      as in its version 1 recipes; empty with `older`
+    refused:    part of the refusal by our check and our engine; None: it is served
     older:      a KIND of older_export.py
-    ours:       the --type of vllm-davinci quantize whose tensors are compared with these
+    ours:       type of `vllm-davinci quantize` whose tensors are compared with these
     """
 
     name: str
@@ -63,13 +63,13 @@ class Recipe:
 
     @property
     def source(self) -> str:
-        """The shipped checkpoint that the model equals, if any."""
+        """Returns the shipped checkpoint that the model equals, if any."""
         return self.model.removesuffix("_wide")
 
 
 QWEN3, QWEN3_MOE = ("qwen3", "Qwen3-32B"), ("qwen3_moe", "Qwen3-30B")
 QWEN2_5, DEEPSEEK = ("qwen2_5", "Qwen2.5-7B-Instruct"), ("deepseek_v3", "DeepSeek-V3")
-# Llama's modules have Qwen2.5's names, and ModelSlim has no adapter of its own for it that smooths.
+# Llama has Qwen2.5's module names, and ModelSlim has no adapter for Llama that smooths.
 TINY_LLAMA, TINY_DEEPSEEK = ("tiny_llama", QWEN2_5[1]), ("tiny_deepseek", "DeepSeek-V3")
 
 RECIPES = (
@@ -109,7 +109,7 @@ RECIPES = (
             ),
         ),
     ),
-    # The inputs of down_proj have outliers, for which minmax widens the range.
+    # down_proj's inputs have outliers, for which minmax widens the range.
     Recipe(
         "static, down_proj dynamic", *TINY_LLAMA,
         (SMOOTH, group(linear(STATIC, "*", "*down_proj"), linear(DYNAMIC, "*down_proj"))),

@@ -1,8 +1,8 @@
 """Quantizes small models with the real ModelSlim on the virtual NPU and serves each.
 
-`run.py [NAMES]`: recipes whose names contain one of NAMES, all without. Every export loads and
-gives the tokens of an integer reference, or is refused in one line; the perplexity of the trained
-checkpoints stays near that of their floats. Prints a table; exit status 1 if an expectation fails.
+`run.py [NAMES]` runs recipes whose names contain one of NAMES; default: all. Every export loads and
+gives the tokens of an integer reference, or is refused in one line. The trained checkpoints'
+perplexity stays near that of their floats. Prints a table; exit status 1 if an expectation fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "ci"), str(ROOT / "checkpoints")]  # which has recipes of its own
+# checkpoints/ comes last, because it also has a module `recipes`.
+sys.path += [str(ROOT / "ci"), str(ROOT / "checkpoints")]
 
 import environment  # noqa: E402 - beside this file
 import yaml  # noqa: E402
@@ -36,10 +37,10 @@ from progress import StepFailedError, Steps  # noqa: E402
 
 HERE = Path(__file__).parent
 QUANTIZE_LIMIT_S = 900.0
-# Text that ModelSlim sees: pieces of training files, in characters.
+# Text for ModelSlim: pieces of training files, in characters.
 PIECE, PIECES = 1500, 16
-WINDOW = 512  # of scored tokens
-# Share of all tokens: in 16 bits a nearly equal expert may be chosen.
+WINDOW = 512  # in scored tokens
+# Share of all tokens: 16 bits may choose another expert if two are nearly equal.
 WRONG_AT_MOST = 0.03
 # Maximum perplexity relative to bf16.
 AT_MOST = {"dynamic": 1.01, "static": 1.02, "weights": 1.01}
@@ -124,7 +125,7 @@ class Suite:
         return made
 
     def _run_tool(self, *arguments: str | Path) -> None:
-        """Runs ModelSlim's Python in our directory, because it leaves files behind."""
+        """Runs ModelSlim's Python in our directory, because ModelSlim leaves files behind."""
         command = ["env", "-C", self._directory, "vnpu", "run", "--", self._python, *arguments]
         self._steps.run(command, limit_s=QUANTIZE_LIMIT_S)
 
@@ -141,7 +142,7 @@ class Suite:
                     (line for line in str(error).splitlines() if recipe.refused in line), ""
                 )
                 in_check = any(recipe.refused in problem for problem in problems)
-                line = told.strip().split(" [type=")[0]  # pydantic's addition
+                line = told.strip().split(" [type=")[0]  # added by pydantic
                 return bool(told) and in_check, f"refused: {line[-250:]}"
             return False, "served, and was to be refused"
         if problems:
@@ -179,7 +180,7 @@ class Suite:
         return is_equal and ratio <= defined * (1 + NEAR_DEFINITION), text
 
     def _defined_perplexity(self, model: Path, definition: TransformersReference) -> float:
-        """Perplexity of the same windows, by transformers' definition."""
+        """Returns the perplexity of the same windows by transformers' definition."""
         import torch
 
         total, count = 0.0, 0
@@ -201,7 +202,7 @@ class Suite:
     def _served(
         self, model: Path, is_scored: bool = False
     ) -> tuple[list[list[int]], list[list[int]], float]:
-        """Held-out prompts, our engine's continuations, and the text's perplexity if it
+        """Returns held-out prompts, our engine's continuations, and the text's perplexity if it
         `is_scored`.
         """
         import transformers
@@ -235,7 +236,7 @@ class Suite:
         calibration = self._directory / "calibration.txt"
         source = ROOT / "checkpoints" / recipe.source
         options = ["--type", kind]
-        if kind == "W8A8":  # as ModelSlim rounds: our own scales and types would differ
+        if kind == "W8A8":  # rounds like ModelSlim: our own scales and types would differ
             options += ["--calibrate", str(calibration), "--no-smoothing", "--budget", "none"]
         done = subprocess.run(
             ["vnpu", "run", "--", "vllm-davinci", "quantize", source, ours, *options],

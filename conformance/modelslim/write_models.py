@@ -1,8 +1,8 @@
 """Writes float checkpoints for ModelSlim: `write_models.py CHECKPOINTS DIRECTORY`.
 
-Runs in ModelSlim's environment, whose transformers writes its own generation of configurations.
-Small models of ModelSlim's types with random weights, and the two trained checkpoints of this
-repository, whose files are of a later generation.
+Runs in ModelSlim's environment, whose older transformers writes the configurations that ModelSlim
+reads. Writes small models of ModelSlim's types with random weights, and this repository's two
+trained checkpoints in the older format.
 """
 
 import json
@@ -15,9 +15,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-VOCABULARY = 4096  # of the trained checkpoints' tokenizer
-# ModelSlim reads the multi-token prediction layer from this file, under this number, whatever the
-# model's depth.
+VOCABULARY = 4096  # size of the trained checkpoints' tokenizer
+# ModelSlim reads the MTP layer from this file, under this layer number, whatever the model's depth.
 MTP_FILE, MTP_LAYER = "model-00163-of-000163.safetensors", 61
 DEEPSEEK_CODE = "modeling_deepseek.py"
 
@@ -88,7 +87,7 @@ def main(checkpoints: Path, directory: Path) -> None:
 
 
 def widen(source: Path, target: Path) -> None:
-    """Converts a checkpoint to fp32, from which ModelSlim then rounds."""
+    """Converts a checkpoint to fp32, from which ModelSlim rounds."""
     shutil.copytree(source, target)
     file = target / "model.safetensors"
     wide = {name: tensor.float() for name, tensor in load_file(file).items()}
@@ -99,7 +98,7 @@ def widen(source: Path, target: Path) -> None:
 
 
 def fill(network: torch.nn.Module) -> None:
-    """Sets weights as large as trained ones, so that values determine the tokens."""
+    """Makes weights as large as trained weights, so that their values determine the tokens."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.dim() > 1:

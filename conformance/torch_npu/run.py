@@ -1,6 +1,6 @@
 """Runs torch_npu's own tests over the virtual NPU: `run.py --checkout DIR [NAMES]`.
 
-Exit status 1 if a test fails without a reason in `reasons.toml`.
+Exits with 1 if a test fails without a reason in `reasons.toml`.
 """
 
 import sys

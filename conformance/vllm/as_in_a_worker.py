@@ -1,8 +1,7 @@
-"""A pytest plugin that prepares a process as the worker does before it creates the runner.
+"""A pytest plugin that prepares a process like the worker before it creates the runner.
 
-Tests construct runners without a worker. vLLM's runner uses `torch.cuda.Stream` and loads weights
-in a format that one of the plugins registers; its rejection sampler launches kernels that have
-stand-ins.
+Tests construct runners without a worker. vLLM's runner uses `torch.cuda.Stream` and a load format
+that a plugin registers; its rejection sampler launches kernels that have stand-ins.
 """
 
 from vllm.plugins import load_general_plugins

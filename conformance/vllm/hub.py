@@ -1,9 +1,9 @@
 """Stand-ins for hub models that vLLM's tests name: random weights, two layers.
 
-A stand-in has the architecture and the vocabulary's size of the model whose name it carries, heads
-of 64 entries, and one byte-level tokenizer for all, learned from Python's standard library, with
-the original's special tokens at the original's ids. Written once, beside the wheel cache, in the
-layout of a hub's cache.
+A stand-in has the original model's architecture and vocabulary size, and heads of 64 entries. All
+share a byte-level tokenizer, trained on Python's standard library, with the original's special
+tokens at their ids. Stand-ins are written once, beside the wheel cache, in the layout of a hub's
+cache.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import wheel_cache
 
 DIRECTORY = wheel_cache.cache_directory().parent / "conformance-hub-2"
 LEARNED_WORDS = 12_000
-# Distinct enough that the most probable token is not a tie.
+# Spreads logits, so that the most probable token is not a tie.
 SPREAD = 0.15
 IMAGE = "<image>"
 
@@ -72,7 +72,7 @@ _OPT = Model(
     },
     "float16",
 )
-# No bos_token: texts do not begin with it.
+# No bos_token, so that texts do not begin with it.
 _GPT2 = Model(
     "GPT2LMHeadModel",
     50257,
@@ -179,7 +179,7 @@ MODELS = {
 
 
 def make_missing() -> None:
-    """Writes the stand-ins that are missing."""
+    """Writes missing stand-ins."""
     for name, model in MODELS.items():
         revision = hashlib.sha256(name.encode()).hexdigest()[:40]
         folder = DIRECTORY / "hub" / f"models--{name.replace('/', '--')}"
@@ -192,7 +192,7 @@ def make_missing() -> None:
         (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / "main").write_text(
             revision, encoding="utf-8"
-        )  # the stand-in is complete
+        )  # written last: the stand-in is complete
 
 
 def _write_model(directory: Path, model: Model, seed: int) -> None:
@@ -223,7 +223,7 @@ def _write_model(directory: Path, model: Model, seed: int) -> None:
 
 @cache
 def _learned() -> tuple[list[str], list[tuple[str, str]]]:
-    """Words by their ids, and the merges that lead to them."""
+    """Returns words by id, and the merges that produce them."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,8 +1,7 @@
-"""A pytest plugin that also runs tests for devices in vLLM's lists on the NPU.
+"""A pytest plugin that runs vLLM's tests for listed devices on the NPU, too.
 
-Many of vLLM's tests choose their devices by the platform's kind at import, and skip other kinds.
-During their import the platform claims to be one of the listed kinds (XPU, whose name has no other
-effect in them).
+Many tests choose their devices by the platform's kind at import, and skip other kinds. During this
+import the platform claims to be XPU, which is listed and has no other effect in these tests.
 """
 
 from collections.abc import Generator
@@ -12,7 +11,7 @@ import pytest
 from vllm.platforms import current_platform
 
 FILES = (
-    # Layers and managers of adapters.
+    # Adapters' layers and managers.
     "test_layers.py",
     "test_lora_manager.py",
     # Parts of the V2 runner.
@@ -29,7 +28,7 @@ FILES = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Imports the modules in FILES while the NPU claims to be in vLLM's list."""
+    """Imports the modules in FILES while the NPU claims to be a listed device."""
     if not isinstance(collector, pytest.Module) or collector.path.name not in FILES:
         return (yield)
     kind = type(current_platform)

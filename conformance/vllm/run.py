@@ -1,8 +1,8 @@
 """Runs vLLM's own tests on device `npu`: `run.py --checkout DIR [NAMES]`.
 
 DIR is vLLM's unpacked source distribution. `files.txt` lists tests of code that runs on the device
-or decides what runs there; small random models replace those of a hub (hub.py). Exit status 1 if a
-test fails without a reason in `reasons.toml`.
+or decides what runs there; small random models replace hub models (hub.py). Exits with 1 if a test
+fails without a reason in `reasons.toml`.
 """
 
 import sys

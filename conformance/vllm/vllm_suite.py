@@ -11,7 +11,7 @@ from file_suite import Suite  # in the folder above
 import versions
 
 WITH_RAY = ("msgpack", "ray")
-"""Packages of tests that import Ray, or check at their end whether it runs."""
+"""Packages for tests that import Ray, or check at their end whether it runs."""
 
 
 def vllm_suite(
@@ -23,11 +23,11 @@ def vllm_suite(
     file_limit: float = 1800.0,  # some tests start servers, or two engines
     **settings: Any,
 ) -> Suite:
-    """A suite of vLLM's own tests, of the supported release, with stand-ins for hub models.
+    """Makes a suite of the supported vLLM release's own tests, with stand-ins for hub models.
 
     directory: has files.txt and reasons.toml
     what:      the tests' subjects
-    packages:  that the tests need beside those of all suites
+    packages:  needed in addition to those of all suites
     environment, file_limit, settings: others of Suite
     """
     return Suite(

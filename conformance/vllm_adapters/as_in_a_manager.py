@@ -1,7 +1,7 @@
-"""A pytest plugin for adapters' tests on the NPU: prepares layers as the platform's manager does.
+"""A pytest plugin for adapters' tests on the NPU: prepares layers like the platform's manager.
 
-vLLM's tests check the class of each platform's punica wrapper, and make layers without the manager,
-which gives each layer the matrices for its products (core.lora.stacked_weights).
+vLLM's tests check the class of each platform's punica wrapper. They create layers without the
+manager, which would give each layer its stacked matrices (core.lora.stacked_weights).
 """
 
 from collections.abc import Generator
@@ -35,7 +35,7 @@ def _set_mapping_with_matrices(self: BaseLayerWithLoRA, punica_wrapper: Any) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Gives layers their matrices at the point where vLLM's managers do."""
+    """Gives layers their matrices where vLLM's managers do."""
     if item.path.name == WITHOUT_A_MANAGER:
         BaseLayerWithLoRA.set_mapping = _set_mapping_with_matrices  # type: ignore[method-assign]
     try:

@@ -1,7 +1,8 @@
 """Stand-ins for hub adapters that vLLM's tests name: random, with the originals' layers.
 
-Adapters of models with a stand-in (hub.py) fit it; tests read only names, ranks and shapes of the
-others. Written once, in the layout of a hub's cache, beside the models.
+If the model has a stand-in (hub.py), its adapters fit the stand-in. Of other adapters, tests read
+only names, ranks and shapes. Adapters are written once, beside the models, in the layout of a hub's
+cache.
 """
 
 import hashlib
@@ -17,11 +18,11 @@ RANK = 8
 @dataclass(frozen=True)
 class Adapter:
     """
-    layers:   name -> input and output features of each layer that it changes
-    targets:  as its configuration names them: a list, or a regular expression
-    alpha:    of its configuration
-    base:     the model that its configuration names
-    kind:     of adapter, in peft's words
+    layers:   name -> input and output features, of each changed layer
+    targets:  in its configuration: a list, or a regular expression
+    alpha:    in its configuration
+    base:     base model in its configuration
+    kind:     peft's name for this kind of adapter
     """
 
     layers: dict[str, tuple[int, int]]
@@ -32,7 +33,7 @@ class Adapter:
 
 
 def _in_layers(prefix: str, of_layer: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Shapes of these layers in each of a stand-in's two decoder layers."""
+    """Returns these layers' shapes in each of a stand-in's two decoder layers."""
     return {f"{prefix}.{n}.{name}": sizes for n in range(2) for name, sizes in of_layer.items()}
 
 
@@ -76,7 +77,7 @@ ADAPTERS = {
 
 
 def make_missing() -> None:
-    """Writes the adapters that are missing."""
+    """Writes missing adapters."""
     for name, adapter in ADAPTERS.items():
         revision = hashlib.sha256(name.encode()).hexdigest()[:40]
         folder = hub.DIRECTORY / "hub" / f"models--{name.replace('/', '--')}"
@@ -84,7 +85,8 @@ def make_missing() -> None:
             continue
         _write(folder / "snapshots" / revision, adapter, seed=int(revision[:8], 16))
         (folder / "refs").mkdir(exist_ok=True)
-        (folder / "refs" / "main").write_text(revision, encoding="utf-8")  # the adapter is complete
+        # Written last: the adapter is complete.
+        (folder / "refs" / "main").write_text(revision, encoding="utf-8")
 
 
 def _write(directory: Path, adapter: Adapter, seed: int) -> None:

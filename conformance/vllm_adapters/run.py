@@ -1,7 +1,7 @@
 """Runs vLLM's tests of adapters and weight transfer on `npu`: `run.py --checkout DIR`.
 
-DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins,
-and adapters are too (hub_adapters.py).
+DIR is vLLM's unpacked source distribution. As in the suite `vllm`, stand-ins replace hub models,
+and adapters (hub_adapters.py).
 """
 
 import sys
@@ -41,10 +41,10 @@ SUITE = vllm_suite(
     plugins=("as_in_a_worker", "npu_in_lists", "as_in_a_manager"),
     together=5,
     alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(",
-    # A file that fails to read a hub while it is imported must not stop the others of its process.
+    # A file that fails to read a hub during its import must not stop its process's other files.
     arguments=(
         "--continue-on-collection-errors",
-        # These wait for a GPU of Ray's, which does not exist, until each limit.
+        # These tests wait until each time limit for one of Ray's GPUs, which does not exist.
         *(f"--deselect=tests/distributed/{test}" for test in BY_RAY),
     ),
 )

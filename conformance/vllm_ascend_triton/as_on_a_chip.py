@@ -1,7 +1,7 @@
-"""A pytest plugin that prepares a process as vllm-ascend's worker does before it launches kernels.
+"""A pytest plugin that prepares a process for kernels like vllm-ascend's worker.
 
-The conftest files that do so also import tools of end-to-end tests, so they are not loaded. A build
-of the package would write the kind of chip; here it is that of an Atlas A2.
+vllm-ascend's conftest files do this, but are not loaded, because they also import tools of
+end-to-end tests. A build of the package would write the kind of chip; here it is an Atlas A2.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Runs vLLM's tests of connectors, offload, balancing and ranks on `npu`: `run.py --checkout DIR`.
 
-DIR is vLLM's unpacked source distribution; as in the suite `vllm`, small random models
-replace those of a hub.
+DIR is vLLM's unpacked source distribution. As in the suite `vllm`, small random models replace hub
+models.
 """
 
 import sys

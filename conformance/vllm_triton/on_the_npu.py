@@ -1,9 +1,9 @@
 """A pytest plugin that runs vLLM's tests of Triton kernels, written for CUDA, on the NPU.
 
-torch_npu's `transfer_to_npu` turns device "cuda" and the names under `torch.cuda` into the NPU's.
-Tests that query vLLM's platform for CUDA and its capability, to skip themselves or to choose a
-device, get the answers of an Ampere GPU (bfloat16, no 8-bit floats); vLLM itself gets the NPU's. A
-test's outcome names the kernels that it launched.
+torch_npu's `transfer_to_npu` redirects device "cuda" and `torch.cuda` to the NPU. When tests ask
+vLLM's platform for CUDA and its capability, to skip themselves or to choose a device, they get an
+Ampere GPU's answers (bfloat16, no 8-bit floats); vLLM itself gets the NPU's. A test's outcome names
+the kernels that it launched.
 """
 
 import gc
@@ -24,15 +24,15 @@ from vllm.platforms.interface import DeviceCapability
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.runner.buffers import leave_out_uva
 
-# As the runner does.
+# like the runner
 torch_cuda_names.install()
 leave_out_uva()
-driver.active.get_current_target()  # before CUDA seems available
+driver.active.get_current_target()  # before CUDA appears to be available
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch_npu.contrib import transfer_to_npu
 
-warnings.resetwarnings()  # it shows every warning
+warnings.resetwarnings()  # the import shows every warning
 for name in ("set_device_index", "current_stream", "synchronize"):
     function = getattr(torch.accelerator, name)
     setattr(torch.accelerator, name, transfer_to_npu._wrapper_cuda(function))
@@ -50,7 +50,7 @@ class Answers(NPU):
 
 
 def _by_caller(name: str, tests: str) -> Callable[..., Any]:
-    """The platform's method of this name, with other answers for callers in `tests`."""
+    """Returns the platform's method of this name, with other answers to callers in `tests`."""
     of_platform, of_answers = getattr(NPU, name), getattr(Answers, name)
 
     def asked(cls: Any, *arguments: Any, **options: Any) -> Any:
@@ -76,6 +76,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     try:
         return (yield)
     finally:
-        torch.npu.synchronize()  # a kernel's error belongs to its test
-        gc.collect()  # frees a failed test's tensors, held by a cycle of frames
+        torch.npu.synchronize()  # raises a kernel's error in the test that launched it
+        gc.collect()  # frees a failed test's tensors, which a cycle of frames holds
         item.user_properties.append(("launched", ", ".join(sorted(launched))))

@@ -1,7 +1,7 @@
 """Runs vLLM's tests of Triton kernels on `npu`: `run.py --checkout DIR`.
 
-DIR is vLLM's unpacked source distribution. `files.txt` lists files that launch a kernel; those in
-`excluded.toml` do too, but cannot run here.
+DIR is vLLM's unpacked source distribution. `files.txt` and `excluded.toml` list files that launch a
+kernel; the latter cannot run here.
 """
 
 import sys
@@ -14,7 +14,7 @@ sys.path += [str(VLLM), str(ROOT / "ci"), str(HERE.parent), str(ROOT / "benchmar
 
 from vllm_suite import vllm_suite  # noqa: E402 - of the suite beside this one
 
-# Rows of logits: a kernel over them takes minutes.
+# Rows of logits, over which a kernel takes minutes.
 TOO_LARGE = r"(12[0-9]{4}-1024|1024-12[0-9]{4})"
 SUITE = vllm_suite(
     HERE,
