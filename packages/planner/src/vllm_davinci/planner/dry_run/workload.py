@@ -134,7 +134,8 @@ class RunningSteps:
         params = SamplingParams(
             max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False
         )
-        prompt: Any = {"prompt_token_ids": [_PROMPT_TOKEN] * prompt_tokens}
+        # The salt keeps prefix caching from finding one request's tokens in another's.
+        prompt: Any = {"prompt_token_ids": [_PROMPT_TOKEN] * prompt_tokens, "cache_salt": name}
         self._engine.add_request(name, prompt, params)
 
     def run(self) -> tuple[Step, list[Any]]:
