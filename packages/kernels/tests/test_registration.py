@@ -1,4 +1,4 @@
-"""Properties of all operators: definition, meta function, streams, errors that name symbols."""
+"""All operators: definition, meta function, streams, and errors that name symbols."""
 
 import inspect
 import os
@@ -69,7 +69,7 @@ print("equal")
 
 @pytest.mark.parametrize("queue", ["1", pytest.param("2", marks=pytest.mark.thorough)])
 def test_stages_keep_their_place_in_torch_npus_queue(queue: str) -> None:
-    """Runs without a queue: test_stages_run_on_the_current_stream_in_order."""
+    """test_stages_run_on_the_current_stream_in_order runs without a queue."""
     done = run_to_end(
         [sys.executable, "-c", QUEUED], env={**os.environ, "TASK_QUEUE_ENABLE": queue}
     )

@@ -1,4 +1,4 @@
-"""Processes with and without CANN's libraries on the loader path."""
+"""Runs processes with and without CANN's libraries on the loader path."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from vllm_davinci_testing.processes.programs import run_to_end
 
-# Importing torch, torch_npu and vLLM on a busy machine with two cores.
+# Covers importing torch, torch_npu and vLLM on a busy machine with two cores.
 PROCESS_LIMIT_S = 240
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -43,7 +43,7 @@ def run_on_vnpu() -> RunPython:
 
 @pytest.fixture
 def pretend_version(tmp_path: Path) -> Callable[[str, str], str]:
-    """Writes metadata that precedes the installed metadata; returns the PYTHONPATH to set."""
+    """Writes metadata that hides the installed metadata; returns the PYTHONPATH to set."""
 
     def write(distribution: str, version: str) -> str:
         metadata = tmp_path / f"{distribution}-{version}.dist-info"

@@ -1,4 +1,4 @@
-"""Commands of `vllm-davinci`: its own, other packages', and missing ones."""
+"""Commands of `vllm-davinci`: its own, other packages' commands, and missing ones."""
 
 import subprocess
 import sys

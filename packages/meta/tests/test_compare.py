@@ -1,4 +1,4 @@
-"""Comparisons of tokens with a reference, and forecasts of a model's needs."""
+"""Comparisons of tokens with a reference, and forecasts of a model's memory."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Messages of a process in which torch_npu cannot start."""
+"""Messages if torch_npu cannot start."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`vllm-davinci explain`: for a server by its metrics, for a step by the engine's policy."""
+"""`vllm-davinci explain`: explains a server by its metrics, and a step by the engine's policy."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[str], str]]:
-    """Serves a text as /metrics; returns its address."""
+    """Serves `text` as /metrics; returns the address."""
     servers = []
 
     def start(text: str) -> str:

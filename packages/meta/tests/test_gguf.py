@@ -16,7 +16,7 @@ HIDDEN, HEADS, KV_HEADS, INNER, WORDS = 64, 4, 2, 96, 300
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray]]:
-    """A llama of one layer in float32, and its tensors by GGUF's names."""
+    """A Llama of one layer in float32, and its tensors by GGUF's names."""
     monkeypatch.setenv("DAVINCI_GGUF_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "small.gguf"
     random = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def test_a_gguf_file_becomes_a_checkpoint_once(model: tuple[Path, dict[str, np.n
     for name, theirs in plain.items():
         expected = torch.from_numpy(tensors[f"blk.0.{theirs}.weight"]).bfloat16()
         assert torch.equal(written[f"model.layers.0.{name}.weight"], expected)
-    # In GGUF the halves of a head's rotary pairs are adjacent.
+    # GGUF stores the two halves of a rotary pair side by side.
     query = torch.from_numpy(tensors["blk.0.attn_q.weight"]).view(HEADS, -1, 2, HIDDEN)
     expected = query.transpose(1, 2).reshape(HIDDEN, HIDDEN).bfloat16()
     assert torch.equal(written["model.layers.0.self_attn.q_proj.weight"], expected)

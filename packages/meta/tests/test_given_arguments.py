@@ -1,4 +1,4 @@
-"""Finds mistakes in arguments before torch and vLLM are imported."""
+"""Mistakes in arguments are found before torch and vLLM are imported."""
 
 import sys
 from pathlib import Path

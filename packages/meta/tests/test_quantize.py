@@ -1,4 +1,4 @@
-"""`vllm-davinci check-model` and `vllm-davinci quantize`, which need no device."""
+"""`vllm-davinci check-model` and `vllm-davinci quantize` need no device."""
 
 import argparse
 import json
@@ -46,7 +46,7 @@ def test_a_checkpoint_is_quantized_and_checked_without_a_device(run_without_devi
     assert "cannot be loaded as it is" in refused.stdout
 
 
-# Options of a command that writes a new directory -> their mistake.
+# Options of a command that writes a new directory -> the mistake in them.
 BAD_OPTIONS = {
     "--type W8A8_DYNAMC": "did you mean W8A8_DYNAMIC?",
     "--type nonsense": "choose one of FLOAT, W4A16",

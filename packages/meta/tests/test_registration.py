@@ -1,4 +1,4 @@
-"""The functions that vLLM calls."""
+"""The functions that vLLM calls through entry points."""
 
 import importlib.metadata
 

@@ -1,4 +1,4 @@
-"""`vllm-davinci config`: the table, the output for programs, and impossible engines."""
+"""`vllm-davinci config`: the table, the JSON output, and impossible engines."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests the accepted versions."""
+"""Accepted and refused versions."""
 
 import sys
 from dataclasses import replace
@@ -79,5 +79,5 @@ def test_another_vllm_is_accepted_only_where_it_is_named_exactly(monkeypatch: py
     assert problem_with(older) is not None
     monkeypatch.setenv(ACCEPTED_VLLM, installed)
     assert problem_with(older) is None
-    # Only another vLLM is accepted, never another torch.
+    # Another vLLM may be accepted, but never another torch.
     assert problem_with(replace(TORCH, version="2.12.0")) is not None

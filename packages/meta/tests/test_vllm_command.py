@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# Stands for vLLM's program: prints what it has found, and is interrupted.
+# Replaces vLLM's program: prints what it finds, and is interrupted.
 PROGRAM = """
 import os, signal, sys
 autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")

@@ -1,4 +1,4 @@
-"""Attention residuals equal their equation in any pieces, and over pipeline stages."""
+"""Attention residuals equal their equation, in any number of parts and over pipeline stages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_mixes_are_those_of_the_equation(piece: int, monkeypatch: pytest.MonkeyP
             sums = [*sums[:-1], sums[-1] + output]
         expected = mixed_sums(sums, of_scores, to_score)
         torch.testing.assert_close(residuals.mix(of_scores, to_score), expected)
-        if number == 2:  # another stage takes over
+        if number == 2:  # the next stage takes over
             residuals = AttentionResiduals(residuals.current, residuals.completed(), 4)
     assert torch.equal(embedded, kept)
 

@@ -1,4 +1,4 @@
-"""The mask of pooled features, computed from positions on the host, is transformers'."""
+"""The mask of pooled features, computed on the host from positions, equals transformers'."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""HY-V4: tensors that files may name in two ways, and configurations that are refused."""
+"""HY-V4: two names for a tensor in files, and refused configurations."""
 
 from types import SimpleNamespace
 from typing import Any

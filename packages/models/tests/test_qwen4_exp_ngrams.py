@@ -1,4 +1,4 @@
-"""Embeddings of n-grams equal transformers', whole and as columns of ranks."""
+"""Embeddings of n-grams equal transformers', whole and split into columns by rank."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ CONFIG: Any = SimpleNamespace(
 
 
 def ids_of(tokens: torch.Tensor) -> torch.Tensor:
-    """Rows as a request's cache gives them: [n, ngram_size], the newest first."""
+    """Returns rows as in a request's cache: [n, ngram_size], newest token first."""
     padded = torch.cat([torch.full((CONFIG.ngram_size - 1,), END), tokens])
     return padded.unfold(0, CONFIG.ngram_size, 1).flip(1)
 

@@ -1,4 +1,4 @@
-"""Definitions by architecture replace vLLM's classes and otherwise equal them."""
+"""Definitions replace vLLM's classes by architecture, and otherwise equal them."""
 
 from importlib.metadata import entry_points
 
@@ -70,7 +70,7 @@ VLLMS = {
 }
 
 
-OWN = {  # vLLM's have kernels of GPUs
+OWN = {  # vLLM's definitions have GPU kernels
     "DSparkDraftModel", "DeepseekV4ForCausalLM", "DeepSeekV4MTPModel", "Glm5NextForCausalLM",
     "Glm5NextForConditionalGeneration", "Glm5NextMTPModel", "HYV4ForCausalLM",
     "MiniMaxM3SparseForCausalLM",

@@ -1,4 +1,4 @@
-"""One rank of test_token_shards.py: run with torchrun's variables."""
+"""One rank of test_token_shards.py, run with torchrun's variables."""
 
 import os
 

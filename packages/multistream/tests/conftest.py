@@ -1,4 +1,4 @@
-"""A device that does nothing and records the requested order."""
+"""A device that does no work and records the requested order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ubatches in turn on one thread."""
+"""Ubatches take turns on one thread."""
 
 import contextvars
 import gc
@@ -21,7 +21,7 @@ DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 class Model(torch.nn.Module):
-    """Nested modules whose layers call a collective, here a scaled copy."""
+    """Nested modules; each layer calls a collective, here a scaled copy."""
 
     def __init__(self, layers: int = 3, width: int = 16) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_an_operator_is_seen_where_an_earlier_step_had_none(run: Interleave) -> 
     for depth in (0, 1, 4):
         run.run([lambda: deep(9, reduced)] * 2)
         assert (run.num_switches, run.num_unswitched) == (2, 0)
-        # As deep, one frame more, and less deep than without the operator.
+        # Relative to the call without the operator: as deep, one frame deeper, and less deep.
         part = lambda: deep(9 - depth, torch.ops.multistream_later_test.reduced)  # noqa: B023, E731
         run.run([part] * 2)
         assert (run.num_switches, run.num_unswitched) == (0, 2)

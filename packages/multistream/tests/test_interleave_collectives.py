@@ -1,4 +1,4 @@
-"""Ubatches in turn: the order of each collective's parts, and the waits for it."""
+"""Ubatches take turns: the order of each collective's parts, and the waits for it."""
 
 import pytest
 import torch
@@ -168,12 +168,12 @@ def test_a_second_exchange_comes_before_the_others_next_collective() -> None:
 
         def count() -> int:
             note("count", aside)
-            communicate(lambda: None)  # in line
+            communicate(lambda: None)  # nested, so no turn
             return 4
 
         def move(size: int) -> tuple[torch.Tensor, int]:
             note("move", aside)
-            communicate(lambda: Handle([], "rows"), on="library")  # in line
+            communicate(lambda: Handle([], "rows"), on="library")  # nested, so no turn
             return x[:size] * 3, size
 
         note("attention")
@@ -186,8 +186,8 @@ def test_a_second_exchange_comes_before_the_others_next_collective() -> None:
         return total
 
     results = run.run([lambda: part(0), lambda: part(1)], running.append)
-    # The host waits for a part's sizes only after another part has work, and rows never wait behind
-    # a later ubatch's collective.
+    # The host waits for an ubatch's sizes only after another ubatch has work; rows never wait for a
+    # later ubatch's collective.
     assert seen == [
         "attention0", "count0", "attention1", "move0", "count1", "experts0", "move1",
         "experts1", "end0", "end1",

@@ -1,7 +1,7 @@
 """Random steps on torch's accelerator: interleaved ubatches give the bits of serial ones.
 
-Matrix products slow side streams down, so that work with a missing wait reads values too early or
-from reused memory. Numbers are small integers: results do not depend on the order of additions.
+Matrix products slow side streams down, so that a missing wait leads to reads of early values or
+reused memory. Numbers are small integers, so results do not depend on the order of additions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Operation = Callable[["Model", torch.Tensor], torch.Tensor]
 
 
 class Work:
-    """Stands for torch.distributed's handle of work on a stream of the library."""
+    """Replaces torch.distributed's handle of work on a library's stream."""
 
     def __init__(self, model: Model, launch: Callable[[], None]) -> None:
         device, current = model.streams.device, model.streams.device.current_stream()
@@ -48,7 +48,7 @@ class Work:
 
 @dataclass
 class Model:
-    """weight: a permutation, so that numbers stay small; slow, scratch: memory of the delays"""
+    """weight: a permutation, so that numbers stay small; slow, scratch: memory for delays"""
 
     streams: StreamPool
     events: EventPool
@@ -153,7 +153,7 @@ def send_counted_rows(model: Model, x: torch.Tensor, is_used_late: bool = False)
 
 
 def use_counted_rows_late(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """Sends the next rows before these have been used, into other memory."""
+    """Sends the next rows, into other memory, before these rows have been used."""
     return send_counted_rows(model, x, is_used_late=True)
 
 
@@ -209,7 +209,7 @@ def test_interleaved_ubatches_equal_serial_ones(seed: int, ubatches: int) -> Non
         expected = [forward(model, operations, x).cpu() for x in inputs]
         model.events.begin_step()
         found = interleave.run([lambda x=x: forward(model, operations, x) for x in inputs])
-        # Before the host waits: only the compute stream orders reads.
+        # Clone before the host waits, when only the compute stream orders reads.
         found = [x.clone() for x in found]
         for index, (left, right) in enumerate(zip(expected, found, strict=True)):
             names = [operation.__name__ for operation in operations]

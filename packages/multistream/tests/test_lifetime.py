@@ -1,4 +1,4 @@
-"""Tensors that cross from one stream to another."""
+"""Tensors that one stream produces and another uses."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vllm_davinci.multistream.lifetime import KeepAlive
 
 
 class Marked(torch.Tensor):
-    """Claims to be on a device and records the streams that use it."""
+    """A tensor that claims to be on a device and records the streams that use it."""
 
     device = torch.device("meta")
     users: list[object]

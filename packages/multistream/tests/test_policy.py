@@ -1,4 +1,4 @@
-"""Tests the decision to split a step, and its reason."""
+"""When a step is split, and the reason."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from vllm_davinci.multistream import CostsError, Reason, SplitPolicy, StepCosts, StepFacts
 
 PREFILL = StepFacts([128, 128, 128, 128])
-# A split pays above 512 tokens.
+# Splitting pays from 512 tokens on.
 COSTS = StepCosts([256, 1024], whole={"only": [10.0, 20.0]}, split={"only": [14.0, 12.0]})
 
 CASES = [
@@ -62,12 +62,13 @@ def test_a_split_is_withdrawn_for_a_reason_that_the_caller_found() -> None:
     [(1, False), (255, False), (256, False), (511, False), (513, True), (1024, True), (9999, True)],
 )
 def test_costs_are_interpolated_between_their_sizes(tokens: int, gains: bool) -> None:
-    # Whole minus split: -4 at 256 and 8 at 1024, so 0 at 512.
+    # Whole minus split is -4 at 256 and 8 at 1024 tokens, so 0 at 512.
     assert COSTS.gains(tokens) is gains
 
 
 def test_methods_are_interpolated_before_the_fastest_is_found() -> None:
-    # The faster split method takes 6 at 512 and 7 at 1024; between these sizes both take longer.
+    # The fastest split method takes 6 at 512 and 7 at 1024 tokens; between them both methods take
+    # longer.
     costs = StepCosts(
         [512, 1024], whole={"one": [5.0, 7.4]}, split={"one": [6.0, 9.0], "other": [7.0, 7.0]}
     )
@@ -88,7 +89,7 @@ def test_each_step_has_the_first_share_of_its_size() -> None:
     assert cuts(policy, 1000) == (500,)
     assert cuts(policy, 1200, 800) == (1500,)
     assert cuts(policy, 2000, cached=500) == (1500,)
-    assert cuts(policy, 2000, cached=501) == (1000,)  # all tokens attend to many
+    assert cuts(policy, 2000, cached=501) == (1000,)  # all tokens attend to many cached tokens
     set_share = SplitPolicy(mode="token", costs=costs, first_share=0.25)
     assert cuts(set_share, 2000) == cuts(set_share, 2000, cached=4000) == (500,)
 
@@ -107,7 +108,7 @@ def test_costs_cover_the_methods_that_the_engine_can_use(tmp_path: Path) -> None
     )
     assert StepCosts.read(file).gains(8)
     assert not StepCosts.read(file, ["one"]).gains(8)
-    assert StepCosts.read(file, ["third"]).gains(8)  # its times are unknown
+    assert StepCosts.read(file, ["third"]).gains(8)  # no times are known for it
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests where steps are cut."""
+"""Places where steps are cut."""
 
 from typing import get_args
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_davinci.multistream import CutMode, SplitError, choose_cuts, split_at
 
-# query lengths -> cut in tokens and in requests (None: no legal cut)
+# Query lengths -> cut in tokens and in requests (None: no legal cut).
 TABLE = [
     ([100, 100, 100, 100], 200, 2),
     ([8] * 41, 168, 21),
@@ -42,7 +42,7 @@ def test_token_mode_leaves_decodes_of_several_tokens_whole() -> None:
     decodes = [4] * 5
     assert choose_cuts(decodes, mode="token") == [10]
     assert choose_cuts(decodes, mode="token", decode_query_len=4) == [12]
-    assert choose_cuts([4, 4, 40], mode="token", decode_query_len=4) == [24]  # inside the prompt
+    assert choose_cuts([4, 4, 40], mode="token", decode_query_len=4) == [24]  # cuts a prompt
     assert choose_cuts([4], mode="token", decode_query_len=4) == []
     assert choose_cuts([5] * 3, mode="token", decode_query_len=5, alignment=4) == [10]
 

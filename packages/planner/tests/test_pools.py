@@ -1,4 +1,4 @@
-"""Number of engines for a load, from two dry-run reports."""
+"""The number of engines for a load, from two dry-run reports."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ MS = 10**9
 
 
 def report(*steps: tuple[list[int], int], dp: int = 1, devices: int = 1) -> dict[str, Any]:
-    """Makes a report of steps with these tokens and ms; its cache takes 100 bytes per token."""
+    """Makes a report with these steps (tokens, ms) and a cache of 100 bytes per token."""
     return {
         "modelled": True,
         "world_size": devices,
@@ -25,14 +25,14 @@ def report(*steps: tuple[list[int], int], dp: int = 1, devices: int = 1) -> dict
     }
 
 
-# 1000 tokens in 100 ms; the concurrent decode belongs to the other pool.
+# 1000 tokens take 100 ms; the decode step beside them does not count.
 PREFILL = report(([1000], 100), ([1], 10))
-# 10 tokens in 20 ms; the last, shrinking batch does not count.
+# 10 tokens take 20 ms; the last, smaller batch does not count.
 DECODE = report(([500] * 10, 900), ([1] * 10, 20), ([1] * 10, 20), ([1], 15))
 
 
 def test_each_pool_has_as_many_engines_as_its_tokens_need():
-    # 30 x 1000 prompt tokens/s at 10,000 per engine; 30 x 100 later tokens at 500.
+    # Load: 30 x 1000 prompt tokens/s, 10,000 per engine; 30 x 100 later tokens/s, 500 per engine.
     pools = plan(PREFILL, DECODE, Load(30, 1000, 101, 1.0))
     assert (pools.prefill.engines, pools.decode.engines) == (3, 6)
     assert (pools.prefill.tokens_per_second, pools.decode.tokens_per_second) == (10_000, 500)
@@ -53,9 +53,9 @@ def test_lower_utilization_needs_more_engines():
 def test_data_parallel_ranks_are_one_engine():
     wide = report(([1] * 10, 20), dp=4, devices=8)
     pools = plan(PREFILL, wide, Load(30, 1000, 101, 1.0))
-    assert pools.decode.engines == 2  # of 2000 tokens/s
+    assert pools.decode.engines == 2  # 2000 tokens/s per engine
     assert (pools.decode.devices, pools.decode_batch) == (8, 40)
-    # A rank's two devices hold a part of each token.
+    # A rank's two devices each have a part of every token.
     assert pools.transfer_bytes == 200_000
 
 

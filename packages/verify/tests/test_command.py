@@ -1,4 +1,4 @@
-"""The command refuses impossible options by name, and a part continues in another process."""
+"""Impossible options are refused by name, and a part continues in another process."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_reports_of_other_formats_are_refused(tmp_path: Path) -> None:
         read_report(path)
 
 
-# A part whose second case ends the process.
+# A part whose second case ends its process.
 DYING = """
 import os
 from vllm_davinci.verify.case import Case
@@ -65,7 +65,7 @@ def cases(settings, directory):
 
 @pytest.fixture
 def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Part:
-    """Makes a part in a folder outside the package's parts."""
+    """Writes this part to a folder outside the package's parts."""
     package = tmp_path / "further_parts"
     package.mkdir()
     (package / "dying.py").write_text(DYING, encoding="utf-8")

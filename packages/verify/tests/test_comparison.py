@@ -1,4 +1,4 @@
-"""Two reports differ by name: in values, in figures beyond a tolerance, in bounds."""
+"""Differences of two reports by name: values, figures beyond a tolerance, bounds."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""A chip's file from a report's figures: rates without fixed costs; refused without figures."""
+"""A chip file is fitted to a report's figures: rates without fixed costs; refused without
+figures.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from vllm_davinci.verify.fit import fit, write_chip
 from vllm_davinci.verify.measured_sizes import MEMORY_MIB, PRODUCT_SIZES
 from vllm_davinci.vnpu.timing.machine import load_machine
 
-STATIC_S = 7e-6  # of every launch, not included in a rate
+STATIC_S = 7e-6  # of every launch, not part of a rate
 
 
 def rated(name: str, amount: float, rate: float) -> Finding:

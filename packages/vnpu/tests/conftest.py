@@ -1,4 +1,4 @@
-"""Tests the virtual NPU even if a chip is present: then activate refuses."""
+"""Tests the virtual NPU even if a chip is present, for which `activate` refuses."""
 
 import vllm_davinci.vnpu
 

@@ -1,4 +1,4 @@
-"""Activating vnpu in this process and its children, and when it must refuse."""
+"""Activating vnpu in a process and its children; when it must refuse."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ def test_activate_before_torch_makes_devices_appear_in_children_too() -> None:
 
 @pytest.mark.nightly("planning")
 def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) -> None:
-    # A copy stands for libraries installed on this machine.
+    # A copy of the libraries acts as those installed on the machine.
     shutil.copytree(vnpu.library_directory(), tmp_path / "lib64")
     environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "lib64")}
     done = python("import torch\nfrom vllm_davinci import vnpu; vnpu.activate()", environment)
@@ -49,13 +49,13 @@ def test_libraries_behind_a_symlink_are_not_taken_for_a_real_cann(tmp_path: path
     environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "link")}
     done = python("from vllm_davinci import vnpu; print(vnpu.is_active())", environment)
     assert done.stdout.split() == ["True"], done.stderr
-    prepare_environment(environment)  # does not treat them as a real CANN
+    prepare_environment(environment)  # vnpu's own libraries are not mistaken for a real CANN
     assert environment["LD_LIBRARY_PATH"].split(os.pathsep) == [str(vnpu.library_directory())]
 
 
 @pytest.mark.nightly("planning")
 def test_an_environment_started_through_a_link_is_active(tmp_path: pathlib.Path) -> None:
-    """`vnpu` runs from the environment, and the command's Python from a link to it."""
+    """`vnpu` runs from the environment, and the command's Python from a link to the environment."""
     link = tmp_path / "environment"
     link.symlink_to(sys.prefix)
     assert sys.prefix != sys.base_prefix, "the tests run in a virtual environment"
@@ -84,7 +84,7 @@ def test_run_starts_a_command_with_its_options_and_passes_its_exit_status() -> N
     )
     done = run_to_end([*RUN, *options, "--", sys.executable, "-c", code], 60, env=PLAIN)
     assert (done.returncode, done.stdout.split()) == (7, ["3", "fuzz:7", "0"]), done.stderr
-    assert "vnpu: 0 races found." in done.stderr  # only the detector prints it
+    assert "vnpu: 0 races found." in done.stderr  # only the detector prints this line
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_setting_that_does_not_parse_is_an_error(name: str, value: str) -> Non
 
 
 def test_visible_devices_are_selected_and_renumbered() -> None:
-    lines = programs.output_of(  # the number is read while torch_npu is imported
+    lines = programs.output_of(  # torch_npu reads the number during its import
         "import torch; print(torch.npu.device_count(), torch.ones(1, device='npu:1').device)",
         ASCEND_RT_VISIBLE_DEVICES="5,2",
     )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 def run_program(directory: Path, name: str, *options: str) -> str:
-    """Compiles a program with these options and runs it. Returns its output."""
+    """Compiles a program with these options and runs it; returns its output."""
     spec = find_spec("torch_npu")
     assert spec is not None and spec.origin is not None
     headers = Path(spec.origin).parent / "include" / "third_party" / "acl" / "inc"
@@ -39,7 +39,7 @@ def run_program(directory: Path, name: str, *options: str) -> str:
 
 
 def test_a_program_without_python_and_torch_runs_an_operator(tmp_path: Path) -> None:
-    """CANN's libraries find each other and libtorch without a path."""
+    """CANN's libraries find each other and libtorch without a library path."""
     printed = run_program(
         tmp_path, "add_tensors", "-std=c++17", "-lascendcl", "-lopapi", "-lnnopbase"
     )

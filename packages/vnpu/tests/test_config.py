@@ -1,4 +1,4 @@
-"""Settings that no device could fulfil are refused before it is opened."""
+"""Settings that no device supports are refused before the device is opened."""
 
 import math
 

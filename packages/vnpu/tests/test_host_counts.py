@@ -1,4 +1,4 @@
-"""A host's requests to its devices are counted, per process and per command."""
+"""A host's calls to its devices are counted, per process and per command."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from vllm_davinci.vnpu import HostCounts, counted, host_counts
 from vllm_davinci_testing.processes.forked import run_to_exit
 from vllm_davinci_testing.processes.programs import run_to_end
 
-# Ends at once, as workers do, without writing anything.
+# Ends at once without cleaning up, like workers.
 WORK = """
 import os, torch
 x = torch.ones(8).npu()
@@ -52,7 +52,7 @@ def test_the_command_prints_them_and_keeps_the_status():
     assert done.returncode == 5
     head, line = done.stderr.splitlines()[-2:]
     assert "copies to host" in head
-    # The program's name is shown, however long its path.
+    # The program's name is shown, however long its path is.
     assert line.split()[4:7] == ["1", Path(sys.executable).name, "-c"], line
 
 

@@ -1,10 +1,10 @@
-"""The operator library's rows, as documents and commands read them."""
+"""Documents and commands read the operator library's rows."""
 
 from vllm_davinci_testing.processes.programs import output_of
 
 
 def test_a_process_without_torch_finds_libtorch_and_lists_all_rows():
-    """Loads the library as a C++ program linked with CANN's libraries does."""
+    """Loads the library like a C++ program linked with CANN's libraries."""
     (line,) = output_of(
         """
         import sys

@@ -1,4 +1,4 @@
-"""Counts calls and records refused ones, over all processes with one directory."""
+"""Calls are counted, and refused calls recorded, over all processes with the same directory."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Traces of one or several processes: stream and time of each task."""
+"""Traces of one or several processes have each task's stream and time."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci_testing.processes.forked import run_to_exit
 from vllm_davinci_testing.processes.programs import run_to_end
 
-# A product on a side stream, after one on the current stream.
+# A product on a side stream that waits for one on the current stream.
 TWO_STREAMS = """
 import torch
 from vllm_davinci.vnpu import label_launches, name_stream
@@ -32,7 +32,7 @@ with torch.npu.stream(side):
     z = y @ y
 torch.npu.synchronize()
 """
-PACE = "aclnnMatmul=400000/MiB"  # a quarter of a MiB: 100 ms
+PACE = "aclnnMatmul=400000/MiB"  # a quarter of a MiB takes 100 ms
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +67,13 @@ def test_a_wait_lasts_until_the_awaited_task_ends(traced: pathlib.Path) -> None:
     (wait,) = named(trace, "event wait")
     assert wait.stream == second.stream != first.stream
     assert wait.begin < first.end <= wait.end <= second.begin
-    # All but the time to begin and to wake up, of 100 ms.
+    # Of 100 ms, starting and waking up take the rest.
     assert wait.busy[1] - wait.busy[0] < 50_000
 
 
 def test_arrows_go_from_each_record_to_its_wait(traced: pathlib.Path) -> None:
     (file,) = traced.iterdir()
-    events = json.loads(file.read_text())  # a process that ends well leaves strict JSON
+    events = json.loads(file.read_text())  # a process that ends normally leaves strict JSON
     (wait,) = [event for event in events if event["name"] == "event wait"]
     (end,) = [event for event in events if event["ph"] == "f"]
     begins = [event for event in events if event["ph"] == "s" and event["id"] == end["id"]]
@@ -124,7 +124,7 @@ def test_output_of_a_killed_process_is_kept(tmp_path: pathlib.Path) -> None:
     child.stdout.close()
     (file,) = tmp_path.iterdir()
     with file.open("a") as end:
-        end.write(',\n{"ph":"X","pi')  # cut off
+        end.write(',\n{"ph":"X","pi')  # the file is cut off
     assert named(timeline.read([tmp_path]), "aclnnMatmul")
 
 

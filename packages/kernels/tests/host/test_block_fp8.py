@@ -1,4 +1,4 @@
-"""fp8 weights in host memory become floats or integers, bit-identical to torch's."""
+"""fp8 weights in host memory become floats or integers, bit-identical to torch's conversion."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ BLOCK_ROWS, BLOCK_COLUMNS = 8, 24
 
 
 def weight_and_scale(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Any finite fp8 values, with tiny to large scales."""
+    """Draws any finite fp8 values, with tiny to large scales."""
     torch.manual_seed(seed)
     stored = torch.randint(0, 256, (rows, columns), dtype=torch.uint8)
     stored[(stored & 0x7F) == 0x7F] = 0

@@ -1,4 +1,4 @@
-"""Attention in captured graphs, whose lengths are replaced before each replay."""
+"""Attention in captured graphs; lengths are replaced before each replay."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ HEADS, SIZE, BLOCK = 4, 64, 128
 
 
 class Step:
-    """Single queries over a paged cache."""
+    """Queries of one token over a paged cache."""
 
     def __init__(self, num_requests: int, dtype: torch.dtype = torch.bfloat16) -> None:
         torch.manual_seed(3)

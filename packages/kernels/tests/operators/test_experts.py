@@ -17,7 +17,9 @@ def normal(seed: int, dtype: torch.dtype, *sizes: int) -> torch.Tensor:
 
 
 class Rule(NamedTuple):
-    """A rule for choosing experts. groups: of experts, and those that tokens choose from"""
+    """A rule for choosing experts. groups: number of expert groups, and how many of them a token
+    chooses from
+    """
 
     groups: tuple[int, int]
     is_sigmoid: bool
@@ -75,7 +77,7 @@ LOGITS = pytest.mark.parametrize(
 def tokens(
     dtype: torch.dtype, are_logits_wide: bool, with_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Makes nine tokens, their router logits and the correction bias."""
+    """Makes nine tokens, their router logits, and the correction bias."""
     logits = normal(5, torch.float32 if are_logits_wide else dtype, 9, EXPERTS)
     bias = normal(6, torch.float32, EXPERTS) if with_bias else None
     return normal(0, dtype, 9, HIDDEN), logits, bias
@@ -98,7 +100,7 @@ def test_routing_and_experts_equal_their_definition(dtype, rule, are_logits_wide
 
 
 def int8_weights(dtype: torch.dtype, num_local: int) -> list[torch.Tensor]:
-    """Makes gate_up, its scale, down, and its scale."""
+    """Makes gate_up and its scale, down and its scale."""
     generator = torch.Generator().manual_seed(num_local)
     gate_up, down = (
         torch.randint(-127, 128, (num_local, *sizes), dtype=torch.int8, generator=generator)
@@ -115,7 +117,7 @@ def int8_weights(dtype: torch.dtype, num_local: int) -> list[torch.Tensor]:
 
 
 def near_integers(npu: torch.Tensor, expected: torch.Tensor) -> None:
-    # An activation halfway between two integers may round either way, which changes a sum by 1 %.
+    # An activation halfway between two integers may round up or down, which changes a sum by 1 %.
     limit = 0.02 * float(expected.abs().max())
     torch.testing.assert_close(npu.cpu(), expected, rtol=0.02, atol=limit)
 

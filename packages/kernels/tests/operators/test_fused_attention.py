@@ -1,4 +1,4 @@
-"""Attention over caches and over the batch equals torch_npu's launches, and its definition."""
+"""Attention over caches and over the batch equals torch_npu's launches and its definition."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_step_goes_into_the_cache_and_sees_it(mode, dtype, heads, query_lens, se
     device_mask = None if mask is None else mask.npu()
     rest = (ends, seq_lens, device_mask, 0.125, sparse_mode, pre_tokens, next_tokens)
     out = torch.empty_like(on_device[0])
-    # Keys and values inside a fused projection's output.
+    # Keys and values are slices of a fused projection's output.
     parts = torch.cat((key, value), 1).npu().split((heads[1], heads[1]), 1)
     ops.paged_attention(on_device[0], *parts, *on_device[3:], *rest, out)
 
@@ -67,7 +67,7 @@ def test_step_goes_into_the_cache_and_sees_it(mode, dtype, heads, query_lens, se
     defined = torch.empty_like(query)
     operators.paged_attention(query, key, value, *caches, slots, table, *rest, defined)
     near(out, defined)
-    # Cached tokens need not be passed again.
+    # Tokens that are already cached need not be passed again.
     again = torch.empty_like(out)
     ops.paged_attention(on_device[0], None, None, *on_device[3:5], None, on_device[6], *rest, again)
     assert torch.equal(again, out)

@@ -37,11 +37,12 @@ def test_it_equals_its_definition(num_tokens, num_decode_tokens, q_lora_rank, is
     on_host = [a.cpu() if isinstance(a, Tensor) else a for a in host.arguments()]
     defined = operators.mla_preprocess_w8a8(*on_host, num_decode_tokens)
     assert [ours is None for ours in found] == [ours is None for ours in defined]
-    if found[0] is not None:  # a float product, whose sums may have another order on the device
+    if found[0] is not None:  # a float product, which the device may sum in another order
         near(found[0], defined[0])
     check_equal((*found[1:], *block.caches), (*defined[1:], *on_host[17:19]))
     assert all(bool(ours.any()) for ours in found if ours is not None)
-    assert all(bool(cache.any()) for cache in block.caches) or num_tokens == 1  # its slot is -1
+    # A single token has slot -1.
+    assert all(bool(cache.any()) for cache in block.caches) or num_tokens == 1
 
 
 @KINDS
@@ -82,7 +83,7 @@ print("equal")
 
 @pytest.mark.parametrize("schedule", ["threads", pytest.param("fuzz:1", marks=THOROUGH)])
 def test_weights_may_be_in_the_nz_layout(schedule: str) -> None:
-    """Runs on a chip for which torch_npu converts weights through aclnn."""
+    """Uses a chip for which torch_npu converts weights through aclnn."""
     chip = VirtualDeviceConfig(soc="Ascend950PR_9599", races="raise", schedule=schedule)
     assert programs.output_of(TILES, chip)[-1] == "equal"
 
@@ -93,13 +94,13 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
     expected = ops.mla_preprocess_w8a8(*block.arguments(), 2)
 
     def inside(tensor: Tensor) -> Tensor:
-        """Returns the same values as a view: every second column of a larger tensor."""
+        """Returns a view with the same values: every second column of a larger tensor."""
         wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
         wide[..., ::2] = tensor
         return wide[..., ::2]
 
     viewed = [
-        # The integer product does not support it, and caches are written in place.
+        # Integer products do not support views, and caches are written in place.
         inside(a) if isinstance(a, Tensor) and a.dtype != torch.int8 and not 17 <= index < 19 else a
         for index, a in enumerate(block.arguments())
     ]
@@ -110,7 +111,7 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
 @RANKS
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(5, 5), (7, 3)])
 def test_a_side_stream_changes_no_bit(num_tokens, num_decode_tokens, q_lora_rank, is_dynamic):
-    """Two products instead of one have the same integer sums."""
+    """Two integer products have the same sums as one."""
     made = (torch.bfloat16, q_lora_rank, num_tokens, is_dynamic)
     block, other = (IntegerBlock(*made) for _ in range(2))
     alone = ops.mla_preprocess_w8a8(*block.arguments(), num_decode_tokens)

@@ -50,7 +50,7 @@ def test_a_side_stream_changes_nothing(q_lora_rank, num_tokens, num_decode_token
     for one, two in zip((*alone, *block.caches), (*beside, *other.caches), strict=True):
         assert (one is None) == (two is None)
         if one is not None:
-            # Two products in place of one may sum in another order.
+            # Two products may be summed in another order than one.
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
@@ -70,7 +70,7 @@ print("equal")
 
 @pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2", "fuzz:3"])
 def test_streams_of_the_stage_wait_for_each_other(schedule: str) -> None:
-    """Any order that the stage's events allow gives the same result, without a race."""
+    """In any order that the stage's events allow, the result is the same, and no race is found."""
     assert output_of(BESIDE, VNPU_SCHEDULE=schedule, VNPU_RACES="raise")[-1] == "equal"
 
 
@@ -80,7 +80,7 @@ def test_a_captured_stage_runs_again_on_new_inputs() -> None:
     stream.wait_stream(torch.npu.current_stream())
     graph = torch.npu.NPUGraph()
     with torch.npu.stream(stream):
-        ops.mla_preprocess(*block.arguments(), 5)  # it looks up the functions
+        ops.mla_preprocess(*block.arguments(), 5)  # looks up the functions before the capture
         graph.capture_begin()
         captured = ops.mla_preprocess(*block.arguments(), 5)
         filler = [torch.full((64, 1024), 7.0, device="npu") for _ in range(4)]

@@ -21,7 +21,7 @@ def rows(sizes: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
-    # One unit in the last place of the output's dtype, of values up to about 8.
+    # One unit in the last place of the output's dtype, for values up to about 8.
     limit = 16 * torch.finfo(expected.dtype).eps
     torch.testing.assert_close(npu.cpu(), expected, rtol=limit, atol=limit)
 
@@ -86,7 +86,7 @@ def test_norm_quantized_with_a_given_scale(dtype, has_bias, sizes, seed):
         *host[:3], host[3] if has_bias else None, scale, offset, EPSILON
     )
     assert torch.equal(total.cpu(), defined_total)
-    # The norm may differ in its last bit, of values up to about 8.
+    # The norm may differ in its last bit, for values up to about 8.
     steps = 1 + 16 * torch.finfo(dtype).eps * 8 / float(scale)
     assert sizes[0] == 0 or (integers.cpu().int() - defined.int()).abs().max() <= steps
 

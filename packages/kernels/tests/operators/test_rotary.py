@@ -36,7 +36,7 @@ def test_query_and_key_rotate_by_their_position(
     launched = torch_npu.npu_mrope(
         *inputs,
         head_size,
-        mrope_section=[0, 0, 0],  # the default is read after the variable is removed
+        mrope_section=[0, 0, 0],  # the variable for the default was removed, so pass it
         rotary_mode="half" if is_neox_style else "interleave",
     )
     defined = operators.rotary_embedding(positions, query, key, table, head_size, is_neox_style)

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from vllm_davinci import operators
 
 ops = torch.ops.vllm_davinci
-# A sum of a few dozen fp32 products; bf16 results differ by one rounding.
+# Sums of a few dozen fp32 products; bf16 results differ by one rounding.
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 TOKENS, AT_ONCE, SEEDS = st.integers(0, 9), st.integers(1, 4), st.integers(0, 99)
 
 
 def compare(name: str, arguments: Sequence[Any], written: Sequence[int], bound: float) -> Any:
-    """Compares results, and arguments that are written, with the composition and the definition."""
+    """Compares results and written arguments with the composition and the definition."""
     definition: Callable[..., Any] = getattr(operators, name)
     runs = []
     for run, device in ((getattr(ops, name), "npu"), (definition, "npu"), (definition, "cpu")):
         given = [
-            # `clone`: what is written is each run's own
+            # `clone`, because each run writes to its own copy
             each.clone().to(device) if isinstance(each, torch.Tensor) else each
             for each in arguments
         ]
@@ -41,7 +41,7 @@ def test_numbers_of_rows(tokens: int, width: int, page: int, seed: int) -> None:
     torch.manual_seed(seed)
     table = torch.randint(10**6, (4, -(-64 // page)), dtype=torch.int32)
     places, requests = torch.randint(64, (tokens, width)), torch.randint(4, (tokens, 1))
-    # Numbers of more than 32 bits.
+    # Some row numbers exceed 32 bits.
     found = compare("row_numbers", [places, requests, table, page, 10**4], [], 0)
     expected = table[requests, places // page].long() * 10**4 + places % page
     assert torch.equal(found, expected)

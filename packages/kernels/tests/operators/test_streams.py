@@ -1,4 +1,4 @@
-"""Residual streams: equal torch_npu's launches bit for bit, and their definition."""
+"""Residual streams equal torch_npu's launches bit for bit, and their definition."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from vllm_davinci import operators
 from vllm_davinci.operators.streams import stream_weights, weighted_sum
 
 ops = torch.ops.vllm_davinci
-# A sum of a few dozen fp32 products; bf16 results differ by one rounding.
+# Sums of a few dozen fp32 products; bf16 results differ by one rounding.
 NEAR = {
     torch.float32: {"atol": 2e-5, "rtol": 2e-5},
     torch.bfloat16: {"atol": 2e-2, "rtol": 1e-2},

@@ -1,4 +1,4 @@
-"""The shares of an embedding sum to the embedding."""
+"""The ranks' shares of an embedding sum to the embedding."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_shares_sum_to_the_embedding(dtype, kind, ranks, tokens):
         share = table[rank * per_rank : (rank + 1) * per_rank]
         if not len(share):
             continue
-        # A shard is padded as in vLLM; padding belongs to no token.
+        # A shard is padded as in vLLM; no token has a padding row.
         padded = torch.cat([share, torch.full((per_rank - len(share), 8), torch.nan)]).to(dtype)
         part = ops.vocab_parallel_embedding(
             ids.npu(), padded.npu(), rank * per_rank, len(share)

@@ -1,4 +1,4 @@
-"""The Triton backend that vLLM's V2 runner finds, in processes of their own."""
+"""The Triton backend that vLLM's V2 runner finds, tested in separate processes."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Step-time tables for deployments: rows that have one, and those modelled again."""
+"""Step-time tables for deployments: which rows have one, and which are modelled again."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_rows_that_do_not_start_are_omitted(tmp_path: Path):
 
 
 def modelled(options: tuple[str, ...], chip: str, topology: str) -> None:
-    """Writes the result of a row's dry-run: all rows have the same engine."""
+    """Writes the result of a row's dry-run; all rows have the same engine."""
     figures = load_machine(chip, topology).hash
     content = {
         "engine": {"architecture": "A"}, "world_size": 2,
@@ -136,4 +136,4 @@ def test_a_stale_table_is_stamped_if_its_steps_take_the_same_times(
         assert stamped is None and reason in said and content == stale
     else:
         assert content == {**stale, "machine": "new", "figures": figures}
-        assert not list(stamp_costs([ROW], tmp_path))  # current now
+        assert not list(stamp_costs([ROW], tmp_path))  # the row is up to date now

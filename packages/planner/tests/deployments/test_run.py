@@ -42,7 +42,7 @@ REPORT: dict[str, Any] = {
             "63 tokens of decodes and a prompt, cut at 50%": 1 << 29,
         },
     },
-    # Two chunked prompts beside the first one's decodes, then decodes alone.
+    # Two chunked prompts, the second beside the first one's decodes, then only decodes.
     "steps": [step([64], 9, 8), step([1, 63], 7, 6), step([1, 1], 3, 2), step([1, 1], 5, 4)],
 }
 
@@ -83,7 +83,7 @@ def test_a_reason_is_the_last_message(log: str, reason: str) -> None:
         ("", "no sinks", False),
         ("sinks", "attention sinks not supported", True),
         ("sinks", "too large", False),
-        ("sinks", None, False),  # it starts now, contrary to the row
+        ("sinks", None, False),  # starts although the row says refused
     ],
 )
 def test_a_row_states_the_expected_outcome(
@@ -96,7 +96,7 @@ def test_a_row_states_the_expected_outcome(
 def test_a_run_that_contradicts_the_table_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Uses existing outcomes, so that nothing runs."""
+    """Uses stored outcomes, so that nothing runs."""
     for outcome in (Outcome(NAME, ranks=1), Outcome("gpt-oss-120b-a2-tp4", "too large")):
         path = tmp_path / f"{outcome.name}.outcome.json"
         path.write_text(json.dumps(outcome.to_json()))

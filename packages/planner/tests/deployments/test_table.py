@@ -57,7 +57,7 @@ def test_layers_have_the_types_that_a_checkpoint_says() -> None:
         )
     }
     assert list(found.values()) == ["W8A8", "FLOAT", "FLOAT", "W8A8_DYNAMIC", "W8A8_DYNAMIC"]
-    assert "model.layers.2.mlp.down_proj.weight" in types  # one of the first three layers
+    assert "model.layers.2.mlp.down_proj.weight" in types  # the first three layers are dense
     assert f"{layer}.mlp.experts.256.down_proj.weight" not in types
     assert types["lm_head.weight"] == "FLOAT"
 
@@ -81,8 +81,9 @@ def test_layers_of_deepseek_v4_have_released_names() -> None:
     of_pro = description(pro.configuration(), pro.quantization)
     assert of_pro["layers.60.ffn.experts.383.w2.weight"] == "W4A8_DYNAMIC"
     assert of_pro["layers.60.ffn.shared_experts.w2.weight"] == "W8A8_DYNAMIC"
-    assert "layers.3.attn.indexer.wq_b.weight" not in types  # rows of 128 tokens
-    assert "layers.1.attn.compressor.wkv.weight" not in types  # a window alone
+    # This layer compresses 128 tokens and has no indexer.
+    assert "layers.3.attn.indexer.wq_b.weight" not in types
+    assert "layers.1.attn.compressor.wkv.weight" not in types  # this layer has only a window
 
 
 def test_layers_of_kimi_k3_are_of_both_kinds_of_attention() -> None:
@@ -100,7 +101,7 @@ def test_layers_of_kimi_k3_are_of_both_kinds_of_attention() -> None:
     }
     found = {name: types[f"language_model.model.{name}.weight"] for name in expected}
     assert found == expected
-    assert "language_model.model.layers.92.self_attn.f_a_proj.weight" not in types  # latent
+    assert "language_model.model.layers.92.self_attn.f_a_proj.weight" not in types  # an MLA layer
 
 
 def test_packed_experts_have_headers_and_no_bytes(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_packed_experts_have_headers_and_no_bytes(tmp_path: Path) -> None:
     assert tensors[f"{expert}.weight_packed"].shape == (7168, 2048 // 8)
     assert tensors[f"{expert}.weight_scale"].shape == (7168, 2048 // 32)
     assert not [name for name in tensors if ".experts." not in name or ".layers.0." in name]
-    assert (tmp_path / "model.safetensors").stat().st_blocks < 200_000  # of 512 bytes
+    assert (tmp_path / "model.safetensors").stat().st_blocks < 200_000  # blocks of 512 bytes
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

@@ -1,4 +1,4 @@
-"""Decreasing numbers of requests that decode together: lengths, sizes, and sizes not found."""
+"""Chains of shrinking decode batches: lengths, sizes, and sizes that are missing."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ def report_of(host_ps: int, waited_ps: int) -> Report:
 
 
 class Engine:
-    """Prefills 64 tokens per step before any decode; a step takes 10 ps per request, and the host
-    waits for 4 of them.
+    """Prefills 64 tokens per step before any decode. A step takes 10 ps per request, 4 of them
+    waited for by the host.
 
     most: maximum number of requests in a decode step
     """
@@ -58,7 +58,7 @@ def test_each_size_has_its_time_by_its_tokens(drafts: int):
     assert chain.durations(engine, engine, [1, 4, 16]) == {
         size * (1 + drafts): StepTime(size, 10 * size, 6 * size) for size in (1, 4, 16)
     }
-    assert not engine.context  # no request is left for the next chain
+    assert not engine.context  # the chain ends without requests
 
 
 def test_short_requests_have_shorter_prompts_and_then_fewer_sizes():

@@ -1,4 +1,4 @@
-"""Prompts of unspecified length fit into the context."""
+"""Prompts of default length fit into the context."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests when drafts pay, from the steps of two dry-runs."""
+"""When drafts pay, computed from the steps of two dry-runs."""
 
 from argparse import Namespace
 from typing import Any
@@ -19,7 +19,9 @@ def options(**changes: Any) -> Namespace:
 
 
 def steps(rows: int, milliseconds: float) -> list[dict[str, Any]]:
-    """Steps of 6, 4, 2 and 1 requests with these times per request, and steps that do not count."""
+    """Returns decode steps of 6, 4, 2 and 1 requests with this time per request, and steps to
+    ignore.
+    """
     shapes = [[100] * 6, *([rows] * size for size in (6, 5, 4, 2, 2, 1)), [rows, rows + 1]]
     return [
         {"tokens": shape, "modelled": {"host_ps": round(len(shape) * milliseconds * 10**9)}}
@@ -36,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         of: Namespace, work: list[str], most: int, arguments: list[str], by: str
     ) -> dict[str, Any]:
         outputs = work[2].partition("=")[2].split(",")
-        assert most > max(map(int, outputs))  # and those of the prompts
+        assert most > max(map(int, outputs))  # also covers the prompts' steps
         seen.append([*work, *arguments])
         has_drafts = "--speculative-config" in arguments
         return {
@@ -71,7 +73,7 @@ def test_requests_end_in_groups_that_leave_each_size(asked: list[list[str]]):
     outputs = next(each for each in asked[0] if each.startswith("--output-tokens="))
     lengths = [int(number) for number in outputs.partition("=")[2].split(",")]
     assert len(lengths) == 6 and lengths == sorted(lengths, reverse=True)
-    # Groups that end together leave one, two, four and six requests.
+    # Groups end together, and leave six, four, two and one requests.
     assert [lengths.count(each) for each in sorted({*lengths}, reverse=True)] == [1, 1, 2, 2]
 
 

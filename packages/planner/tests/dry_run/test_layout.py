@@ -1,4 +1,4 @@
-"""Layouts of dry-runs: the distribution of rows over expert ranks."""
+"""Layouts of dry-runs: how rows are distributed over expert ranks."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ def test_a_number_is_the_busiest_rank_over_the_mean(routing: str, busiest: float
 
 def test_layers_of_recorded_loads_wait_for_their_busiest_ranks(tmp_path: Path) -> None:
     file = tmp_path / "loads.json"
-    # Two ranks: 3 and 1 rows, then 1 and 5.
+    # Two ranks get 3 and 1 rows, then 1 and 5.
     file.write_text(json.dumps([[1, 2, 1, 0], [0, 1, 2, 3]]))
     assert busiest_rank(str(file), 2) == pytest.approx((3 + 5) / (2 + 3))
 

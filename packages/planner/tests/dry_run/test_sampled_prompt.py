@@ -1,4 +1,4 @@
-"""Times of a prompt from some of its chunks."""
+"""A prompt's time is computed from some of its chunks."""
 
 from types import SimpleNamespace
 from typing import Any

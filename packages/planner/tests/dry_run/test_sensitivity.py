@@ -1,4 +1,4 @@
-"""The figure that moves a step's time most."""
+"""The figure that changes a step's time most."""
 
 import io
 
@@ -32,7 +32,7 @@ STEP = Step(
 def test_figures_come_in_the_order_in_which_they_move_the_time() -> None:
     assert moves_of(STEP) == [
         Move("matmul_share", 120, 90),
-        Move("hbm_share", 100, 95),  # its low value is the stated one
+        Move("hbm_share", 100, 95),  # the low value equals the stated one
         Move("event_wait", 99, 103),
     ]
 

@@ -1,4 +1,4 @@
-"""Step times of all layers follow from a few first ones: which these are, and the times."""
+"""The step time of all layers follows from a few first layers: which ones, and the times."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_later_layers_all_add_the_same_time():
 
 
 def test_python_hides_behind_all_layers_though_not_behind_few():
-    """With few layers, a large step of decodes ends before vLLM's own Python does."""
+    """With few layers, a large decode step ends before vLLM's own Python."""
     python_ps = 4000
     few = [step_of(4), step_of(7)]
     assert [step.with_python(python_ps, hides_host=True) for step in few] == [4212, 4221]
@@ -69,7 +69,7 @@ def test_few_layers_run_all_of_them():
 
 
 class Layered(torch.nn.Module):
-    """A model with expert layers of this size, and a part that all steps read."""
+    """A model of layers with four experts each, and a part that every step reads."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_a_stack_measures_few_layers_and_then_runs_all_again():
     model = Layered(94)
     stack = stack_of(torch.nn.Sequential(model))
     assert isinstance(stack, LayerStack)
-    # A step may go to one of the four experts.
+    # A step may choose only one of the four experts.
     assert stack.repetition(4 * 200, is_replayed=True) == Repetition(4, 7, 94)
     ran: list[int] = []
 
@@ -100,7 +100,7 @@ def test_a_stack_measures_few_layers_and_then_runs_all_again():
 
 
 class Ends:
-    """Stands for a model's prefetches, which end with the last layer that runs."""
+    """Replaces a model's prefetches, which end with the last layer that runs."""
 
     def __init__(self) -> None:
         self.with_layers: list[int | None] = []

@@ -1,4 +1,4 @@
-"""Step sizes in a step-time table: more of them where two schedules are close."""
+"""Step sizes in a step-time table, denser where two schedules take similar times."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ class Method(Enum):
 
 
 class Explored:
-    """An engine whose step times are a function of method, ubatches and tokens."""
+    """An engine whose step times are a function of method, split and number of tokens."""
 
     can_split = True
     can_shard = can_prefetch = False
@@ -44,7 +44,7 @@ class Explored:
 
 
 class Sharded(Explored):
-    """Sequence parallel steps take `lost - tokens / 4` longer, and another `more` with figures at
+    """Sequence parallel steps take `lost - tokens / 4` longer, and `more` on top with figures at
     the unfavourable ends of their ranges.
     """
 
@@ -61,7 +61,7 @@ class Sharded(Explored):
 
 
 def sizes_between(duration: Callable[[str, bool, int], int]) -> list[int]:
-    """Modelled sizes between 256 and 1024 tokens."""
+    """Returns the modelled sizes between 256 and 1024 tokens."""
     explored = Explored(duration)
     steps = [step_costs._step(explored, size) for size in (256, 1024)]
     found = list(step_costs._with_sizes_between(explored, steps))
@@ -77,7 +77,7 @@ def test_far_schedules_need_no_sizes_between(slower: int):
 
 
 def test_sizes_are_denser_where_the_fastest_schedule_changes():
-    # Whole step times rise, split ones are constant: they cross at 600 tokens.
+    # Whole steps take longer with more tokens, split ones do not: they are equal at 600 tokens.
     found = sizes_between(
         lambda way, is_split, tokens: (600 if is_split else tokens) * (1 if way == "one" else 3)
     )
@@ -99,7 +99,7 @@ def test_schedules_with_equal_times_have_sizes_between_everywhere():
         (100, 0, 512),
         (256, 0, None),
         (9999, 0, None),
-        (0, 100, 512),  # from 128 on by the stated figures, but not over their ranges
+        (0, 100, 512),  # from 128 on with the stated figures, from 512 on over their ranges
         (0, 256, None),
     ],
 )
@@ -108,7 +108,7 @@ def test_sequence_parallel_begins_where_all_larger_steps_gain_over_the_ranges(lo
     options, steps = step_costs._sharded(explored, [128, 256, 512, 1024])
     assert options["sequence_parallel.enabled"] is (first is not None)
     assert options.get("sequence_parallel.min_tokens") == first
-    assert explored.first_sharded == first  # the next modelled size follows it
+    assert explored.first_sharded == first  # modelled from this size on
     assert steps == [step_costs._step(explored, size) for size in (128, 256, 512, 1024)]
 
 
@@ -118,8 +118,8 @@ def test_indivisible_steps_are_one_schedule_per_method():
 
 
 class Tuned(Explored):
-    """Split steps gain from a larger first ubatch and from few cores; decodes of one request gain
-    from up to 36 MiB of prefetched weights, those of many lose.
+    """Split steps gain from a larger first ubatch and from few cores. Decodes of one request gain
+    from up to 36 MiB of prefetched weights; decodes of many requests lose.
     """
 
     can_prefetch = True

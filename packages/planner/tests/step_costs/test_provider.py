@@ -1,4 +1,6 @@
-"""Step-time tables are found by their engine, while the model that made them is installed."""
+"""Step-time tables are found for their engine while the timing model that made them is
+installed.
+"""
 
 import json
 from itertools import pairwise
@@ -21,7 +23,7 @@ ENGINE = {
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of this engine's table, which does not exist yet."""
+    """Returns the path of this engine's table, which does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = cache_folder() / file_name(ENGINE)
     file.parent.mkdir(parents=True)
@@ -53,7 +55,7 @@ def test_a_file_that_came_with_the_package_is_found_where_none_was_made(
     shipped = tmp_path / "shipped" / file_name(ENGINE)
     shipped.parent.mkdir()
     write(shipped, "0123456789abcdef")
-    assert StepCostsFiles().find(ENGINE) is None  # made by another version of the model
+    assert StepCostsFiles().find(ENGINE) is None  # made by another version of the timing model
     current = load_machine("ascend910c", "supernode").hash
     write(shipped, current)
     assert StepCostsFiles().find(ENGINE) == shipped
@@ -70,13 +72,13 @@ def test_files_of_the_package_have_the_names_of_their_engines():
         assert content["deployment"] in all_deployments()
         assert content["steps"] and content["decodes"]
         fastest = [min(row["by_method"].values()) for row in content["decodes"]]
-        # More requests never take much less time: they read all weights that fewer read.
+        # More requests never take much less time, because they read all weights that fewer read.
         assert all(more > 0.95 * fewer for fewer, more in pairwise(fastest)), file.name
 
 
 @pytest.mark.nightly("planning")
 def test_tables_of_the_package_are_current():
-    """Engines ignore the others: `nox -s step_costs` stamps or makes them."""
+    """Engines ignore stale tables: `nox -s step_costs` stamps or remakes them."""
     stale = [file.name for file in provider.SHIPPED.glob("*.json") if not provider.is_current(file)]
     assert not stale, f"{len(stale)} tables are from another timing model: {stale[:3]}"
 

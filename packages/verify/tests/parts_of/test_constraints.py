@@ -1,4 +1,4 @@
-"""The virtual NPU gives the expected answers to the calls that a chip is asked about."""
+"""The virtual NPU gives the expected answers to the calls for a chip."""
 
 import json
 from collections import Counter

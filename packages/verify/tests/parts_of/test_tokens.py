@@ -1,4 +1,4 @@
-"""Cases of each checkpoint."""
+"""The cases of each checkpoint."""
 
 from pathlib import Path
 

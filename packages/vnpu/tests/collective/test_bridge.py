@@ -1,4 +1,6 @@
-"""Groups over two hosts: the bits and checks of a single host, and named ends."""
+"""Groups over two hosts: bits and checks equal those of a single host, and failed ranks are
+named.
+"""
 
 import json
 import re
@@ -119,7 +121,7 @@ def test_a_host_that_dies_is_named_to_all_who_are_left(hosts, tmp_path, end, ran
 
 
 def test_a_rank_that_exits_without_a_word_leaves_its_last_part(hosts, tmp_path):
-    """Messages that a process has sent still arrive after its end."""
+    """Messages that a process has sent still arrive after it has ended."""
     program = (
         START
         + """

@@ -270,7 +270,7 @@ def test_a_captured_collective_runs_at_every_replay() -> None:
 
 
 def test_ranks_share_memory_that_has_no_name_to_leave_behind() -> None:
-    # The kernel frees such memory when the last process that maps it ends.
+    # The kernel frees this memory when the last process that maps it ends.
     for text in check_ranks(
         """
         dist.all_reduce(torch.ones(8).npu())

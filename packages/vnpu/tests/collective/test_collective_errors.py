@@ -1,10 +1,10 @@
-"""Ranks that die, disagree, are late or absent are named to the others."""
+"""Ranks that die, disagree, are late or missing are named to the others."""
 
 import pytest
 
 from vllm_davinci_testing.processes.ranks import run_ranks
 
-# Ranks that report an error and wait for the others' before they end.
+# Ranks report an error, and wait until all others have reported theirs before they end.
 REPORT = """
 def report(action):
     begin = time.time()
@@ -40,7 +40,7 @@ report(lambda: [dist.all_reduce(x) for _ in range(3)])
         raised = survivor.output.split("RAISED ")[1]
         assert f"rank 2 (pid {pid}) ended" in raised
         assert "all_reduce" in raised
-        # 50 ms between checks of the processes; the rest is for a busy machine.
+        # Processes are checked every 50 ms; the rest is for a busy machine.
         assert float(raised.split()[0]) < 1.0
 
 
@@ -82,7 +82,7 @@ report(lambda: {action})
 """,
         2,
     )
-    # A rank that only sends may succeed and end; all others must fail.
+    # A rank that only sends may succeed and end; all other ranks must fail.
     failed = [each for each in ended if each.status == 0]
     assert len(failed) == 2 or ("send" in action and ended[1] in failed), ended
     for each in failed:
@@ -132,7 +132,7 @@ else:
         2,
         TORCH_NPU_WARNING_DISABLE="0",
     )
-    # It logs no warning for statuses that it raises, such as a lost link (507056).
+    # torch_npu logs no warning for statuses that it raises, such as a lost link (507056).
     assert "error code is 507048" in ended[0].output
     assert "EI0002: rank 1 (pid " in ended[0].output
     assert "has left the group" in ended[0].output

@@ -1,4 +1,4 @@
-"""Under the race detector, ranks whose collectives do not match get the lines of both."""
+"""If ranks' collectives do not match, the race detector reports the line of each."""
 
 import re
 from itertools import pairwise
@@ -37,7 +37,7 @@ def raised_by(ended: list[Ended]) -> list[str]:
 
 
 def lines_of(program: str, *marks: str) -> list[int]:
-    """The lines that end with these comments."""
+    """Returns the line numbers that end with these comments."""
     lines = program_of(program).split("\n")
     return [n for mark in marks for n, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
 

@@ -1,8 +1,8 @@
-"""Collectives through the C interface of HCCL: two devices of one process."""
+"""Collectives through HCCL's C interface, on two devices of one process."""
 
 from vllm_davinci_testing.processes.forked import output_of
 
-# The functions that torch.distributed does not call, by their C interface, in one process.
+# Functions that torch.distributed does not call, through the C interface, in one process.
 C_INTERFACE = """
 import ctypes, os
 import torch, torch_npu  # initialise the runtime

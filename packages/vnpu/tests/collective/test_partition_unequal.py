@@ -4,7 +4,7 @@ import pytest
 
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# HcclAllGatherV and HcclReduceScatterV of unequal parts, by all ranks. Prints the ranks' statuses.
+# All ranks call HcclAllGatherV and HcclReduceScatterV with unequal parts; prints their statuses.
 UNEQUAL_PARTS = """
 import ctypes
 from ctypes import byref, c_int32, c_size_t, c_uint32, c_uint64, c_void_p

@@ -1,4 +1,4 @@
-"""Sizes near the largest number are refused, and the next call works."""
+"""Sizes near the largest integer are refused, and the next call works."""
 
 from vllm_davinci_testing.processes.forked import output_of
 

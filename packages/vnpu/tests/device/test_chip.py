@@ -1,4 +1,4 @@
-"""A chip is a file: the device's table has a row for each one in `chips/`."""
+"""A chip is a file: the device's table has a row for each file in `chips/`."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Cores that operators may use: limits of a process on a device, and of streams.
+"""Limits of the cores that operators use, per process and device, and per stream.
 
 Accepted values and precedence follow hicann/runtime (api_impl.cc).
 """

@@ -1,4 +1,4 @@
-"""Device errors in CANN's state model, and the end of abandoned tasks.
+"""Device errors in CANN's state model, and how abandoned tasks end.
 
 Recovery is tested through torch_npu's own functions.
 """
@@ -33,7 +33,7 @@ NOT_REPAIRED = (
     "vnpu: only errors of device memory can be repaired (type 1), not one of type 3. Start the "
     "process again."
 )
-# As acl_rt.h lays them out.
+# Laid out as in acl_rt.h.
 ERRORS = """
 class MemoryInfo(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t),
@@ -74,7 +74,7 @@ print(acl.aclrtGetLastError(0), acl.aclrtGetLastError(0))
 
 @pytest.mark.refused_calls
 def test_a_refused_operator_leaves_the_last_error_of_the_runtime_alone() -> None:
-    # torch_npu requests it after such a refusal, and would report it instead.
+    # After this refusal torch_npu asks for the last error, and would report that instead.
     lines = output_of(
         RUNTIME
         + """
@@ -153,8 +153,8 @@ print(fill(first), acl.aclrtSynchronizeStream(first))
         VNPU_SCHEDULE=schedule,
         VNPU_WAIT_LIMIT="20",
     )
-    # The waiting tasks have no input. The host's wait returns the error, whether or not it had
-    # reached the end of the tasks.
+    # The waiting tasks have no input. The host's wait returns the error even if it started before
+    # all tasks had ended.
     assert lines == ["507046", "0 107000", "[107023] 107023 107023", "0 0"]
 
 
@@ -216,7 +216,7 @@ print("HCCS LINK ERROR" in failed(lambda: x @ x))
     assert lines == ["True True 4096", "3 0", "[] 262144.0", "True"]
 
 
-# Sometimes its ranks do not meet again within their 20 s; the cause is not known.
+# Sometimes the ranks do not meet again within 20 s, for an unknown reason.
 @pytest.mark.nightly("faults")
 def test_ranks_that_stopped_their_devices_make_their_group_anew() -> None:
     ended = run_ranks(

@@ -1,4 +1,4 @@
-"""Queries of C programs to the runtime."""
+"""C programs query the runtime."""
 
 from vllm_davinci_testing.processes.forked import output_of
 
@@ -25,5 +25,5 @@ for mode in ({saturation}, {infinities}):
 
 
 def test_a_missing_output_pointer_is_an_error() -> None:
-    """One of CANN's examples calls it."""
+    """One of CANN's examples calls this function."""
     assert output_of_calls("print(acl.aclrtGetRunMode(None))") == ["107000"]

@@ -1,4 +1,4 @@
-"""Planned faults occur where the plan says, and nothing else changes."""
+"""Planned faults occur where the plan says, and nowhere else."""
 
 import struct
 from pathlib import Path
@@ -178,7 +178,7 @@ print("sum", float(x.sum().cpu()))
     ],
 )
 def test_a_rank_that_fails_in_a_phase_of_a_collective_ends_both(phase: str, action: str) -> None:
-    # A rank may end after its last part in a collective: then the others have their result.
+    # A rank may end after its last part in a collective; the others then have their result.
     plan = f"rank=1;collective:all_reduce@2.{phase}={action}"
     ended = run_ranks(REDUCE, 2, VNPU_FAULTS=plan, HCCL_EXEC_TIMEOUT="20")
     assert ended[1].status != 0

@@ -1,8 +1,8 @@
-"""Injects a fault at every point at which a program can fail.
+"""Injects a fault at every point where a program can fail.
 
-Each time the answer is the same to the last bit, or the program ends with an error that names the
-cause and a status other than 0; no process is left 30 s after the start-up time. A point that a run
-never reaches is an error of the test.
+Each time the program gives the same answer, bit for bit, or ends with a nonzero status and an error
+that names the cause. No process is left 30 s after the start-up time. A point that no run reaches
+is an error of the test.
 """
 
 import struct
@@ -14,8 +14,8 @@ import pytest
 from vllm_davinci_testing.processes.forked import Ended, run_alone
 from vllm_davinci_testing.processes.ranks import run_ranks
 
-LIMIT_S = 30.0  # from a fault to the end of all processes
-# A program's start on a busy machine.
+LIMIT_S = 30.0  # from the fault to the end of all processes
+# Limit of a program's start on a busy machine.
 START_S = 60.0
 
 ALONE = """
@@ -35,7 +35,7 @@ torch.npu.synchronize()
 print("answer", float(pinned.double().sum()), flush=True)
 """
 POINTS_ALONE = 72
-# The middle one of three passes fails and is caught.
+# The second of three passes fails, and the program catches the error.
 CAUGHT = """
 import gc, os, torch
 
@@ -91,7 +91,7 @@ POINTS_TOGETHER = 120
 
 
 def points_in(directory: Path) -> dict[int, int]:
-    """Returns the number of fault points of each rank's run."""
+    """Returns the number of fault points reached by each rank."""
     heads = [struct.unpack_from("=qQ", f.read_bytes()) for f in directory.glob("*.points")]
     return {int(rank): int(points) for rank, points in heads}
 
@@ -104,7 +104,7 @@ def answers(ended: list[Ended]) -> set[str]:
 
 
 def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
-    """Asserts what must hold after any fault: no wrong answer, and an answer or an error."""
+    """Asserts that no answer is wrong after a fault, and that there is an answer or an error."""
     outputs = "\n".join(each.output[-3000:] for each in ended)
     assert answers(ended) <= expected, f"{plan}: a wrong answer\n{outputs}"
     if all(each.status == 0 for each in ended):
@@ -148,7 +148,7 @@ def test_the_points_of_both_programs_are_in_the_grids(alone, together):
 def test_a_program_answers_correctly_or_names_the_failure(point, action, alone):
     expected, points = alone
     if point > points:
-        return  # the grid is a little larger than the program
+        return  # the grid has more points than the program
     plan = f"point@{point}={action}"
     begin = time.monotonic()
     ended = run_alone(ALONE, VNPU_FAULTS=plan, VNPU_WAIT_LIMIT="10")
@@ -187,7 +187,7 @@ def caught(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
 def test_a_failure_that_is_caught_leaves_memory_and_descriptors_as_they_were(point, action, caught):
     expected, points = caught
     assert points <= POINTS_CAUGHT
-    plan = f"point@{points // 2 + point}={action}"  # of the later passes, until the last
+    plan = f"point@{points // 2 + point}={action}"  # a point in the later passes
     ended = run_alone(CAUGHT, VNPU_FAULTS=plan, VNPU_WAIT_LIMIT="10")
     check_outcome([ended], expected, plan)
     if "caught" in ended.stdout and ended.status == 0:

@@ -78,7 +78,7 @@ def test_graphs_of_one_pool_share_memory_and_give_it_back() -> None:
     first = capture()
     held = torch.npu.memory_reserved()
     second = capture()
-    assert torch.npu.memory_reserved() - held < 8 << 20  # x alone: 4 MiB
+    assert torch.npu.memory_reserved() - held < 8 << 20  # x takes 4 MiB
     for graph, out in (first, second):
         graph.replay()
         assert float(out.cpu()) == 4.0 * (1 << 20)

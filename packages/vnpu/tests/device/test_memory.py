@@ -1,4 +1,4 @@
-"""Device memory: a chip's sizes, and errors for accesses that a chip would not survive."""
+"""Device memory: each chip's sizes, and errors for accesses that a chip would not survive."""
 
 import resource
 
@@ -30,7 +30,7 @@ host = ctypes.create_string_buffer(1 << 20)
 
 
 def printed(program: str, config: VirtualDeviceConfig | None = None) -> list[str]:
-    """Returns the lines printed by RUNTIME and the program."""
+    """Returns the lines that RUNTIME and the program print."""
     return output_of(RUNTIME + program, config)
 
 

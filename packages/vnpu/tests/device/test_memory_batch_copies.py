@@ -1,4 +1,4 @@
-"""Copies of many pieces in one call, and devices by number, as transfer engines use them."""
+"""Transfer engines copy many pieces in one call, and name devices by number."""
 
 from vllm_davinci_testing.processes.forked import output_of
 

@@ -5,7 +5,7 @@ import pytest
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.forked import output_of, run_alone
 
-# Eight products on each of two streams, in milliseconds of wall clock.
+# Times eight products on each of two streams, in milliseconds of wall time.
 PRODUCTS = """
 import time, torch
 streams = [torch.npu.Stream(), torch.npu.Stream()]
@@ -33,7 +33,7 @@ def milliseconds(schedule: str, pace: str) -> tuple[int, int]:
 def test_streams_sleep_side_by_side_with_a_thread_each():
     launch, whole = milliseconds("threads", "aclnnM=1000,aclnnMm=50000,all_reduce=9000000")
     assert whole >= 400
-    # In series it would be 800. The launches do not wait for the device.
+    # 800 ms in series. Launches do not wait for the device.
     assert whole < 700
     assert launch < 300
 
@@ -44,7 +44,7 @@ def test_tasks_follow_one_another_where_one_thread_runs_them_all():
 
 
 def test_an_artificial_time_may_depend_on_written_bytes():
-    # 64 x 64 floats are 1/64 MiB: 50 ms.
+    # 64 x 64 floats are 1/64 MiB, which takes 50 ms.
     _, whole = milliseconds("eager", "aclnnM=8000000/MiB,aclnnMm=3200000/MiB")
     assert 800 <= whole < 1600
 

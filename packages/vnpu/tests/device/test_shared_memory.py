@@ -1,4 +1,4 @@
-"""Tensors and events that two processes share by torch's own mechanism."""
+"""Two processes share tensors and events by torch's own mechanism."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def get(name):
 
 
 def run_pair(producer: str, consumer: str, place: Path, **variables: str) -> list[list[str]]:
-    """The lines printed by each program; both have `put` and `get`, which pass objects."""
+    """Runs two programs, whose `put` and `get` pass objects; returns the lines that each prints."""
     programs = [
         EXCHANGE + f"place = pathlib.Path({str(place)!r})\n" + each for each in (producer, consumer)
     ]

@@ -141,7 +141,7 @@ def test_events_measure_time_and_complete(policy: str) -> None:
     ["eager", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("threads", "fuzz:3"))],
 )
 def test_the_launch_queue_of_torch_npu_changes_no_result(policy: str) -> None:
-    """Runs without the queue: test_events_order_two_streams."""
+    """test_events_order_two_streams runs without the queue."""
     config = VirtualDeviceConfig(schedule=policy)
     assert programs.output_of(ORDERED, config, TASK_QUEUE_ENABLE="1") == ["1560 1560"]
 

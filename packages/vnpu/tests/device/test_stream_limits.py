@@ -1,11 +1,11 @@
-"""Numbers of streams and events per device, and the resources that they hold."""
+"""Limits of streams and events per device, and the resources that they hold."""
 
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.forked import output_of
 
 
 def test_a_device_has_as_many_streams_as_its_chip() -> None:
-    """Streams of captured graphs count from their first replay."""
+    """Streams of captured graphs count from the first replay on."""
     lines = output_of(
         """
         import ctypes, torch
@@ -36,7 +36,9 @@ def test_a_device_has_as_many_streams_as_its_chip() -> None:
 
 
 def test_a_device_has_as_many_events_as_its_chip() -> None:
-    """Events that hold a resource permanently; an ordinary event holds one until it completes."""
+    """Counts events that hold a resource permanently; ordinary events hold one until they
+    complete.
+    """
     lines = output_of(
         """
         import ctypes, torch

@@ -1,4 +1,4 @@
-"""C library calls fail and clocks jump according to a plan, in programs of `vnpu run`."""
+"""In programs under `vnpu run`, C library calls fail and clocks jump according to a plan."""
 
 import struct
 import subprocess
@@ -35,7 +35,7 @@ for _ in range(3):
     x = x * 0.5
 print("answer", float(x.sum().cpu()))
 """
-# Only the runtime, because torch's imports take most of a program's time.
+# Uses only the runtime, because importing torch takes most of a program's time.
 FILLING = """
 import ctypes
 acl = ctypes.CDLL("libascendcl.so")
@@ -58,7 +58,7 @@ def run(source: str, plan: str, **variables: str) -> subprocess.CompletedProcess
 
 
 def counts_of(source: str, directory: Path) -> list[dict[str, int]]:
-    """Number of times that a program's processes reach each point."""
+    """Counts how often a program's processes reach each point."""
     assert run(source, f"count:{directory}").returncode == 0
     counts = [struct.unpack("=q6Q", file.read_bytes())[1:] for file in directory.glob("*.host")]
     return [dict(zip(NAMES, each, strict=True)) for each in counts]
@@ -111,7 +111,7 @@ def test_a_wait_whose_clock_jumps_ends_with_the_limit_that_it_names() -> None:
     begin = time.monotonic()
     ended = run(
         FILLING,
-        # Each reading adds a second: the limit's 600 s pass by reading the clock.
+        # Each reading adds a second, so reading the clock uses up the limit of 600 s.
         "launch:memory fill@1=async:hang;clock:monotonic@1+=jump:1s",
         VNPU_WAIT_LIMIT="600",
     )
@@ -152,8 +152,8 @@ def test_a_program_without_memory_or_descriptors_answers_rightly_or_fails(
     name: str, part: int, calls_of_device: dict[str, int]
 ) -> None:
     calls = calls_of_device[name]
-    # All calls from one on fail, as on a machine without free memory; torch and the device make the
-    # later half of the calls.
+    # All calls from `first` on fail, as on a machine without free memory. Torch and the device make
+    # the second half of the calls.
     first = max(1, calls - calls * part // PARTS // 2 - 1)
     ended = run(DEVICE, f"host:{name}@{first}+={'ENOMEM' if name == 'malloc' else 'EMFILE'}")
     if ended.returncode == 0:

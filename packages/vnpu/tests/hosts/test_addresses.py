@@ -1,4 +1,4 @@
-"""The address of a host that other hosts get."""
+"""A host's own address and ports, from HCCL's variables."""
 
 import pytest
 

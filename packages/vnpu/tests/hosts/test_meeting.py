@@ -1,4 +1,4 @@
-"""Ranks meet: missing ranks are named, and unknown processes are rejected."""
+"""When ranks meet, missing ranks are named and unknown processes are rejected."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Only a process that knows a group's secret is accepted as a member."""
+"""Only processes that know a group's secret are accepted as members."""
 
 import threading
 
@@ -11,7 +11,7 @@ LIMIT_S = 20.0
 
 
 def outcomes(secrets: list[bytes]) -> list[str]:
-    """Lets ranks with these secrets authenticate each other; returns each one's outcome."""
+    """Lets ranks with these secrets authenticate each other; returns each rank's outcome."""
     store, found = HashStore(), ["nothing"] * len(secrets)
 
     def run(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Rank tables: the values that are read, and the tables that are refused."""
+"""Rank tables: which values are read, and which tables are refused."""
 
 import json
 

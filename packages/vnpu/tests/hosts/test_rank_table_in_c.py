@@ -1,4 +1,4 @@
-"""A communicator that a program in C makes from a rank table."""
+"""A C program makes a communicator from a rank table."""
 
 import json
 from pathlib import Path

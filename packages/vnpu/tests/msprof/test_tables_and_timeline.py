@@ -1,4 +1,4 @@
-"""`msprof` of vnpu's toolkit: its output for recorded tasks, and for invalid profiles."""
+"""vnpu's `msprof`: its output for recorded tasks, and for invalid profiles."""
 
 import csv
 import json
@@ -10,7 +10,8 @@ import pytest
 
 from vllm_davinci.vnpu.msprof.__main__ import main
 
-# Microseconds: two operators at once on two streams, a collective that overlaps the second, a gap.
+# In microseconds: two operators at once on two streams, a collective that overlaps the second one,
+# and a gap.
 TASKS = [
     ("operator", "aclnnMatmul", 2, 10, 20),
     ("operator", "aclnnExp", 5, 15, 30),
@@ -108,7 +109,7 @@ def test_damaged_and_invalid_profiles_are_named(profile, tmp_path, capsys):
 
 
 def test_the_help_lists_supported_options_only(capsys: pytest.CaptureFixture[str]) -> None:
-    # torch_npu requires `--type`, and a database beside the text, before it accepts either.
+    # torch_npu takes a listed `--type` to mean that databases can be exported.
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Calls outside CANN's documents are refused with its status, the argument and the rule."""
+"""Calls outside CANN's documents are refused with CANN's status, the argument and the rule."""
 
 import json
 from functools import cache
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.refused_calls
 AT_NIGHT = pytest.mark.nightly("operators")  # thousands of calls
 
 MIB = 1 << 20
-DAILY = ("Ascend910B3", "8.5")  # other chips and releases are processes of their own, at night
+DAILY = ("Ascend910B3", "8.5")  # at night; each other chip and release needs its own process
 
 
 def of_case(number: int, case: Case) -> Any:
@@ -52,7 +52,7 @@ def test_a_call_outside_the_documents_is_refused(number: int, case: Case) -> Non
 
 
 def at_edges(row: Constraint) -> dict[str, str]:
-    """Answers to calls at a rule's edges, by the value at the edge."""
+    """Returns answers to calls at a rule's edges, by the value at the edge."""
     edge = first_phase.AT_EDGES
     said: dict[str, dict[str, str]] = answers(*place_of(row), edge)[edge]
     return said.get(key_of(row), {})
@@ -77,7 +77,7 @@ def has_case(row: Constraint) -> bool:
 @pytest.mark.parametrize("is_daily", [True, pytest.param(False, marks=AT_NIGHT)])
 @pytest.mark.parametrize("operator", LEGAL)
 def test_calls_that_break_a_rule_are_refused_by_it(operator: str, is_daily: bool) -> None:
-    """Calls that break the rule, made from it; handwritten if another rule comes first."""
+    """Calls that break a rule are generated from it, or handwritten if another rule comes first."""
     for row in rules_of(operator):
         if (place_of(row) == DAILY) is not is_daily or not breaking(row, LEGAL[operator]):
             continue
@@ -86,8 +86,8 @@ def test_calls_that_break_a_rule_are_refused_by_it(operator: str, is_daily: bool
         assert names(row, said[-1]) or has_case(row), (row, said)
 
 
-# Edges that another rule excludes for the legal call's layout or mode, or because several arguments
-# share the size.
+# Edges excluded by another rule, because of the legal call's layout or mode, or because several
+# arguments share the size.
 OF_ATTENTION = {
     "layout: NTD",
     "layout: NTD_TND",
@@ -149,7 +149,9 @@ ELSEWHERE |= {
 @AT_NIGHT
 @pytest.mark.parametrize("operator", LEGAL)
 def test_calls_at_the_edge_of_a_rule_pass(operator: str) -> None:
-    """Calls at the rule's edges, made from it: each listed dtype, smallest and largest sizes."""
+    """Calls at a rule's edges are generated from it: each listed dtype, smallest and largest
+    sizes.
+    """
     refused = set()
     for row in rules_of(operator):
         for value, said in at_edges(row).items():
@@ -173,12 +175,12 @@ def test_most_rules_have_calls_at_their_edges() -> None:
     assert sum(each.isdigit() for each in found) > 0.9 * len(found)
 
 
-# Numbers of dimensions of tiled weights; their tiles have two more.
+# Allowed numbers of dimensions of tiled weights; their tiles have two more.
 WITHOUT_A_CALL = {("GroupedMatmulWeightNz", "weight"), ("QuantMatmulWeightNz", "x2")}
 
 
 def test_every_rule_has_a_call_of_its_own() -> None:
-    """Every rule has a call that breaks it or one at its edge."""
+    """Every rule has a call that breaks it, or one at its edge."""
     bare = {
         (operator, row.argument)
         for row in constraints()

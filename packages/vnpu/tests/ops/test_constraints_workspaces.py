@@ -1,4 +1,4 @@
-"""Operators' workspaces are ordinary memory: present, large enough, and of one stream."""
+"""Operators' workspaces are ordinary memory: allocated, large enough, and used by one stream."""
 
 import pytest
 

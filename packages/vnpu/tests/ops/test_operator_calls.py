@@ -1,4 +1,4 @@
-"""Each operator that layers call equals its definition, in small models' sizes."""
+"""Each operator that layers call equals its definition, at small models' sizes."""
 
 import pytest
 

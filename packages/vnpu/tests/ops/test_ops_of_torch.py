@@ -1,8 +1,8 @@
-"""torch's functions on the device equal those on the CPU, for the inputs of torch's own tests.
+"""torch's functions give the CPU's results on the device, for the inputs of torch's own tests.
 
-torch's table of functions has inputs of every overload: sizes, empty and broadcast ones, strides,
-special values. The test compares results, results in place, and the arguments after the call. It
-leaves out inputs that the device refuses by status, if the device computes others.
+torch's table of functions has inputs for every overload: empty and broadcast sizes, strides,
+special values. The test compares results, in-place results, and the arguments after the call. It
+omits inputs that the device refuses with a status, if the device computes other inputs.
 """
 
 import re
@@ -41,22 +41,23 @@ conv_transpose1d conv_transpose2d conv_transpose3d grid_sample avg_pool2d adapti
 interpolate
 """.split()  # noqa: SIM905
 NAMES = [*FUNCTIONS, *(f"nn.functional.{name}" for name in OF_LAYERS)]
-# Sums run in another order, and vectorised and scalar paths of a kernel differ in the last bit.
+# Sums run in another order, and a kernel's vectorized and scalar paths differ in the last bit.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-# Sums of 16 bits that torch rounds after each part, and the device once.
+# 16-bit sums: torch rounds after each part, the device once.
 ROUNDED = ("addbmm", "conv_transpose2d", "conv_transpose3d", "grid_sample")
 FLOATS_ALONE = re.compile(r"^exp$|mm$|matmul|mv$|linear$|conv")
-# CANN multiplies and adds float16 apart, which `test_elementwise` compares; the last is refused.
+# CANN rounds float16 between multiplying and adding, which `test_elementwise` compares; it refuses
+# the last case.
 LEFT_OUT = [
     *(("addcmul", torch.float16), ("addcdiv", torch.float16)),
     ("nn.functional.grid_sample", torch.bfloat16),
 ]
-# Reductions, whose inputs in torch's table have no NaN and no infinity.
+# Reductions; their inputs in torch's table have no NaN and no infinity.
 SPECIAL = """
 max min argmax argmin amax amin aminmax logsumexp cummax cummin softmax log_softmax sum all any
 where
 """.split()  # noqa: SIM905
-MOST_SAMPLES = 8  # of a function and dtype, spread over all
+MOST_SAMPLES = 8  # per function and dtype, spread over all inputs
 REFUSAL = re.compile(r"error code is (161002|561002|207000)")
 
 
@@ -91,7 +92,7 @@ def samples(function: Any, dtype: torch.dtype) -> Iterator[Any]:
 
 
 def sprinkled(value: Any) -> Any:
-    """Returns a float tensor with some entries replaced by infinities and NaN."""
+    """Replaces some entries of a float tensor by infinities and NaN."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     place = torch.arange(value.numel()).view(value.shape) % 11
@@ -101,14 +102,14 @@ def sprinkled(value: Any) -> Any:
 
 
 def is_defined(function: Any, sample: Any) -> bool:
-    """False for results that only the CPU defines, and for numbers without a tensor."""
+    """False for results that only the CPU defines, and for numbers instead of tensors."""
     if isinstance(sample.input, (bool, int, float)) and "device" not in sample.kwargs:
         return False
     if function.name in ("sort", "argsort"):
         return bool(sample.kwargs.get("stable"))
     if function.variant_test_name == "area" and sample.input.dim() == 5:
-        return False  # torch_npu averages volumes only over all of one
-    # CANN's operator has sizes only, and no factors.
+        return False  # torch_npu averages volumes only over the whole volume
+    # CANN's operator has sizes, but no factors
     return not (function.variant_test_name == "nearest" and sample.kwargs.get("scale_factor"))
 
 
@@ -147,7 +148,7 @@ def on_cpu(sample: Any, is_widened: bool) -> Any:
 
 
 def differs(call: Callable[..., Any], sample: Any, name: str, dtype: torch.dtype) -> bool | None:
-    """False if both devices give the same result; None if one of them cannot compute it."""
+    """Returns False if both devices give the same result, None if one of them cannot compute it."""
     tolerance = TOLERANCE.get(dtype, 0.0)
     is_widened = name.endswith(ROUNDED) and dtype in (torch.float16, torch.bfloat16)
     try:
@@ -167,7 +168,7 @@ def differs(call: Callable[..., Any], sample: Any, name: str, dtype: torch.dtype
     return False
 
 
-@pytest.mark.filterwarnings("ignore")  # of deprecated overloads
+@pytest.mark.filterwarnings("ignore")  # for deprecated overloads
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "dtypes",

@@ -1,4 +1,4 @@
-"""A call equal to one that passed is not checked again; any difference is checked."""
+"""A call equal to a passed call is not checked again; any difference is checked."""
 
 from concurrent.futures import ThreadPoolExecutor
 

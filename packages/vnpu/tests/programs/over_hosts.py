@@ -1,7 +1,7 @@
-"""Every collective, in every dtype: prints a digest of each result, on any number of hosts.
+"""Runs every collective in every dtype on any number of hosts; prints a digest of each result.
 
-Argument: number of sizes per collective. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun
-sets them; LOCAL_RANK is the device's number on its host.
+The argument is the number of sizes per collective. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+are as in torchrun; LOCAL_RANK is the device's number on its host.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("hccl", timeout=timedelta(seconds=120))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.int8)
-# The last size takes several rounds, and reductions in parts.
+# The last size takes several rounds, and reductions in several parts.
 SIZES = (7, 1 << 14, (1 << 20) + 3)[: int(sys.argv[1])]
 
 

@@ -1,4 +1,4 @@
-"""The race detector finds every kind of planted race, and reports none in correct programs."""
+"""The race detector finds every kind of planted race, and none in correct programs."""
 
 import re
 
@@ -43,7 +43,7 @@ def test_a_planted_race_is_found_and_both_lines_are_named(kind: str) -> None:
     assert f"races: {2 if unrecorded else 1}" in text
 
 
-# A collective in flight that the program has not waited for.
+# A collective that the program has not waited for.
 PLANTED_BEHIND_COLLECTIVES = {
     "its result is used": """
 work = dist.all_reduce(x, async_op=True)  # <-

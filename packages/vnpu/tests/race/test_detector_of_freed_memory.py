@@ -1,10 +1,10 @@
-"""The race detector: memory freed while launches may still use it."""
+"""The race detector finds memory freed while launches may still use it."""
 
 import pytest
 
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# A launch uses two blocks of device memory; one is freed after a wait, or without.
+# A launch uses two blocks of device memory; one of them is freed, after a wait or without.
 FREES = """
 import ctypes
 from ctypes import byref, c_size_t
@@ -58,7 +58,7 @@ def test_raise_keeps_memory_that_a_launch_may_use() -> None:
 
 @pytest.mark.parametrize("queue", ["0", "1"])
 def test_torch_npu_waits_before_it_frees(queue: str) -> None:
-    """Segments returned by the allocator, and a growing workspace."""
+    """Frees segments of the allocator, and a workspace that grows."""
     done = run_to_exit(
         """
         import torch

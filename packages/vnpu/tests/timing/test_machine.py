@@ -30,7 +30,7 @@ def test_figures_are_exact_integers_of_base_units():
     figures = load_machine("ascend910b2", "two-meshes-of-8").figures
     assert figures["cube_bfloat16"] == 353_900_000_000_000
     assert figures["hbm_share"] == 600_000
-    assert figures["event_wait"] == 750_000  # ps
+    assert figures["event_wait"] == 750_000  # in ps
     assert figures["tier1_bandwidth"] == 25_000_000_000
 
 
@@ -90,8 +90,8 @@ def test_a_chip_may_be_based_on_one_that_is_based_on_another(tmp_path):
     file.write_text(f'based_on = "ascend910b3"\nsoc = "Ascend910B3"\n[figures]\n{shorter}\n')
     machine = load_machine(str(file), "node-of-8")
     assert machine.figures["host_event_call"] == 2_000_000
-    assert machine.figures["cube_cores"] == 20  # of ascend910b3
-    assert machine.figures["l2_bytes"] == 192 << 20  # of ascend910b2
+    assert machine.figures["cube_cores"] == 20  # ascend910b3's figure
+    assert machine.figures["l2_bytes"] == 192 << 20  # ascend910b2's figure
 
 
 def test_ranks_that_do_not_fit_name_topologies_that_have_room():
@@ -122,8 +122,8 @@ def test_the_hash_depends_on_the_recorded_times(tmp_path, monkeypatch):
 
 
 def test_recorded_times_are_what_the_model_does():
-    """Step-time tables are found by the recorded times. Adding or removing an operator changes them
-    only when they are recorded again.
+    """Engines find step-time tables by the recorded times. Adding or removing an operator changes
+    these only when they are recorded again.
     """
     [ended] = run_together([pathlib.Path(modelled_calls.__file__)], [{}])
     assert ended.status == 0, ended.output[-4000:]

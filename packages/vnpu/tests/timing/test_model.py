@@ -1,4 +1,4 @@
-"""Programs on the modelled clock."""
+"""Programs in modelled time."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, VirtualDeviceErro
 from vllm_davinci.vnpu.timing import load_machine, modelled_timeline
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# Two products, one after the other's event on a side stream, and one concurrent with it.
+# Two products, the second after the first one's event on a side stream, and one concurrent with it.
 PROGRAM = """
 import torch, torch_npu
 from vllm_davinci.vnpu import label_launches, name_stream
@@ -36,7 +36,7 @@ print(float(z[0, 0]))
 
 
 def modelled(directory: pathlib.Path) -> tuple[str, bytes]:
-    """Runs the program; returns its output and the bytes of its timeline."""
+    """Runs the program; returns its output and the timeline's bytes."""
     directory.mkdir()
     config = VirtualDeviceConfig(chip="ascend910b2", timeline=str(directory))
     done = run_to_exit(PROGRAM, config)
@@ -60,10 +60,10 @@ def test_events_and_reports_have_modelled_time(first: tuple[str, bytes]) -> None
     # 2 x 2048^3 operations at 70 % of 376 TOP/s, in 128 tiles on 24 cores: six waves.
     product_ps = 2 * 2048**3 / (0.7 * 376) * 144 / 128
     assert cube_ps == pytest.approx(2 * product_ps, rel=1e-6)
-    # The device waits for the launch, which takes the host 15 us.
+    # The device waits for the launch, which takes 15 us on the host.
     assert elapsed_ms * 1e9 == pytest.approx(product_ps + 5e6 + 15e6, rel=1e-6)
     assert compute_ps < host_ps < compute_ps + 200e6
-    assert float(value) == 4096.0  # the arithmetic is the same as without a model
+    assert float(value) == 4096.0  # The arithmetic is the same without a model.
 
 
 def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) -> None:
@@ -78,7 +78,7 @@ def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) ->
     assert products[0]["args"]["label"] == total["args"]["label"] == "products"
     assert "label" not in products[1]["args"]
     assert total["ts"] >= products[0]["ts"] + products[0]["dur"]
-    # It shares memory bandwidth and vector cores only with the second product.
+    # The addition shares memory bandwidth and vector cores only with the second product.
     assert total["dur"] >= total["args"]["alone"]
     starts = {e["id"] for e in events if e["ph"] == "s"}
     ends = {e["id"] for e in events if e["ph"] == "f"}
@@ -140,13 +140,13 @@ def test_an_engines_own_time_passes_where_the_host_does_not_wait() -> None:
     figures = load_machine("ascend910b2", "node-of-8").figures
     step, wait = figures["host_step"] + 10 * figures["host_step_request"], 10 * 10**6
     assert none == figures["host_step"] + wait
-    assert ten == alone == step + wait  # there is nothing to overlap with
+    assert ten == alone == step + wait  # nothing can overlap
     assert after - beside == step
     one = 2 * 4096**3 / (0.7 * 376) * 528 / 512  # 512 tiles, 24 at a time
     assert step - one < partly - wait - one < step
 
 
-# Reads 64 MiB twice, and 64 MiB once that were prefetched during a product.
+# Reads 64 MiB twice, and once 64 MiB that were prefetched during a product.
 CACHED = """
 import torch, torch_npu
 from vllm_davinci.vnpu.timing import read_report
@@ -192,20 +192,20 @@ def test_hits_in_l2_take_no_memory_time() -> None:
     done = run_to_exit(CACHED, VirtualDeviceConfig(chip="ascend910b2", compute=False))
     assert done.status == 0, done.stderr
     first, again, prefetch, after, part, rest, beside, time = map(int, done.stdout.split())
-    read_ps = (64 << 20) / (1.6 * 0.6)  # 1.6 TB/s, of which 0.6
+    read_ps = (64 << 20) / (1.6 * 0.6)  # 60 % of 1.6 TB/s
     assert first == pytest.approx(read_ps, rel=1e-3)
     assert prefetch == pytest.approx(read_ps, rel=1e-3)
     assert again < read_ps / 1000
     assert after < read_ps / 1000
-    # The first 64 of 256 MiB hit; the cache has 192.
+    # The cache has 192 MiB: the first 64 of 256 MiB hit.
     assert part == pytest.approx(read_ps, rel=1e-3)
     assert rest == pytest.approx(3 * read_ps, rel=1e-3)
-    # On another stream it misses until it has arrived.
+    # On another stream the read misses until the data has arrived.
     assert beside == pytest.approx(read_ps, rel=1e-3)
     assert time > beside
 
 
-# 40 products of 0.1 ms; the second time, this host takes twice the permitted time.
+# 40 products of 0.1 ms; the second time, this host exceeds the permitted time by a factor of two.
 PACED = """
 import time, torch
 from vllm_davinci.vnpu import _C
@@ -256,7 +256,7 @@ def test_a_timeline_needs_a_chip(tmp_path: pathlib.Path) -> None:
         modelled_timeline.merge([tmp_path], tmp_path / "all.json")
 
 
-# A memory-bound addition concurrent with a product, on all cores and on few.
+# A memory-bound addition beside a product, on all cores and on few.
 LIMITED = """
 import torch, torch_npu
 x = torch.ones(1 << 27, dtype=torch.float16, device="npu")
@@ -296,5 +296,5 @@ def test_the_time_of_an_operator_depends_on_its_number_of_cores() -> None:
     assert addition[0] == addition[2] < 4 * 2**29 / 0.96e9 * 1.02
     assert addition[1] == pytest.approx(4 * 2**29 / 0.5e9, rel=0.01)
     assert product[0] == product[2]
-    # 1024 tiles are 43 waves of 24 cores, and 171 of 6.
+    # 1024 tiles take 43 waves on 24 cores, and 171 on 6.
     assert (product[1] - 4 * 0.005) / (product[0] - 4 * 0.005) == pytest.approx(171 / 43, rel=0.03)

@@ -1,4 +1,4 @@
-"""The model's resource sharing, compared with an independent solution in exact fractions."""
+"""The model's resource sharing equals an independent solution in exact fractions."""
 
 import math
 import random
@@ -12,11 +12,11 @@ from vllm_davinci.vnpu import _C
 
 RESOURCES = ["cube", "vector", "hbm", "ai_cpu", "copy_in", "copy_out", "links_0", "links_1"]
 TURNS = (1, 2)
-CHANGE = 700_000  # picoseconds to switch a hardware queue to another stream
+CHANGE = 700_000  # picoseconds to move a hardware queue to another stream
 
 
 class Phase(NamedTuple):
-    """`fixed` picoseconds, then work that takes `busy[resource]` of each resource."""
+    """Takes `fixed` picoseconds, then uses each resource for `busy[resource]` picoseconds."""
 
     fixed: int
     busy: dict[str, int]
@@ -24,8 +24,8 @@ class Phase(NamedTuple):
 
 class Task(NamedTuple):
     """A task of a plan. `after`: positions of earlier tasks that must have ended. Tasks with the
-    same nonzero `turn` run in order and wait for all ranks: the last rank is `lateness` late one
-    task after they met.
+    same nonzero `turn` run in order and wait for all ranks: one task after a meeting, the last rank
+    is `lateness` late.
     """
 
     stream: int
@@ -37,12 +37,12 @@ class Task(NamedTuple):
 
 
 def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
-    """Max-min fair speeds of tasks that claim these shares of each resource at speed 1."""
+    """Computes max-min fair speeds; at speed 1, a task uses these shares of each resource."""
     speeds = [Fraction(0)] * len(claims)
     frozen: set[int] = set()
     while len(frozen) < len(claims):
         rising = [i for i in range(len(claims)) if i not in frozen]
-        # The level at which each resource is exhausted if all rising shares rise together.
+        # The speed at which each resource is exhausted if all rising tasks speed up together.
         levels = {}
         for resource in {r for i in rising for r, share in claims[i].items() if share}:
             taken = sum(speeds[i] * claims[i].get(resource, 0) for i in frozen)
@@ -59,8 +59,8 @@ def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
 
 
 class Way(NamedTuple):
-    """State after a chain of tasks: the end of the newest, and by turn the number since its ranks
-    met.
+    """State after a chain of tasks: when the newest ended, and by turn the number of tasks since
+    its ranks met.
     """
 
     ready: Fraction = Fraction(0)
@@ -104,13 +104,13 @@ class Ways:
 
 
 class Queues:
-    """The hardware queues. A stream without a queue takes a free one; if none is free, it takes, at
-    a cost, that of the stream whose newest task ended first.
+    """Hardware queues. A stream without a queue takes a free one; if none is free, it takes, at a
+    cost, the queue of the stream whose newest task ended first.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.ended: dict[int, Fraction] = {}  # newest task of each stream with a queue
+        self.ended: dict[int, Fraction] = {}  # end of the newest task, by stream with a queue
         self.at_work: set[int] = set()
 
     def price(self, stream: int) -> Fraction | None:
@@ -133,7 +133,7 @@ class Queues:
 
 
 class Solution:
-    """Begin and end of each task, in exact picoseconds; None: not yet known."""
+    """Begin and end of each task in exact picoseconds; None while unknown."""
 
     def __init__(self, tasks: Sequence[Task], num_queues: int) -> None:
         self.tasks = tasks
@@ -141,7 +141,7 @@ class Solution:
         self.end: list[Fraction | None] = [None] * len(tasks)
         self.phase = [0] * len(tasks)
         self.fixed = [Fraction(0)] * len(tasks)
-        self.work = [Fraction(0)] * len(tasks)  # of the phase, as a share of the whole
+        self.work = [Fraction(0)] * len(tasks)  # remaining share of the phase's work
         self.now = Fraction(0)
         self.ways, self.queues = Ways(tasks), Queues(num_queues)
         self.in_order_of_streams = sorted(range(len(tasks)), key=lambda i: tasks[i].stream)
@@ -224,14 +224,14 @@ class Solution:
 
 
 def solve(tasks: Sequence[Task], num_queues: int = 0) -> list[tuple[Fraction, Fraction]]:
-    """Begin and end of each task, in exact picoseconds."""
+    """Returns begin and end of each task in exact picoseconds."""
     solution = Solution(tasks, num_queues)
     spans = zip(solution.begin, solution.end, strict=True)
     return [(b, e) for b, e in spans if b is not None and e is not None]
 
 
 def random_plan(rng: random.Random) -> list[Task]:
-    """Up to 12 tasks on 4 streams, which wait for each other and take turns."""
+    """Makes up to 12 tasks on 4 streams, which wait for each other and take turns."""
     tasks: list[Task] = []
     launched = 0
     for i in range(rng.randint(1, 12)):
@@ -286,7 +286,7 @@ def test_streams_by_turns_cost_where_they_are_more_than_the_queues() -> None:
         return max(end for _, end in _C.simulate(tasks, 32, 5 * 10**6))
 
     assert duration(1) == duration(32) == 100 * 10**6
-    # The first 32 streams get unused queues; all others switch one.
+    # The first 32 streams get unused queues; all others take over a queue.
     assert duration(62) == 100 * 10**6 + 68 * 5 * 10**6
 
 

@@ -10,7 +10,8 @@ from vllm_davinci.vnpu.timing import load_machine, variants_of
 from vllm_davinci.vnpu.timing.variants import MECHANISMS, without_mechanisms
 from vllm_davinci_testing.processes.forked import run_to_exit
 
-# Fills on two side streams and on 61, more than torch's pool has; each waits for the one before.
+# Fills on two side streams and on 61, more than torch's pool has; each fill waits for the one
+# before.
 PROGRAM = """
 import ctypes, json, torch, torch_npu
 from ctypes import byref, c_size_t
@@ -52,7 +53,9 @@ CHIP = "ascend910b2"
 
 @pytest.fixture(scope="module")
 def times() -> list[dict[str, int]]:
-    """Device times with 2 side streams, with 61, and with 61 again; by variant, "" for none."""
+    """Returns device times with 2 side streams, with 61, and with 61 again; by variant, "" for
+    none.
+    """
     done = run_to_exit(PROGRAM, VirtualDeviceConfig(chip=CHIP, variants=True))
     assert done.status == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
@@ -62,7 +65,7 @@ def times() -> list[dict[str, int]]:
 def test_more_streams_than_hardware_queues_cost_their_changes(times: list[dict[str, int]]) -> None:
     two, first, again = times
     figures = load_machine(CHIP, "node-of-8").figures
-    # The main stream and two or 30 others got unused queues; later turns switch queues.
+    # The main stream and two or 30 others got unused queues; later fills take over queues.
     change = figures["queue_change"]
     assert again[""] - two[""] == pytest.approx(244 * change, rel=0.02)
     assert first[""] < again[""]

@@ -9,7 +9,7 @@ import pytest
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.programs import run_program
 
-# Three products, two of them in a graph that is replayed twice, on its own stream.
+# Three products; two are in a graph that is replayed twice on its own stream.
 PROGRAM = """
 import sys, torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -71,7 +71,7 @@ def test_a_row_is_linked_to_the_operator_that_launched_it(events: list[dict[str,
     assert exp["ts"] in {event["ts"] for event in ends}
 
 
-# A client that requests a kind without records on a virtual NPU, and a missing object.
+# A client requests a kind that the virtual NPU does not record, and passes a missing object.
 CLIENT = """
 import ctypes
 lib = ctypes.CDLL("libmspti.so")

@@ -1,4 +1,4 @@
-"""torch_npu.profiler: the device's rows in its files, which come from `msprof`."""
+"""The device's rows in torch_npu.profiler's files, written by `msprof`."""
 
 import csv
 import json
@@ -11,8 +11,8 @@ import pytest
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes.programs import run_program
 
-# Two steps: a product on the default stream, exp on another stream that waits for it, a graph of
-# two products, a copy to the host.
+# Each of two steps: a product on the default stream, exp on another stream that waits for it, a
+# graph of two products, a copy to the host.
 PROGRAM = """
 import ctypes, torch, torch_npu
 from torch_npu.profiler import ProfilerActivity, ProfilerLevel, profile, tensorboard_trace_handler
@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with the program's profiles, and its output."""
+    """Returns the directory with the program's profiles, and its output."""
     place = tmp_path_factory.mktemp("profiles")
     program = PROGRAM.replace("DIRECTORY", repr(str(place / "first")))
     done = run_program(
@@ -104,7 +104,7 @@ def test_each_task_has_a_row_on_its_stream(results: Path) -> None:
     rows = hardware(results)
     operators = [row for row in rows if row["name"].startswith("aclnn")]
     assert Counter(row["name"] for row in operators) == {"aclnnMatmul": 6, "aclnnExp": 2}
-    # Under the policy that runs tasks at once, a wait for a completed event is not recorded.
+    # The policy that runs tasks at once does not record waits for completed events.
     assert Counter(row["name"] for row in rows if row not in operators) >= Counter(
         EVENT_RECORD=2, MODEL_EXECUTE=2, MEMCPY_ASYNC=2
     )

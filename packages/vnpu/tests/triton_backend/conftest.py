@@ -12,7 +12,7 @@ from vllm_davinci.vnpu.triton_backend.driver import VirtualDriver
 @pytest.fixture(scope="session", autouse=True)
 def kernels_run_on_virtual_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with knobs.cache.scope():
-        knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))  # each run lowers anew
+        knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))  # compile anew in each run
         driver.set_active(VirtualDriver())
         yield
         driver._active = None

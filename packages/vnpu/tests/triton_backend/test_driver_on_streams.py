@@ -1,4 +1,4 @@
-"""Kernels are tasks of their streams: under each schedule, and for the race detector."""
+"""Kernels are tasks of their streams, in each schedule and for the race detector."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Triton kernels on virtual NPUs, compared with torch or with a definition."""
+"""Triton kernels on virtual NPUs equal torch or a definition."""
 
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_floats():
     floats_kernel[(1,)](x.npu(), out, BLOCK=512)
     exp, log, root, inverse, whole, sigmoid, bf16, f16, integer, others = out.cpu()
     for ours, theirs in (
-        (root, x.abs().double().sqrt().float()),  # of float32 torch has 1 ulp more
+        (root, x.abs().double().sqrt().float()),  # torch's float32 result has 1 ulp more
         (inverse, 1 / x),
         (whole, x.floor() + x.ceil()),
         (bf16, x.bfloat16().float()),
@@ -138,7 +138,7 @@ def float8_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 def test_float8_has_torchs_bits():
     x = torch.cat([torch.randn(500) * scale for scale in (100.0, 1.0, 1e-3)] + [torch.zeros(548)])
-    x = x.clamp(-448, 448)  # beyond, we saturate and torch gives NaN
+    x = x.clamp(-448, 448)  # beyond this, we saturate and torch gives NaN
     out = torch.zeros(2, 2048).npu()
     float8_kernel[(1,)](x.npu(), out, BLOCK=2048)
     assert torch.equal(out[0].cpu(), x.to(torch.float8_e4m3fn).float())
@@ -169,7 +169,7 @@ def rows_kernel(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def test_reductions_scans_and_shapes():
     rows, columns = 8, 64
     x = torch.randn(rows, columns)
-    x[3, 5] = x[3, 50] = 9.0  # the first of equals is the greatest
+    x[3, 5] = x[3, 50] = 9.0  # of equal values, the first is the greatest
     out = torch.zeros(4 * rows + 4 * rows * columns).npu()
     rows_kernel[(1,)](x.npu(), out, ROWS=rows, COLUMNS=columns)
     of_rows, of_elements = out.cpu()[: 4 * rows].view(4, rows), out.cpu()[4 * rows :].view(4, -1)
@@ -388,7 +388,7 @@ def test_slices_of_tensors_equal_those_of_torch():
     x, y = torch.randn(2, 8, 16)
     x[3, 5] = float("inf")
     expected = y.clone()
-    expected[2::2, 3:7] = x[3:7, 2:14:3][:3]  # the fourth row is beyond the end
+    expected[2::2, 3:7] = x[3:7, 2:14:3][:3]  # the fourth row is out of bounds
     given = on_npu(x, y)
     out, picked = torch.zeros_like(given[1]), torch.zeros(2).npu()
     slices_kernel[(1,)](*given, out, picked, 3)

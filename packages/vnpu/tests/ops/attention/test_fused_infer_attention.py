@@ -12,11 +12,11 @@ from vllm_davinci.operators.attention import visible_keys
 from vllm_davinci_testing.operators.attention_definition import CAUSAL_MASK, attention, close
 from vllm_davinci_testing.operators.strategies import FLOATS, shuffled, values
 
-HEADS = [(4, 2, 64), (8, 1, 80), (3, 3, 40), (16, 2, 128)]  # query heads, key heads, size
+HEADS = [(4, 2, 64), (8, 1, 80), (3, 3, 40), (16, 2, 128)]  # query heads, key heads, head size
 
 
 class Paged:
-    """Sequences of keys and values in a cache whose blocks lie in random order."""
+    """Sequences of keys and values in a cache with blocks in random order."""
 
     def __init__(
         self, lengths: Sequence[int], heads: int, size: int, block: int, dtype: torch.dtype
@@ -28,13 +28,13 @@ class Paged:
         self.cache = [values((count, block, heads, size), dtype, seed) for seed in (5, 6)]
 
     def sequence(self, which: int, request: int) -> torch.Tensor:
-        """Returns keys (0) or values (1) of a request: [heads, tokens, size]."""
+        """Returns a request's keys (0) or values (1): [heads, tokens, size]."""
         blocks = self.cache[which][self.table[request].long()]
         rows = blocks.reshape(-1, self.heads, self.size)[: self.lengths[request]]
         return rows.transpose(0, 1)
 
     def on_device(self, which: int, form: str) -> torch.Tensor:
-        """The cache in one of the three layouts that the device supports."""
+        """Returns the cache in one of the three layouts that the device supports."""
         cache = self.cache[which]
         blocks, block, heads, size = cache.shape
         if form == "tokens first":
@@ -87,7 +87,7 @@ def test_packed_queries_over_a_paged_cache(form, dtype, heads, block, lengths, s
     )
     start = 0
     for r, (q, k) in enumerate(zip(queries, keys, strict=True)):
-        # Without a mask, mode 0 shows everything, whatever the window.
+        # Without a mask, mode 0 ignores the window.
         visible = visible_keys(q, k, sparse_mode, window, 0) if sparse_mode else None
         expected, expected_lse = attention(
             query[start : start + q].transpose(0, 1),
@@ -141,7 +141,7 @@ def test_dense_layouts(layout, dtype, sparse_mode, sizes, partly):
     elif layout == "BSH":
         out = out.view(batch, queries, 4, 32).transpose(1, 2)
     for b in range(batch):
-        # The device does not apply the patterns of modes 0 to 3 to single queries.
+        # With single queries, the device ignores the patterns of modes 0 to 3.
         bounded = sparse_mode == 4 or (queries > 1 and sparse_mode)
         visible = visible_keys(queries, lengths[b], sparse_mode, 20, 3) if bounded else None
         expected, _ = attention(

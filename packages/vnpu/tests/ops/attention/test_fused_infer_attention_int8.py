@@ -1,4 +1,4 @@
-"""Integers in fused attention: scaled keys and values, and scaled results."""
+"""int8 in fused attention: scaled keys and values, and scaled results."""
 
 import pytest
 import torch

@@ -28,7 +28,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def rows_of(cache: torch.Tensor, mode: str) -> torch.Tensor:
-    """[slots, size] of a cache on the device, in any order of blocks."""
+    """Returns a cache on the device as [slots, size], with blocks in any order."""
     host = cache.cpu()
     if mode.endswith("NZ"):
         blocks, block, _, size = host.shape

@@ -1,4 +1,4 @@
-"""Sparse attention: the selected tokens, and attention over them only."""
+"""Sparse attention: token selection, and attention to the selected tokens."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ NUM_BLOCKS = 40
 
 
 def paged(lengths: list[int], generator: torch.Generator) -> torch.Tensor:
-    """Returns a block table with distinct blocks in random order."""
+    """Makes a block table with distinct blocks in random order."""
     widest = max(-(-length // BLOCK) for length in lengths)
     numbers = torch.randperm(NUM_BLOCKS, generator=generator)[: len(lengths) * widest]
     return numbers.view(len(lengths), widest).int()

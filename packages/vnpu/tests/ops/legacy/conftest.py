@@ -1,4 +1,4 @@
-"""Tests of private layouts."""
+"""Fixtures for private layouts."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""torch's functions of FRACTAL_NZ tensors, for which torch_npu uses the older interface."""
+"""torch's functions on FRACTAL_NZ tensors, for which torch_npu uses the older interface."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def tiled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def matrix(seed: int, *sizes: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """Makes a matrix whose last tiles are partial in both dimensions."""
+    """Makes a matrix with partial last tiles in both dimensions."""
     return values(sizes or (35, 50), dtype, seed, low=0.25)
 
 
@@ -82,7 +82,7 @@ BINARY = ("add", "sub", "mul", "div", "eq", "ne", "gt", "ge", "lt", "le", "logic
 
 @pytest.mark.parametrize("name", BINARY)
 def test_a_function_of_two_matrices(name: str) -> None:
-    """Both operands tiled, or one tiled and one not."""
+    """Either both operands are tiled, or only one."""
     f = getattr(torch, name)
     x, y = matrix(0), matrix(1)
     same(f, x, y, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Weights kept in a library's order are dropped when their memory changes."""
+"""Blocked copies of weights are dropped when the weights' memory changes."""
 
 from collections.abc import Callable, Iterator
 
@@ -22,7 +22,7 @@ TOLERANCE = {
     torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
 }
 
-Weight = torch.Tensor  # [COLUMNS, DEPTH]; what is multiplied is its transpose
+Weight = torch.Tensor  # [COLUMNS, DEPTH]; products use its transpose
 
 
 def index_write(weight: Weight) -> None:
@@ -70,8 +70,8 @@ WRITES: dict[str, Callable[[Weight], object]] = {
 def own_memory() -> Iterator[None]:
     """Gives each case memory that no earlier case has shared with another process.
 
-    Weights in shared memory are never kept, because the other process may write them, and the
-    allocator would reuse such memory.
+    The library keeps no copy of weights in shared memory, because the other process may write them;
+    the allocator would reuse this memory.
     """
     pool = torch.npu.MemPool()
     with torch.npu.use_mem_pool(pool):
@@ -159,7 +159,7 @@ def test_memory_that_is_used_again_holds_another_weight() -> None:
 def test_freed_memory_is_not_watched() -> None:
     x = values((ROWS, DEPTH), torch.bfloat16, 1, low=-1, high=1)
     torch.npu.empty_cache()
-    # A separate block, so that all of it is returned.
+    # A large tensor has a segment of its own, so that all of it is returned.
     weight = torch.zeros(COLUMNS, 1 << 18, dtype=torch.bfloat16, device="npu")[:, :DEPTH]
     use_twice(x, weight)
     address = weight.data_ptr()
@@ -189,7 +189,7 @@ def test_a_replayed_graph_writes_the_weight_each_time() -> None:
 
 @in_own_memory
 def test_a_write_that_fails_counts_as_one() -> None:
-    """The output of an operator that stops may contain anything."""
+    """The output of an operator that was stopped may contain anything."""
     weight = values((COLUMNS, DEPTH), torch.float32, 2, low=-1, high=1).npu()
     use_twice(values((ROWS, DEPTH), torch.float32, 1, low=-1, high=1), weight)
     with pytest.raises(RuntimeError):
@@ -202,7 +202,7 @@ def test_a_write_that_fails_counts_as_one() -> None:
 @pytest.mark.parametrize(
     ("run", "variables"),
     [
-        # torch_npu reads it when it is imported.
+        # torch_npu reads this variable when it is imported.
         pytest.param(
             output_of, {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, id="segments"
         ),
@@ -282,7 +282,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 
 
 def test_a_row_does_not_depend_on_how_many_there_are_or_on_the_threads() -> None:
-    """Steps split between requests and merged again give the same sums, bit for bit."""
+    """Splitting steps between requests, and merging them again, gives the same sums bit for bit."""
     one = forked.output_of(SPLIT_AND_WHOLE)
     three = output_of(
         "import torch\ntorch.set_num_threads(3)\n" + SPLIT_AND_WHOLE, TASK_QUEUE_ENABLE="0"

@@ -1,4 +1,4 @@
-"""FRACTAL_NZ through the C interface: torch_npu uses it only with a newer CANN."""
+"""FRACTAL_NZ through the C interface, because torch_npu uses it only with a newer CANN."""
 
 import ctypes
 import math
@@ -17,7 +17,7 @@ KEEP_DTYPE = ctypes.c_int8(0)
 
 
 def library() -> ctypes.CDLL:
-    """The operators' library, which torch_npu has also loaded."""
+    """Returns the operators' library that torch_npu has loaded."""
     torch.npu.set_device(0)
     opapi = ctypes.CDLL(str(library_directory() / "libopapi.so"))
     opapi.aclCreateTensor.restype = ctypes.c_void_p
@@ -37,7 +37,7 @@ def handle(
     offset: int = 0,
     layout: int = FRACTAL_NZ,
 ) -> ctypes.c_void_p:
-    """Makes an aclTensor of a matrix whose tiles `memory` holds."""
+    """Makes an aclTensor of a matrix whose tiles are in `memory`."""
     if strides is None:
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     return ctypes.c_void_p(
@@ -56,8 +56,8 @@ def handle(
 
 
 def sizes_in(layout: int, matrix: torch.Tensor) -> tuple[int, ...] | None:
-    """Returns the sizes of tiles that the library computes for a device matrix; None if it refuses
-    the layout.
+    """Returns the tile sizes that the library computes for a device matrix; None if it refuses the
+    layout.
     """
     sizes, dims, actual = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_uint64(), ctypes.c_int()
     status = library().aclnnNpuFormatCastCalculateSizeAndFormat(
@@ -75,7 +75,7 @@ def sizes_in(layout: int, matrix: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def tiles_of(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns a device matrix's tiles, allocated here and filled by the library."""
+    """Returns a device matrix's tiles; the test allocates them and the library fills them."""
     sizes = sizes_in(FRACTAL_NZ, matrix)
     assert sizes is not None
     tiles = torch.full(sizes, 7, dtype=matrix.dtype).npu()

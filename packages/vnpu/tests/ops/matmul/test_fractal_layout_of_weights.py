@@ -1,7 +1,7 @@
 """Products with weights in FRACTAL_NZ equal those with dense weights.
 
-torch_npu converts weights through aclnn only for chips without another method, so these tests run
-in a process with such a chip.
+torch_npu converts weights through aclnn only for some chips, so these tests run in a process with
+one of them.
 """
 
 from vllm_davinci.vnpu import VirtualDeviceConfig

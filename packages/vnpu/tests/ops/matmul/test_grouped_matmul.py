@@ -1,4 +1,4 @@
-"""A grouped product equals the products of its groups."""
+"""A grouped product equals the separate products of its groups."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from vllm_davinci.operators.quantization import pack_int4
 from vllm_davinci_testing.operators.comparison import compare, near
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
-COUNTS = [3, 0, 4]  # rows of each group; one more row belongs to no group
+COUNTS = [3, 0, 4]  # rows per group; one more row belongs to no group
 ROWS, DEPTH, COLUMNS = 8, 32, 64
 
 
@@ -62,7 +62,7 @@ def test_groups_of_rows(form, dtype, activation, bias, transposed, listed):
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("counts", [[3, 0, 70, 1], [64, 65, 0, 0], [0, 0, 0, 0]])
 def test_groups_of_few_and_of_many_rows_of_bfloat16(counts: list[int], transposed: bool) -> None:
-    rows = sum(counts) + 5  # more rows than the groups have, which become zero
+    rows = sum(counts) + 5  # extra rows without a group become zero
     x = values((rows, 131), torch.bfloat16, 1, low=-1, high=1)
     weight = values((4, 131, 200), torch.bfloat16, 2, low=-1, high=1)
     on_device = (
@@ -113,14 +113,14 @@ def test_int8_rows_and_weights(out: torch.dtype, per_token: bool) -> None:
 
 
 def halves_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Splits 8-bit integers into 4-bit a and b, so that each is 16 a + b + 8."""
+    """Splits 8-bit integers into 4-bit a and b, with 16 a + b + 8 equal to each integer."""
     high = torch.div(rows.int(), 16, rounding_mode="floor")
     return high, rows.int() - 16 * high - 8
 
 
 @given(
     out=st.sampled_from([torch.bfloat16, torch.float16]),
-    blocks=st.sampled_from([1, 2]),  # of the depth, each with its own scales
+    blocks=st.sampled_from([1, 2]),  # groups along the depth, each with its own scales
     column=st.booleans(),
 )
 def test_int8_rows_and_int4_weights(out: torch.dtype, blocks: int, column: bool) -> None:

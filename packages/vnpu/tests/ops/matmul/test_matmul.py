@@ -1,4 +1,4 @@
-"""Matrix products equal torch's on the CPU: any strides, empty sizes, 16-bit floats."""
+"""Matrix products equal torch's on the CPU, for any strides, empty sizes and 16-bit floats."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_product_of_integers_is_refused_with_the_dtype() -> None:
         torch.npu.synchronize()
 
 
-# Memory layout of a weight [depth, columns]: columns dense, as in linear layers, or rows.
+# Memory layout of a weight [depth, columns]: columns contiguous, as in linear layers, or rows.
 LAYOUTS = {"columns": lambda weight: weight.t().contiguous().t(), "rows": lambda weight: weight}
 
 
@@ -82,7 +82,7 @@ def test_a_row_of_a_decode_step_does_not_depend_on_other_rows(layout: str) -> No
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [1, 7, 64, 65])
 def test_few_rows_per_head_equal_the_products_in_float64(rows: int, layout: str) -> None:
-    """Operands and results in MLA's layout: a row holds all heads."""
+    """Operands and results have MLA's layout: a row contains all heads."""
     heads, depth, columns = 3, 40, 70
     joint = values((rows, heads, depth + 8), torch.bfloat16, 1, low=-1, high=1)
     weight = values((heads, depth, columns), torch.bfloat16, 2, low=-1, high=1)

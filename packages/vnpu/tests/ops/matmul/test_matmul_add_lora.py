@@ -1,4 +1,4 @@
-"""aclnnAddLora: each row times its slot's matrices, compared with plain torch."""
+"""aclnnAddLora multiplies each row by its slot's matrices, as plain torch does."""
 
 import pytest
 import torch
@@ -40,7 +40,8 @@ def test_rows_get_the_products_of_their_slots(rows: int, offset: int, with_a: bo
         wanted = expected(y, x, weight_b, indices, weight_a, 1, 0.5, offset)
         found = call(*on_npu, **options).cpu()
         torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
-        assert torch.equal(on_npu[0].cpu(), found)  # both calls accumulate in their first argument
+        # Both calls accumulate into their first argument.
+        assert torch.equal(on_npu[0].cpu(), found)
         without = indices == -1
         assert torch.equal(found[without], y[without])
         y = found

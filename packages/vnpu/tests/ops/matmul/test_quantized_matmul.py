@@ -1,4 +1,4 @@
-"""Integer products with scales along the depth, or with 4 bits, equal their definitions."""
+"""Integer products with 4-bit weights, or with scales along the depth, equal their definitions."""
 
 import ctypes
 
@@ -18,7 +18,7 @@ def integers(shape: tuple[int, ...], bits: int, seed: int) -> torch.Tensor:
 
 
 def packed_scales(scales: torch.Tensor) -> torch.Tensor:
-    """A float's bits in the low half of each 64-bit integer, in TransQuantParamV2's format."""
+    """Puts a float's bits into the low half of each 64-bit integer, as in TransQuantParamV2."""
     return scales.view(torch.int32).long() & 0xFFFFFFFF
 
 
@@ -38,7 +38,8 @@ def test_4_bit_integers_are_multiplied_however_they_are_described(transposed, ro
 
 
 def test_a_view_of_4_bit_integers_in_tiles_is_multiplied() -> None:
-    x, weight = integers((5, 128), 4, 1), integers((32, 128), 4, 2)  # rows of `weight`: columns
+    # Rows of `weight` are columns of the product.
+    x, weight = integers((5, 128), 4, 1), integers((32, 128), 4, 2)
     rows, scale = values((5,), torch.float32, 3, low=0.5, high=2), values((32,), torch.float32, 4)
     tiles = weight.unflatten(0, (2, 16)).unflatten(-1, (2, 64)).permute(2, 0, 1, 3).contiguous()
     x2 = FourBit(pack_int4(tiles).npu().view(32, 16), tuple(tiles.shape))
@@ -73,7 +74,7 @@ def test_4_bit_integers_that_do_not_fill_int32_are_refused() -> None:
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_8_bit_rows_go_through_4_bit_weights_in_halves(out_dtype: torch.dtype, groups: int) -> None:
-    """As in the kernel: `y_offset` has eight times the weight, omitted from the row."""
+    """Like the kernel: `y_offset` has eight times the weight, which a row omits."""
     depth = 256 * groups
     x, weight = integers((3, depth), 8, 1), integers((depth, 32), 4, 2)
     scale = values((groups, 32), torch.float32, 3, low=2**-10, high=2**-8)
@@ -86,7 +87,7 @@ def test_8_bit_rows_go_through_4_bit_weights_in_halves(out_dtype: torch.dtype, g
         None, None, None, y_offset.float().npu(), None, False, False, 256, out,
     )  # fmt: skip
     expected = (x.double() @ dense) * rows.double()
-    # Sums of groups are stored in float16; those of the high halves count 16 times.
+    # Group sums are stored in float16; sums of high halves count 16 times.
     largest = (x.double().abs() @ dense.abs()).max() * 2
     torch.testing.assert_close(
         out.cpu().double(), expected, rtol=2**-7, atol=float(largest) * 2**-10

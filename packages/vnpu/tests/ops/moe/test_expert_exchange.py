@@ -1,4 +1,4 @@
-"""Fused dispatch and combine between processes, against the same arithmetic in plain torch."""
+"""Fused dispatch and combine between processes equal the same arithmetic in plain torch."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Experts that tokens are assigned to."""
+"""Experts are chosen for tokens."""
 
 import pytest
 import torch

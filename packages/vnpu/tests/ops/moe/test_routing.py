@@ -16,7 +16,7 @@ def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assignments(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the experts of all assignments, sorted, and the assignment at each position."""
+    """Returns the experts of all assignments, sorted, and each one's original position."""
     return experts.flatten().sort(stable=True)
 
 
@@ -51,7 +51,7 @@ def test_tokens_are_expanded_in_the_order_of_their_experts(
         assert (steps.abs() <= largest / 127 * 0.501).all()
     else:
         compare(out[:n], picked)
-    if by_position:  # rows of later experts follow, then those of earlier ones
+    if by_position:  # rows of later experts follow, then rows of earlier ones
         flat = experts.flatten()
         index = assignments(flat.masked_fill(flat < first, 8))[1].int()
         assert index[:n].tolist() == which.tolist()
@@ -99,7 +99,7 @@ def test_results_return_to_their_tokens(mode, dtype, weighted, biased, skips):
     flat = rows.view(-1, size)
     index = shuffled(flat.shape[0])[: tokens * k].int()
     if mode % 2:
-        index[2] = -1  # dropped
+        index[2] = -1  # dropped rows
     skip, bias = values((tokens, size), dtype, 2), values((8, size), dtype, 3)
     scales, experts = (
         values((tokens, k), dtype, 4),

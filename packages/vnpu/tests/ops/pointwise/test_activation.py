@@ -1,4 +1,4 @@
-"""Gated activations equal their definition in torch on the CPU, in float32 inside."""
+"""Gated activations equal their definition in torch on the CPU, computed in float32."""
 
 import ctypes
 
@@ -88,7 +88,7 @@ def test_swiglu_quant_scales_each_group(cumulative, dynamic, dtype):
     out = silu(gate) * value * smooth[groups]
     if dynamic:
         expected_y, expected_scale = dynamic_quant_in_launch(out)
-        compare(scale, 1 / expected_scale, rtol=1e-5)  # what the values were multiplied with
+        compare(scale, 1 / expected_scale, rtol=1e-5)  # the factors of the values
     else:
         expected_y = to_int8(out + offsets[groups])
     compare(y, expected_y, atol=1)

@@ -68,7 +68,7 @@ def test_remainders_of_integers_divided_by_zero_are_zero(f: Binary) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
 def test_integers_divided_in_place_stay_integers(dtype: torch.dtype) -> None:
-    """A mean over ranks divides integers this way."""
+    """A mean over ranks divides integers in place."""
     compare(
         torch.tensor([8, 7, 0], dtype=dtype).npu().div_(2), torch.tensor([4, 3, 0], dtype=dtype)
     )

@@ -10,7 +10,7 @@ from vllm_davinci_testing.operators.aclnn import call
 from vllm_davinci_testing.operators.comparison import compare
 from vllm_davinci_testing.operators.strategies import FLOATS, Pair, tensors
 
-# Vectorised and scalar paths of one kernel differ in the last bit.
+# A kernel's vectorized and scalar paths differ in the last bit.
 LAST_BIT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 

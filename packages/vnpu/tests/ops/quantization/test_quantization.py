@@ -18,7 +18,7 @@ from vllm_davinci_testing.operators.strategies import FLOATS, values
 )
 def test_rows_get_their_own_scale(dtype: torch.dtype, shape: tuple[int, ...], smooth: bool) -> None:
     x, factors = values(shape, dtype, 1), values(shape[-1:], dtype, 2, low=0.5, high=2)
-    x.view(-1, shape[-1])[0] = 0  # all zeros, without a range
+    x.view(-1, shape[-1])[0] = 0  # all zeros, so no range
     y, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=factors.npu() if smooth else None)
     wide = x.float() * (factors.float() if smooth else 1)
     _, step = dynamic_quant(wide)
@@ -117,7 +117,7 @@ def test_int8_products_are_exact(weight_format, depth, out, per_token, bias):
     shift = values((32,), torch.int32, 5, low=-5000, high=5000)
     per_token = per_token and out in (torch.float16, torch.bfloat16)
     on_device = weight.t().contiguous().npu().t() if weight_format == "transposed" else weight.npu()
-    # float16 and int8 take scales in the packed form unless rows are scaled too.
+    # Scales of float16 and int8 results are packed, unless rows are scaled, too.
     packed = out in (torch.float16, torch.int8) and not per_token
     device_scale = torch_npu.npu_trans_quant_param(scale.npu()) if packed else scale.npu()
     y = torch_npu.npu_quant_matmul(

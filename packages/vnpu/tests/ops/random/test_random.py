@@ -1,4 +1,4 @@
-"""Random numbers: reproducible from the seed, with the right distribution."""
+"""Random numbers are reproducible from the seed and have the right distribution."""
 
 import math
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from vllm_davinci_testing.operators.strategies import FLOATS, SHAPES
 
 COUNT = 20_000  # draws per test of a distribution
-# Five standard errors: a correct generator fails once in two million seeds, and seeds are fixed.
+# In standard errors: a correct generator fails once in two million seeds, and seeds are fixed.
 ERRORS = 5.0
 
-# Every method of drawing, as a function of the generator's state only.
+# All ways to draw numbers, each depending only on the generator's state.
 DRAWS: dict[str, Callable[[], torch.Tensor]] = {
     "rand": lambda: torch.rand(999, device="npu"),
     "rand_half": lambda: torch.rand(999, dtype=torch.float16, device="npu"),
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
 
 
 def _philox_floats(seed: int, offset: int, count: int) -> np.ndarray:
-    """Uniform fp32 numbers as csrc/ops/random/philox.h defines them."""
+    """Computes uniform fp32 numbers as defined in csrc/ops/random/philox.h."""
     rows = -(-count // 16)
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
@@ -110,7 +110,7 @@ def test_normal_numbers_have_the_moments_asked_for(dtype: torch.dtype) -> None:
     assert_moments(x, 0, 1)
     assert abs((x.cpu().double() ** 3).mean()) < ERRORS * math.sqrt(15 / COUNT)
     assert abs((x.cpu().double() ** 4).mean() - 3) < ERRORS * math.sqrt(96 / COUNT)
-    # The two halves come from the same pairs and must not be correlated.
+    # Both halves use the same pairs, and must not be correlated.
     first, second = x.cpu().double().chunk(2)
     assert abs((first * second).mean()) < ERRORS / math.sqrt(COUNT / 2)
     assert_moments(torch.empty(COUNT, dtype=dtype, device="npu").normal_(3, 0.5), 3, 0.25)
@@ -136,7 +136,7 @@ def test_random_fills_the_dtype() -> None:
     assert x.min() >= 0
     assert x.max() > 0.99 * 2**31
     bytes_ = torch.empty(COUNT, dtype=torch.uint8, device="npu").random_()
-    # torch_npu requests numbers below the dtype's largest.
+    # torch_npu requests numbers below the dtype's largest number.
     assert torch.equal(bytes_.cpu().unique(), torch.arange(255, dtype=torch.uint8))
 
 
@@ -179,7 +179,7 @@ def test_multinomial_follows_the_weights(replacement: bool) -> None:
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [1.0, math.nan], [math.inf, 1.0]])
 def test_multinomial_refuses_weights_that_are_no_distribution(weights: list[float]) -> None:
     on_device = torch.tensor(weights).npu()
-    with pytest.raises(RuntimeError, match="weights"):  # late under some schedules
+    with pytest.raises(RuntimeError, match="weights"):  # runs late in some schedules
         torch.multinomial(on_device, 1)
         torch.npu.synchronize()
 
@@ -190,7 +190,7 @@ def test_exponential_has_the_rate_asked_for(dtype: torch.dtype, rate: float) -> 
     x = torch.empty(COUNT, dtype=dtype, device="npu").exponential_(rate)
     assert x.isfinite().all()
     assert x.min() >= 0
-    # With 8 random bits the smallest step and the longest tail are coarse.
+    # 8 random bits make the smallest step and the tail coarse.
     coarse = 0.02 if dtype == torch.bfloat16 else 0.0
     mean = x.cpu().double().mean().item()
     assert abs(mean - 1 / rate) < ERRORS / rate / math.sqrt(COUNT) + coarse

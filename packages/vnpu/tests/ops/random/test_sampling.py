@@ -15,7 +15,7 @@ INFINITY = float("inf")
 def top_k_top_p(
     logits: torch.Tensor, p: torch.Tensor | None, k: torch.Tensor | None
 ) -> torch.Tensor:
-    """The definition on rows in ascending order, as in vLLM's sampler."""
+    """Computes the definition on rows in ascending order, like vLLM's sampler."""
     ranked, order = logits.float().sort(dim=-1, descending=False, stable=True)
     if k is not None:
         threshold = ranked.gather(1, (ranked.shape[1] - k.long())[:, None])
@@ -31,7 +31,7 @@ def top_k_top_p(
 @given(dtype=st.sampled_from(FLOATS), spread=st.sampled_from([0.1, 1.0, 10.0]), data=st.data())
 def test_top_k_top_p_equals_its_definition(vocabulary, dtype, spread, data):
     seed = data.draw(st.integers(0, 99))
-    # Distinct values, because either of two equal tokens may stay.
+    # Values are distinct, because either of two equal tokens may remain.
     ranks = torch.rand(4, vocabulary, generator=torch.Generator().manual_seed(seed)).argsort(-1)
     if dtype != torch.float32:
         ranks = ranks % 200

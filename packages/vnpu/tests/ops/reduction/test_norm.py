@@ -1,4 +1,4 @@
-"""Norms equal their definition in torch on the CPU, in float32 inside."""
+"""Norms equal their definition in torch on the CPU, computed in float32."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ TOLERANCE = {
 def rms_norm(
     x: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition: x / sqrt(mean(x^2) + epsilon) * gamma over gamma's dimensions."""
+    """Computes the definition: x / sqrt(mean(x^2) + epsilon) * gamma over gamma's dimensions."""
     wide = x.float()
     dims = tuple(range(x.dim() - gamma.dim(), x.dim()))
     rstd = torch.rsqrt(wide.square().mean(dims, keepdim=True) + epsilon)

@@ -1,4 +1,4 @@
-"""Tensors made from numbers equal torch's on the CPU."""
+"""Tensors created from numbers equal torch's on the CPU."""
 
 import pathlib
 import re

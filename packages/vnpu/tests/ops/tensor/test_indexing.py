@@ -53,7 +53,7 @@ def test_writes_through_advanced_indices_equal_torch(name: str, x: Pair, seed: i
     at_npu, at_cpu = SELECTIONS[name](npu, npu.device), SELECTIONS[name](cpu, cpu.device)
     new = values(cpu[at_cpu].shape, cpu.dtype, seed)
     if "rows" in name or "pairs" in name:
-        new = torch.zeros_like(new)  # a position that occurs twice takes either value
+        new = torch.zeros_like(new)  # a repeated position gets either value
     npu[at_npu] = new.npu()
     cpu[at_cpu] = new
     compare(npu, cpu)
@@ -77,7 +77,7 @@ def test_embedding_equals_torch(index_dtype, shape, dtype):
     index = values(shape, torch.int64, 2, low=0, high=11).to(index_dtype)
     embedding = torch.nn.functional.embedding
     compare(embedding(index.npu(), weight.npu()), embedding(index, weight))
-    # A table that is a slice of another: rows with a stride.
+    # The table is a slice of another table: its rows have a stride.
     compare(embedding(index.npu(), weight.npu()[:, 2:6]), embedding(index, weight[:, 2:6]))
 
 

@@ -26,7 +26,7 @@ def test_topk_equals_torch(data: st.DataObject, x: Pair, largest: bool) -> None:
     k = data.draw(st.integers(0, size))
     npu, cpu = torch.topk(x.npu, k, largest=largest), torch.topk(x.cpu, k, largest=largest)
     compare(npu.values, cpu.values)
-    # Equal values may come in any order; the values at the indices are determined.
+    # Equal values may come in any order; their indices select equal values.
     if x.cpu.dim():
         compare(x.npu.gather(-1, npu.indices), cpu.values)
 
@@ -39,7 +39,7 @@ def test_unique_equals_torch(x: Pair) -> None:
         torch.unique(rounded_npu, return_inverse=True, return_counts=True),
         torch.unique(rounded_cpu, return_inverse=True, return_counts=True),
     )
-    # torch_npu calls another operator through the older function.
+    # torch_npu calls another operator for the older function.
     compare(
         torch._unique(rounded_npu, sorted=True, return_inverse=True),
         torch._unique(rounded_cpu, sorted=True, return_inverse=True),

@@ -1,5 +1,6 @@
-"""Three kernels: one block is too large for a chip's on-chip memory, one holds several that may be,
-and one has small blocks."""
+"""Three kernels: one block exceeds a chip's on-chip memory, one kernel's blocks may exceed it
+together, one has small blocks.
+"""
 
 import torch
 import triton

@@ -10,7 +10,7 @@ from triton.runtime import driver
 from vllm_davinci.vnpu import _C
 from vllm_davinci.vnpu.triton_backend.driver import VirtualDriver
 
-driver.set_active(VirtualDriver())  # this process was forked from one with another backend
+driver.set_active(VirtualDriver())  # this process was forked from one with another Triton backend
 
 
 @triton.jit
